@@ -1,0 +1,125 @@
+"""Elementwise arithmetic on arrays of one shape, seen as vectors (n,). Broadcasting is movement's business."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+__all__ = [
+    "absolute",
+    "absolute_backward",
+    "accumulate",
+    "add",
+    "add_bias",
+    "affine",
+    "divide",
+    "exp",
+    "log",
+    "maximum",
+    "maximum_backward",
+    "multiply",
+    "power",
+    "power_backward",
+    "sqrt",
+    "subtract",
+]
+
+
+def add(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out = a + b"""
+    for i in range(out.size):
+        out[i] = a[i] + b[i]
+
+
+def subtract(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out = a - b"""
+    for i in range(out.size):
+        out[i] = a[i] - b[i]
+
+
+def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out = a b"""
+    for i in range(out.size):
+        out[i] = a[i] * b[i]
+
+
+def divide(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out = a / b"""
+    for i in range(out.size):
+        out[i] = a[i] / b[i]
+
+
+def maximum(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out = max(a, b); NaN where either is NaN"""
+    for i in range(out.size):
+        out[i] = a[i] if a[i] >= b[i] or a[i] != a[i] else b[i]
+
+
+def maximum_backward(dy: np.ndarray, a: np.ndarray, b: np.ndarray, da: np.ndarray, db: np.ndarray) -> None:
+    """The larger one gets the gradient; equal ones get half each, as in PyTorch."""
+    for i in range(dy.size):
+        to_a = 1.0 if a[i] > b[i] else 0.5 if a[i] == b[i] else 0.0
+        da[i] = dy[i] * to_a
+        db[i] = dy[i] * (1.0 - to_a)
+
+
+def affine(x: np.ndarray, scale: float, shift: float, out: np.ndarray) -> None:
+    """out = scale x + shift, for two numbers: every arithmetic between a tensor and a number"""
+    for i in range(out.size):
+        out[i] = scale * x[i] + shift
+
+
+def accumulate(x: np.ndarray, out: np.ndarray) -> None:
+    """out += x"""
+    for i in range(out.size):
+        out[i] += x[i]
+
+
+def add_bias(bias: np.ndarray, out: np.ndarray) -> None:
+    """out (rows, C) += bias (C,)"""
+    for row in range(out.shape[0]):
+        for c in range(out.shape[1]):
+            out[row, c] += bias[c]
+
+
+def exp(x: np.ndarray, out: np.ndarray) -> None:
+    """out = e^x"""
+    for i in range(out.size):
+        out[i] = np.exp(x[i])
+
+
+def log(x: np.ndarray, out: np.ndarray) -> None:
+    """out = ln x; NaN below 0"""
+    for i in range(out.size):
+        out[i] = np.log(x[i])
+
+
+def sqrt(x: np.ndarray, out: np.ndarray) -> None:
+    """out = sqrt(x); NaN below 0"""
+    for i in range(out.size):
+        out[i] = np.sqrt(x[i])
+
+
+def power(x: np.ndarray, exponent: float, out: np.ndarray) -> None:
+    """out = x^exponent"""
+    for i in range(out.size):
+        out[i] = x[i] ** exponent
+
+
+def power_backward(dy: np.ndarray, x: np.ndarray, exponent: float, dx: np.ndarray) -> None:
+    """dx = dy exponent x^(exponent - 1)"""
+    for i in range(dx.size):
+        dx[i] = 0.0 if exponent == 0 else dy[i] * exponent * x[i] ** (exponent - 1)
+
+
+def absolute(x: np.ndarray, out: np.ndarray) -> None:
+    """out = |x|"""
+    for i in range(out.size):
+        out[i] = abs(x[i])
+
+
+def absolute_backward(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
+    """dx = dy sign(x), with sign(0) = 0"""
+    for i in range(dx.size):
+        dx[i] = 0.0 if x[i] == 0 else math.copysign(1.0, x[i]) * dy[i]

@@ -1,0 +1,68 @@
+"""A device is a table of kernels.
+
+An op asks its device for a kernel by name and hands it arrays:
+
+    device.conv.forward(x, weight, stride, padding, dilation, columns, y)
+
+and never asks which device that is. `Device("cpu")` finds `forward` in kernels/conv/cpu.py, compiled by Numba;
+`Device("reference")` finds it in kernels/conv/reference.py, plain loops that are slow and easy to believe. A new
+kind of device is a new file beside these two, with the same names and signatures in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import numpy as np
+
+from minidl.errors import ConfigError
+
+DEVICES = ("cpu", "reference")
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+
+
+class Device:
+    """The kernels of one kind of device, and its memory. Obtain it from `device(name)`."""
+
+    def __init__(self, name: str) -> None:
+        if name not in DEVICES:
+            raise ConfigError(f"unknown device {name!r}: expected one of {', '.join(DEVICES)}")
+        self.name = name
+
+    def __getattr__(self, op: str) -> ModuleType:
+        if op.startswith("_"):
+            raise AttributeError(op)
+        table = importlib.import_module(f"minidl.kernels.{op}.{self.name}")
+        setattr(self, op, table)  # the next look-up is a plain attribute
+        return table
+
+    def empty(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+        """Uninitialised memory: only for a kernel that writes every element."""
+        return np.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+        return np.zeros(shape, dtype)
+
+    def __repr__(self) -> str:
+        return f"Device({self.name!r})"
+
+
+_devices: dict[str, Device] = {}
+
+
+def device(name: str | Device) -> Device:
+    """The device of that name; there is one of each."""
+    if isinstance(name, Device):
+        return name
+    if name not in _devices:
+        _devices[name] = Device(name)
+    return _devices[name]
+
+
+def aligned(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
+    """A zeroed vector of `size` elements whose first byte lies on a 64-byte boundary."""
+    bytes_ = size * np.dtype(dtype).itemsize
+    raw = np.zeros(bytes_ + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + bytes_].view(dtype)
