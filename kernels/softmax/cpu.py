@@ -1,0 +1,114 @@
+"""Softmax and cross-entropy on one core: a batch of class scores is too small to be worth threads.
+
+Every pass goes along a row, which stays in the first-level cache. Sums are kept in float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numpy import ndarray
+
+from minidl.jit import jit
+
+__all__ = [
+    "cross_entropy", "cross_entropy_backward", "log_softmax", "log_softmax_backward",
+    "softmax", "softmax_backward",
+]  # fmt: skip
+
+
+@jit
+def _largest(row: ndarray) -> float:
+    largest = row[0]
+    for j in range(1, row.size):
+        largest = max(largest, row[j])
+    return largest
+
+
+@jit
+def _softmax_row(x: ndarray, y: ndarray) -> float:
+    """Writes softmax(x) into y; returns log(sum_j exp(x_j))."""
+    largest = _largest(x)
+    total = 0.0
+    for j in range(x.size):
+        y[j] = math.exp(x[j] - largest)
+        total += y[j]
+    inverse = y.dtype.type(1 / total)
+    for j in range(x.size):
+        y[j] *= inverse
+    return largest + math.log(total)
+
+
+@jit
+def softmax(x: ndarray, y: ndarray) -> None:
+    for i in range(x.shape[0]):
+        _softmax_row(x[i], y[i])
+
+
+@jit
+def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
+    for i in range(y.shape[0]):
+        dy_row, y_row, dx_row = dy[i], y[i], dx[i]
+        total = 0.0
+        for j in range(y_row.size):
+            total += dy_row[j] * y_row[j]
+        inner = y.dtype.type(total)
+        for j in range(y_row.size):
+            dx_row[j] = y_row[j] * (dy_row[j] - inner)
+
+
+@jit
+def log_softmax(x: ndarray, y: ndarray) -> None:
+    for i in range(x.shape[0]):
+        x_row, y_row = x[i], y[i]
+        largest = _largest(x_row)
+        total = 0.0
+        for j in range(x_row.size):
+            total += math.exp(x_row[j] - largest)
+        logarithm = x.dtype.type(math.log(total))
+        for j in range(x_row.size):
+            # In this order: `largest` may be so large that the logarithm would drown in it.
+            y_row[j] = (x_row[j] - largest) - logarithm
+
+
+@jit
+def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
+    for i in range(y.shape[0]):
+        dy_row, y_row, dx_row = dy[i], y[i], dx[i]
+        total = 0.0
+        for j in range(y_row.size):
+            total += dy_row[j]
+        total_dy = y.dtype.type(total)
+        for j in range(y_row.size):
+            dx_row[j] = dy_row[j] - math.exp(y_row[j]) * total_dy
+
+
+@jit
+def cross_entropy(
+    logits: ndarray, labels: ndarray, smoothing: float, probabilities: ndarray, loss: ndarray
+) -> None:
+    rows, classes = logits.shape
+    total = 0.0
+    for i in range(rows):
+        row = logits[i]
+        normalizer = _softmax_row(row, probabilities[i])
+        total += (1 - smoothing) * (normalizer - row[labels[i]])
+        if smoothing > 0:
+            for j in range(classes):
+                total += smoothing / classes * (normalizer - row[j])
+    loss[0] = total / rows
+
+
+@jit
+def cross_entropy_backward(
+    dloss: ndarray, probabilities: ndarray, labels: ndarray, smoothing: float, dlogits: ndarray
+) -> None:
+    rows, classes = probabilities.shape
+    scale = dlogits.dtype.type(dloss[0] / rows)
+    off_label = dlogits.dtype.type(smoothing / classes)
+    on_label = dlogits.dtype.type(1 - smoothing)
+    for i in range(rows):
+        p_row, d_row = probabilities[i], dlogits[i]
+        for j in range(classes):
+            d_row[j] = scale * (p_row[j] - off_label)
+        d_row[labels[i]] -= scale * on_label

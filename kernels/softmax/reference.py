@@ -1,0 +1,93 @@
+"""Softmax and cross-entropy over the rows of a matrix: the definition and the oracle of the tests.
+
+x, y, logits, probabilities and their gradients are (rows, classes). The largest element m of a row is
+subtracted before exp, which changes no result and keeps exp from overflowing. A NaN spreads over its row.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numpy import ndarray
+
+__all__ = [
+    "cross_entropy", "cross_entropy_backward", "log_softmax", "log_softmax_backward",
+    "softmax", "softmax_backward",
+]  # fmt: skip
+
+
+def _log_sum_exp(row: ndarray) -> float:
+    """log(sum_j exp(row_j))."""
+    largest = max(row)
+    return largest + math.log(sum(math.exp(value - largest) for value in row))
+
+
+def softmax(x: ndarray, y: ndarray) -> None:
+    """y_j = exp(x_j) / sum_k exp(x_k)."""
+    rows, classes = x.shape
+    for i in range(rows):
+        normalizer = _log_sum_exp(x[i])
+        for j in range(classes):
+            y[i, j] = math.exp(x[i, j] - normalizer)
+
+
+def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
+    """dx_j = y_j (dy_j - sum_k dy_k y_k)."""
+    rows, classes = y.shape
+    for i in range(rows):
+        inner = sum(dy[i, k] * y[i, k] for k in range(classes))
+        for j in range(classes):
+            dx[i, j] = y[i, j] * (dy[i, j] - inner)
+
+
+def log_softmax(x: ndarray, y: ndarray) -> None:
+    """y_j = x_j - log(sum_k exp(x_k))."""
+    rows, classes = x.shape
+    for i in range(rows):
+        normalizer = _log_sum_exp(x[i])
+        for j in range(classes):
+            y[i, j] = x[i, j] - normalizer
+
+
+def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
+    """dx_j = dy_j - exp(y_j) sum_k dy_k."""
+    rows, classes = y.shape
+    for i in range(rows):
+        total = sum(dy[i, k] for k in range(classes))
+        for j in range(classes):
+            dx[i, j] = dy[i, j] - math.exp(y[i, j]) * total
+
+
+def cross_entropy(
+    logits: ndarray, labels: ndarray, smoothing: float, probabilities: ndarray, loss: ndarray
+) -> None:
+    """loss = mean over the rows of -sum_j target_j log(probability_j), probabilities = softmax(logits).
+
+    labels (rows,) lie in 0..classes-1, which the caller checks; loss (1,). The target of a row is
+    1 - smoothing on its label plus smoothing / classes on every class (Szegedy et al. 2016; as in PyTorch).
+    """
+    rows, classes = logits.shape
+    total = 0.0
+    for i in range(rows):
+        normalizer = _log_sum_exp(logits[i])
+        for j in range(classes):
+            probabilities[i, j] = math.exp(logits[i, j] - normalizer)
+            target = _target(labels[i] == j, smoothing, classes)
+            if target > 0:  # 0 times an infinite logarithm is 0 here
+                total -= target * (logits[i, j] - normalizer)
+    loss[0] = total / rows
+
+
+def cross_entropy_backward(
+    dloss: ndarray, probabilities: ndarray, labels: ndarray, smoothing: float, dlogits: ndarray
+) -> None:
+    """dlogits_j = dloss (probability_j - target_j) / rows; dloss (1,)."""
+    rows, classes = probabilities.shape
+    for i in range(rows):
+        for j in range(classes):
+            target = _target(labels[i] == j, smoothing, classes)
+            dlogits[i, j] = dloss[0] * (probabilities[i, j] - target) / rows
+
+
+def _target(is_label: bool, smoothing: float, classes: int) -> float:
+    return smoothing / classes + (1 - smoothing if is_label else 0)
