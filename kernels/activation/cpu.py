@@ -13,10 +13,7 @@ from numpy import ndarray
 
 from minidl.jit import jit, parallel_jit, prange
 
-__all__ = [
-    "gelu", "gelu_backward", "leaky_relu", "leaky_relu_backward", "relu", "relu_backward",
-    "sigmoid", "sigmoid_backward", "silu", "silu_backward", "tanh", "tanh_backward",
-]  # fmt: skip
+from .reference import __all__ as __all__
 
 CHUNK = 16384
 

@@ -11,10 +11,7 @@ from numpy import ndarray
 
 from minidl.jit import jit
 
-__all__ = [
-    "cross_entropy", "cross_entropy_backward", "log_softmax", "log_softmax_backward",
-    "softmax", "softmax_backward",
-]  # fmt: skip
+from .reference import __all__ as __all__
 
 
 @jit
@@ -61,14 +58,9 @@ def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 def log_softmax(x: ndarray, y: ndarray) -> None:
     for i in range(x.shape[0]):
         x_row, y_row = x[i], y[i]
-        largest = _largest(x_row)
-        total = 0.0
+        normalizer = _softmax_row(x_row, y_row)
         for j in range(x_row.size):
-            total += math.exp(x_row[j] - largest)
-        logarithm = x.dtype.type(math.log(total))
-        for j in range(x_row.size):
-            # In this order: `largest` may be so large that the logarithm would drown in it.
-            y_row[j] = (x_row[j] - largest) - logarithm
+            y_row[j] = x_row[j] - normalizer
 
 
 @jit
