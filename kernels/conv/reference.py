@@ -1,0 +1,112 @@
+"""Two-dimensional convolution (cross-correlation, as everywhere in deep learning).
+
+    x (N, H, W, C)   weight (kh, kw, C/groups, O)   y (N, Ho, Wo, O)   Ho = (H + 2 ph - dh (kh - 1) - 1) // sh + 1
+
+    y[n, i, j, o] = sum over u, v, c of  x[n, i sh + u dh - ph, j sw + v dw - pw, c] weight[u, v, c, o]
+
+where x is 0 outside the image. With groups, output channel o sees only the C/groups input channels of its own group;
+groups = C is a depthwise convolution. Both gradients follow from the same sum: each product
+x[..] weight[..] that went into y[..] hands dy[..] weight[..] to dx[..] and x[..] dy[..] to dweight[..].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+__all__ = [
+    "backward_input",
+    "backward_weight",
+    "forward",
+    "grouped_backward_input",
+    "grouped_backward_weight",
+    "grouped_forward",
+]
+
+Pair = tuple[int, int]  # (vertical, horizontal)
+Terms = Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+
+
+def _terms(
+    x: np.ndarray, weight: np.ndarray, y: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> Terms:
+    """The indices (into x, weight, y) of every product in the sum above."""
+    height, width = x.shape[1:3]
+    kernel_height, kernel_width, channels, _ = weight.shape
+    group_outputs = weight.shape[3] // groups
+    for n, i, j, o in np.ndindex(*y.shape):
+        for u in range(kernel_height):
+            for v in range(kernel_width):
+                h = i * stride[0] + u * dilation[0] - padding[0]
+                w = j * stride[1] + v * dilation[1] - padding[1]
+                if 0 <= h < height and 0 <= w < width:
+                    for c in range(channels):
+                        yield (n, h, w, o // group_outputs * channels + c), (u, v, c, o), (n, i, j, o)
+
+
+def grouped_forward(
+    x: np.ndarray, weight: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, y: np.ndarray
+) -> None:
+    """y = x * weight"""
+    y[...] = 0
+    for at_x, at_weight, at_y in _terms(x, weight, y, groups, stride, padding, dilation):
+        y[at_y] += x[at_x] * weight[at_weight]
+
+
+def grouped_backward_input(
+    dy: np.ndarray, weight: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, dx: np.ndarray
+) -> None:
+    """dx = dL/dx"""
+    dx[...] = 0
+    for at_x, at_weight, at_y in _terms(dx, weight, dy, groups, stride, padding, dilation):
+        dx[at_x] += dy[at_y] * weight[at_weight]
+
+
+def grouped_backward_weight(
+    x: np.ndarray, dy: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, dweight: np.ndarray
+) -> None:
+    """dweight = dL/dweight"""
+    dweight[...] = 0
+    for at_x, at_weight, at_y in _terms(x, dweight, dy, groups, stride, padding, dilation):
+        dweight[at_weight] += x[at_x] * dy[at_y]
+
+
+def forward(
+    x: np.ndarray,
+    weight: np.ndarray,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    columns: np.ndarray,
+    y: np.ndarray,
+) -> None:
+    """One group. columns: scratch of a fast kernel (kernels/conv/cpu.py), not used here."""
+    grouped_forward(x, weight, 1, stride, padding, dilation, y)
+
+
+def backward_input(
+    dy: np.ndarray,
+    weight: np.ndarray,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    columns: np.ndarray,
+    dx: np.ndarray,
+) -> None:
+    """One group; columns as in forward."""
+    grouped_backward_input(dy, weight, 1, stride, padding, dilation, dx)
+
+
+def backward_weight(
+    x: np.ndarray,
+    dy: np.ndarray,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    columns: np.ndarray,
+    partial: np.ndarray,
+    dweight: np.ndarray,
+) -> None:
+    """One group; columns as in forward; partial: scratch as well."""
+    grouped_backward_weight(x, dy, 1, stride, padding, dilation, dweight)
