@@ -1,0 +1,74 @@
+"""Data: named sets and the user's own files, in the one form that training wants.
+
+    data = load("mnist", data_dir="../shared/data", validation=0.1, seed=0)
+    loader = Loader(data.x_train, data.y_train, batch_size=128, augment="pad-crop", border=data.black)
+    for x, y in loader.epoch(0): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from minidl.data.augment import AUGMENTATIONS, parse_augment
+from minidl.data.cifar import read_cifar10
+from minidl.data.dataset import Dataset, Splits, prepare
+from minidl.data.digits import read_digits
+from minidl.data.loader import Loader
+from minidl.data.mnist import read_mnist
+from minidl.data.npz import read_npz
+from minidl.data.shard import apportion, dirichlet_shards, equal_lengths, shard
+from minidl.data.synthetic import read_synthetic
+from minidl.errors import ConfigError, nearest
+
+# name -> reader of (text after the colon, data_dir, seed)
+DATASETS: dict[str, Callable[[str, str | Path | None, int], Splits]] = {
+    "digits": lambda size, data_dir, seed: read_digits(seed),
+    "mnist": lambda size, data_dir, seed: read_mnist("mnist", data_dir),
+    "fashion-mnist": lambda size, data_dir, seed: read_mnist("fashion-mnist", data_dir),
+    "cifar10": lambda size, data_dir, seed: read_cifar10(data_dir),
+    "synthetic": lambda size, data_dir, seed: read_synthetic(size, seed),
+}
+
+
+def load(
+    name: str | Path,
+    data_dir: str | Path | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+    layout: str = "channels-last",
+) -> Dataset:
+    """A name of DATASETS, "synthetic:4096x32x32x3:10" or the path of a .npz file, as a Dataset.
+
+    data_dir: where to look first for the files of mnist, fashion-mnist and cifar10 (see `files.search`).
+    validation: the fraction of the training images that is held out, class by class.
+    seed: decides what is held out (validation, and the test set of digits), and what is synthesised.
+    layout: "channels-last" or "channels-first", the order of axes in a .npz file.
+
+    Raises ConfigError for an unknown name or an option out of its range, DataError for files that are missing,
+    damaged or not what they should be.
+    """
+    text = str(name)
+    if text.endswith(".npz"):
+        return prepare(Path(text).stem, read_npz(Path(text), layout), validation, seed)
+    base, colon, size = text.partition(":")
+    if base not in DATASETS or (colon and base != "synthetic"):
+        raise ConfigError(
+            f"unknown data {text!r}: expected {', '.join(DATASETS)} or the path of a .npz file."
+            f"{nearest(base, list(DATASETS))}"
+        )
+    return prepare(text, DATASETS[base](size, data_dir, seed), validation, seed)
+
+
+__all__ = [
+    "AUGMENTATIONS",
+    "DATASETS",
+    "Dataset",
+    "Loader",
+    "apportion",
+    "dirichlet_shards",
+    "equal_lengths",
+    "load",
+    "parse_augment",
+    "shard",
+]

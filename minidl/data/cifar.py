@@ -1,0 +1,73 @@
+"""CIFAR-10 (Krizhevsky 2009), the binary version: records of one label byte and 3 planes of 32x32 bytes (R, G, B)."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+
+from minidl.data.dataset import Splits
+from minidl.data.download import Published, download
+from minidl.data.files import cache_folder, opened, read_at_most, reading, search
+from minidl.errors import DataError
+
+RECORD = 1 + 3 * 32 * 32
+CLASSES = 10
+LARGEST = 60_000 * RECORD  # no file holds more than the whole of CIFAR-10
+TRAIN = [f"data_batch_{number}.bin" for number in range(1, 6)]
+TEST = "test_batch.bin"
+ARCHIVE = Published("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530")
+MIRRORS = [
+    "https://www.cs.toronto.edu/~kriz/",
+    "https://cave.cs.toronto.edu/kriz/",
+    "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/",
+]
+
+
+def read_cifar10(data_dir: str | Path | None) -> Splits:
+    """CIFAR-10 from the user's folders or the cache, else downloaded. Trains on the batches that are there."""
+    paths = search("cifar10", [TRAIN, [TEST]], data_dir)
+    if paths is None:
+        folder = cache_folder() / "cifar10"
+        archive = download(ARCHIVE, MIRRORS, folder)
+        paths = extract(archive, folder)
+        archive.unlink()
+    train = [read_batch(paths[name]) for name in TRAIN if name in paths]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
+    return Splits(images, labels, *read_batch(paths[TEST]), classes=CLASSES)
+
+
+def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 (N, 32, 32, 3) and labels uint8 (N,) of one batch file (raw, .gz or .xz)."""
+    with opened(path) as stream:
+        data = read_at_most(stream, LARGEST + 1)
+    if not data or len(data) % RECORD or len(data) > LARGEST:
+        size = f"over {LARGEST}" if len(data) > LARGEST else len(data)
+        raise DataError(f"{path} holds {size} bytes, expected whole records of {RECORD} bytes: get the file again")
+    records = np.frombuffer(data, dtype=np.uint8).reshape(-1, RECORD)
+    labels = records[:, 0]
+    if labels.max() >= CLASSES:
+        raise DataError(f"{path}: label {labels.max()} in record {labels.argmax()}, expected 0 to {CLASSES - 1}")
+    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), labels
+
+
+def extract(archive: Path, folder: Path) -> dict[str, Path]:
+    """Write the six batch files of the official archive to `folder`; nothing else in it is touched."""
+    members = {f"cifar-10-batches-bin/{name}": folder / name for name in [*TRAIN, TEST]}
+    parts: dict[Path, Path] = {}  # finished file -> file being written
+    with reading(archive), tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            path = members.get(member.name)
+            source = tar.extractfile(member) if path and member.isfile() and member.size <= LARGEST else None
+            if path and source:
+                parts[path] = path.with_name(path.name + ".part")
+                parts[path].write_bytes(source.read())
+    missing = [path.name for path in members.values() if path not in parts]
+    if missing:
+        raise DataError(f"{archive} does not hold {', '.join(missing)}: get the file again")
+    for path in members.values():  # the test batch last: only with it does a later run take the set as complete
+        os.replace(parts[path], path)
+    return {path.name: path for path in parts}

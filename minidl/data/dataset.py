@@ -1,0 +1,124 @@
+"""A data set ready for training: validation part held out, every channel standardised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from minidl.data.seeds import Purpose, generator
+from minidl.data.shard import apportion
+from minidl.errors import ConfigError
+
+CHUNK = 1024  # images that are converted at a time: bounds the float64 temporaries
+
+
+class Splits(NamedTuple):
+    """What a reader yields. Images (N, H, W, C): uint8 (0 black, 255 white) or floats as they are. Labels (N,)."""
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+
+
+@dataclass
+class Dataset:
+    """Images float32 (N, H, W, C), standardised by mean (C,) and std (C,) of the training part; labels int64 (N,).
+
+    mean and std are those of the unstandardised images: in [0, 1] for the image sets. The validation part is None
+    when nothing was held out.
+    """
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_validation: np.ndarray | None
+    y_validation: np.ndarray | None
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+    mean: np.ndarray
+    std: np.ndarray
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(H, W, C)"""
+        height, width, channels = self.x_train.shape[1:]
+        return height, width, channels
+
+    @property
+    def black(self) -> np.ndarray:
+        """A standardised black pixel (C,): what `Loader(border=...)` pads with."""
+        return -self.mean / self.std
+
+    def standardise(self, images: np.ndarray) -> np.ndarray:
+        """New images (N, H, W, C), uint8 or floats as in the original set, as the model saw its training images."""
+        return standardise(images, self.mean, self.std)
+
+
+def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
+    """Hold out `validation` (a fraction) of the training images, seeded and class by class; standardise all parts."""
+    if not 0 <= validation < 1:
+        raise ConfigError(f"validation {validation}: expected a fraction from 0 up to, but not including, 1")
+    train, held = np.arange(len(splits.y_train)), np.arange(0)
+    if validation:
+        rng = generator(Purpose.VALIDATION_SPLIT, seed)
+        train, held = stratified_split(splits.y_train, validation, rng)
+        if not len(held):
+            raise ConfigError(f"validation {validation} of {len(train)} training images holds out none: give more")
+    mean, std = channel_statistics(splits.x_train, train)
+
+    def part(x: np.ndarray, y: np.ndarray, chosen: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
+        return standardise(x[chosen], mean, std), y[chosen].astype(np.int64)
+
+    x_train, y_train = part(splits.x_train, splits.y_train, train)
+    x_validation, y_validation = part(splits.x_train, splits.y_train, held) if len(held) else (None, None)
+    x_test, y_test = part(splits.x_test, splits.y_test, slice(None))
+    return Dataset(
+        name, x_train, y_train, x_validation, y_validation, x_test, y_test, splits.classes, mean, std
+    )
+
+
+def stratified_split(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices (kept, held): about `fraction` of every class is held; every class keeps at least one sample."""
+    values, counts = np.unique(labels, return_counts=True)
+    wanted = np.minimum(apportion(round(fraction * len(labels)), counts), counts - 1)
+    held = np.zeros(len(labels), dtype=bool)
+    for value, count in zip(values, wanted, strict=True):
+        held[rng.permutation(np.flatnonzero(labels == value))[:count]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def channel_statistics(images: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (C,) float32 of every channel of images[chosen]; std 1 where a channel is constant.
+
+    images (N, H, W, C), uint8 or float. Two passes in float64, some images at a time.
+    """
+    chunks = [chosen[start : start + CHUNK] for start in range(0, len(chosen), CHUNK)]
+    pixels = len(chosen) * images.shape[1] * images.shape[2]
+
+    def average(power: int, center: np.ndarray | float) -> np.ndarray:
+        sums = [((_to_float64(images[chunk]) - center) ** power).sum(axis=(0, 1, 2)) for chunk in chunks]
+        return np.sum(sums, axis=0) / pixels
+
+    mean = average(1, 0.0)
+    std = np.sqrt(average(2, mean))
+    # A constant channel's deviations are rounding errors, not always 0: measured against the channel's size.
+    constant = std <= 1e-7 * np.abs(mean)
+    return mean.astype(np.float32), np.where(constant, 1.0, std).astype(np.float32)
+
+
+def standardise(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """(images - mean) / std as a new float32 array; uint8 images (N, H, W, C) are scaled to [0, 1] first."""
+    out = np.empty(images.shape, dtype=np.float32)
+    for start in range(0, len(images), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        out[chunk] = (_to_float64(images[chunk]) - mean) / std
+    return out
+
+
+def _to_float64(images: np.ndarray) -> np.ndarray:
+    return images.astype(np.float64) / 255 if images.dtype == np.uint8 else images.astype(np.float64)

@@ -1,0 +1,89 @@
+"""Where data files lie, and how they are read without trusting them."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from minidl.errors import DataError, MinidlError
+
+SUFFIXES = ("", ".gz", ".xz")
+OPENERS: dict[str, Callable[..., IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}
+BLOCK = 1 << 20
+SUBFOLDERS = {"mnist": ["mnist"], "fashion-mnist": ["fashion-mnist"], "cifar10": ["cifar10", "cifar-10-batches-bin"]}
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: $XDG_CACHE_HOME/minidl/data or ~/.cache/minidl/data."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minidl" / "data"
+
+
+def search(name: str, groups: Sequence[Sequence[str]], data_dir: str | Path | None) -> dict[str, Path] | None:
+    """The files of a named set, from the first folder that has it; None where no folder does.
+
+    groups: file names without .gz or .xz; the set is there when at least one file of every group is. Folders:
+    `data_dir`, $MINIDL_DATA, the cache; in each first a subfolder of the set's name, then the folder itself.
+    A folder of the user's that holds only a part of the set raises DataError: a download would hide the mistake.
+    """
+    if data_dir and not Path(data_dir).is_dir():
+        raise DataError(f"data folder {data_dir} is not there: give a folder that exists")
+    others = {folder for other, folders in SUBFOLDERS.items() if other != name for folder in folders}
+    roots = [Path(root) for root in (data_dir, os.environ.get("MINIDL_DATA"), cache_folder()) if root]
+    for root in roots:
+        for folder in [*(root / subfolder for subfolder in SUBFOLDERS[name]), root]:
+            if folder.resolve().name in others:
+                continue  # mnist and fashion-mnist have the same file names
+            found = {stem: path for group in groups for stem in group if (path := _find(folder, stem))}
+            missing = [group[0] for group in groups if not any(stem in found for stem in group)]
+            if not missing:
+                return found
+            if found and root != cache_folder():
+                raise DataError(
+                    f"{folder} holds {next(iter(found.values())).name} but not {', '.join(missing)} "
+                    f"(raw, .gz or .xz): add the missing part of {name}"
+                )
+    return None
+
+
+def _find(folder: Path, stem: str) -> Path | None:
+    candidates = (folder / (stem + suffix) for suffix in SUFFIXES)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Turn whatever a damaged file makes the standard library raise into one DataError that names the file."""
+    try:
+        yield
+    except MinidlError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is not there") from error
+    except (EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError) as e:
+        raise DataError(f"{path} is damaged or cut short ({' '.join(str(e).split())}): get the file again") from e
+    except OSError as error:
+        hint = ": get the file again" if isinstance(error, gzip.BadGzipFile) else ""
+        raise DataError(f"cannot read {path}: {error.strerror or error}{hint}") from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The contents of a raw, .gz or .xz file as a stream; damage raises DataError."""
+    with reading(path), OPENERS.get(path.suffix, open)(path, "rb") as stream:
+        yield stream
+
+
+def read_at_most(stream: IO[bytes], limit: int) -> bytearray:
+    """Up to `limit` bytes. Memory grows with what is really there: a header that claims terabytes costs nothing."""
+    data = bytearray()
+    while len(data) < limit and (block := stream.read(min(BLOCK, limit - len(data)))):
+        data += block
+    return data

@@ -1,0 +1,46 @@
+"""Made-up images of any number and shape: for tests and measurements that want no files."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from minidl.data.dataset import Splits
+from minidl.data.seeds import Purpose, generator
+from minidl.errors import ConfigError
+
+DEFAULT = "4096x8x8x1:10"
+NOISE = 2.0
+
+
+def read_synthetic(size: str, seed: int) -> Splits:
+    """Images of `size` "COUNTxHEIGHTxWIDTHxCHANNELS:CLASSES", and a quarter as many again to test on.
+
+    Each class has a prototype of standard normal pixels; an image is its class's prototype plus normal noise of
+    standard deviation 2. One noisy pixel tells little, all of them tell the class.
+    """
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+):(\d+)", size or DEFAULT)
+    numbers = [int(number) for number in match.groups()] if match else [0]
+    if min(numbers) < 1 or numbers[0] < numbers[-1]:
+        raise ConfigError(
+            f"'synthetic:{size}' must read synthetic:COUNTxHEIGHTxWIDTHxCHANNELS:CLASSES with every number at least 1 "
+            f"and COUNT at least CLASSES, such as synthetic:{DEFAULT}"
+        )
+    count, *shape, classes = numbers
+    rng = generator(Purpose.SYNTHETIC, seed)
+    try:
+        prototypes = rng.standard_normal((classes, *shape), dtype=np.float32)
+        y_train, x_train = _draw(count, prototypes, rng)
+        y_test, x_test = _draw(max(count // 4, classes), prototypes, rng)
+    except (MemoryError, ValueError) as error:  # ValueError: more elements than an array can count
+        raise ConfigError(f"'synthetic:{size}' does not fit into memory: ask for fewer or smaller images") from error
+    return Splits(x_train, y_train, x_test, y_test, classes)
+
+
+def _draw(count: int, prototypes: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    labels = rng.permutation(np.arange(count) % len(prototypes))
+    images = rng.standard_normal((count, *prototypes.shape[1:]), dtype=np.float32)
+    images *= NOISE
+    images += prototypes[labels]
+    return labels, images
