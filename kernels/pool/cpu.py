@@ -22,11 +22,20 @@ def _span(out: int, size: int, kernel: int, stride: int, padding: int) -> Pair:
 
 
 @jit
-def _keep_largest(x: ndarray, place: int, first: bool, y: ndarray, argmax: ndarray) -> None:
-    """One pixel x (C,), at h * W + w = place, against the largest so far, y (C,)."""
+def _take(x: ndarray, place: int, y: ndarray, argmax: ndarray) -> None:
+    """The first pixel x (C,) of a window is the largest so far, y (C,); its place is h * W + w."""
     here = argmax.dtype.type(place)
     for c in range(x.size):
-        wins = first or x[c] > y[c] or x[c] != x[c]  # NaN wins
+        y[c] = x[c]
+        argmax[c] = here
+
+
+@jit
+def _keep_largest(x: ndarray, place: int, y: ndarray, argmax: ndarray) -> None:
+    """A further pixel x (C,). `|` and not `or`: without branches, LLVM makes vectors of the loop."""
+    here = argmax.dtype.type(place)
+    for c in range(x.size):
+        wins = (x[c] > y[c]) | (x[c] != x[c])  # NaN wins
         y[c] = x[c] if wins else y[c]
         argmax[c] = here if wins else argmax[c]
 
@@ -38,10 +47,11 @@ def _max_pool_image(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: nd
         h_start, h_stop = _span(oh, height, kernel[0], stride[0], padding[0])
         for ow in range(y.shape[1]):
             w_start, w_stop = _span(ow, width, kernel[1], stride[1], padding[1])
+            largest, place = y[oh, ow], argmax[oh, ow]
+            _take(x[h_start, w_start], h_start * width + w_start, largest, place)
             for h in range(h_start, h_stop):
                 for w in range(w_start, w_stop):
-                    first = h == h_start and w == w_start
-                    _keep_largest(x[h, w], h * width + w, first, y[oh, ow], argmax[oh, ow])
+                    _keep_largest(x[h, w], h * width + w, largest, place)
 
 
 @parallel_jit
