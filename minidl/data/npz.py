@@ -89,7 +89,7 @@ def _images(x: np.ndarray, path: Path, name: str, layout: str) -> np.ndarray:
 def _check_labels(y: np.ndarray, images: int, path: Path, name: str, limit: int) -> int:
     """Check labels against [0, limit); the number of classes that they imply."""
     if y.shape != (images,) or y.dtype.kind not in "ui":
-        raise DataError(f"{path}: {name} is {y.dtype} {y.shape}, expected whole numbers ({images},), one for each image")
+        raise DataError(f"{path}: {name} is {y.dtype} {y.shape}, expected whole numbers ({images},), one an image")
     for extreme, position in ((y.min(), y.argmin()), (y.max(), y.argmax())):
         if not 0 <= extreme < limit:
             what = "there are training images" if name == "y_train" else "y_train has classes"

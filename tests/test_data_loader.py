@@ -1,0 +1,200 @@
+"""The loader: every sample once, the same batches from wherever one starts, no thread left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidl.data import AUGMENTATIONS, Loader, parse_augment
+from minidl.data.augment import cutout, flip, pad_crop
+from minidl.errors import ConfigError
+
+
+def samples(n: int, shape: tuple[int, ...] = (9, 8, 2)) -> tuple[np.ndarray, np.ndarray]:
+    """Image i is filled with i, label i is i."""
+    x = np.zeros((n, *shape), np.float32) + np.arange(n, dtype=np.float32).reshape(-1, 1, 1, 1)
+    return x, np.arange(n)
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("minidl-prefetch")]
+
+
+def same(left: Iterator[Any], right: Iterator[Any]) -> bool:
+    pairs = zip(left, right, strict=True)
+    return all(np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]) for a, b in pairs)
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, 12),
+        "seed": st.integers(0, 2**32 - 1),
+        "shuffle": st.booleans(),
+        "prefetch": st.integers(0, 3),
+        "augment": st.sets(st.sampled_from(list(AUGMENTATIONS))).map(tuple),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 40), epoch=st.integers(0, 5), options=OPTIONS)
+def test_every_sample_once_an_epoch(n: int, epoch: int, options: dict[str, Any]) -> None:
+    loader = Loader(*samples(n), **options)
+    batches = list(loader.epoch(epoch))
+    assert len(batches) == len(loader)
+    assert all(len(y) == options["batch_size"] for _, y in batches[:-1])
+    order = np.concatenate([y for _, y in batches])
+    assert sorted(order) == list(range(n))
+    if not options["shuffle"]:
+        assert order.tolist() == list(range(n))
+    if not options["augment"]:
+        assert all((x[:, 0, 0, 0] == y).all() for x, y in batches)
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 40), epoch=st.integers(0, 5), options=OPTIONS, data=st.data())
+def test_an_epoch_can_be_taken_up_anywhere(n: int, epoch: int, options: dict[str, Any], data: st.DataObject) -> None:
+    whole = list(Loader(*samples(n), **options).epoch(epoch))
+    start = data.draw(st.integers(0, len(whole)))
+    # Another loader, that has done something else before, and prefetches differently.
+    other = Loader(*samples(n), **{**options, "prefetch": 1})
+    next(other.epoch(epoch + 1))
+    assert same(other.epoch(epoch, start), iter(whole[start:]))
+
+
+def test_epochs_and_seeds_differ() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        return np.concatenate([y for _, y in Loader(*samples(30), 7, seed=seed).epoch(epoch)]).tolist()
+
+    assert order(0, 0) != order(0, 1) != order(1, 0) != order(0, 0)
+
+
+def test_drop_last_and_indices() -> None:
+    indices = np.array([3, 5, 8, 13, 21])
+    loader = Loader(*samples(30), 2, indices=indices, drop_last=True)
+    batches = list(loader.epoch(0))
+    assert [len(y) for _, y in batches] == [2, 2] and len(loader) == 2
+    whole = np.concatenate([y for _, y in Loader(*samples(30), 2, indices=indices).epoch(0)])
+    assert sorted(whole) == indices.tolist()
+    assert np.concatenate([y for _, y in batches]).tolist() == whole[:4].tolist()
+
+
+def test_the_data_set_is_not_touched() -> None:
+    x, y = samples(20)
+    before = x.copy()
+    for batch, labels in Loader(x, y, 6, shuffle=False, augment=list(AUGMENTATIONS)).epoch(0):
+        batch += 1
+        labels += 1
+    assert np.array_equal(x, before) and np.array_equal(y, np.arange(20))
+
+
+def test_the_thread_ends_with_the_iterator() -> None:
+    loader = Loader(*samples(40), 3, prefetch=2)
+    batches = loader.epoch(0)
+    assert not prefetch_threads()
+    next(batches)
+    assert len(prefetch_threads()) == 1
+    batches.close()  # type: ignore[attr-defined]
+    assert not prefetch_threads()
+    for _ in loader.epoch(0):
+        break  # the iterator is forgotten
+    assert not prefetch_threads()
+    list(loader.epoch(0))
+    assert not prefetch_threads()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_prefetch_is_bounded(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    made: list[int] = []
+    original = Loader._batch
+    monkeypatch.setattr(Loader, "_batch", lambda self, order, e, b: made.append(b) or original(self, order, e, b))
+    for taken, _ in enumerate(Loader(*samples(40), 2, prefetch=depth).epoch(0)):
+        assert len(made) <= taken + 1 + depth
+    assert made == list(range(20))
+
+
+def test_errors_in_the_thread_reach_the_consumer() -> None:
+    batches = Loader(*samples(10), 2, indices=np.array([0, 1, 2, 99]), shuffle=False).epoch(0)
+    next(batches)
+    with pytest.raises(IndexError):
+        next(batches)
+    assert not prefetch_threads()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch size 0"),
+        ({"y": np.arange(9)}, "10 images and 9 labels"),
+        ({"batch_size": 11, "drop_last": True}, "10 samples make no batch of 11"),
+        ({"indices": np.arange(0)}, "0 samples"),
+        ({"augment": "pad-crop,flop"}, r"unknown augmentation 'flop'.*Did you mean 'flip'\?"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    x, y = samples(10)
+    with pytest.raises(ConfigError, match=message):
+        Loader(**{"x": x, "y": y, "batch_size": 4, **options})
+
+
+def test_positions_out_of_range() -> None:
+    with pytest.raises(ConfigError, match="5 batches and cannot start at batch 6"):
+        Loader(*samples(10), 2).epoch(0, start=6)
+    with pytest.raises(ConfigError, match="seed -1 is out of range"):
+        Loader(*samples(10), 2, seed=-1).epoch(0)
+
+
+def test_parse_augment() -> None:
+    assert parse_augment("pad-crop, flip") == ("pad-crop", "flip")
+    assert parse_augment("") == parse_augment("none") == parse_augment([]) == ()
+    assert parse_augment(["cutout"]) == ("cutout",)
+
+
+def images(n: int, shape: tuple[int, int, int]) -> np.ndarray:
+    return np.random.default_rng(5).uniform(1, 2, (n, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (17, 33, 3), (1, 1, 5), (28, 28, 1)])
+def test_pad_crop_moves_the_image_over_the_border(shape: tuple[int, int, int]) -> None:
+    x, border = images(64, shape), np.arange(shape[2]) - 9.0
+    out = pad_crop(x.copy(), np.random.default_rng(0), border)
+    height, width = shape[:2]
+    pad_h, pad_w = height // 8, width // 8
+    moves = set()
+    for before, after in zip(x, out, strict=True):
+        padded = np.pad(before, ((pad_h, pad_h), (pad_w, pad_w), (0, 0)))
+        inside = np.pad(np.ones((height, width), bool), ((pad_h, pad_h), (pad_w, pad_w)))
+        padded[~inside] = border
+        places = [(i, j) for i in range(2 * pad_h + 1) for j in range(2 * pad_w + 1)]
+        found = [(i, j) for i, j in places if np.array_equal(padded[i : i + height, j : j + width], after)]
+        assert len(found) == 1
+        moves.add(found[0])
+    assert len(moves) >= min(5, (2 * pad_h + 1) * (2 * pad_w + 1))
+    assert out.dtype == np.float32
+
+
+def test_flip_mirrors_about_half() -> None:
+    x = images(200, (3, 5, 2))
+    out = flip(x.copy(), np.random.default_rng(0), 0.0)
+    mirrored = (out == x[:, :, ::-1]).all(axis=(1, 2, 3))
+    assert ((out == x).all(axis=(1, 2, 3)) ^ mirrored).all()
+    assert 70 < mirrored.sum() < 130
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (32, 32, 3), (9, 15, 2)])
+def test_cutout_blanks_one_rectangle(shape: tuple[int, int, int]) -> None:
+    x = images(100, shape)
+    out = cutout(x.copy(), np.random.default_rng(0), 0.0)
+    blank = (out == 0).all(axis=3)
+    assert np.array_equal(out[~blank], x[~blank])
+    for mask in blank:
+        rows, columns = mask.any(axis=1), mask.any(axis=0)
+        assert np.array_equal(mask, rows[:, None] & columns[None, :])
+        assert shape[0] // 4 <= rows.sum() <= shape[0] // 2 and shape[1] // 4 <= columns.sum() <= shape[1] // 2
+    assert blank.sum(axis=(1, 2)).max() == (shape[0] // 2) * (shape[1] // 2)
