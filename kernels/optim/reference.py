@@ -1,0 +1,97 @@
+"""Updates of the parameters: the definition and the oracle of the tests.
+
+theta, grad and the state (velocity, first, second) are flat vectors of one layout. Segment s of them, a parameter
+or some, is [starts[s], stops[s]) and has a learning rate lr[s] and a weight decay weight_decay[s]; what lies in no
+segment stays as it is. The gradient is multiplied by `scale` first, which clips it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from numpy import ndarray
+
+__all__ = ["adam", "lars", "norms", "sgd"]
+
+
+def _elements(starts: ndarray, stops: ndarray) -> Iterator[tuple[int, int]]:
+    """Each (segment s, element i of it)."""
+    for s in range(len(starts)):
+        for i in range(starts[s], stops[s]):
+            yield s, i
+
+
+def sgd(
+    theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
+    weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float,
+) -> None:  # fmt: skip
+    """velocity = momentum velocity + g, theta -= lr velocity, as PyTorch's SGD; velocity begins as zeros.
+
+    nesterov: theta -= lr (g + momentum velocity) instead (Sutskever et al. 2013). Weight decay adds
+    weight_decay theta to g; decoupled, it shrinks theta by the factor 1 - lr weight_decay instead
+    (Loshchilov, Hutter 2019).
+    """
+    for s, i in _elements(starts, stops):
+        g = scale * grad[i]
+        if decoupled:
+            theta[i] *= 1 - lr[s] * weight_decay[s]
+        else:
+            g += weight_decay[s] * theta[i]
+        velocity[i] = momentum * velocity[i] + g
+        theta[i] -= lr[s] * (g + momentum * velocity[i] if nesterov else velocity[i])
+
+
+def adam(
+    theta: ndarray, grad: ndarray, first: ndarray, second: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
+    weight_decay: ndarray, beta1: float, beta2: float, eps: float, step: int, decoupled: bool, scale: float,
+) -> None:  # fmt: skip
+    """Kingma, Ba 2015, algorithm 1: first and second are the running moments of g, `step` counts from 1.
+
+    theta -= lr (first / (1 - beta1^step)) / (sqrt(second / (1 - beta2^step)) + eps).
+    Weight decay as in `sgd`; decoupled, this is AdamW (Loshchilov, Hutter 2019).
+    """
+    for s, i in _elements(starts, stops):
+        g = scale * grad[i]
+        if decoupled:
+            theta[i] *= 1 - lr[s] * weight_decay[s]
+        else:
+            g += weight_decay[s] * theta[i]
+        first[i] = beta1 * first[i] + (1 - beta1) * g
+        second[i] = beta2 * second[i] + (1 - beta2) * g * g
+        mean = first[i] / (1 - beta1**step)
+        square = second[i] / (1 - beta2**step)
+        theta[i] -= lr[s] * mean / (math.sqrt(square) + eps)
+
+
+def norms(x: ndarray, starts: ndarray, stops: ndarray, squares: ndarray) -> None:
+    """squares[s] (float64) = the sum of the squares of segment s of x."""
+    squares[...] = 0
+    for s, i in _elements(starts, stops):
+        squares[s] += float(x[i]) ** 2
+
+
+def lars(
+    theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
+    weight_decay: ndarray, momentum: float, trust: float, theta_squares: ndarray, grad_squares: ndarray,
+    scale: float,
+) -> None:  # fmt: skip
+    """You, Gitman, Ginsburg 2017, algorithm 1: a learning rate of its own for each segment,
+
+    local = trust |theta| / (|g| + weight_decay |theta|), and 1 where weight_decay[s] or a norm is 0 (biases, say);
+    velocity = momentum velocity + lr local (g + weight_decay theta), theta -= velocity.
+    theta_squares and grad_squares come from `norms`, of grad before it is scaled.
+    """
+    for s, i in _elements(starts, stops):
+        local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s])
+        g = scale * grad[i] + weight_decay[s] * theta[i]
+        velocity[i] = momentum * velocity[i] + lr[s] * local * g
+        theta[i] -= velocity[i]
+
+
+def _local_rate(weight_decay: float, trust: float, theta_square: float, grad_square: float) -> float:
+    """LARS's factor on the learning rate of a segment."""
+    if weight_decay == 0 or theta_square == 0 or grad_square == 0:
+        return 1.0
+    theta_norm, grad_norm = math.sqrt(theta_square), math.sqrt(grad_square)
+    return trust * theta_norm / (grad_norm + weight_decay * theta_norm)
