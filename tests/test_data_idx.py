@@ -106,9 +106,7 @@ def test_messages(tmp_path: Path, content: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("suffix", list(WRITE))
 @pytest.mark.parametrize("place", ["data_dir", "subfolder", "environment", "cache"])
-def test_sets_of_any_size_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, suffix: str
-) -> None:
+def test_sets_of_any_size_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, suffix: str) -> None:
     folder = tmp_path / {"cache": "cache/minidl/data/mnist", "subfolder": "mine/mnist"}.get(place, "mine")
     write_set(folder, suffix=suffix)
     if place == "environment":

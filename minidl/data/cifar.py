@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from minidl.data.dataset import Splits
-from minidl.data.download import Published, download
+from minidl.data.download import Published, download, filling
 from minidl.data.files import cache_folder, opened, read_at_most, reading, search
 from minidl.errors import DataError
 
@@ -31,9 +31,9 @@ def read_cifar10(data_dir: str | Path | None) -> Splits:
     paths = search("cifar10", [TRAIN, [TEST]], data_dir)
     if paths is None:
         folder = cache_folder() / "cifar10"
-        archive = download(ARCHIVE, MIRRORS, folder)
-        paths = extract(archive, folder)
-        archive.unlink()
+        with filling(folder):
+            # Another process may have filled it while we waited.
+            paths = search("cifar10", [TRAIN, [TEST]], data_dir) or _download(folder)
     train = [read_batch(paths[name]) for name in TRAIN if name in paths]
     images, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
     return Splits(images, labels, *read_batch(paths[TEST]), classes=CLASSES)
@@ -54,20 +54,28 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(images), labels
 
 
+def _download(folder: Path) -> dict[str, Path]:
+    archive = download(ARCHIVE, MIRRORS, folder)
+    paths = extract(archive, folder)
+    archive.unlink()
+    return paths
+
+
 def extract(archive: Path, folder: Path) -> dict[str, Path]:
     """Write the six batch files of the official archive to `folder`; nothing else in it is touched."""
     members = {f"cifar-10-batches-bin/{name}": folder / name for name in [*TRAIN, TEST]}
-    parts: dict[Path, Path] = {}  # finished file -> file being written
+    contents: dict[Path, bytes] = {}
     with reading(archive), tarfile.open(archive, "r:gz") as tar:
         for member in tar:
             path = members.get(member.name)
             source = tar.extractfile(member) if path and member.isfile() and member.size <= LARGEST else None
             if path and source:
-                parts[path] = path.with_name(path.name + ".part")
-                parts[path].write_bytes(source.read())
-    missing = [path.name for path in members.values() if path not in parts]
+                contents[path] = source.read()
+    missing = [path.name for path in members.values() if path not in contents]
     if missing:
         raise DataError(f"{archive} does not hold {', '.join(missing)}: get the file again")
     for path in members.values():  # the test batch last: only with it does a later run take the set as complete
-        os.replace(parts[path], path)
-    return {path.name: path for path in parts}
+        part = path.with_name(path.name + ".part")
+        part.write_bytes(contents[path])
+        os.replace(part, path)
+    return {path.name: path for path in contents}

@@ -11,7 +11,7 @@ from minidl.data.seeds import Purpose, generator
 from minidl.data.shard import apportion
 from minidl.errors import ConfigError
 
-CHUNK = 1024  # images that are converted at a time: bounds the float64 temporaries
+CHUNK = 256  # images that are converted at a time: bounds the float64 temporaries
 
 
 class Splits(NamedTuple):
@@ -77,9 +77,7 @@ def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
     x_train, y_train = part(splits.x_train, splits.y_train, train)
     x_validation, y_validation = part(splits.x_train, splits.y_train, held) if len(held) else (None, None)
     x_test, y_test = part(splits.x_test, splits.y_test, slice(None))
-    return Dataset(
-        name, x_train, y_train, x_validation, y_validation, x_test, y_test, splits.classes, mean, std
-    )
+    return Dataset(name, x_train, y_train, x_validation, y_validation, x_test, y_test, splits.classes, mean, std)
 
 
 def stratified_split(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,35 +26,41 @@ class Published(NamedTuple):
 
 
 def download(file: Published, mirrors: Sequence[str], folder: Path) -> Path:
-    """`folder / file.name`, fetched from the first of `mirrors` (URLs that end in "/") that delivers it whole.
+    """`folder / file.name`; when it is not there, fetched from the first of `mirrors` (URLs that end in "/") that can.
 
     Bytes are collected in `.part` beside it, which the next attempt, mirror or run continues; the name appears only
-    when size and checksum are right. Processes that want the same file wait for the one that fetches it. Raises
-    DataError that says what each mirror did.
+    when size and checksum are right. Call it within `filling(folder)`. Raises DataError that says what each mirror did.
     """
     path, part = folder / file.name, folder / f"{file.name}.part"
+    if path.exists():
+        return path
     failures = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if path.exists():
-                return path
-            for mirror in mirrors:
-                try:
-                    _fetch(mirror + file.name, file, part)
-                    os.replace(part, path)
-                    return path
-                except _MirrorFailed as failure:
-                    failures.append(f"{mirror} ({failure})")
-    except OSError as error:
-        raise DataError(
-            f"cannot keep {file.name} in {folder}: {error.strerror}; make room or set XDG_CACHE_HOME to another folder"
-        ) from error
+    for mirror in mirrors:
+        try:
+            _fetch(mirror + file.name, file, part)
+            os.replace(part, path)
+            return path
+        except _MirrorFailed as failure:
+            failures.append(f"{mirror} ({failure})")
     raise DataError(
         f"could not download {file.name}: {'; '.join(failures)}. Get the set elsewhere and pass --data-dir FOLDER "
         "that holds its files (a .tar.gz unpacked), or set MINIDL_DATA"
     )
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[None]:
+    """While one process writes files into `folder` (made if need be), the others that want to wait here."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(
+            f"cannot write to {folder}: {reason}; make room or set XDG_CACHE_HOME to another folder"
+        ) from error
 
 
 class _MirrorFailed(Exception):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from minidl.data.dataset import Splits
-from minidl.data.download import Published, download
+from minidl.data.download import Published, download, filling
 from minidl.data.files import cache_folder, search
 from minidl.data.idx import read_idx
 from minidl.errors import DataError
@@ -45,9 +45,8 @@ def read_mnist(name: str, data_dir: str | Path | None) -> Splits:
     paths = search(name, [[stem] for stem in stems], data_dir)
     if paths is None:
         folder = cache_folder() / name
-        paths = {
-            stem: download(file, MIRRORS[name], folder) for stem, file in zip(stems, FILES[name], strict=True)
-        }
+        with filling(folder):
+            paths = {stem: download(file, MIRRORS[name], folder) for stem, file in zip(stems, FILES[name], strict=True)}
     train, test = (_read_pair(paths[images], paths[labels]) for images, labels in (stems[:2], stems[2:]))
     if train[0].shape[1:] != test[0].shape[1:]:
         raise DataError(

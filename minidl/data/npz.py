@@ -28,21 +28,21 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r}: expected {' or '.join(LAYOUTS)}.{nearest(layout, LAYOUTS)}")
     with reading(path), zipfile.ZipFile(path) as archive:
-        held = [name.removesuffix(".npy") for name in archive.namelist()]
+        held = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
         for name in NAMES:
             if name not in held:
                 others = [other for other in held if other not in NAMES]
                 raise DataError(
-                    f"{path} has no array {name!r}: expected {', '.join(NAMES)}, found {', '.join(held) or 'none'}."
-                    f"{nearest(name, others)}"
+                    f"{path} has no array {name!r}: expected {', '.join(NAMES)}, "
+                    f"found {', '.join(map(repr, held[:8])) or 'none'}.{nearest(name, others)}"
                 )
         x_train, y_train, x_test, y_test = (_read_array(archive, path, name) for name in NAMES)
     x_train, x_test = (_images(x, path, name, layout) for x, name in ((x_train, "x_train"), (x_test, "x_test")))
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"{path}: images of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]} (H, W, C)")
-    # A class without a single training image is a mistake long before there are as many classes as images.
-    classes = _check_labels(y_train, len(x_train), path, "y_train", len(x_train))
-    _check_labels(y_test, len(x_test), path, "y_test", classes)
+    _check_labels(y_train, len(x_train), path, "y_train", len(x_train), "there cannot be more classes than images")
+    classes = int(y_train.max()) + 1
+    _check_labels(y_test, len(x_test), path, "y_test", classes, "the classes of y_train")
     return Splits(x_train, y_train, x_test, y_test, classes)
 
 
@@ -86,14 +86,11 @@ def _images(x: np.ndarray, path: Path, name: str, layout: str) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
-def _check_labels(y: np.ndarray, images: int, path: Path, name: str, limit: int) -> int:
-    """Check labels against [0, limit); the number of classes that they imply."""
+def _check_labels(y: np.ndarray, images: int, path: Path, name: str, limit: int, why: str) -> None:
     if y.shape != (images,) or y.dtype.kind not in "ui":
-        raise DataError(f"{path}: {name} is {y.dtype} {y.shape}, expected whole numbers ({images},), one an image")
+        raise DataError(
+            f"{path}: {name} is {y.dtype} {y.shape}, expected whole numbers ({images},), one for each image"
+        )
     for extreme, position in ((y.min(), y.argmin()), (y.max(), y.argmax())):
         if not 0 <= extreme < limit:
-            what = "there are training images" if name == "y_train" else "y_train has classes"
-            raise DataError(
-                f"{path}: label {extreme} in {name} at {position}, expected 0 to {limit - 1} (no more than {what})"
-            )
-    return int(y.max()) + 1
+            raise DataError(f"{path}: label {extreme} in {name} at {position}, expected 0 to {limit - 1} ({why})")
