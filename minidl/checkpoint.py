@@ -1,0 +1,168 @@
+"""Checkpoints: folders that are whole or not there, and hold everything that a run goes on from.
+
+    checkpoints/step-00000480/
+        model.safetensors   the weights under PyTorch's names, in PyTorch's layouts
+        state.safetensors   the optimizer's flat vectors; as metadata the progress, random state, options and layout
+        sha256sums.txt      of both: a flipped byte of a weight is a valid weight, nothing else would show it
+
+A checkpoint is written into a folder beside, synced to the disk and renamed: at every moment, killed or out of
+power, the one before it is still there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_bytes
+
+from minidl.errors import CheckpointError
+
+FORMAT = "minidl checkpoint 1"
+MODEL, STATE, SUMS = "model.safetensors", "state.safetensors", "sha256sums.txt"
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Checkpoint:
+    """What a checkpoint holds. weights: a model's state_dict; vectors: the optimizer's; state: JSON values."""
+
+    weights: Arrays
+    vectors: Arrays
+    state: dict[str, Any]
+
+
+# A folder of checkpoints.
+
+
+def folder_of(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f"step-{step:08d}"
+
+
+def steps(checkpoints: Path) -> list[int]:
+    """The steps that have a checkpoint, rising."""
+    if not checkpoints.is_dir():
+        return []
+    names = (re.fullmatch(r"step-(\d{8,})", entry.name) for entry in checkpoints.iterdir())
+    return sorted(int(name[1]) for name in names if name)
+
+
+def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, whole or not at all. Raises CheckpointError where the disk refuses."""
+    final = folder_of(checkpoints, step)
+    beside, replaced = final.with_name(f".new-{final.name}"), final.with_name(f".old-{final.name}")
+    try:
+        _write(beside, checkpoint)
+        if final.exists():
+            final.rename(replaced)
+        beside.rename(final)
+        _sync(checkpoints)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        last = steps(checkpoints)
+        kept = f"the last good one is {folder_of(checkpoints, last[-1])}" if last else "there is none before it"
+        raise CheckpointError(f"cannot write checkpoint {final}: {error.strerror}; {kept}") from None
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def prune(checkpoints: Path, keep: int, best: int | None) -> None:
+    """Delete all but the last `keep` checkpoints and that of step `best`."""
+    for step in steps(checkpoints)[:-keep]:
+        if step != best:
+            folder = folder_of(checkpoints, step)
+            hidden = folder.rename(folder.with_name(f".new-{folder.name}"))  # half deleted is not a checkpoint
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def clean_up(checkpoints: Path) -> None:
+    """Remove what a killed process left; only for one who holds the run's lock."""
+    for old in checkpoints.glob(".old-step-*"):
+        final = old.with_name(old.name.removeprefix(".old-"))
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(final)  # killed between the two renames of `save`
+    for new in checkpoints.glob(".new-step-*"):
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read a checkpoint. Raises CheckpointError where it is damaged or not one of ours."""
+    _verify(folder)
+    weights, _ = read(folder / MODEL)
+    vectors, metadata = read(folder / STATE)
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: expected a {FORMAT!r}, found {metadata.get('format')!r}")
+    return Checkpoint(weights, vectors, json.loads(metadata["state"]))
+
+
+# Files.
+
+
+def read(path: Path) -> tuple[Arrays, dict[str, str]]:
+    """The arrays and the metadata of a safetensors file. Raises CheckpointError.
+
+    The reader holds the header's offsets against the file's size before it takes any memory.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from None
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    files = {
+        MODEL: _serialized(checkpoint.weights, {"format": "pt"}),  # "pt": other programs ask for this mark
+        STATE: _serialized(checkpoint.vectors, {"format": FORMAT, "state": json.dumps(checkpoint.state)}),
+    }
+    files[SUMS] = "".join(f"{_sha256(data)}  {name}\n" for name, data in files.items()).encode()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, data in files.items():
+        with open(folder / name, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    _sync(folder)
+
+
+def _serialized(arrays: Arrays, metadata: dict[str, str]) -> bytes:
+    # The writer takes memory as it lies, so it must lie in C order; (asarray, not ascontiguousarray: () stays ()).
+    return to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
+
+
+def _verify(folder: Path) -> None:
+    try:
+        sums = (folder / SUMS).read_bytes()
+        found = "".join(f"{_sha256((folder / name).read_bytes())}  {name}\n" for name in (MODEL, STATE)).encode()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder} is incomplete: {error.filename}: {error.strerror}") from None
+    if sums != found:
+        raise CheckpointError(f"checkpoint {folder} is damaged: {SUMS} does not fit its files")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Bring a folder's entries to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
