@@ -3,6 +3,10 @@
 The command lines print the line and exit with code 2; a library user catches `MinidlError`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class MinidlError(Exception):
     """Base of every error that minidl raises on purpose."""
@@ -25,14 +29,25 @@ class DivergedError(MinidlError, ArithmeticError):
 
 
 class ShapeError(MinidlError, ValueError):
-    """Arrays whose shapes do not fit an operation; the layer that called it is added on the way out."""
+    """Arrays whose shapes do not fit an operation. Modules add the path of the layer on the way out (nn/module.py)."""
 
-    def __init__(self, message: str, layer: str = "") -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.message, self.layer = message, layer
+        self.message = message
+        self.layer = ""  # what raised it: Conv2d(1, 32, 5x5)
+        self.path = ""  # and where that is in the model: layer1.0.conv1
+        self._module: object = None
+
+    def name_layer(self, module: object, description: str, named_modules: Iterable[tuple[str, object]]) -> None:
+        """Called by each module that the error passes: the first is the layer, the others see it further down."""
+        if self._module is None:
+            self._module, self.layer = module, description
+        else:
+            self.path = next((name for name, inside in named_modules if inside is self._module), self.path)
 
     def __str__(self) -> str:
-        return f"{self.layer}: {self.message}" if self.layer else self.message
+        where = f"layer {self.path}, {self.layer}" if self.path else self.layer
+        return f"{where}: {self.message}" if where else self.message
 
 
 def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:

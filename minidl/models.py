@@ -1,0 +1,136 @@
+"""Models for small images. Each is a function of the input's shape (H, W, C) and the number of classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from minidl import nn, ops
+from minidl.errors import ConfigError, nearest
+from minidl.tensor import Tensor
+
+Shape = tuple[int, int, int]
+
+
+def mlp(input_shape: Shape = (28, 28, 1), classes: int = 10, hidden: Sequence[int] = (512, 512)) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    features = math.prod(input_shape)
+    for width in hidden:
+        layers += [nn.Linear(features, width), nn.ReLU()]
+        features = width
+    return nn.Sequential(*layers, nn.Linear(features, classes))
+
+
+def lenet(input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Sequential:
+    """Two 5x5 convolutions of 32 and 64 channels, each halved by pooling, and a hidden layer of 512.
+
+    After LeCun et al. 1998, in the widths that today's benchmarks use.
+    """
+    height, width, channels = input_shape
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), 512),
+        nn.ReLU(),
+        nn.Linear(512, classes),
+    )
+
+
+def vgg(
+    input_shape: Shape = (32, 32, 3),
+    classes: int = 10,
+    stages: Sequence[Sequence[int]] = ((64, 64), (128, 128), (256, 256)),
+) -> nn.Sequential:
+    """Stages of 3x3 convolutions, each stage halved by pooling (Simonyan and Zisserman 2015)."""
+    height, width, channels = input_shape
+    layers: list[nn.Module] = []
+    for stage in stages:
+        for outputs in stage:
+            convolution = nn.Conv2d(channels, outputs, 3, padding=1)
+            nn.init.kaiming_normal(convolution.weight)
+            layers += [convolution, nn.ReLU()]
+            channels = outputs
+        layers.append(nn.MaxPool2d(2))
+        height, width = height // 2, width // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, classes))
+
+
+class Block(nn.Module):
+    """x + f(x), f two 3x3 convolutions with batch norm; the first may halve the image and double the channels.
+
+    The shortcut has no weights: every second pixel, and zeros for the new channels (He et al. 2016, option A).
+    """
+
+    def __init__(self, channels: int, outputs: int, stride: int) -> None:
+        self.conv1 = nn.Conv2d(channels, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride, self.new_channels = stride, outputs - channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = ops.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        if self.stride > 1:
+            x = x[:, :: self.stride, :: self.stride]
+        if self.new_channels:
+            x = ops.pad(x, ((0, 0), (0, 0), (0, 0), (0, self.new_channels)))
+        return ops.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """Three stages of 16, 32 and 64 channels for small images (He et al. 2016, section 4.2); depth = 6 n + 2."""
+
+    def __init__(self, input_shape: Shape = (32, 32, 3), classes: int = 10, depth: int = 20) -> None:
+        if depth < 8 or depth % 6 != 2:
+            raise ConfigError(f"resnet: depth {depth}; expected 6 n + 2, such as 20, 32, 44, 56 or 110")
+        self.conv1 = nn.Conv2d(input_shape[2], 16, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = self.stage(16, 16, 1, (depth - 2) // 6)
+        self.layer2 = self.stage(16, 32, 2, (depth - 2) // 6)
+        self.layer3 = self.stage(32, 64, 2, (depth - 2) // 6)
+        self.pool = nn.GlobalAvgPool2d()
+        self.fc = nn.Linear(64, classes)
+        for _, module in self.named_modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal(module.weight, fan_out=True)
+
+    @staticmethod
+    def stage(channels: int, outputs: int, stride: int, blocks: int) -> nn.Sequential:
+        rest = (Block(outputs, outputs, 1) for _ in range(blocks - 1))
+        return nn.Sequential(Block(channels, outputs, stride), *rest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = ops.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.fc(ops.flatten(self.pool(x)))
+
+
+def resnet(input_shape: Shape = (32, 32, 3), classes: int = 10, depth: int = 20) -> ResNet:
+    """The residual network of that depth."""
+    return ResNet(input_shape, classes, depth)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "lenet": lenet,
+    "vgg": vgg,
+    **{f"resnet{depth}": partial(resnet, depth=depth) for depth in (20, 32, 44, 56, 110)},
+}
+
+
+def build(name: str, input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Module:
+    """The model of that name for inputs (H, W, C). Raises ConfigError for a name or an input that does not fit."""
+    if name not in MODELS:
+        raise ConfigError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}.{nearest(name, list(MODELS))}")
+    model = MODELS[name](input_shape, classes)
+    if any(not parameter.size for parameter in model.parameters()):
+        raise ConfigError(f"model {name!r} cannot take images of {input_shape}: nothing is left after its pooling")
+    return model

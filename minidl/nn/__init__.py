@@ -1,0 +1,62 @@
+"""Layers, under PyTorch's names, with PyTorch's parameter names and initial weights; images are (N, H, W, C)."""
+
+from minidl.nn import init
+from minidl.nn.layers import (
+    GELU,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    CrossEntropyLoss,
+    Dropout,
+    Flatten,
+    GlobalAvgPool2d,
+    Identity,
+    LayerNorm,
+    LeakyReLU,
+    Linear,
+    LogSoftmax,
+    MaxPool2d,
+    MSELoss,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+)
+from minidl.nn.module import Module, Sequential, watching
+from minidl.parameter import Buffer, Parameter
+from minidl.random import random_state, seed, set_random_state
+
+__all__ = [
+    "GELU",
+    "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Buffer",
+    "Conv2d",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Flatten",
+    "GlobalAvgPool2d",
+    "Identity",
+    "LayerNorm",
+    "LeakyReLU",
+    "Linear",
+    "LogSoftmax",
+    "MSELoss",
+    "MaxPool2d",
+    "Module",
+    "Parameter",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Tanh",
+    "init",
+    "random_state",
+    "seed",
+    "set_random_state",
+    "watching",
+]

@@ -1,0 +1,61 @@
+"""Initial weights. Arrays are (in, out) or (kh, kw, in, out): fan_in counts what one output sums over.
+
+Each function writes into a parameter and draws from `minidl.seed`'s generator.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from minidl.parameter import Parameter
+from minidl.random import generator
+
+
+def fans(parameter: Parameter) -> tuple[int, int]:
+    """(fan_in, fan_out)"""
+    *kernel, inputs, outputs = parameter.shape
+    area = math.prod(kernel)
+    return inputs * area, outputs * area
+
+
+def constant(parameter: Parameter, value: float) -> None:
+    parameter.copy_(np.full(parameter.shape, value))
+
+
+def normal(parameter: Parameter, std: float = 1.0) -> None:
+    parameter.copy_(generator().normal(0.0, std, parameter.shape))
+
+
+def uniform(parameter: Parameter, bound: float) -> None:
+    """Between -bound and bound"""
+    parameter.copy_(generator().uniform(-bound, bound, parameter.shape))
+
+
+def kaiming_normal(parameter: Parameter, gain: float = math.sqrt(2), fan_out: bool = False) -> None:
+    """std = gain / sqrt(fan): keeps the size of activations through ReLU layers (He et al. 2015)"""
+    normal(parameter, gain / math.sqrt(fans(parameter)[fan_out]))
+
+
+def kaiming_uniform(parameter: Parameter, gain: float = math.sqrt(2)) -> None:
+    """The same variance, uniform"""
+    uniform(parameter, gain * math.sqrt(3 / fans(parameter)[0]))
+
+
+def xavier_uniform(parameter: Parameter, gain: float = 1.0) -> None:
+    """bound = gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010)"""
+    uniform(parameter, gain * math.sqrt(6 / sum(fans(parameter))))
+
+
+def xavier_normal(parameter: Parameter, gain: float = 1.0) -> None:
+    """The same variance, normal"""
+    normal(parameter, gain * math.sqrt(2 / sum(fans(parameter))))
+
+
+def torch_default(weight: Parameter, bias: Parameter | None) -> None:
+    """What PyTorch's Linear and Conv2d begin with: both uniform within 1 / sqrt(fan_in)"""
+    bound = 1 / math.sqrt(max(1, fans(weight)[0]))
+    uniform(weight, bound)
+    if bias is not None:
+        uniform(bias, bound)

@@ -1,0 +1,229 @@
+"""The layers: each keeps its parameters and hands them to its op."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from minidl import ops, random
+from minidl.errors import ShapeError
+from minidl.nn import init
+from minidl.nn.module import Module
+from minidl.ops.conv import Pair, pair
+from minidl.parameter import Buffer, Parameter
+from minidl.tensor import Tensor
+
+
+class Linear(Module):
+    """x (..., in) -> x w + b (..., out). weight (in, out); PyTorch keeps the transpose."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        self.weight = Parameter(np.empty((in_features, out_features), np.float32), torch_axes=(1, 0))
+        self.bias = Parameter(np.empty(out_features, np.float32)) if bias else None
+        init.torch_default(self.weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+    def flops(self, output_shape: tuple[int, ...]) -> int:
+        return 2 * self.weight.shape[0] * math.prod(output_shape)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, {self.weight.shape[1]}" + (", bias=False" if self.bias is None else "")
+
+
+class Conv2d(Module):
+    """Images (N, H, W, C) -> (N, Ho, Wo, O). weight (kh, kw, C / groups, O); PyTorch keeps (O, C / groups, kh, kw)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Pair,
+        stride: int | Pair = 1,
+        padding: int | Pair = 0,
+        dilation: int | Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ShapeError(f"Conv2d: {in_channels} -> {out_channels} channels do not divide into {groups} groups")
+        shape = (*pair(kernel_size), in_channels // groups, out_channels)
+        self.weight = Parameter(np.empty(shape, np.float32), torch_axes=(3, 2, 0, 1))
+        self.bias = Parameter(np.empty(out_channels, np.float32)) if bias else None
+        self.stride, self.padding, self.dilation, self.groups = pair(stride), pair(padding), pair(dilation), groups
+        init.torch_default(self.weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def flops(self, output_shape: tuple[int, ...]) -> int:
+        return 2 * math.prod(self.weight.shape[:3]) * math.prod(output_shape)
+
+    def extra_repr(self) -> str:
+        height, width, channels, outputs = self.weight.shape
+        text = f"{channels * self.groups}, {outputs}, {height}x{width}"
+        for name, plain in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            if getattr(self, name) != (plain, plain):
+                value = getattr(self, name)
+                text += f", {name}={value[0] if value[0] == value[1] else value}"
+        return text + (f", groups={self.groups}" if self.groups > 1 else "")
+
+
+class BatchNorm2d(Module):
+    """Batch normalisation of each channel (the last axis), over images (N, H, W, C)."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        self.weight = Parameter(np.ones(num_features, np.float32))
+        self.bias = Parameter(np.zeros(num_features, np.float32))
+        self.running_mean = Buffer(np.zeros(num_features, np.float32))
+        self.running_var = Buffer(np.ones(num_features, np.float32))
+        self.eps, self.momentum = eps, momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.running_mean.numpy(), self.running_var.numpy()  # written to in training
+        return ops.batch_norm(x, self.weight, self.bias, mean, var, self.training, self.momentum, self.eps)
+
+    def extra_repr(self) -> str:
+        return str(self.weight.size)
+
+
+class BatchNorm1d(BatchNorm2d):
+    """Batch normalisation of features (N, C)."""
+
+
+class LayerNorm(Module):
+    """Normalisation of each sample over its last axis."""
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        self.weight = Parameter(np.ones(features, np.float32))
+        self.bias = Parameter(np.zeros(features, np.float32))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return str(self.weight.size)
+
+
+class Dropout(Module):
+    """In training each element is 0 with probability p, and 1 / (1 - p) times itself otherwise."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p < 1:
+            raise ShapeError(f"Dropout: p = {p}; expected 0 <= p < 1")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.dropout(x, self.p, *random.draw(x.size)) if self.training and self.p else x
+
+    def extra_repr(self) -> str:
+        return f"{self.p}"
+
+
+class MaxPool2d(Module):
+    """The largest value under each window."""
+
+    def __init__(self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> None:
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.max_pool2d(x, self.kernel_size, self.stride, self.padding)
+
+    def extra_repr(self) -> str:
+        return f"{self.kernel_size}"
+
+
+class AvgPool2d(MaxPool2d):
+    """The mean under each window."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
+
+
+class GlobalAvgPool2d(Module):
+    """The mean over all pixels: (N, H, W, C) -> (N, 1, 1, C); PyTorch's AdaptiveAvgPool2d(1)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.global_avg_pool2d(x)
+
+
+class Flatten(Module):
+    """(N, H, W, C) -> (N, C H W), in PyTorch's order, so that a linear layer behind it means the same there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.flatten(x)
+
+
+class Identity(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class ReLU(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.relu(x)
+
+
+class LeakyReLU(Module):
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        self.negative_slope = negative_slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.leaky_relu(x, self.negative_slope)
+
+    def extra_repr(self) -> str:
+        return f"{self.negative_slope}"
+
+
+class GELU(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.gelu(x)
+
+
+class SiLU(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.silu(x)
+
+
+class Tanh(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.tanh(x)
+
+
+class Sigmoid(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.sigmoid(x)
+
+
+class Softmax(Module):
+    """Over the last axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.softmax(x)
+
+
+class LogSoftmax(Module):
+    """Over the last axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.log_softmax(x)
+
+
+class CrossEntropyLoss(Module):
+    """logits (N, classes), labels (N,) integers -> the mean cross-entropy."""
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, logits: Tensor, labels: np.ndarray) -> Tensor:
+        return ops.cross_entropy(logits, labels, self.label_smoothing)
+
+
+class MSELoss(Module):
+    """The mean of (prediction - target)^2."""
+
+    def __call__(self, prediction: Tensor, target: Tensor | np.ndarray) -> Tensor:
+        return ops.mse_loss(prediction, target)

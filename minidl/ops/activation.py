@@ -1,0 +1,86 @@
+"""Activations. Each keeps whichever of input and output its derivative is simplest in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidl.autograd import Function
+
+if TYPE_CHECKING:
+    from minidl.tensor import Tensor
+
+
+class Activation(Function):
+    """An activation is a kernel `name(x, *options, y)` and a kernel `name_backward(dy, kept, *options, dx)`."""
+
+    name: str
+    keeps_output = False
+
+    def forward(self, x: np.ndarray, **options: float) -> np.ndarray:
+        y = self.device.empty(x.shape, x.dtype)
+        self.options = tuple(options.values())
+        getattr(self.device.activation, self.name)(x.ravel(), *self.options, y.ravel())
+        self.kept = y if self.keeps_output else x
+        return y
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        dx = self.device.empty(dy.shape, dy.dtype)
+        kernel = getattr(self.device.activation, f"{self.name}_backward")
+        kernel(dy.ravel(), self.kept.ravel(), *self.options, dx.ravel())
+        return dx
+
+
+class ReLU(Activation):
+    name, keeps_output = "relu", True
+
+
+class LeakyReLU(Activation):
+    name = "leaky_relu"
+
+
+class GELU(Activation):
+    name = "gelu"
+
+
+class SiLU(Activation):
+    name = "silu"
+
+
+class Tanh(Activation):
+    name, keeps_output = "tanh", True
+
+
+class Sigmoid(Activation):
+    name, keeps_output = "sigmoid", True
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0)"""
+    return ReLU.apply(x)
+
+
+def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
+    """x where x > 0, else slope x"""
+    return LeakyReLU.apply(x, slope=float(slope))
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016), by erf"""
+    return GELU.apply(x)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x sigmoid(x), also called swish"""
+    return SiLU.apply(x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent"""
+    return Tanh.apply(x)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + e^-x)"""
+    return Sigmoid.apply(x)

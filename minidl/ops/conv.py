@@ -1,0 +1,113 @@
+"""Two-dimensional convolution: images (N, H, W, C), weights (kh, kw, C / groups, O)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidl.autograd import Function
+from minidl.errors import ShapeError
+from minidl.ops.arrays import reduce_sum
+
+if TYPE_CHECKING:
+    from minidl.tensor import Tensor
+
+Pair = tuple[int, int]  # (vertical, horizontal)
+
+TASKS = 16  # blocks of images in flight: a fixed number, so that bits do not depend on the number of threads
+ROWS = 256  # a block is so many images that it has about this many output pixels
+
+
+class Conv2d(Function):
+    def forward(
+        self,
+        x: np.ndarray,
+        weight: np.ndarray,
+        *bias: np.ndarray,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        groups: int,
+    ) -> np.ndarray:
+        self.x, self.weight, self.groups = x, weight, groups
+        self.geometry = stride, padding, dilation
+        out = (
+            output_length(x.shape[1 + axis], weight.shape[axis], stride[axis], padding[axis], dilation[axis])
+            for axis in (0, 1)
+        )
+        y = self.device.empty((x.shape[0], *out, weight.shape[3]), x.dtype)
+        if groups == 1:
+            self.device.conv.forward(x, weight, *self.geometry, self.columns(y), y)
+        else:
+            self.device.conv.grouped_forward(x, weight, groups, *self.geometry, y)
+        for b in bias:
+            self.device.elementwise.add_bias(b, y.reshape(-1, y.shape[3]))
+        return y
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        conv, x, weight = self.device.conv, self.x, self.weight
+        dx = self.device.empty(x.shape, dy.dtype) if self.needs[0] else None
+        dw = self.device.empty(weight.shape, dy.dtype) if self.needs[1] else None
+        if self.groups == 1:
+            columns = self.columns(dy)
+            if dx is not None:
+                conv.backward_input(dy, weight, *self.geometry, columns, dx)
+            if dw is not None:
+                partial = self.device.empty((columns.shape[0], 2, columns.shape[3], weight.shape[3]), dy.dtype)
+                conv.backward_weight(x, dy, *self.geometry, columns, partial, dw)
+        else:
+            if dx is not None:
+                conv.grouped_backward_input(dy, weight, self.groups, *self.geometry, dx)
+            if dw is not None:
+                conv.grouped_backward_weight(x, dy, self.groups, *self.geometry, dw)
+        return dx, dw, *(reduce_sum(self.device, dy, (0, 1, 2)) if need else None for need in self.needs[2:])
+
+    def columns(self, y: np.ndarray) -> np.ndarray:
+        """Scratch for unrolled patches: (tasks, images a block, output pixels, kh kw C)."""
+        images, pixels = y.shape[0], y.shape[1] * y.shape[2]
+        tasks = min(TASKS, images)
+        block = max(1, min(images // tasks, ROWS // pixels))
+        kernel_height, kernel_width, channels, _ = self.weight.shape
+        return self.device.empty((tasks, block, pixels, kernel_height * kernel_width * channels), y.dtype)
+
+
+def output_length(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
+    """How many places a window of `kernel` taps has along an axis of `size` pixels."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def pair(value: int | Pair) -> Pair:
+    """3 -> (3, 3)"""
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Cross-correlation of images x (N, H, W, C) with weight (kh, kw, C / groups, O), plus bias (O,).
+
+    Returns (N, Ho, Wo, O) with Ho = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, likewise Wo.
+    """
+    stride, padding, dilation = pair(stride), pair(padding), pair(dilation)
+    if x.ndim != 4 or weight.ndim != 4 or groups < 1 or x.shape[3] != weight.shape[2] * groups:
+        raise ShapeError(f"conv2d: images {x.shape} for a weight {weight.shape} in {groups} group(s); expected "
+                         "images (N, H, W, C) and a weight (kh, kw, C / groups, O)")  # fmt: skip
+    if weight.shape[3] % groups:
+        raise ShapeError(f"conv2d: {weight.shape[3]} output channels do not divide into {groups} groups")
+    if min(stride) < 1 or min(dilation) < 1 or min(padding) < 0:
+        raise ShapeError(f"conv2d: stride {stride}, padding {padding}, dilation {dilation}; expected stride and "
+                         "dilation of at least 1, padding of at least 0")  # fmt: skip
+    for axis in (0, 1):
+        if output_length(x.shape[1 + axis], weight.shape[axis], stride[axis], padding[axis], dilation[axis]) < 1:
+            raise ShapeError(f"conv2d: a kernel of {weight.shape[:2]} with dilation {dilation} does not fit into "
+                             f"images {x.shape} with padding {padding}")  # fmt: skip
+    return Conv2d.apply(
+        x, weight, *([] if bias is None else [bias]), stride=stride, padding=padding, dilation=dilation, groups=groups
+    )

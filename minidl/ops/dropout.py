@@ -1,0 +1,38 @@
+"""Dropout, by counted random numbers.
+
+Whether element i survives is a pure function of (seed, offset + i): no mask is stored, the backward pass asks the same
+function again, and a checkpoint needs two integers to go on exactly where it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidl.autograd import Function
+from minidl.errors import ShapeError
+
+if TYPE_CHECKING:
+    from minidl.tensor import Tensor
+
+
+class Dropout(Function):
+    def forward(self, x: np.ndarray, p: float, seed: int, offset: int) -> np.ndarray:
+        self.options = p, seed, offset
+        return self.masked(x)
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        return self.masked(dy)
+
+    def masked(self, x: np.ndarray) -> np.ndarray:
+        y = self.device.empty(x.shape, x.dtype)
+        self.device.dropout.dropout(x.ravel(), *self.options, y.ravel())
+        return y
+
+
+def dropout(x: Tensor, p: float, seed: int, offset: int) -> Tensor:
+    """Each element becomes 0 with probability p, and is divided by 1 - p otherwise (Srivastava et al. 2014)."""
+    if not 0 <= p < 1:
+        raise ShapeError(f"dropout: p = {p}; expected 0 <= p < 1")
+    return Dropout.apply(x, p=float(p), seed=seed, offset=offset) if p else x

@@ -1,0 +1,222 @@
+"""Elementwise arithmetic. Shapes broadcast as in NumPy; a number needs no tensor of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidl.autograd import Function
+from minidl.errors import ShapeError
+
+if TYPE_CHECKING:
+    from minidl.tensor import Scalar, Tensor
+
+    Operand = Tensor | np.ndarray | Scalar
+
+
+class Elementwise(Function):
+    """What the operations below share: outputs like the inputs, kernels on flat vectors."""
+
+    def run(self, kernel: str, *arguments: np.ndarray | float) -> np.ndarray:
+        """The kernel's result, an array like the first argument."""
+        like = arguments[0]
+        assert isinstance(like, np.ndarray)
+        out = self.device.empty(like.shape, like.dtype)
+        flat = (a.ravel() if isinstance(a, np.ndarray) else a for a in arguments)
+        getattr(self.device.elementwise, kernel)(*flat, out.ravel())
+        return out
+
+    def scaled(self, x: np.ndarray, scale: float) -> np.ndarray:
+        return self.run("affine", x, scale, 0.0)
+
+
+class Add(Elementwise):
+    def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return self.run("add", a, b)
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray, ...]:
+        return dy, dy
+
+
+class Subtract(Elementwise):
+    def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return self.run("subtract", a, b)
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        return dy, self.scaled(dy, -1.0) if self.needs[1] else None
+
+
+class Multiply(Elementwise):
+    def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        self.a, self.b = a, b
+        return self.run("multiply", a, b)
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        return (
+            self.run("multiply", dy, self.b) if self.needs[0] else None,
+            self.run("multiply", dy, self.a) if self.needs[1] else None,
+        )
+
+
+class Divide(Elementwise):
+    def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        self.b, self.y = b, self.run("divide", a, b)
+        return self.y
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        da = self.run("divide", dy, self.b)
+        return da, self.scaled(self.run("multiply", da, self.y), -1.0) if self.needs[1] else None
+
+
+class Maximum(Elementwise):
+    def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        self.a, self.b = a, b
+        return self.run("maximum", a, b)
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray, ...]:
+        da, db = self.device.empty(dy.shape, dy.dtype), self.device.empty(dy.shape, dy.dtype)
+        self.device.elementwise.maximum_backward(*(v.ravel() for v in (dy, self.a, self.b, da, db)))
+        return da, db
+
+
+class Affine(Elementwise):
+    def forward(self, x: np.ndarray, scale: float, shift: float) -> np.ndarray:
+        self.scale = scale
+        return self.run("affine", x, scale, shift)
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        return self.scaled(dy, self.scale)
+
+
+class Power(Elementwise):
+    def forward(self, x: np.ndarray, exponent: float) -> np.ndarray:
+        self.x, self.exponent = x, exponent
+        return self.run("power", x, exponent)
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        return self.run("power_backward", dy, self.x, self.exponent)
+
+
+class Exp(Elementwise):
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        self.y = self.run("exp", x)
+        return self.y
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        return self.run("multiply", dy, self.y)
+
+
+class Log(Elementwise):
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        self.x = x
+        return self.run("log", x)
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        return self.run("divide", dy, self.x)
+
+
+class Sqrt(Elementwise):
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        self.y = self.run("sqrt", x)
+        return self.y
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        return self.scaled(self.run("divide", dy, self.y), 0.5)
+
+
+class Absolute(Elementwise):
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        self.x = x
+        return self.run("absolute", x)
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        return self.run("absolute_backward", dy, self.x)
+
+
+def _is_number(value: Operand) -> bool:
+    return isinstance(value, int | float | np.floating | np.integer)
+
+
+def _tensors(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    """Both operands as tensors of one shape, arrays and numbers brought to the type of the tensor among them."""
+    from minidl.ops.movement import broadcast_to
+    from minidl.tensor import Tensor
+
+    like = a if isinstance(a, Tensor) else b
+    assert isinstance(like, Tensor), "an operator is called on at least one Tensor"
+    x, y = (v if isinstance(v, Tensor) else Tensor(np.asarray(v, like.dtype), device=like.device) for v in (a, b))
+    try:
+        shape = np.broadcast_shapes(x.shape, y.shape)
+    except ValueError:
+        raise ShapeError(f"{name}: shapes {x.shape} and {y.shape} do not broadcast") from None
+    return broadcast_to(x, shape), broadcast_to(y, shape)
+
+
+def add(a: Operand, b: Operand) -> Tensor:
+    """a + b"""
+    if _is_number(a):
+        a, b = b, a
+    if _is_number(b):
+        return affine(a, shift=float(b))  # type: ignore[arg-type]
+    return Add.apply(*_tensors("add", a, b))
+
+
+def subtract(a: Operand, b: Operand) -> Tensor:
+    """a - b"""
+    if _is_number(b):
+        return affine(a, shift=-float(b))  # type: ignore[arg-type]
+    if _is_number(a):
+        return affine(b, scale=-1.0, shift=float(a))  # type: ignore[arg-type]
+    return Subtract.apply(*_tensors("subtract", a, b))
+
+
+def multiply(a: Operand, b: Operand) -> Tensor:
+    """a b, element by element"""
+    if _is_number(a):
+        a, b = b, a
+    if _is_number(b):
+        return affine(a, scale=float(b))  # type: ignore[arg-type]
+    return Multiply.apply(*_tensors("multiply", a, b))
+
+
+def divide(a: Operand, b: Operand) -> Tensor:
+    """a / b"""
+    return Divide.apply(*_tensors("divide", a, b))
+
+
+def maximum(a: Operand, b: Operand) -> Tensor:
+    """The larger of a and b, element by element; of equal ones each gets half the gradient."""
+    return Maximum.apply(*_tensors("maximum", a, b))
+
+
+def affine(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
+    """scale x + shift, for two numbers"""
+    return Affine.apply(x, scale=float(scale), shift=float(shift))
+
+
+def power(x: Tensor, exponent: Scalar) -> Tensor:
+    """x^exponent, for a number as exponent"""
+    if not _is_number(exponent):
+        raise ShapeError(f"power: the exponent must be a number, not {type(exponent).__name__}")
+    return Power.apply(x, exponent=float(exponent))
+
+
+def exp(x: Tensor) -> Tensor:
+    """e^x"""
+    return Exp.apply(x)
+
+
+def log(x: Tensor) -> Tensor:
+    """ln x"""
+    return Log.apply(x)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """The square root of x"""
+    return Sqrt.apply(x)
+
+
+def absolute(x: Tensor) -> Tensor:
+    """|x|"""
+    return Absolute.apply(x)

@@ -1,0 +1,91 @@
+"""Matrix products and the linear layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidl.autograd import Function
+from minidl.errors import ShapeError
+from minidl.ops.arrays import reduce_sum
+
+if TYPE_CHECKING:
+    from minidl.tensor import Tensor
+
+
+class MatMul(Function):
+    """y[i] = a[i] @ b[i] for a batch of matrices: a (B, M, K), b (B, K, N), y (B, M, N)."""
+
+    def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        self.a, self.b = a, b
+        y = self.device.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+        for i in range(len(y)):
+            self.device.matmul.nn(a[i], b[i], y[i])
+        return y
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        da = self.device.empty(self.a.shape, dy.dtype) if self.needs[0] else None
+        db = self.device.empty(self.b.shape, dy.dtype) if self.needs[1] else None
+        for i in range(len(dy)):
+            if da is not None:
+                self.device.matmul.nt(dy[i], self.b[i], da[i])
+            if db is not None:
+                self.device.matmul.tn(self.a[i], dy[i], db[i])
+        return da, db
+
+
+class Linear(Function):
+    """y = x w + b: x (rows, in), w (in, out), b (out,), y (rows, out)."""
+
+    def forward(self, x: np.ndarray, w: np.ndarray, *bias: np.ndarray) -> np.ndarray:
+        self.x, self.w = x, w
+        y = self.device.empty((x.shape[0], w.shape[1]), x.dtype)
+        self.device.matmul.nn(x, w, y)
+        for b in bias:
+            self.device.elementwise.add_bias(b, y)
+        return y
+
+    def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        dx = dw = None
+        if self.needs[0]:
+            dx = self.device.empty(self.x.shape, dy.dtype)
+            self.device.matmul.nt(dy, self.w, dx)
+        if self.needs[1]:
+            dw = self.device.empty(self.w.shape, dy.dtype)
+            self.device.matmul.tn(self.x, dy, dw)
+        return dx, dw, *(reduce_sum(self.device, dy, (0,)) if need else None for need in self.needs[2:])
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b: the product over the last axis of a and the last but one of b; axes in front of these broadcast.
+
+    A vector counts as a row on the left and as a column on the right, as in NumPy.
+    """
+    from minidl.ops.movement import broadcast_to, reshape
+
+    if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the last axis of the left one must be as long as the "
+                         "last but one of the right one")  # fmt: skip
+    left = reshape(a, (1, *a.shape)) if a.ndim == 1 else a
+    right = reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
+    try:
+        batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    except ValueError:
+        raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the axes in front do not broadcast") from None
+    left, right = (broadcast_to(t, (*batch, *t.shape[-2:])) for t in (left, right))
+    y = MatMul.apply(reshape(left, (-1, *left.shape[-2:])), reshape(right, (-1, *right.shape[-2:])))
+    rows, columns = left.shape[-2:-1] if a.ndim > 1 else (), right.shape[-1:] if b.ndim > 1 else ()
+    return reshape(y, (*batch, *rows, *columns))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (..., in) @ weight (in, out) + bias (out,) -> (..., out)"""
+    from minidl.ops.movement import reshape
+
+    if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[0]:
+        raise ShapeError(f"linear: input {x.shape} for a weight (in, out) = {weight.shape}: the last axis must be "
+                         f"{weight.shape[0]} long")  # fmt: skip
+    rows = x if x.ndim == 2 else reshape(x, (-1, x.shape[-1]))
+    y = Linear.apply(rows, weight, *([] if bias is None else [bias]))
+    return y if x.ndim == 2 else reshape(y, (*x.shape[:-1], weight.shape[1]))

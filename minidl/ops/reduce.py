@@ -1,0 +1,89 @@
+"""Reductions over one, several or all axes."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidl.autograd import Function
+from minidl.errors import ShapeError
+from minidl.ops.arrays import middle, reduce_sum, runs, strided_copy
+
+if TYPE_CHECKING:
+    from minidl.tensor import Tensor
+
+Axes = int | Sequence[int] | None
+
+
+def _without(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...]:
+    return tuple(1 if axis in axes else n for axis, n in enumerate(shape) if keepdims or axis not in axes)
+
+
+class Sum(Function):
+    def forward(self, x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+        self.shape, self.axes = x.shape, axes
+        return reduce_sum(self.device, x, axes).reshape(_without(x.shape, axes, keepdims))
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """Every summand gets the whole gradient: a copy with stride 0 along the summed axes."""
+        dy = dy.reshape(_without(self.shape, self.axes, keepdims=True))
+        return strided_copy(self.device, dy, np.broadcast_to(dy, self.shape))
+
+
+class Max(Function):
+    """Over neighbouring axes."""
+
+    def forward(self, x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
+        self.shape, self.axes = x.shape, axes
+        x = middle(x, axes)
+        out = self.device.empty((x.shape[0], x.shape[2]), x.dtype)
+        self.winner = np.empty(out.shape, np.int64)
+        self.device.reduce.maximum(x, out, self.winner)
+        return out.reshape(_without(self.shape, axes, keepdims))
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        dx = self.device.empty(self.shape, dy.dtype)
+        self.device.reduce.maximum_backward(dy.reshape(self.winner.shape), self.winner, middle(dx, self.axes))
+        return dx
+
+
+def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
+    """The axes to reduce, sorted, none negative."""
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) != len(axes):
+        raise ShapeError(f"{name}: axis {axis} for a tensor of shape {x.shape}")
+    return tuple(sorted(a % x.ndim for a in axes))
+
+
+def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+    """The sum over an axis, several, or (None) all."""
+    axes = _axes("sum", x, axis)
+    return Sum.apply(x, axes=axes, keepdims=keepdims) if axes else x
+
+
+def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The mean over an axis, several, or (None) all."""
+    count = math.prod(x.shape[a] for a in _axes("mean", x, axis))
+    if not count:
+        raise ShapeError(f"mean: no elements along axis {axis} of shape {x.shape}")
+    return sum(x, axis, keepdims) * (1 / count)
+
+
+def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+    """The largest element along an axis, several, or (None) all; the first of equal ones gets the gradient."""
+    from minidl.ops.movement import transpose
+
+    axes = _axes("max", x, axis)
+    if not axes:
+        return x
+    if not math.prod(x.shape[a] for a in axes):
+        raise ShapeError(f"max: no elements along axis {axis} of shape {x.shape}")
+    shape = _without(x.shape, axes, keepdims)
+    if len(runs(axes)) > 1:  # bring the axes together first
+        rest = tuple(a for a in builtins.range(x.ndim) if a not in axes)
+        x, axes = transpose(x, rest + axes), tuple(builtins.range(len(rest), x.ndim))
+    return Max.apply(x, axes=axes, keepdims=False).reshape(*shape)

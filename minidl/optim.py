@@ -1,0 +1,249 @@
+"""Optimizers: each step is one fused pass over the flat vectors of the arena.
+
+A parameter group is a set of parameters with its own weight decay and learning rate. The kernels know nothing of
+parameters: they get segments [start, stop) of the vectors, and a rate and a decay for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minidl.arena import Arena
+from minidl.device import device
+from minidl.errors import CheckpointError, ConfigError, nearest
+from minidl.nn.module import Module
+from minidl.parameter import Parameter
+
+Parameters = Module | Iterable[Parameter] | Sequence[Mapping[str, Any]]
+
+
+class Optimizer:
+    """What all have in common: groups, segments, clipping.
+
+    parameters: a model; or parameters; or groups, mappings with "params" and, where they differ from the arguments,
+        "lr" and "weight_decay". The model is flattened (see arena.py) if it was not yet.
+    lr: the learning rate; may be set before each step, as schedules do.
+    clip: the largest norm that the whole gradient may have; it is scaled down to it (Pascanu et al. 2013).
+    """
+
+    fuses_neighbours = True  # neighbouring parameters of equal rate and decay may be one segment
+
+    def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("clip", clip or 0.0)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{type(self).__name__}: {name} = {value}; expected a finite number >= 0")
+        self.lr, self.clip, self.steps = lr, clip, 0
+        groups = _groups(parameters)
+        self.arena = _arena(parameters, groups)
+        self.device = device("cpu")
+        chosen = {id(p): group for group in groups for p in group["params"]}
+        segments: list[list[float]] = []  # start, stop, rate relative to lr, decay
+        for slot, parameter in zip(self.arena.slots, self.arena.parameters.values(), strict=True):
+            if id(parameter) not in chosen:  # frozen: not given to this optimizer
+                continue
+            group = chosen[id(parameter)]
+            rate = group["lr"] / lr if "lr" in group and lr else 1.0
+            decay = group.get("weight_decay", weight_decay)
+            neighbour = segments and slot.start - segments[-1][1] < 64 and segments[-1][2:] == [rate, decay]
+            if self.fuses_neighbours and neighbour:
+                segments[-1][1] = slot.stop  # the gap between them holds zeros, which stay zeros
+            else:
+                segments.append([slot.start, slot.stop, rate, decay])
+        table = np.array(segments, np.float64).reshape(-1, 4)
+        self.starts, self.stops = np.ascontiguousarray(table[:, :2].T).astype(np.int64)
+        self.rates, self.decays = np.ascontiguousarray(table[:, 2:].T)
+
+    def step(self) -> None:
+        """Update theta from grad, once."""
+        self.steps += 1
+        self.update(self.lr * self.rates, self.scale())
+        self.arena.touch()
+
+    def update(self, lr: np.ndarray, scale: float) -> None:
+        """The rule. lr: for each segment; scale: what the gradient is multiplied with first."""
+        raise NotImplementedError
+
+    def scale(self) -> float:
+        """min(1, clip / |grad|)"""
+        if not self.clip:
+            return 1.0
+        norm = math.sqrt(self.squares(self.arena.grad).sum())
+        return min(1.0, self.clip / norm) if norm else 1.0
+
+    def squares(self, vector: np.ndarray) -> np.ndarray:
+        """The squared norm of each segment."""
+        squares = np.empty(len(self.starts))
+        self.device.optim.norms(vector, self.starts, self.stops, squares)
+        return squares
+
+    def zero_grad(self) -> None:
+        self.arena.grad[:] = 0
+
+    def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """(flat vectors, numbers): all that the next step depends on besides theta."""
+        return dict(self.arena.states), {"steps": self.steps}
+
+    def load_state_dict(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, float]) -> None:
+        for name, vector in vectors.items():
+            if vector.shape != self.arena.theta.shape:
+                raise CheckpointError(f"optimizer state {name}: {vector.shape}; expected {self.arena.theta.shape}")
+        for name, vector in vectors.items():
+            self.arena.state(name)[:] = vector
+        self.steps = int(numbers["steps"])
+
+
+class SGD(Optimizer):
+    """v <- momentum v + g;  theta <- theta - lr v.   nesterov: theta <- theta - lr (g + momentum v)
+
+    Weight decay is coupled (g + decay theta takes the place of g, as in PyTorch's SGD), or decoupled: theta shrinks by
+    lr decay apart from the gradient (Loshchilov and Hutter 2019).
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        decoupled: bool = False,
+        clip: float | None = None,
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"SGD: momentum = {momentum}; expected 0 <= momentum < 1")
+        super().__init__(parameters, lr, weight_decay, clip)
+        self.momentum, self.nesterov, self.decoupled = momentum, nesterov, decoupled
+
+    def update(self, lr: np.ndarray, scale: float) -> None:
+        a = self.arena
+        vectors = a.theta, a.grad, a.state("velocity")
+        options = self.momentum, self.nesterov, self.decoupled, scale
+        self.device.optim.sgd(*vectors, self.starts, self.stops, lr, self.decays, *options)
+
+
+class Adam(Optimizer):
+    """m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  theta <- theta - lr m' / (sqrt(v') + eps)
+
+    with m' = m / (1 - b1^t) and v' = v / (1 - b2^t) (Kingma and Ba 2015). Weight decay is coupled.
+    """
+
+    decoupled = False
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+    ) -> None:
+        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
+            raise ConfigError(f"{type(self).__name__}: betas = {betas}; expected two numbers in [0, 1)")
+        super().__init__(parameters, lr, weight_decay, clip)
+        self.betas, self.eps = betas, eps
+
+    def update(self, lr: np.ndarray, scale: float) -> None:
+        a = self.arena
+        vectors = a.theta, a.grad, a.state("first_moment"), a.state("second_moment")
+        options = *self.betas, self.eps, self.steps, self.decoupled, scale
+        self.device.optim.adam(*vectors, self.starts, self.stops, lr, self.decays, *options)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    decoupled = True
+
+
+class LARS(SGD):
+    """SGD whose rate for each parameter is scaled by trust |w| / (|g| + decay |w|) (You, Gitman, Ginsburg 2017).
+
+    Parameters without weight decay (norms and biases, see `parameter_groups`) keep the plain rate.
+    """
+
+    fuses_neighbours = False  # each parameter has norms of its own
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+        clip: float | None = None,
+    ) -> None:
+        super().__init__(parameters, lr, momentum, weight_decay, clip=clip)
+        self.trust = trust
+
+    def update(self, lr: np.ndarray, scale: float) -> None:
+        a = self.arena
+        vectors = a.theta, a.grad, a.state("velocity")
+        options = self.momentum, self.trust, self.squares(a.theta), self.squares(a.grad), scale
+        self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, *options)
+
+
+def parameter_groups(model: Module) -> list[dict[str, Any]]:
+    """Two groups: weights; and norms and biases (one axis or none), which do not decay."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def _groups(parameters: Parameters) -> list[Mapping[str, Any]]:
+    items: list[Any] = list(parameters.parameters() if isinstance(parameters, Module) else parameters)
+    groups: list[Mapping[str, Any]] = items if items and isinstance(items[0], Mapping) else [{"params": items}]
+    for group in groups:
+        for key in group:
+            if key not in ("params", "lr", "weight_decay"):
+                raise ConfigError(f"parameter group: unknown key {key!r}; expected params, lr, weight_decay")
+    every = [id(p) for group in groups for p in group["params"]]
+    if not every or len(set(every)) < len(every):
+        raise ConfigError("optimizer: no parameters, or one that is in two groups")
+    return groups
+
+
+def _arena(parameters: Parameters, groups: list[Mapping[str, Any]]) -> Arena:
+    """The arena that the parameters lie in; one made for them, if they lie in none."""
+    if isinstance(parameters, Module):
+        return Module.flatten(parameters)
+    every = [parameter for group in groups for parameter in group["params"]]
+    arenas = {id(p.arena): p.arena for p in every}
+    if len(arenas) > 1:
+        raise ConfigError("optimizer: its parameters lie in different arenas; expected those of one model")
+    return next(iter(arenas.values())) or Arena({str(i): p for i, p in enumerate(every)})
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": SGD,
+    "nesterov": partial(SGD, nesterov=True),
+    "sgdw": partial(SGD, decoupled=True),
+    "adam": Adam,
+    "adamw": AdamW,
+    "lars": LARS,
+}
+_WITH_MOMENTUM = ("sgd", "nesterov", "sgdw", "lars")
+
+
+def build(
+    name: str,
+    model: Module,
+    lr: float,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+) -> Optimizer:
+    """The optimizer of that name, with no decay on norms and biases. momentum: where the rule has one."""
+    if name not in OPTIMIZERS:
+        known = list(OPTIMIZERS)
+        raise ConfigError(f"unknown optimizer {name!r}: expected one of {', '.join(known)}.{nearest(name, known)}")
+    options: dict[str, Any] = {"momentum": momentum} if name in _WITH_MOMENTUM else {}
+    Module.flatten(model)
+    return OPTIMIZERS[name](parameter_groups(model), lr, weight_decay=weight_decay, clip=clip, **options)
