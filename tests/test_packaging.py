@@ -1,0 +1,211 @@
+"""What gets installed, from what, and that it runs: checkout, sdist, wheel, wheel of the sdist, editable.
+
+Everything is built from a copy of the checkout, without build isolation and without dependencies: these tests
+download nothing. An installed copy finds NumPy and the rest in the environment that runs the tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import minidl
+
+ROOT = Path(__file__).parent.parent
+LINKS = ("kernels", "comm")
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv", "venv", "build", "dist", "data.local", "runs", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
+)
+# Without a network, and with nothing of ours on the path.
+CLEAN = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "COVERAGE_PROCESS_START")}
+CLEAN |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+
+
+def run(*command: object, cwd: Path, path: Path | None = None) -> str:
+    """Standard output of a command; its errors are the failure's text."""
+    environment = CLEAN | ({"PYTHONPATH": str(path)} if path else {})
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def python(code: str, cwd: Path, path: Path | None = None) -> str:
+    return run(sys.executable, "-c", code, cwd=cwd, path=path).strip()
+
+
+def copy_checkout(to: Path, text_links: bool = False) -> Path:
+    """A copy of the checkout; with `text_links` as git makes it under `core.symlinks=false`."""
+    shutil.copytree(ROOT, to, symlinks=True, ignore=NOT_COPIED)
+    for name in LINKS if text_links else ():
+        link = to / "minidl" / name
+        target = os.readlink(link)
+        link.unlink()
+        link.write_text(target)
+    return to
+
+
+def build(source: Path, to: Path) -> tuple[Path, Path]:
+    """The sdist and the wheel of a source tree."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--wheel", "--outdir", to, source, cwd=to.parent)
+    (archive,), (wheel,) = to.glob("*.tar.gz"), to.glob("*.whl")
+    return archive, wheel
+
+
+def names(wheel: Path) -> set[str]:
+    """The files of a wheel, without its metadata."""
+    with zipfile.ZipFile(wheel) as files:
+        return {name for name in files.namelist() if ".dist-info/" not in name}
+
+
+def source_files() -> set[str]:
+    """The files that a wheel should hold: `minidl/` with the folders it links to, all Python files, typing marker, data."""
+    kinds = {".py", ".gz", ".typed", ".md", ".txt"}
+    top = {f"minidl/{name}": ROOT / name for name in LINKS} | {"minidl": ROOT / "minidl"}
+    return {
+        f"{prefix}/{file.relative_to(folder).as_posix()}"
+        for prefix, folder in top.items()
+        for file in folder.rglob("*")
+        if file.suffix in kinds and file.is_file() and "__pycache__" not in file.parts
+    }
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packaging")
+
+
+@pytest.fixture(scope="module")
+def built(space: Path) -> tuple[Path, Path]:
+    """The checkout's sdist and wheel."""
+    return build(copy_checkout(space / "checkout"), space / "dist")
+
+
+def unpack(archive: Path, to: Path) -> Path:
+    with tarfile.open(archive) as files:
+        files.extractall(to, filter="data")
+    (folder,) = to.iterdir()
+    return folder
+
+
+def install(wheel: Path, to: Path) -> Path:
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", to, wheel, cwd=to.parent)
+    return to
+
+
+def assert_runs(cwd: Path, path: Path | None = None) -> None:
+    """The command line starts, and kernels and comm are packages of minidl and of nothing else."""
+    assert "--model" in run(sys.executable, "-m", "minidl.train", "--help", cwd=cwd, path=path)
+    code = "import minidl.kernels.matmul.reference as m, minidl.comm; print(m.__name__)"
+    assert python(code, cwd, path) == "minidl.kernels.matmul.reference"
+
+
+def test_a_wheel_holds_every_file_and_one_top_level_name(built: tuple[Path, Path]) -> None:
+    files = names(built[1])
+    assert files == source_files()
+    assert {name.split("/")[0] for name in files} == {"minidl"}
+    assert "minidl/kernels/README.md" in files and "minidl/py.typed" in files
+
+
+def test_an_installed_wheel_runs(built: tuple[Path, Path], space: Path) -> None:
+    site = install(built[1], space / "site")
+    top = {entry.name for entry in site.iterdir() if not entry.name.endswith(".dist-info")}
+    assert top == {"minidl", "bin"}
+    assert [entry.name for entry in (site / "bin").iterdir()] == ["minidl-train"]
+    for name in LINKS:
+        assert (site / "minidl" / name).is_dir() and not (site / "minidl" / name).is_symlink()
+    assert_runs(cwd=space, path=site)
+    assert python("import minidl; print(minidl.__file__)", space, site) == str(site / "minidl" / "__init__.py")
+
+
+def test_an_sdist_runs_and_builds_the_same_wheel(built: tuple[Path, Path], space: Path) -> None:
+    archive, wheel = built
+    folder = unpack(archive, space / "sdist")
+    assert not any((folder / name).exists() for name in LINKS)
+    assert all((folder / "minidl" / name).is_dir() for name in LINKS)
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "setup.py", "tests"} <= set(os.listdir(folder))
+    assert_runs(cwd=folder)
+    assert names(build(folder, space / "dist-of-sdist")[1]) == names(wheel)
+
+
+def test_links_checked_out_as_text_files(built: tuple[Path, Path], space: Path) -> None:
+    checkout = copy_checkout(space / "text-links", text_links=True)
+    assert_runs(cwd=checkout)
+    archive, wheel = build(checkout, space / "dist-of-text-links")
+    assert names(wheel) == names(built[1])
+    with tarfile.open(archive) as ours, tarfile.open(built[0]) as theirs:
+        assert set(ours.getnames()) == set(theirs.getnames())
+
+
+@pytest.mark.parametrize("text_links", [False, True], ids=["links", "text links"])
+def test_an_editable_install_exposes_one_name(space: Path, text_links: bool) -> None:
+    checkout = copy_checkout(space / f"editable-{text_links}", text_links)
+    environment = space / f"venv-{text_links}"
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=space)
+    interpreter = environment / "bin" / "python"
+    (site,) = environment.glob("lib/python3*/site-packages")
+    # The environment of the tests comes after the new one: it lends its packages, among them setuptools.
+    lent = Path(pytest.__file__).parent.parent
+    pip = [sys.executable, "-m", "pip", "--python", interpreter]
+    run(*pip, "install", "-q", "--no-deps", "--no-build-isolation", "-e", checkout, cwd=space, path=lent)
+    elsewhere = space / f"elsewhere-{text_links}"
+    elsewhere.mkdir()
+    code = f"""
+import importlib.util, sys
+sys.path.append({str(lent)!r})
+import minidl, minidl.kernels.matmul.reference, minidl.comm
+from minidl import train
+print(minidl.__file__)
+print([name for name in ("bench", "docs", "tests", "setup") if importlib.util.find_spec(name)])
+print([name for name in ("kernels", "comm") if (s := importlib.util.find_spec(name)) and {str(checkout)!r} in str(s)])
+"""
+    here, extra, ours = run(interpreter, "-c", code, cwd=elsewhere).splitlines()
+    assert here == str(checkout / "minidl" / "__init__.py")
+    assert extra == ours == "[]"
+    assert (environment / "bin" / "minidl-train").is_file() and site.is_dir()
+
+
+def test_the_links_are_relative() -> None:
+    for name in LINKS:
+        link = ROOT / "minidl" / name
+        if link.is_symlink():
+            assert os.readlink(link) == f"../{name}"
+        assert not (ROOT / name / "__init__.py").exists(), "a top-level package of this name shadows others'"
+
+
+def test_importing_minidl_imports_no_numpy(space: Path) -> None:
+    code = "import sys, minidl; print(sorted({'numpy', 'numba', 'scipy', 'tqdm'} & set(sys.modules)), minidl.__version__)"
+    assert python(code, space, ROOT) == f"[] {minidl.__version__}"
+
+
+def test_every_export_is_there_and_known_to_type_checkers() -> None:
+    for name in minidl.__all__:
+        assert getattr(minidl, name) is not None and name in dir(minidl)
+    with pytest.raises(AttributeError, match="no attribute 'tensr'"):
+        minidl.tensr  # type: ignore[attr-defined]  # noqa: B018
+    source = ast.parse((ROOT / "minidl" / "__init__.py").read_text())
+    (block,) = (node for node in source.body if isinstance(node, ast.If))
+    typed = {
+        alias.name: None if node.module == "minidl" else (node.module or "").removeprefix("minidl.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == minidl._EXPORTS
+
+
+def test_ci_runs_the_commands_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    script = (ROOT / ".ci" / "run").read_text()
+    commands = [shlex.split(line)[0].partition("=")[2] for line in script.splitlines() if line.startswith("README_")]
+    assert len(commands) == 2
+    for command in commands:
+        assert command in readme.splitlines()
