@@ -96,7 +96,6 @@ def fetch(server: Server, folder: Path, *behaviours: str) -> Path:
         ("cut-early", "good"),
         ("cut-early", "no-range"),
         ("cut-early", "wrong", "good"),
-        ("cut-early", "other-range", "no-length"),
     ],
 )
 def test_the_first_mirror_that_delivers(server: Server, tmp_path: Path, behaviours: tuple[str, ...]) -> None:
@@ -110,6 +109,12 @@ def test_a_broken_connection_is_resumed(server: Server, tmp_path: Path) -> None:
     assert fetch(server, tmp_path, "cut").read_bytes() == CONTENT
     ranges = [wanted for _, wanted in server.requests]
     assert ranges == [None, "bytes=100000-", "bytes=200000-", "bytes=300000-"] and len(ranges) <= ATTEMPTS
+
+
+def test_another_range_than_asked_for_is_not_taken(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.gz.part").write_bytes(CONTENT[:1234])
+    assert fetch(server, tmp_path, "other-range", "good").read_bytes() == CONTENT
+    assert server.requests == [("other-range", "bytes=1234-"), ("good", "bytes=1234-")]
 
 
 def test_the_part_of_an_earlier_run_is_resumed(server: Server, tmp_path: Path) -> None:

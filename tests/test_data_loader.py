@@ -75,6 +75,16 @@ def test_epochs_and_seeds_differ() -> None:
     assert order(0, 0) != order(0, 1) != order(1, 0) != order(0, 0)
 
 
+def test_batches_epochs_and_seeds_are_augmented_differently() -> None:
+    x = np.broadcast_to(np.arange(16, dtype=np.float32).reshape(4, 4, 1), (64, 4, 4, 1))
+
+    def flipped(seed: int, epoch: int) -> list[bytes]:
+        loader = Loader(x, np.zeros(64), 32, seed=seed, augment="flip")
+        return [batch.tobytes() for batch, _ in loader.epoch(epoch)]
+
+    assert len({*flipped(0, 0), *flipped(0, 1), *flipped(1, 0), *flipped(1, 1)}) == 8
+
+
 def test_drop_last_and_indices() -> None:
     indices = np.array([3, 5, 8, 13, 21])
     loader = Loader(*samples(30), 2, indices=indices, drop_last=True)
