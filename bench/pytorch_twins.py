@@ -1,0 +1,74 @@
+"""minidl's models once more in PyTorch, layer for layer and name for name: the yardstick of tests and benches."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def mlp(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, classes)
+    )
+
+
+def lenet(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(shape[2], 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (shape[0] // 4) * (shape[1] // 4), 512),
+        nn.ReLU(),
+        nn.Linear(512, classes),
+    )
+
+
+def vgg(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    channels = shape[2]
+    for stage in ((64, 64), (128, 128), (256, 256)):
+        for outputs in stage:
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU()]
+            channels = outputs
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * (shape[0] // 8) * (shape[1] // 8), classes))
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride, self.new_channels = stride, outputs - channels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+        return F.relu(x + y)
+
+
+class ResNet20(nn.Module):
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(shape[2], 16, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = nn.Sequential(Block(16, 16, 1), Block(16, 16, 1), Block(16, 16, 1))
+        self.layer2 = nn.Sequential(Block(16, 32, 2), Block(32, 32, 1), Block(32, 32, 1))
+        self.layer3 = nn.Sequential(Block(32, 64, 2), Block(64, 64, 1), Block(64, 64, 1))
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
+        return self.fc(x.mean((2, 3)))
+
+
+TWINS = {"mlp": mlp, "lenet": lenet, "vgg": vgg, "resnet20": ResNet20}
