@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors
     from minidl.autograd import no_grad as no_grad
     from minidl.device import Device as Device
     from minidl.errors import MinidlError as MinidlError
-    from minidl.nn import seed as seed
+    from minidl.random import seed as seed
     from minidl.tensor import Tensor as Tensor
     from minidl.training import evaluate as evaluate
     from minidl.training import fit as fit
@@ -55,7 +55,7 @@ _EXPORTS: dict[str, str | None] = {
     "optim": None,
     "predict": "training",
     "schedules": None,
-    "seed": "nn",
+    "seed": "random",
 }
 __all__ = ["__version__", *_EXPORTS]
 
