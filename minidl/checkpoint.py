@@ -56,6 +56,12 @@ def steps(checkpoints: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
+def last(checkpoints: Path) -> Path | None:
+    """The newest checkpoint's folder."""
+    made = steps(checkpoints)
+    return folder_of(checkpoints, made[-1]) if made else None
+
+
 def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, whole or not at all. Raises CheckpointError where the disk refuses."""
     final = folder_of(checkpoints, step)
@@ -68,14 +74,14 @@ def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
         _sync(checkpoints)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
-        last = steps(checkpoints)
-        kept = f"the last good one is {folder_of(checkpoints, last[-1])}" if last else "there is none before it"
+        good = last(checkpoints)
+        kept = f"the last good one is {good}" if good else "there is none before it"
         raise CheckpointError(f"cannot write checkpoint {final}: {error.strerror}; {kept}") from None
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def prune(checkpoints: Path, keep: int, best: int | None) -> None:
-    """Delete all but the last `keep` checkpoints and that of step `best`."""
+def prune(checkpoints: Path, keep: int, best: int) -> None:
+    """Delete all but the last `keep` checkpoints and that of step `best` (-1: none)."""
     for step in steps(checkpoints)[:-keep]:
         if step != best:
             folder = folder_of(checkpoints, step)
@@ -97,12 +103,23 @@ def clean_up(checkpoints: Path) -> None:
 
 def load(folder: Path) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointError where it is damaged or not one of ours."""
-    _verify(folder)
+    verify(folder)
     weights, _ = read(folder / MODEL)
     vectors, metadata = read(folder / STATE)
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{folder}: expected a {FORMAT!r}, found {metadata.get('format')!r}")
     return Checkpoint(weights, vectors, json.loads(metadata["state"]))
+
+
+def verify(folder: Path) -> None:
+    """Hold a checkpoint's files against their sums. Raises CheckpointError."""
+    try:
+        sums = (folder / SUMS).read_bytes()
+        found = "".join(f"{_sha256((folder / name).read_bytes())}  {name}\n" for name in (MODEL, STATE)).encode()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder} is incomplete: {error.filename}: {error.strerror}") from None
+    if sums != found:
+        raise CheckpointError(f"checkpoint {folder} is damaged: {SUMS} does not fit its files")
 
 
 # Files.
@@ -143,16 +160,6 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
 def _serialized(arrays: Arrays, metadata: dict[str, str]) -> bytes:
     # The writer takes memory as it lies, so it must lie in C order; (asarray, not ascontiguousarray: () stays ()).
     return to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
-
-
-def _verify(folder: Path) -> None:
-    try:
-        sums = (folder / SUMS).read_bytes()
-        found = "".join(f"{_sha256((folder / name).read_bytes())}  {name}\n" for name in (MODEL, STATE)).encode()
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} is incomplete: {error.filename}: {error.strerror}") from None
-    if sums != found:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {SUMS} does not fit its files")
 
 
 def _sha256(data: bytes) -> str:

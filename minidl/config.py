@@ -18,7 +18,7 @@ from minidl.options import Limits, option, options
 
 MODELS = ("mlp", "lenet", "vgg", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10", "synthetic")
-OPTIMIZERS = ("sgd", "nesterov", "adam", "adamw", "lars")
+OPTIMIZERS = ("sgd", "nesterov", "sgdw", "adam", "adamw", "lars")
 SCHEDULES = ("constant", "steps", "cosine", "one-cycle")
 AUGMENTATIONS = ("pad-crop", "flip", "cutout")
 
@@ -31,6 +31,9 @@ OWN_DATA = Limits(
     lambda value: value.endswith(".npz") or value.startswith("synthetic:"),
 )
 SEED = Limits("between 0 and 2^32 - 1", lambda value: 0 <= value < 2**32)
+
+# What may differ when a run is resumed: it changes no result.
+FREE = ("data_dir", "threads", "keep")
 
 WHAT, HOW, RUN, CALL = "what to train", "optimization", "the run", "this call"
 
@@ -56,7 +59,7 @@ class Config:
     batch_size: int = option(64, "images in a step", group=HOW, limits=ONE_OR_MORE)
     optimizer: str = option("sgd", "the update rule", group=HOW, choices=OPTIMIZERS)
     lr: float = option(0.05, "learning rate, at its highest", group=HOW, limits=ABOVE_ZERO)
-    momentum: float = option(0.9, "momentum of sgd, nesterov and lars", group=HOW, limits=FRACTION)
+    momentum: float = option(0.9, "momentum of sgd, nesterov, sgdw and lars", group=HOW, limits=FRACTION)
     weight_decay: float = option(5e-4, "weight decay, of matrices and filters only", group=HOW, limits=ZERO_OR_MORE)
     schedule: str = option("cosine", "how the learning rate falls", group=HOW, choices=SCHEDULES)
     warmup: int = option(0, "steps over which the learning rate first rises from 0", group=HOW, limits=ZERO_OR_MORE)

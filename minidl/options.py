@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -63,9 +63,8 @@ class Option:
             return self._check_words(value)
         if self.kind is float and type(value) is int:
             value = _float(value)
-        if type(value) is not self.kind or (self.kind is float and not math.isfinite(value)):
-            raise self._wrong(value)
-        if self.limits and not self.limits.allow(value):
+        fits = type(value) is self.kind and (self.kind is not float or math.isfinite(value))
+        if not fits or (self.limits and not self.limits.allow(value)):
             raise self._wrong(value)
         if self.kind is str:
             self._check_text(value)
@@ -150,10 +149,10 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def parse(config: type, argv: list[str], program: str, defaults: Mapping[str, str], **texts: str) -> dict[str, Any]:
+def parse(config: type, argv: list[str], program: str, **texts: str) -> dict[str, Any]:
     """The options given in `argv`, checked; those not given are absent.
 
-    defaults: words for a default that is not one value ("by data set"). texts: description and epilog of --help.
+    texts: description and epilog of --help.
     """
     parser = _Parser(
         prog=program,
@@ -166,7 +165,7 @@ def parse(config: type, argv: list[str], program: str, defaults: Mapping[str, st
     known = options(config)
     groups = {name: parser.add_argument_group(name) for name in dict.fromkeys(o.group for o in known.values())}
     for entry in known.values():
-        _add(groups[entry.group], entry, defaults.get(entry.name, ""))
+        _add(groups[entry.group], entry)
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         raise _unknown_argument(unknown[0], ["--" + entry.words for entry in known.values()])
@@ -176,11 +175,11 @@ def parse(config: type, argv: list[str], program: str, defaults: Mapping[str, st
     }
 
 
-def _add(group: Any, entry: Option, default: str) -> None:
+def _add(group: Any, entry: Option) -> None:
     if entry.kind is bool:
         group.add_argument("--" + entry.words, action="store_true", help=entry.help)
         return
-    default = default or str(entry.default)
+    default = "none" if entry.default == () else str(entry.default)
     text = entry.help + (": " + ", ".join(entry.choices) if entry.choices else "")
     text += f" (default: {default})" if default else ""
     metavar = {int: "N", float: "X", str: "NAME" if entry.choices else "PATH", tuple: "A,B"}[entry.kind]
@@ -235,7 +234,7 @@ def to_toml(config: Any) -> str:
     """Every saved option of a config, by groups, as TOML: `from_toml` gives the same values back, floats to the bit."""
     lines: list[str] = []
     group = ""
-    for name, entry in options(type(config)).items():
+    for name, entry in options(config.__class__).items():
         if entry.saved:
             if entry.group != group:
                 group = entry.group

@@ -16,18 +16,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-from minidl.config import Config, resolve
+from minidl.config import Config
 from minidl.errors import CheckpointError, ConfigError
 from minidl.options import read_toml, to_toml
 
 
 class Run:
-    """A run's folder, ours alone while this object lives."""
+    """A run's folder, ours alone while a `with` holds it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
+        self.metrics = folder / "metrics.jsonl"
+        self.summary = folder / "summary.json"
         self._lock = _lock(folder)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._lock)
 
     @classmethod
     def create(cls, config: Config) -> Run:
@@ -57,25 +65,24 @@ class Run:
         run.checkpoints.mkdir(exist_ok=True)
         return run
 
-    def config(self) -> Config:
+    def options(self) -> dict[str, Any]:
         """The options that the run was begun with."""
-        return resolve(read_toml(Config, self.folder / "config.toml"))
+        return read_toml(Config, self.folder / "config.toml")
 
     def log(self, entry: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
     def rewind(self, step: int) -> None:
         """Drop the lines of metrics.jsonl after `step`: those steps will be made again."""
-        file = self.folder / "metrics.jsonl"
-        if file.exists():
-            lines = file.read_text(encoding="utf-8").splitlines()
-            write_text(file, "".join(line + "\n" for line in lines if _step(line) <= step))
+        if self.metrics.exists():
+            lines = self.metrics.read_text(encoding="utf-8").splitlines()
+            write_text(self.metrics, "".join(line + "\n" for line in lines if _step(line) <= step))
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json."""
-        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_text(self.summary, json.dumps(summary, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -108,7 +115,7 @@ def _next_free(name: str) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Hold the folder until this process ends, however it ends: the system lets go of the lock."""
+    """Hold the folder until the handle is closed, which the system does for a killed process."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -29,13 +30,13 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.deferred = False
+        self.deferred: Callable[[str], None] | None = None
         self.received: int | None = None
         self._previous: dict[int, object] = {}
 
-    def defer(self) -> None:
-        """From now on wait for `check`."""
-        self.deferred = True
+    def defer(self, say: Callable[[str], None]) -> None:
+        """From now on wait for `check`; `say` tells the user of it."""
+        self.deferred = say
 
     def check(self) -> None:
         """Raise `Stopped` where a signal came since `defer`."""
@@ -57,6 +58,6 @@ class Signals:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"\nminidl: stopped at once\n")
             os._exit(128 + signum)
         self.received = signum
-        if not self.deferred:
+        if self.deferred is None:
             raise Stopped(signum)
-        print("\nminidl: stopping after this step; a second signal stops at once", file=sys.stderr, flush=True)
+        self.deferred("stopping after this step; a second signal stops at once")

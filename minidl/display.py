@@ -1,0 +1,59 @@
+"""What a run tells while it works, on standard error: a bar where somebody watches, else a line for each epoch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+PATIENCE = 1.5  # seconds after which a first step says why it takes so long
+
+
+class Display:
+    """quiet: say nothing. steps, epochs: in an epoch, and in the run."""
+
+    def __init__(self, quiet: bool, steps: int, epochs: int) -> None:
+        self.quiet, self.steps, self.epochs = quiet, steps, epochs
+        self.terminal = sys.stderr.isatty() and not quiet
+        self.bar: Any = None
+        self.timer = threading.Timer(PATIENCE, self.say, ["compiling kernels (on the first run only) ..."])
+        self.timer.daemon = True
+        self.timer.start()
+
+    def say(self, line: str) -> None:
+        """A line for the log, above the bar if there is one."""
+        if self.quiet:
+            return
+        if self.bar is not None:
+            self.bar.clear()
+        print(line, file=sys.stderr, flush=True)
+
+    def step(self, entry: dict[str, Any], batch: int, loss: float, accuracy: float) -> None:
+        """Move the bar: `batch` steps of the epoch are made; loss and accuracy are their means."""
+        self.timer.cancel()
+        if not self.terminal:
+            return
+        if self.bar is None:
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=self.steps, initial=batch - 1, desc=f"epoch {entry['epoch']}", leave=False,
+                            unit="step", dynamic_ncols=True, bar_format="{desc} {percentage:3.0f}%|{bar}| {postfix}",
+                            mininterval=0.1)  # fmt: skip
+        speed = f"{entry['images_per_second']:,.0f} images/s"
+        self.bar.set_postfix_str(f"loss {loss:.4f}, accuracy {accuracy:.2%}, {speed}", refresh=False)
+        self.bar.update()
+
+    def epoch(self, entry: dict[str, Any]) -> None:
+        """The line that remains of an epoch."""
+        self.close()
+        line = f"epoch {entry['epoch']:>3}/{self.epochs}  loss {entry['loss']:.4f}  accuracy {entry['accuracy']:.2%}"
+        if "validation_loss" in entry:
+            line += f"  validation {entry['validation_loss']:.4f}  {entry['validation_accuracy']:.2%}"
+        self.say(f"{line}  lr {entry['lr']:.2g}  {entry['images_per_second']:,.0f} images/s")
+
+    def close(self) -> None:
+        """End the bar, so that other lines may be written."""
+        self.timer.cancel()
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None

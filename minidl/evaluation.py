@@ -1,0 +1,75 @@
+"""What a trained model is asked: how good it is, and what it thinks of new images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from minidl import ops
+from minidl.autograd import no_grad
+from minidl.errors import ConfigError, DivergedError
+from minidl.nn import Module
+from minidl.tensor import Tensor
+
+BATCH = 256
+
+
+class Score(NamedTuple):
+    """The mean cross-entropy and the fraction of right answers."""
+
+    loss: float
+    accuracy: float
+
+
+def evaluate(
+    model: Module, x: np.ndarray, y: np.ndarray, batch_size: int = BATCH, check: Callable[[], None] = lambda: None
+) -> Score:
+    """The score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
+
+    check: called after every batch; what it raises ends the evaluation.
+    """
+    if len(x) != len(y):
+        raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
+    loss, correct, start = 0.0, 0, 0
+    for logits in _logits(model, x, batch_size):
+        check()
+        labels = y[start : start + batch_size]
+        with no_grad():
+            loss += ops.cross_entropy(logits, labels).item() * len(labels)
+        correct += correct_answers(logits, labels)
+        start += batch_size
+    if not math.isfinite(loss):
+        raise DivergedError(f"evaluate: the loss is {loss}: the weights are too large or not finite; try a lower lr")
+    return Score(loss / len(y), correct / len(y))
+
+
+def predict(model: Module, x: np.ndarray, batch_size: int = BATCH) -> np.ndarray:
+    """Probabilities (N, classes) for images x (N, H, W, C); `.argmax(axis=1)` gives the answers.
+
+    Images must be standardised as in training: `dataset.standardise(images)`.
+    """
+    with no_grad():
+        return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
+
+
+def _logits(model: Module, x: np.ndarray, batch_size: int) -> Iterator[Tensor]:
+    """The model's outputs (B, classes), batch by batch, as it answers when it does not train."""
+    if not len(x):
+        raise ConfigError("no images were given; expected at least one")
+    before = model.training
+    model.eval()
+    try:
+        for start in range(0, len(x), batch_size):
+            with no_grad():
+                logits = model(x[start : start + batch_size])
+            yield logits
+    finally:
+        model.train(before)
+
+
+def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
+    """For how many rows of logits (B, classes) the largest is that of the label."""
+    return int((logits.numpy().argmax(axis=1) == labels).sum())

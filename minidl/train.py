@@ -1,0 +1,80 @@
+"""The command line: `python -m minidl.train`, also installed as `minidl-train`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from minidl.config import DATA_PRESETS, OPTIMIZER_PRESETS, Config
+from minidl.errors import MinidlError
+from minidl.options import parse
+from minidl.signals import Signals, Stopped
+
+DESCRIPTION = "Train a neural network on images. With no option: LeNet on the 8x8 digits that come with minidl."
+EXAMPLES = """
+examples:
+  python -m minidl.train
+  python -m minidl.train --data mnist --validation 0.1
+  python -m minidl.train --data my.npz --model mlp --optimizer adamw --lr 3e-4 --out runs/mine
+  python -m minidl.train --resume runs/mine
+  python -m minidl.train --config runs/mine/config.toml --seed 1
+  python -m minidl.train --evaluate runs/mine --json
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 2 for an error, 130 or 143 when stopped by a signal."""
+    with Signals() as signals:
+        try:
+            given = parse(Config, sys.argv[1:] if argv is None else list(argv), **_help())
+            from minidl.session import execute  # from here on NumPy and Numba, which take their time
+
+            result = execute(given, signals)
+            print(json.dumps(result) if given.get("json") else _text(result), flush=True)
+        except SystemExit:  # --help
+            return 0
+        except Stopped as stopped:
+            if signals.deferred is None:
+                print("minidl: stopped before training began", file=sys.stderr)
+            return stopped.code
+        except MinidlError as error:
+            return _error(str(error))
+        except MemoryError as error:
+            return _error(f"out of memory ({error}): lower --batch-size, or take a smaller model")
+        except OSError as error:
+            return _error(f"{error.strerror or error}: {error.filename or 'a file'}")
+    return 0
+
+
+def _error(message: str) -> int:
+    print("minidl: error: " + " ".join(message.split()), file=sys.stderr, flush=True)
+    return 2
+
+
+def _text(result: dict[str, Any]) -> str:
+    """The result for people."""
+    lines = [f"test accuracy {result['test_accuracy']:.2%}, test loss {result['test_loss']:.4f}"]
+    if "best_step" in result:
+        lines[0] += f" (weights of step {result['best_step']}, the best on the validation images)"
+    if "steps" in result:
+        lines.append(f"{result['epochs']} epochs, {result['steps']:,} steps, {result['seconds']:.1f} s, "
+                     f"{result['images_per_second']:,.0f} images/s; all of it in {result['out']}")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _help() -> dict[str, Any]:
+    presets = {**DATA_PRESETS, **OPTIMIZER_PRESETS}
+    rows = [f"  {name:<14} " + "  ".join(f"--{key.replace('_', '-')} {_word(value)}" for key, value in preset.items())
+            for name, preset in presets.items()]  # fmt: skip
+    table = "\ndefaults of a data set or an optimizer, where they differ:\n" + "\n".join(rows)
+    return dict(program="python -m minidl.train", description=DESCRIPTION, epilog=EXAMPLES + table)
+
+
+def _word(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else f"{value:g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""The training loop: one, used by the command line and by `fit`.
+
+    history = fit(model, "digits", epochs=10, optimizer="adam")
+    history.test.accuracy
+    predict(model, images).argmax(axis=1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from minidl import ops, optim, schedules
+from minidl.autograd import no_grad
+from minidl.checkpoint import Arrays, Checkpoint
+from minidl.config import FREE, Config, resolve
+from minidl.data import Dataset, Loader, load
+from minidl.errors import CheckpointError, ConfigError, DivergedError, nearest
+from minidl.evaluation import Score, correct_answers, evaluate, predict
+from minidl.nn import Module, random_state, seed, set_random_state, watching
+from minidl.options import from_toml, options, to_toml
+from minidl.tensor import Tensor
+
+Entry = dict[str, Any]  # a line of metrics.jsonl
+Data = Dataset | str | tuple[np.ndarray, np.ndarray]
+
+
+@dataclass
+class Progress:
+    """Where a run stands: with the weights, the optimizer and dropout's counter, all that the next step depends on."""
+
+    step: int = 0  # steps made
+    epoch: int = 0  # epochs finished
+    batch: int = 0  # batches made of the epoch after those
+    loss_sum: float = 0.0  # over the images of that epoch so far, as are the next two
+    correct: int = 0
+    images: int = 0
+    train_loss: float = 0.0  # of the last finished epoch, while its weights moved
+    best_step: int = -1  # on the validation images; -1: none yet
+    best_accuracy: float = 0.0
+    best_loss: float = 0.0
+    seconds: float = 0.0  # since the beginning, without the time between a stop and its resume
+    timed_images: int = 0  # trained on in timed_seconds; without each process's first step, which compiles
+    timed_seconds: float = 0.0
+
+    @property
+    def images_per_second(self) -> float:
+        return self.timed_images / self.timed_seconds if self.timed_seconds else 0.0
+
+
+class Trainer:
+    """Trains a model on a data set as a config says, from wherever `progress` stands.
+
+    check: called between steps and between batches of evaluation, where the state is whole; what it raises ends `run`.
+    """
+
+    def __init__(
+        self, model: Module, data: Dataset, config: Config, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.model, self.data, self.config, self.check = model, data, config, check
+        self.loader = Loader(
+            data.x_train, data.y_train, config.batch_size, config.seed, augment=config.augment, border=data.black
+        )
+        self.total_steps = config.steps or config.epochs * len(self.loader)
+        self.schedule = schedules.build(config.schedule, self.total_steps, config.warmup)
+        model.flatten().states.clear()  # an earlier run's momentum is not ours
+        self.optimizer = optim.build(
+            config.optimizer, model, config.lr, config.momentum, config.weight_decay, config.clip or None
+        )
+        self.progress = Progress()
+
+    @property
+    def finished(self) -> bool:
+        return self.progress.step >= self.total_steps and self.progress.batch == 0
+
+    def run(self) -> Iterator[Entry]:
+        """Train to the end. Yields an entry with "event": "step" after each step and "epoch" after each epoch.
+
+        Raises DivergedError as soon as a loss is not finite.
+        """
+        began = perf_counter() - self.progress.seconds
+        while not self.finished:
+            for entry in self._steps():
+                self.progress.seconds = perf_counter() - began
+                yield entry
+            entry = self._finish_epoch()
+            self.progress.seconds = perf_counter() - began
+            yield entry
+
+    def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """One step on a batch x (B, H, W, C), y (B,): its mean loss, and how many answers were right."""
+        self.optimizer.zero_grad()
+        logits = self.model(x)
+        loss = ops.cross_entropy(logits, y, self.config.label_smoothing)
+        if not math.isfinite(loss.item()):
+            raise self._diverged(f"the loss is {loss.item()}; {_first_not_finite(self.model, x)}")
+        loss.backward()
+        self.optimizer.lr = self.config.lr * self.schedule(self.progress.step)
+        self.optimizer.step()  # clips, too
+        return loss.item(), correct_answers(logits, y)
+
+    def _steps(self) -> Iterator[Entry]:
+        """The rest of the epoch that `progress` is in."""
+        at, timed = self.progress, False
+        self.model.train()
+        began = perf_counter()
+        for x, y in self.loader.epoch(at.epoch, start=at.batch):
+            if at.step == self.total_steps:
+                break
+            self.check()
+            loss, correct = self.step(x, y)
+            at.step, at.batch, at.images = at.step + 1, at.batch + 1, at.images + len(y)
+            at.loss_sum, at.correct = at.loss_sum + loss * len(y), at.correct + correct
+            if timed:
+                at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + perf_counter() - began
+            yield self._entry("step", loss=loss, accuracy=correct / len(y))
+            began, timed = perf_counter(), True
+
+    def _finish_epoch(self) -> Entry:
+        """Validate, and count the epoch as done."""
+        at = self.progress
+        scores = {"loss": at.loss_sum / at.images, "accuracy": at.correct / at.images}
+        if self.data.x_validation is not None and self.data.y_validation is not None:
+            score = evaluate(self.model, self.data.x_validation, self.data.y_validation, check=self.check)
+            scores |= {"validation_loss": score.loss, "validation_accuracy": score.accuracy}
+            if at.best_step < 0 or (score.accuracy, -score.loss) > (at.best_accuracy, -at.best_loss):
+                at.best_step, at.best_accuracy, at.best_loss = at.step, score.accuracy, score.loss
+        at.train_loss = scores["loss"]
+        at.epoch, at.batch = at.epoch + 1, 0
+        at.loss_sum, at.correct, at.images = 0.0, 0, 0
+        return self._entry("epoch", **scores)
+
+    def _entry(self, event: str, **values: float) -> Entry:
+        at = self.progress
+        epoch = at.epoch + (event == "step")  # counted from 1
+        speed = round(at.images_per_second, 1)
+        return {"event": event, "step": at.step, "epoch": epoch, **values, "lr": self.optimizer.lr,
+                "images_per_second": speed}  # fmt: skip
+
+    # -- stopping and going on ---------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that `restore` goes on from. Raises DivergedError rather than keep weights that are not finite."""
+        weights = self.model.state_dict()
+        for name, values in weights.items():
+            if not np.isfinite(values).all():
+                raise self._diverged(f"{name} holds values that are not finite")
+        vectors, numbers = self.optimizer.state_dict()
+        state = {
+            "progress": asdict(self.progress),
+            "optimizer": numbers,
+            "random": random_state(),
+            "layout": self.model.flatten().layout_hash,
+            "config": to_toml(self.config),
+        }
+        return Checkpoint(weights, vectors, state)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on as if never stopped. Raises CheckpointError where the checkpoint is of another run, model or layout."""
+        state = checkpoint.state
+        try:
+            before, layout, progress = state["config"], state["layout"], state["progress"]
+            numbers, random = state["optimizer"], state["random"]
+            if set(progress) != {field.name for field in fields(Progress)}:
+                raise KeyError("progress")
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"checkpoint of another version of minidl: {error} is not as expected") from None
+        then = resolve(from_toml(Config, before))
+        now = asdict(self.config)
+        for name, value in asdict(then).items():
+            if name not in FREE and options(Config)[name].saved and value != now[name]:
+                raise CheckpointError(f"checkpoint was made with {name} = {value!r}, not {now[name]!r}")
+        if layout != self.model.flatten().layout_hash:
+            raise CheckpointError("checkpoint is of a model with another layout of parameters")
+        self.model.load_state_dict(checkpoint.weights)
+        self.optimizer.load_state_dict(checkpoint.vectors, numbers)
+        set_random_state(random)
+        self.progress = Progress(**progress)
+
+    def _diverged(self, what: str) -> DivergedError:
+        lower = f"--lr (it is {self.config.lr:g})"
+        clip = f", or clip the gradient: --clip {1 if not self.config.clip else self.config.clip / 2:g}"
+        return DivergedError(f"diverged in step {self.progress.step + 1}: {what}; try a lower {lower}{clip}")
+
+
+def _first_not_finite(model: Module, x: np.ndarray) -> str:
+    """Where a forward pass first leaves the finite numbers, in words."""
+    if not np.isfinite(x).all():
+        return "already the images are not finite"
+    names = {id(module): name for name, module in model.named_modules()}
+    found: list[str] = []
+
+    def note(module: Module, output: Tensor) -> None:
+        if not found and not np.isfinite(output.numpy()).all():
+            weights = any(not np.isfinite(p.numpy()).all() for p in module.parameters())
+            layer = repr(module).partition("\n")[0].rstrip("(")
+            found.append(f"first in the {'weights' if weights else 'output'} of layer {names[id(module)]!r} ({layer})")
+
+    with no_grad(), watching(note):
+        model(x)
+    return found[0] if found else "the outputs of all layers are finite"
+
+
+@dataclass
+class History:
+    """What `fit` tells: an entry for each epoch, and the score on the test images where there are any."""
+
+    epochs: list[Entry]
+    test: Score | None = None
+
+
+def fit(
+    model: Module,
+    data: Data,
+    *,
+    progress: Callable[[Entry], None] | None = print,
+    **given: Any,
+) -> History:
+    """Train a model, and test it once at the end.
+
+    data      a Dataset, a name for `minidl.data.load`, or (x, y): images (N, H, W, C), taken as they are, and labels
+    progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; None for silence
+    given     epochs, batch_size, lr, optimizer, ... as `minidl.config.Config` lists them; what is not given is what
+              the command line would take
+
+    Where the data has a validation part, the model ends with the weights that did best there, else with the last ones.
+    Raises ConfigError for options, DataError for data, DivergedError when the loss stops being finite.
+    """
+    config = _library_config(data, given)
+    dataset = _as_dataset(data, config)
+    seed(config.seed)
+    trainer = Trainer(model, dataset, config)
+    history, best = History([]), Arrays()
+    for entry in trainer.run():
+        if entry["event"] == "epoch":
+            history.epochs.append(entry)
+            if trainer.progress.best_step == entry["step"]:
+                best = model.state_dict()
+            if progress:
+                progress(entry)
+    if best:
+        model.load_state_dict(best)
+    if len(dataset.y_test):
+        history.test = evaluate(model, dataset.x_test, dataset.y_test)
+    return history
+
+
+def _library_config(data: Data, given: dict[str, Any]) -> Config:
+    names = [name for name, entry in options(Config).items() if entry.saved and name not in ("model", "data")]
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"fit: unknown option {name!r}.{nearest(name, names)} Known: {', '.join(names)}")
+    name = data if isinstance(data, str) else data.name if isinstance(data, Dataset) else "digits"
+    return resolve({"data": name}, given)
+
+
+def _as_dataset(data: Data, config: Config) -> Dataset:
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str):
+        return load(data, config.data_dir or None, config.validation, config.seed, config.layout)
+    x, y = np.asarray(data[0], np.float32), np.asarray(data[1])
+    channels = x.shape[-1]
+    nothing = x[:0], y[:0]
+    return Dataset("arrays", x, y, None, None, *nothing, int(y.max()) + 1, np.zeros(channels), np.ones(channels))
+
+
+__all__ = ["Entry", "History", "Progress", "Score", "Trainer", "evaluate", "fit", "predict"]
