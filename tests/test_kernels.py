@@ -43,6 +43,7 @@ class Arrays:
         self.random = np.random.default_rng(0)
 
     def constant(self, value: float) -> np.floating:
+        """A number of the arrays' type, which sums with it keep."""
         return np.dtype(self.dtype).type(value)
 
     def normal(self, *shape: int) -> np.ndarray:
@@ -216,8 +217,32 @@ def matmul(a: Arrays) -> Cases:
         yield "tn", dict(a=a.normal(k, m), b=a.normal(k, n), out=a.empty(m, n))
 
 
+def conv(a: Arrays) -> Cases:
+    for image, kernel, outputs, groups, stride, padding, dilation, out in (
+        ((1, 1, 1, 1), (1, 1), 1, 1, (1, 1), (0, 0), (1, 1), (1, 1)),
+        ((3, 7, 9, 2), (3, 2), 5, 1, (2, 1), (1, 1), (1, 1), (4, 10)),
+        ((2, 8, 7, 3), (3, 3), 2, 1, (1, 2), (0, 2), (2, 1), (4, 5)),
+        ((2, 5, 6, 4), (3, 1), 6, 2, (1, 2), (1, 0), (1, 1), (5, 3)),
+        ((2, 5, 5, 3), (3, 3), 3, 3, (1, 1), (2, 2), (2, 2), (5, 5)),  # depthwise
+    ):
+        x, y = a.normal(*image), a.normal(image[0], *out, outputs)
+        weight = a.normal(*kernel, image[3] // groups, outputs)
+        window: Arguments = dict(stride=stride, padding=padding, dilation=dilation)
+        if groups == 1:
+            patch = kernel[0] * kernel[1] * image[3]
+            window["columns"] = a.empty(2, 1, out[0] * out[1], patch)  # two tasks, one image at a time
+            name, partial = "", dict(partial=a.empty(2, 2, patch, outputs))
+        else:
+            window["groups"] = groups
+            name, partial = "grouped_", {}
+        yield name + "forward", dict(x=x, weight=weight, **window, y=a.empty(*y.shape))
+        yield name + "backward_input", dict(dy=y, weight=weight, **window, dx=a.empty(*x.shape))
+        yield name + "backward_weight", dict(x=x, dy=y, **window, **partial, dweight=a.empty(*weight.shape))
+
+
 CASES: dict[str, Callable[[Arrays], Cases]] = {
     "activation": activation,
+    "conv": conv,
     "dropout": dropout,
     "elementwise": elementwise,
     "matmul": matmul,
@@ -247,6 +272,7 @@ def parameters(folder: str, kernel: str, file: str = "reference") -> list[str]:
 
 
 def in_float64(arguments: Arguments) -> Arguments:
+    """The same numbers, so that the reference computes without float32's rounding."""
     return {
         p: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v
         for p, v in arguments.items()
@@ -283,7 +309,7 @@ def test_kernel_agrees_with_its_reference(folder: str, kernel: str, dtype: str) 
         check(folder, kernel, dtype, arguments)
 
 
-@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two cores")
+@pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")
 @pytest.mark.parametrize(("folder", "kernel"), [k for k in KERNELS if k[0] in CASES])
 def test_bits_do_not_depend_on_the_number_of_threads(folder: str, kernel: str) -> None:
     before = numba.get_num_threads()

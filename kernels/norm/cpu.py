@@ -41,8 +41,9 @@ def _total(partial: ndarray) -> ndarray:
 
 
 @jit
-def _add_moments(x: ndarray, origin: ndarray, sums: ndarray) -> None:
-    """sums[0] += sum of (x - origin), sums[1] += sum of (x - origin)^2, over the rows."""
+def _sum_moments(x: ndarray, origin: ndarray, sums: ndarray) -> None:
+    """sums (2, C) = sum of (x - origin), sum of (x - origin)^2, over the rows"""
+    sums[:] = 0
     first, second = sums[0], sums[1]
     for r in range(x.shape[0]):
         row = x[r]
@@ -54,9 +55,9 @@ def _add_moments(x: ndarray, origin: ndarray, sums: ndarray) -> None:
 
 @parallel_jit
 def _moments(x: ndarray, origin: ndarray) -> ndarray:
-    partial = np.zeros((CHUNKS, 2, x.shape[1]))
+    partial = np.empty((CHUNKS, 2, x.shape[1]))
     for chunk in prange(CHUNKS):
-        _add_moments(_block(x, chunk), origin, partial[chunk])
+        _sum_moments(_block(x, chunk), origin, partial[chunk])
     return _total(partial)
 
 
@@ -112,8 +113,9 @@ def batch_norm_eval(
 
 
 @jit
-def _add_gradient_moments(dy: ndarray, x: ndarray, mean: ndarray, sums: ndarray) -> None:
-    """sums[0] += sum of dy, sums[1] += sum of dy (x - mean), over the rows."""
+def _sum_gradient_moments(dy: ndarray, x: ndarray, mean: ndarray, sums: ndarray) -> None:
+    """sums (2, C) = sum of dy, sum of dy (x - mean), over the rows"""
+    sums[:] = 0
     first, second = sums[0], sums[1]
     for r in range(x.shape[0]):
         dy_row, x_row = dy[r], x[r]
@@ -124,9 +126,9 @@ def _add_gradient_moments(dy: ndarray, x: ndarray, mean: ndarray, sums: ndarray)
 
 @parallel_jit
 def _gradient_moments(dy: ndarray, x: ndarray, mean: ndarray) -> ndarray:
-    partial = np.zeros((CHUNKS, 2, x.shape[1]))
+    partial = np.empty((CHUNKS, 2, x.shape[1]))
     for chunk in prange(CHUNKS):
-        _add_gradient_moments(_block(dy, chunk), _block(x, chunk), mean, partial[chunk])
+        _sum_gradient_moments(_block(dy, chunk), _block(x, chunk), mean, partial[chunk])
     return _total(partial)
 
 
@@ -220,7 +222,8 @@ def layer_norm(
 def _layer_norm_backward_rows(
     dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray, dx: ndarray, sums: ndarray
 ) -> None:
-    """Writes dx; sums[0] += sum of dy, sums[1] += sum of dy z, over the rows."""
+    """Writes dx, and sums (2, C) = sum of dy, sum of dy z, over the rows."""
+    sums[:] = 0
     first, second = sums[0], sums[1]
     for r in range(x.shape[0]):
         dy_row, x_row, dx_row = dy[r], x[r], dx[r]
@@ -244,7 +247,7 @@ def layer_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray,
     dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    partial = np.zeros((CHUNKS, 2, x.shape[1]))
+    partial = np.empty((CHUNKS, 2, x.shape[1]))
     for chunk in prange(CHUNKS):
         _layer_norm_backward_rows(
             _block(dy, chunk), _block(x, chunk), weight, _block(mean, chunk), _block(rstd, chunk),
