@@ -63,8 +63,10 @@ class Option:
             return self._check_words(value)
         if self.kind is float and type(value) is int:
             value = _float(value)
-        fits = type(value) is self.kind and (self.kind is not float or math.isfinite(value))
-        if not fits or (self.limits and not self.limits.allow(value)):
+        right_kind = type(value) is self.kind  # not isinstance: true is no number
+        if not right_kind or (self.kind is float and not math.isfinite(value)):
+            raise self._wrong(value)
+        if self.limits and not self.limits.allow(value):
             raise self._wrong(value)
         if self.kind is str:
             self._check_text(value)

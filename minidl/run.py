@@ -74,11 +74,11 @@ class Run:
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def rewind(self, step: int) -> None:
-        """Drop the lines of metrics.jsonl after `step`: those steps will be made again."""
+    def rewind(self, step: int, epoch: int) -> None:
+        """Keep those lines of metrics.jsonl that were written up to `step`, with `epoch` epochs finished."""
         if self.metrics.exists():
             lines = self.metrics.read_text(encoding="utf-8").splitlines()
-            write_text(self.metrics, "".join(line + "\n" for line in lines if _step(line) <= step))
+            write_text(self.metrics, "".join(line + "\n" for line in lines if _happened(line, step, epoch)))
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json."""
@@ -92,12 +92,12 @@ def write_text(path: Path, text: str) -> None:
     os.replace(beside, path)
 
 
-def _step(line: str) -> float:
-    """The step of a line of metrics.jsonl; the half line that a killed process leaves belongs to no step."""
+def _happened(line: str, step: int, epoch: int) -> bool:
     try:
-        return json.loads(line)["step"]
+        entry = json.loads(line)
+        return entry["step"] <= step and (entry["event"] == "step" or entry["epoch"] <= epoch)
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return False  # the half line that a killed process leaves
 
 
 def _next_free(name: str) -> Path:

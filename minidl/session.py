@@ -54,7 +54,7 @@ def resume(given: Mapping[str, Any], signals: Signals) -> Entry:
         last = files.last(run.checkpoints)
         if last:
             _restore(session.trainer, last)
-        run.rewind(session.trainer.progress.step)
+        run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
         return session.train(run)
 
 

@@ -1,0 +1,193 @@
+"""Checkpoints: whole or not there; damage is noticed; the disk may fill up."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidl import checkpoint as files
+from minidl.checkpoint import Checkpoint
+from minidl.errors import CheckpointError
+
+
+def example(step: int = 3) -> Checkpoint:
+    weights = {"conv.weight": np.arange(24.0, dtype=np.float32).reshape(2, 3, 2, 2), "count": np.array(step)}
+    weights["fc.weight"] = np.arange(6.0, dtype=np.float32).reshape(3, 2).T  # not in C order
+    return Checkpoint(weights, {"velocity": np.full(40, 0.1, np.float32)}, {"progress": {"step": step}, "seed": 2**63})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    files.save(tmp_path, 3, example())
+    read = files.load(tmp_path / "step-00000003")
+    for name, values in example().weights.items():
+        assert np.array_equal(read.weights[name], values) and read.weights[name].shape == values.shape
+    assert np.array_equal(read.vectors["velocity"], example().vectors["velocity"])
+    assert read.state == example().state
+    assert names(tmp_path) == ["step-00000003"]
+
+
+def test_sums_are_those_of_sha256sum(tmp_path: Path) -> None:
+    import hashlib
+
+    files.save(tmp_path, 3, example())
+    folder = files.folder_of(tmp_path, 3)
+    for line in (folder / files.SUMS).read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+@given(st.data())
+def test_any_flipped_bit_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    files.save(folder, 3, example())
+    file = folder / "step-00000003" / data.draw(st.sampled_from([files.MODEL, files.STATE, files.SUMS]))
+    content = bytearray(file.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        files.load(folder / "step-00000003")
+
+
+@given(st.data())
+def test_any_cut_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    files.save(folder, 3, example())
+    file = folder / "step-00000003" / files.MODEL
+    content = file.read_bytes()
+    file.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    with pytest.raises(CheckpointError, match="damaged"):
+        files.load(folder / "step-00000003")
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        files.read(file)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_one_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    file = tmp_path_factory.mktemp("bytes") / "x.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        files.read(file)
+
+
+def test_header_that_claims_more_than_the_file_holds(tmp_path: Path) -> None:
+    import json
+
+    claims = {"w": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
+    header = json.dumps(claims).encode()
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        files.read(file)
+
+
+@pytest.mark.parametrize("missing", [files.MODEL, files.STATE, files.SUMS])
+def test_missing_file(tmp_path: Path, missing: str) -> None:
+    files.save(tmp_path, 3, example())
+    (tmp_path / "step-00000003" / missing).unlink()
+    with pytest.raises(CheckpointError, match=f"incomplete.*{missing}"):
+        files.load(tmp_path / "step-00000003")
+
+
+def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50):
+        files.save(tmp_path, step, example(step))
+        files.prune(tmp_path, keep=2, best=20)
+    assert files.steps(tmp_path) == [20, 40, 50]
+    files.prune(tmp_path, keep=1, best=-1)
+    assert names(tmp_path) == ["step-00000050"]
+    assert files.last(tmp_path) == tmp_path / "step-00000050"
+
+
+def test_no_checkpoints(tmp_path: Path) -> None:
+    assert files.steps(tmp_path / "none") == [] and files.last(tmp_path / "none") is None
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    files.save(tmp_path, 3, example(3))
+    again = example(3)
+    again.state["seed"] = 1
+    files.save(tmp_path, 3, again)
+    assert files.load(tmp_path / "step-00000003").state["seed"] == 1
+    assert names(tmp_path) == ["step-00000003"]
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """The disk is full from the `after`-th sync on."""
+    calls = iter(range(10**6))
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if next(calls) >= after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    files.save(tmp_path, 3, example(3))
+    with monkeypatch.context() as patch:
+        full_disk(patch, after)
+        with pytest.raises(CheckpointError, match="No space left on device; the last good one is .*step-00000003"):
+            files.save(tmp_path, 6, example(6))
+    assert names(tmp_path) == ["step-00000003"]
+    assert files.load(tmp_path / "step-00000003").state["progress"]["step"] == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_full_disk_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+
+    real = builtins.open
+
+    def opened(path: Any, *arguments: Any, **named: Any) -> Any:
+        return real("/dev/full" if str(path).endswith(files.STATE) else path, *arguments, **named)
+
+    monkeypatch.setattr(builtins, "open", opened)
+    with pytest.raises(CheckpointError, match="No space left on device; there is none before it"):
+        files.save(tmp_path, 6, example(6))
+
+
+@pytest.mark.parametrize("killed_at", range(1, 12))
+def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
+    """Whatever call the process dies in, after cleaning up there is one checkpoint of the step: the old or the new."""
+
+    class Killed(BaseException):
+        pass
+
+    calls = iter(range(1, 10**6))
+
+    def dying(real: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(calls) == killed_at:
+                raise Killed
+            return real(*arguments, **named)
+
+        return call
+
+    old, new = example(3), example(3)
+    old.state["seed"], new.state["seed"] = 0, 1
+    files.save(tmp_path, 3, old)
+    with monkeypatch.context() as patch:
+        for owner, name in [(os, "fsync"), (os, "close"), (Path, "rename"), (Path, "mkdir"), (files.shutil, "rmtree")]:
+            patch.setattr(owner, name, dying(getattr(owner, name)))
+        try:
+            files.save(tmp_path, 3, new)
+            survived = True
+        except Killed:
+            survived = False
+    files.clean_up(tmp_path)
+    assert names(tmp_path) == ["step-00000003"]
+    assert files.load(tmp_path / "step-00000003").state["seed"] in ([1] if survived else [0, 1])

@@ -1,0 +1,164 @@
+"""Options: one dataclass is the parser, the keys of files, the checks and the words of errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidl import config as names
+from minidl.config import AUGMENTATIONS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES, Config, resolve
+from minidl.errors import ConfigError
+from minidl.options import from_toml, options, parse, read_toml, to_toml
+
+
+def command_line(*argv: str) -> dict[str, Any]:
+    return parse(Config, list(argv), "minidl")
+
+
+def test_names_are_those_of_the_code() -> None:
+    from minidl import data, models, optim, schedules
+
+    assert set(MODELS) == set(models.MODELS)
+    assert set(DATASETS) == set(data.DATASETS)
+    assert set(AUGMENTATIONS) == set(data.AUGMENTATIONS)
+    assert set(OPTIMIZERS) == set(optim.OPTIMIZERS)
+    assert set(SCHEDULES) == set(schedules.SCHEDULES)
+
+
+def test_presets_hold_known_options() -> None:
+    for preset in [*names.DATA_PRESETS.values(), *names.OPTIMIZER_PRESETS.values()]:
+        replace(Config(), **preset)
+    assert set(names.DATA_PRESETS) <= set(DATASETS) and set(names.OPTIMIZER_PRESETS) <= set(OPTIMIZERS)
+
+
+def test_stronger_layers_win() -> None:
+    file = {"data": "cifar10", "lr": 0.3, "epochs": 7}
+    config = resolve(file, command_line("--epochs", "3", "--augment", "none"))
+    assert (config.epochs, config.lr, config.augment) == (3, 0.3, ())
+    assert config.batch_size == names.DATA_PRESETS["cifar10"]["batch_size"]
+    assert resolve({"data": "cifar10", "optimizer": "adam"}).lr == names.OPTIMIZER_PRESETS["adam"]["lr"]
+    assert resolve({"data": "cifar10", "optimizer": "adam", "lr": 0.5}).lr == 0.5
+
+
+def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MINIDL_DATA", raising=False)
+    assert resolve({}).data_dir == ""
+    assert resolve({"data": "mine.npz", "data_dir": "x"}).data == str(tmp_path / "mine.npz")
+    assert resolve({"data_dir": "x"}).data_dir == str(tmp_path / "x")
+    monkeypatch.setenv("MINIDL_DATA", "there")
+    assert resolve({}).data_dir == str(tmp_path / "there")
+
+
+def test_only_given_options_are_parsed() -> None:
+    assert command_line() == {}
+    assert command_line("--batch-size", "7", "--json", "--augment=flip,cutout") == {
+        "batch_size": 7, "json": True, "augment": ("flip", "cutout")}  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--model", "lene"], "unknown model 'lene'. Did you mean 'lenet'?"),
+    (["--data", "minst"], "unknown data 'minst'. Did you mean 'mnist'?"),
+    (["--optimizer", "adma"], "unknown optimizer 'adma'. Did you mean 'adam'?"),
+    (["--schedule", "cosin"], "unknown schedule 'cosin'. Did you mean 'cosine'?"),
+    (["--augment", "flip,crop"], "unknown augment 'crop'. Did you mean 'pad-crop'?"),
+    (["--epoch", "3"], "unknown option --epoch. Did you mean '--epochs'?"),
+    (["--batchsize=3"], "unknown option --batchsize. Did you mean '--batch-size'?"),
+    (["digits"], "unexpected argument 'digits'"),
+    (["--lr"], "--lr: expected one argument"),
+    (["--lr", "fast"], "lr: expected a number above 0, got 'fast'"),
+    (["--lr", "0"], "lr: expected a number above 0, got 0.0"),
+    (["--lr", "nan"], "lr: expected a number above 0, got nan"),
+    (["--lr", "inf"], "lr: expected a number above 0, got inf"),
+    (["--batch-size", "0"], "batch-size: expected a whole number of 1 or more, got 0"),
+    (["--batch-size", "1.5"], "batch-size: expected a whole number of 1 or more, got '1.5'"),
+    (["--validation", "1"], "validation: expected a number of 0 or more and below 1, got 1.0"),
+    (["--seed", "-1"], "seed: expected a whole number between 0 and 2^32 - 1, got -1"),
+    (["--out", "a\udcffb"], "out: expected text"),
+])  # fmt: skip
+def test_errors_of_the_command_line(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        command_line(*argv)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("modle = 'mlp'", "unknown key 'modle'. Did you mean 'model'?"),
+    ("batch-size = 3", "Did you mean 'batch_size'?"),
+    ("lr = '0.1'", "lr: expected a number above 0, got '0.1'"),
+    ("lr = true", "lr: expected a number above 0, got True"),
+    ("lr = " + "9" * 400, "lr: expected a number"),
+    ("seed = " + "9" * 5000, "not readable as TOML"),
+    ("epochs = 3.0", "epochs: expected a whole number"),
+    ("augment = [1]", "augment: expected words a,b,c, got [1]"),
+    ("data_dir = \"a\\u0000\"", "data-dir: expected text"),
+    ("out = 'x'", "key 'out' is for the command line only: give --out"),
+    ("[model]\nname = 'mlp'", "model: expected text"),
+    ("lr = ", "Invalid value"),
+    ("a = " + "[" * 5000, "file.toml"),
+])  # fmt: skip
+def test_errors_of_files(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "file.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_toml(Config, file)
+    assert message in str(caught.value) and str(file) in str(caught.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"model = '\xff'")
+    for path, message in [("none.toml", "No such file"), (".", "Is a directory"), ("latin.toml", "not UTF-8")]:
+        with pytest.raises(ConfigError, match=message):
+            read_toml(Config, tmp_path / path)
+
+
+VALUES = {
+    "model": st.sampled_from(MODELS),
+    "data": st.sampled_from(DATASETS),
+    "data_dir": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    "augment": st.lists(st.sampled_from(AUGMENTATIONS)).map(tuple),
+    "validation": st.floats(0, 1, exclude_max=True),
+    "lr": st.floats(0, exclude_min=True, allow_infinity=False),
+    "clip": st.floats(0, allow_infinity=False),
+    "epochs": st.integers(1),
+    "seed": st.integers(0, 2**32 - 1),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=VALUES))
+def test_toml_gives_the_same_config(values: dict[str, Any]) -> None:
+    config = Config(**values)
+    read = from_toml(Config, to_toml(config))
+    assert Config(**read) == config
+    saved = {name for name, entry in options(Config).items() if entry.saved}
+    assert set(read) == saved, "a written config says everything"
+    assert not saved & {"out", "resume", "evaluate", "config", "json", "quiet"}
+
+
+@given(st.text(), st.sampled_from(["model", "lr", "epochs", "augment", "data_dir", "seed"]))
+def test_any_text_is_a_value_or_one_error(text: str, name: str) -> None:
+    entry = options(Config)[name]
+    try:
+        assert asdict(Config(**{name: entry.parse(text)}))[name] is not None
+    except ConfigError as error:
+        assert entry.words in str(error)
+
+
+def test_help_is_quick_and_complete(root: Path) -> None:
+    code = (
+        "import sys, minidl.train\n"
+        "assert minidl.train.main(['--help']) == 0\n"
+        "print([name for name in ('numpy', 'numba', 'tqdm', 'scipy', 'tomllib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", "--help must not wait for imports"
+    for entry in options(Config).values():
+        assert "--" + entry.words in done.stdout and entry.group + ":" in done.stdout
+    assert "examples:" in done.stdout and "(default: lenet)" in done.stdout
