@@ -5,7 +5,8 @@ output and, where a gradient will be wanted, leaves the Function on the output a
 inputs are the graph. `backward` walks it once, newest first.
 
 Why newest first is right: a Function can only consume tensors that exist already, so the order of creation is a
-topological order, and its reverse is what backpropagation needs. No recursion: a chain of 10,000 ops is as good as one of 10.
+topological order, and its reverse is what backpropagation needs. No recursion: a chain of 10,000 ops is as good as one
+of 10.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ def grad_enabled() -> bool:
     return getattr(_mode, "enabled", True)
 
 
-class no_grad(ContextDecorator):  # noqa: N801  (PyTorch's name)
+class no_grad(ContextDecorator):  # PyTorch's name
     """Within it nothing is recorded: `with no_grad(): ...`, or `@no_grad()` above a function."""
 
     def __enter__(self) -> no_grad:
-        self._before = [*getattr(self, "_before", []), grad_enabled()]  # a stack: one object may be entered twice
+        # A stack of the thread's own: one object may be entered twice, and a decorated function by many threads.
+        _mode.before = [*getattr(_mode, "before", []), grad_enabled()]
         _mode.enabled = False
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _mode.enabled = self._before.pop()
+        _mode.enabled = _mode.before.pop()
 
 
 class Function:
@@ -59,6 +61,7 @@ class Function:
 
     and is used through `apply`. Inside, `self.device` is the table of kernels and `self.needs[i]` says whether
     anybody wants the gradient of input i. Returned arrays may share memory with dy: the tape never writes into them.
+    They may be views of any strides: the tape copies what is not contiguous, since kernels rely on it.
     """
 
     device: Device
@@ -85,7 +88,8 @@ class Function:
         function = cls()
         function.device = first.device
         function.needs = tuple(tensor.requires_grad for tensor in inputs)
-        output = type(first).wrap(function.forward(*(tensor._data for tensor in inputs), **options), first.device)
+        y = function.forward(*(tensor._data for tensor in inputs), **options)
+        output = type(first).wrap(np.asarray(y, first.dtype, order="C"), first.device)
         if any(function.needs) and grad_enabled():
             function.inputs, function.order = inputs, next(_clock)
             output.requires_grad, output.creator = True, function
@@ -114,15 +118,21 @@ def backward(output: Tensor, gradient: np.ndarray | None = None, retain_graph: b
         raise ShapeError(f"backward: gradient {gradient.shape} for an output of shape {output.shape}")
 
     waiting: dict[Function, np.ndarray] = {}  # dL/d(output of that function), as far as summed
-    _deliver(output, np.ascontiguousarray(gradient, output.dtype), waiting)
+    _deliver(output, np.asarray(gradient, output.dtype, order="C"), waiting)
     for function in _newest_first(output.creator):
         dy = waiting.pop(function, None)
         if dy is None:  # every path from here to the output was cut
             continue
         gradients = function.backward(dy)
-        for tensor, dx in zip(function.inputs, gradients if isinstance(gradients, tuple) else (gradients,), strict=True):
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        for tensor, dx in zip(function.inputs, gradients, strict=True):
             if tensor.requires_grad and dx is not None:
-                _deliver(tensor, dx, waiting)
+                if np.shape(dx) != tensor.shape:
+                    raise ShapeError(
+                        f"{type(function).__name__}.backward: a gradient of shape {np.shape(dx)} for an input of shape "
+                        f"{tensor.shape}; they must be equal"
+                    )
+                _deliver(tensor, np.asarray(dx, tensor.dtype, order="C"), waiting)
         if not retain_graph:
             function.release()
 

@@ -36,7 +36,7 @@ class Tensor:
             if array.dtype.kind not in "fiub":
                 raise ShapeError(f"Tensor: an array of {array.dtype} is not numeric; expected floats or integers")
             array = array.astype(np.float32)
-        self._data = np.ascontiguousarray(array).reshape(array.shape)  # (ascontiguousarray turns () into (1,))
+        self._data = np.asarray(array, order="C")  # (ascontiguousarray would turn () into (1,))
         self.requires_grad = requires_grad
         self.device = find_device(device)
         self.grad = None
@@ -61,7 +61,7 @@ class Tensor:
     def data(self, array: np.ndarray) -> None:
         if array.shape != self.shape or array.dtype != self.dtype:
             raise ShapeError(f"data: {array.dtype} {array.shape} for a tensor of {self.dtype} {self.shape}")
-        self._data = np.ascontiguousarray(array)
+        self._data = np.asarray(array, order="C")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -156,11 +156,11 @@ class Tensor:
     def __pow__(self, exponent: Scalar) -> Tensor:
         return ops.power(self, exponent)
 
-    def __matmul__(self, other: Tensor) -> Tensor:
+    def __matmul__(self, other: Tensor | np.ndarray) -> Tensor:
         return ops.matmul(self, other)
 
     def __rmatmul__(self, other: np.ndarray) -> Tensor:
-        return ops.matmul(Tensor(other, device=self.device), self)
+        return ops.matmul(other, self)
 
     def __getitem__(self, key: Any) -> Tensor:
         return ops.index(self, key)
@@ -196,7 +196,7 @@ class Tensor:
         return ops.transpose(self, axes)
 
     @property
-    def T(self) -> Tensor:  # noqa: N802  (NumPy's name)
+    def T(self) -> Tensor:  # NumPy's name
         return ops.transpose(self)
 
 

@@ -10,7 +10,11 @@ from minidl.device import Device
 
 
 def strided_copy(
-    device: Device, source: np.ndarray, view: np.ndarray, target: np.ndarray | None = None, into: np.ndarray | None = None
+    device: Device,
+    source: np.ndarray,
+    view: np.ndarray,
+    target: np.ndarray | None = None,
+    into: np.ndarray | None = None,
 ) -> np.ndarray:
     """Copy `view`, of any strides, which looks into the contiguous array `source`.
 

@@ -66,7 +66,7 @@ class Conv2d(Function):
     def columns(self, y: np.ndarray) -> np.ndarray:
         """Scratch for unrolled patches: (tasks, images a block, output pixels, kh kw C)."""
         images, pixels = y.shape[0], y.shape[1] * y.shape[2]
-        tasks = min(TASKS, images)
+        tasks = max(1, min(TASKS, images))
         block = max(1, min(images // tasks, ROWS // pixels))
         kernel_height, kernel_width, channels, _ = self.weight.shape
         return self.device.empty((tasks, block, pixels, kernel_height * kernel_width * channels), y.dtype)
@@ -101,6 +101,8 @@ def conv2d(
                          "images (N, H, W, C) and a weight (kh, kw, C / groups, O)")  # fmt: skip
     if weight.shape[3] % groups:
         raise ShapeError(f"conv2d: {weight.shape[3]} output channels do not divide into {groups} groups")
+    if bias is not None and bias.shape != weight.shape[3:]:
+        raise ShapeError(f"conv2d: bias {bias.shape} for a weight {weight.shape}; expected {weight.shape[3:]}")
     if min(stride) < 1 or min(dilation) < 1 or min(padding) < 0:
         raise ShapeError(f"conv2d: stride {stride}, padding {padding}, dilation {dilation}; expected stride and "
                          "dilation of at least 1, padding of at least 0")  # fmt: skip

@@ -138,14 +138,21 @@ def _is_number(value: Operand) -> bool:
     return isinstance(value, int | float | np.floating | np.integer)
 
 
-def _tensors(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors of one shape, arrays and numbers brought to the type of the tensor among them."""
-    from minidl.ops.movement import broadcast_to
+def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    """Both operands as tensors: arrays and numbers are brought to the type and device of the tensor among them."""
     from minidl.tensor import Tensor
 
     like = a if isinstance(a, Tensor) else b
     assert isinstance(like, Tensor), "an operator is called on at least one Tensor"
     x, y = (v if isinstance(v, Tensor) else Tensor(np.asarray(v, like.dtype), device=like.device) for v in (a, b))
+    return x, y
+
+
+def _tensors(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    """Both operands as tensors of one shape."""
+    from minidl.ops.movement import broadcast_to
+
+    x, y = as_tensors(a, b)
     try:
         shape = np.broadcast_shapes(x.shape, y.shape)
     except ValueError:

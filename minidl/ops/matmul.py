@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from minidl.autograd import Function
 from minidl.errors import ShapeError
 from minidl.ops.arrays import reduce_sum
+from minidl.ops.elementwise import as_tensors
 
 if TYPE_CHECKING:
     from minidl.tensor import Tensor
@@ -57,13 +59,14 @@ class Linear(Function):
         return dx, dw, *(reduce_sum(self.device, dy, (0,)) if need else None for need in self.needs[2:])
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
     """a @ b: the product over the last axis of a and the last but one of b; axes in front of these broadcast.
 
     A vector counts as a row on the left and as a column on the right, as in NumPy.
     """
     from minidl.ops.movement import broadcast_to, reshape
 
+    a, b = as_tensors(a, b)
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the last axis of the left one must be as long as the "
                          "last but one of the right one")  # fmt: skip
@@ -74,7 +77,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     except ValueError:
         raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the axes in front do not broadcast") from None
     left, right = (broadcast_to(t, (*batch, *t.shape[-2:])) for t in (left, right))
-    y = MatMul.apply(reshape(left, (-1, *left.shape[-2:])), reshape(right, (-1, *right.shape[-2:])))
+    count = math.prod(batch)
+    y = MatMul.apply(reshape(left, (count, *left.shape[-2:])), reshape(right, (count, *right.shape[-2:])))
     rows, columns = left.shape[-2:-1] if a.ndim > 1 else (), right.shape[-1:] if b.ndim > 1 else ()
     return reshape(y, (*batch, *rows, *columns))
 
@@ -86,6 +90,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[0]:
         raise ShapeError(f"linear: input {x.shape} for a weight (in, out) = {weight.shape}: the last axis must be "
                          f"{weight.shape[0]} long")  # fmt: skip
-    rows = x if x.ndim == 2 else reshape(x, (-1, x.shape[-1]))
+    if bias is not None and bias.shape != weight.shape[1:]:
+        raise ShapeError(f"linear: bias {bias.shape} for a weight (in, out) = {weight.shape}; "
+                         f"expected {weight.shape[1:]}")  # fmt: skip
+    rows = x if x.ndim == 2 else reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
     y = Linear.apply(rows, weight, *([] if bias is None else [bias]))
     return y if x.ndim == 2 else reshape(y, (*x.shape[:-1], weight.shape[1]))

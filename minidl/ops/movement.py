@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,9 +43,8 @@ class Transpose(Function):
 class BroadcastTo(Function):
     def forward(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         self.shape = x.shape
-        self.axes = tuple(
-            axis for axis in range(len(shape)) if axis < len(shape) - x.ndim or shape[axis] != x.shape[axis - len(shape)]
-        )
+        new = len(shape) - x.ndim  # axes in front
+        self.axes = tuple(axis for axis, n in enumerate(shape) if axis < new or n != x.shape[axis - new])
         return strided_copy(self.device, x, np.broadcast_to(x, shape))
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
@@ -101,17 +101,16 @@ class Take(Function):
     def forward(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         self.shape, self.rows = x.shape, rows.ravel()
         out = self.device.empty((*rows.shape, *x.shape[1:]), x.dtype)
-        self.device.movement.take(self.as_rows(x), self.rows, out.reshape(rows.size, -1) if out.size else out)
+        self.device.movement.take(self.as_rows(x, len(x)), self.rows, self.as_rows(out, rows.size))
         return out
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         dx = self.device.empty(self.shape, dy.dtype)
-        self.device.movement.take_backward(dy.reshape(self.rows.size, -1), self.rows, self.as_rows(dx))
+        self.device.movement.take_backward(self.as_rows(dy, self.rows.size), self.rows, self.as_rows(dx, len(dx)))
         return dx
 
-    @staticmethod
-    def as_rows(x: np.ndarray) -> np.ndarray:
-        return x.reshape(x.shape[0], -1)
+    def as_rows(self, array: np.ndarray, count: int) -> np.ndarray:
+        return array.reshape(count, math.prod(self.shape[1:]))
 
 
 def reshape(x: Tensor, shape: Sequence[int] | int) -> Tensor:
@@ -119,6 +118,8 @@ def reshape(x: Tensor, shape: Sequence[int] | int) -> Tensor:
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if len(shape) == 1 and isinstance(shape[0], tuple | list):  # x.reshape((2, 3)), as NumPy allows
         shape = tuple(shape[0])
+    if any(n < -1 for n in shape):
+        raise ShapeError(f"reshape: {shape} has a negative length; expected lengths of at least 0, and one -1 at most")
     known = math.prod(n for n in shape if n != -1)
     unknown = shape.count(-1)
     if unknown > 1 or (unknown and (known == 0 or x.size % known)) or (not unknown and known != x.size):
@@ -137,7 +138,9 @@ def flatten(x: Tensor, start: int = 1) -> Tensor:
 def transpose(x: Tensor, axes: Sequence[int] = ()) -> Tensor:
     """Axis i of the result is axis axes[i] of x; without axes their order is reversed."""
     axes = tuple(axes) or tuple(reversed(range(x.ndim)))
-    if sorted(axis % x.ndim if x.ndim else axis for axis in axes) != list(range(x.ndim)):
+    if len(axes) == 1 and isinstance(axes[0], tuple | list):  # x.transpose((1, 0)), as NumPy allows
+        axes = tuple(axes[0])
+    if sorted(axis + x.ndim if axis < 0 else axis for axis in axes) != list(range(x.ndim)):
         raise ShapeError(f"transpose: axes {axes} are no permutation of the axes of {x.shape}")
     return Transpose.apply(x, axes=tuple(axis % x.ndim for axis in axes))
 
@@ -196,9 +199,12 @@ def index(x: Tensor, key: Any) -> Tensor:
             key = np.flatnonzero(key)
         return take(x, key)
     parts = key if isinstance(key, tuple) else (key,)
-    if not all(part is None or part is ... or isinstance(part, slice | int | np.integer) for part in parts):
+    known = slice, int, np.integer, EllipsisType, type(None)
+    if any(isinstance(part, bool) or not isinstance(part, known) for part in parts):
         raise ShapeError(f"index: {key!r} is not supported; expected slices and integers, or one array of rows")
+    if ... not in parts:
+        parts += (...,)  # with it the result is a view even if every axis has its integer, and not a copied number
     try:
-        return Slice.apply(x, key=key)
-    except IndexError as error:
+        return Slice.apply(x, key=parts)
+    except (IndexError, ValueError) as error:
         raise ShapeError(f"index: {key!r} for shape {x.shape}: {error}") from None

@@ -120,8 +120,8 @@ def batch_norm(
         raise ShapeError(f"batch_norm: input {x.shape} for {weight.shape[0]} channels; expected (N, ..., channels)")
     if not training:
         return BatchNormEval.apply(x, weight, bias, running_mean=running_mean, running_var=running_var, eps=eps)
-    if x.size == x.shape[-1]:
-        raise ShapeError(f"batch_norm: input {x.shape} has one value for each channel, which has no variance; "
+    if x.size <= x.shape[-1]:
+        raise ShapeError(f"batch_norm: input {x.shape} has fewer than two values for each channel: no variance; "
                          "give a larger batch, or call eval() first")  # fmt: skip
     return BatchNorm.apply(
         x, weight, bias, running_mean=running_mean, running_var=running_var, momentum=momentum, eps=eps

@@ -53,13 +53,13 @@ class Max(Function):
 
 def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
     """The axes to reduce, sorted, none negative."""
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int | np.integer) else axis
     if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) != len(axes):
         raise ShapeError(f"{name}: axis {axis} for a tensor of shape {x.shape}")
     return tuple(sorted(a % x.ndim for a in axes))
 
 
-def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The sum over an axis, several, or (None) all."""
     axes = _axes("sum", x, axis)
     return Sum.apply(x, axes=axes, keepdims=keepdims) if axes else x
@@ -73,7 +73,7 @@ def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return sum(x, axis, keepdims) * (1 / count)
 
 
-def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """The largest element along an axis, several, or (None) all; the first of equal ones gets the gradient."""
     from minidl.ops.movement import transpose
 
