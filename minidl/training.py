@@ -37,6 +37,7 @@ class Progress:
     step: int = 0  # steps made
     epoch: int = 0  # epochs finished
     batch: int = 0  # batches made of the epoch after those
+    lr: float = 0.0  # of the last step
     loss_sum: float = 0.0  # over the images of that epoch so far, as are the next two
     correct: int = 0
     images: int = 0
@@ -100,7 +101,7 @@ class Trainer:
         if not math.isfinite(loss.item()):
             raise self._diverged(f"the loss is {loss.item()}; {_first_not_finite(self.model, x)}")
         loss.backward()
-        self.optimizer.lr = self.config.lr * self.schedule(self.progress.step)
+        self.progress.lr = self.optimizer.lr = self.config.lr * self.schedule(self.progress.step)
         self.optimizer.step()  # clips, too
         return loss.item(), correct_answers(logits, y)
 
@@ -139,7 +140,7 @@ class Trainer:
         at = self.progress
         epoch = at.epoch + (event == "step")  # counted from 1
         speed = round(at.images_per_second, 1)
-        return {"event": event, "step": at.step, "epoch": epoch, **values, "lr": self.optimizer.lr,
+        return {"event": event, "step": at.step, "epoch": epoch, **values, "lr": at.lr,
                 "images_per_second": speed}  # fmt: skip
 
     # -- stopping and going on ---------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest.M
     files.save(tmp_path, 3, example(3))
     with monkeypatch.context() as patch:
         full_disk(patch, after)
-        with pytest.raises(CheckpointError, match="No space left on device; the last good one is .*step-00000003"):
+        with pytest.raises(CheckpointError, match=r"No space left on device; the last good one is .*step-00000003"):
             files.save(tmp_path, 6, example(6))
     assert names(tmp_path) == ["step-00000003"]
     assert files.load(tmp_path / "step-00000003").state["progress"]["step"] == 3
@@ -160,7 +160,7 @@ def test_full_disk_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         files.save(tmp_path, 6, example(6))
 
 
-@pytest.mark.parametrize("killed_at", range(1, 12))
+@pytest.mark.parametrize("killed_at", range(1, 14))
 def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
     """Whatever call the process dies in, after cleaning up there is one checkpoint of the step: the old or the new."""
 

@@ -1,0 +1,282 @@
+"""Stopped anywhere and resumed: the same bits as never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidl import checkpoint as files
+from minidl import data, nn
+from minidl.config import Config
+from minidl.data import Dataset
+from minidl.errors import CheckpointError
+from minidl.signals import Signals, Stopped
+from minidl.tensor import Tensor
+from minidl.train import main
+from minidl.training import Trainer
+
+DATA = "synthetic:44x4x4x1:3"
+CLOCK = ("seconds", "timed_images", "timed_seconds")
+SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--quiet", "--lr", "0.01"]
+
+
+class Model(nn.Module):
+    """Everything that has state: a convolution, running statistics, dropout."""
+
+    def __init__(self) -> None:
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.dropout = nn.Dropout(0.3)
+        self.flatten_ = nn.Flatten()
+        self.fc = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.dropout(self.flatten_(self.norm(self.conv(x)))))
+
+
+CONFIG = Config(model="lenet", data=DATA, epochs=3, batch_size=8, lr=0.05, schedule="one-cycle", warmup=2, clip=1.0,
+                augment=("pad-crop", "flip"), label_smoothing=0.1, validation=0.25, seed=5)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    return data.load(DATA, validation=0.25, seed=5)
+
+
+def trainer(dataset: Dataset, config: Config, **more: Any) -> Trainer:
+    nn.seed(config.seed)
+    return Trainer(Model(), dataset, config, **more)
+
+
+def bits(of: Trainer) -> dict[str, Any]:
+    """All that must agree: weights, statistics, optimizer, dropout, progress but for the clock."""
+    checkpoint = of.checkpoint()
+    arrays = {**checkpoint.weights, **{"vector " + name: v for name, v in checkpoint.vectors.items()}}
+    progress = {name: value for name, value in asdict(of.progress).items() if name not in CLOCK}
+    return {**{name: array.tobytes() for name, array in arrays.items()}, **progress, **checkpoint.state["random"]}
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "adamw", "lars"])
+def test_stopped_at_every_step(dataset: Dataset, tmp_path: Path, optimizer: str) -> None:
+    config = replace(CONFIG, optimizer=optimizer, steps=0 if optimizer == "adamw" else 13)
+    whole = trainer(dataset, config)
+    entries = [dict(entry, images_per_second=0) for entry in whole.run()]
+    expected = bits(whole)
+    for stop in range(len(entries) + 1):
+        first = trainer(dataset, config)
+        run = first.run()
+        before = [dict(next(run), images_per_second=0) for _ in range(stop)]
+        files.save(tmp_path, stop, first.checkpoint())
+        run.close()
+        second = trainer(dataset, config)
+        nn.seed(99)  # whatever another process would have there
+        second.restore(files.load(files.folder_of(tmp_path, stop)))
+        after = [dict(entry, images_per_second=0) for entry in second.run()]
+        assert before + after == entries, f"stopped after entry {stop}"
+        assert bits(second) == expected, f"stopped after entry {stop}"
+
+
+def test_stopped_while_validating(dataset: Dataset) -> None:
+    whole = trainer(dataset, CONFIG)
+    entries = [entry["step"] for entry in whole.run()]
+    calls = iter(range(10**6))
+    steps = len(whole.loader)
+
+    def check() -> None:
+        if next(calls) == steps:  # one call before each step, then those of the validation
+            raise Stopped(signal.SIGINT)
+
+    first = trainer(dataset, CONFIG, check=check)
+    with pytest.raises(Stopped):
+        list(first.run())
+    assert first.progress.batch == steps and first.progress.epoch == 0
+    checkpoint = first.checkpoint()
+    second = trainer(dataset, CONFIG)
+    second.restore(checkpoint)
+    assert [entry["step"] for entry in second.run()] == entries[steps:]
+    assert bits(second) == bits(whole)
+
+
+def test_checkpoint_of_another_run(dataset: Dataset) -> None:
+    checkpoint = trainer(dataset, CONFIG).checkpoint()
+    with pytest.raises(CheckpointError, match=r"made with lr = 0\.05, not 0\.1"):
+        trainer(dataset, replace(CONFIG, lr=0.1)).restore(checkpoint)
+    trainer(dataset, replace(CONFIG, keep=9, threads=1)).restore(checkpoint)
+    checkpoint.state["layout"] = "other"
+    with pytest.raises(CheckpointError, match="another layout"):
+        trainer(dataset, CONFIG).restore(checkpoint)
+    del checkpoint.state["random"]
+    with pytest.raises(CheckpointError, match=r"another version.*'random'"):
+        trainer(dataset, CONFIG).restore(checkpoint)
+
+
+# The command line.
+
+
+def weights(run: Path) -> bytes:
+    last = files.last(run / "checkpoints")
+    assert last
+    return (last / files.MODEL).read_bytes()
+
+
+def entries(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{**json.loads(line), "images_per_second": 0} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run never stopped."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert main([*SMALL, "--epochs", "4", "--validation", "0.2", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 7, 19, 20, 21, 24])
+def test_stopped_and_resumed(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int,
+                             capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    calls = iter(range(10**6))
+
+    def check(self: Signals) -> None:
+        if next(calls) == stop:
+            raise Stopped(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Signals, "check", check)
+        argv = [*SMALL, "--epochs", "4", "--validation", "0.2", "--out", str(tmp_path / "run")]
+        assert main([word for word in argv if word != "--quiet"]) == 143
+    assert f"--resume {tmp_path / 'run'}" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert main(["--resume", str(tmp_path / "run"), "--quiet", "--threads", "1", "--json"]) == 0
+    assert weights(tmp_path / "run") == weights(whole)
+    assert entries(tmp_path / "run") == entries(whole)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    expected = json.loads((whole / "summary.json").read_text())
+    for name in ("test_accuracy", "test_loss", "train_loss", "validation_accuracy", "best_step", "steps", "epochs"):
+        assert result[name] == expected[name]
+
+
+def test_config_reruns_to_the_bit(whole: Path, tmp_path: Path) -> None:
+    assert main(["--config", str(whole / "config.toml"), "--quiet", "--out", str(tmp_path / "again")]) == 0
+    assert weights(tmp_path / "again") == weights(whole)
+    assert (tmp_path / "again" / "config.toml").read_text().splitlines()[1:] == (
+        whole / "config.toml").read_text().splitlines()[1:]  # fmt: skip
+    other = tmp_path / "other"
+    assert main(["--config", str(whole / "config.toml"), "--seed", "1", "--quiet", "--out", str(other)]) == 0
+    assert weights(other) != weights(whole)
+
+
+def test_a_finished_run_tells_its_result_again(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--resume", str(whole), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((whole / "summary.json").read_text())
+
+
+def test_damaged_checkpoint_and_the_one_before(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    (run / "checkpoints" / ".new-step-00000099").mkdir()
+    last = files.last(run / "checkpoints")
+    assert last
+    content = bytearray((last / files.MODEL).read_bytes())
+    content[-5] ^= 1
+    (last / files.MODEL).write_bytes(content)
+    assert main(["--resume", str(run), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("minidl: error:") and error.count("\n") == 1 and "delete it to go on" in error
+    shutil.rmtree(last)
+    assert main(["--resume", str(run), "--quiet"]) == 0
+    assert weights(run) == weights(whole) and entries(run) == entries(whole)
+    assert not (run / "checkpoints" / ".new-step-00000099").exists()
+
+
+# Real processes and real signals.
+
+
+def start(out: Path, root: Path, *more: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "minidl.train", *SMALL, "--epochs", "2000", "--out", str(out), *more]
+    argv.remove("--quiet")
+    return subprocess.Popen(argv, cwd=root, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(process: subprocess.Popen[str], words: str) -> str:
+    """Read standard error up to a line with these words."""
+    assert process.stderr
+    for line in process.stderr:
+        if words in line:
+            return line
+    raise AssertionError(f"ended without {words!r}")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_saves_and_says_how_to_go_on(tmp_path: Path, root: Path, number: int, code: int) -> None:
+    with start(tmp_path / "run", root) as process:
+        wait_for(process, "epoch   2/")
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert f"python -m minidl.train --resume {tmp_path / 'run'}" in errors and "Traceback" not in errors
+    last = files.last(tmp_path / "run" / "checkpoints")
+    assert last
+    step = files.load(last).state["progress"]["step"]
+    assert last.name == f"step-{step:08d}"
+    assert all(entry["step"] <= step for entry in entries(tmp_path / "run"))
+
+
+def test_signal_before_training(tmp_path: Path, root: Path) -> None:
+    code = "import os, signal; from minidl import train, session\n"
+    code += "session.begin = lambda given, signals: os.kill(os.getpid(), signal.SIGINT)\n"
+    code += "raise SystemExit(train.main([]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr == "minidl: stopped before training began\n"
+
+
+def test_second_signal_stops_at_once(root: Path) -> None:
+    code = "import os, signal\nfrom minidl.signals import Signals\n"
+    code += "with Signals() as signals:\n    signals.defer(print)\n"
+    code += "    os.kill(os.getpid(), signal.SIGTERM)\n    print('saving', flush=True)\n"
+    code += "    os.kill(os.getpid(), signal.SIGINT)\n    print('never')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr.strip() == "minidl: stopped at once"
+    assert "saving" in done.stdout and "never" not in done.stdout
+
+
+def test_kill_leaves_a_run_that_goes_on(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    with start(run, root) as process:
+        wait_for(process, "epoch   3/")
+        assert main(["--resume", str(run)]) == 2
+        assert "another process is training" in capsys.readouterr().err
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    made = files.steps(run / "checkpoints")
+    assert made and all(files.load(files.folder_of(run / "checkpoints", step)) for step in made)
+    with subprocess.Popen([sys.executable, "-m", "minidl.train", "--resume", str(run)], cwd=root,
+                          stderr=subprocess.PIPE, text=True) as again:  # fmt: skip
+        wait_for(again, "epoch ")
+        again.terminate()
+        again.communicate(timeout=60)
+    assert again.returncode == 143
+    steps = [entry["step"] for entry in entries(run)]
+    assert steps == sorted(set(steps)), "no line twice"
+    assert not [entry for entry in (run / "checkpoints").iterdir() if entry.name.startswith(".")]
+
+
+def test_floats_of_checkpoints_are_exact(dataset: Dataset, tmp_path: Path) -> None:
+    of = trainer(dataset, CONFIG)
+    of.progress.loss_sum = float(np.nextafter(0.1, 1))
+    files.save(tmp_path, 1, of.checkpoint())
+    other = trainer(dataset, CONFIG)
+    other.restore(files.load(files.folder_of(tmp_path, 1)))
+    assert other.progress == of.progress
