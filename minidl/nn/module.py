@@ -48,7 +48,7 @@ class Module:
         try:
             output = self.forward(*(Tensor(x) if isinstance(x, np.ndarray) else x for x in inputs))
         except ShapeError as error:
-            error.name_layer(self, repr(self).partition("\n")[0], self.named_modules())
+            error.name_layer(self, repr(self).partition("\n")[0].removesuffix("("), self.named_modules())
             raise
         for watcher in _watchers:
             watcher(self, output)
@@ -181,10 +181,12 @@ class Module:
 
         before = {name: module.training for name, module in self.named_modules()}
         dtype = next((p.dtype for p in self.parameters()), np.dtype(np.float32))
-        with no_grad(), watching(note):
-            self.eval()(Tensor(np.zeros((1, *input_shape), dtype)))
-        for name, module in self.named_modules():
-            module.training = before[name]
+        try:
+            with no_grad(), watching(note):
+                self.eval()(Tensor(np.zeros((1, *input_shape), dtype)))
+        finally:
+            for name, module in self.named_modules():
+                module.training = before[name]
         total = sum(p.size for p in self.parameters())
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
         lines = [f"{'name':<{widths[0]}}  {'layer':<{widths[1]}}  {'output':<{widths[2]}}  parameters         FLOPs"]
