@@ -190,7 +190,7 @@ def gradcheck(
         moved = iter(directions)
         with no_grad():
             return function(
-                *(type(x).wrap(x.numpy() + t * next(moved), x.device) if x.requires_grad else x for x in inputs)
+                *(x.wrap(np.asarray(x.numpy() + t * next(moved)), x.device) if x.requires_grad else x for x in inputs)
             ).numpy()
 
     for tensor in checked:
