@@ -50,7 +50,7 @@ class ShapeError(MinidlError, ValueError):
         return f"{where}: {self.message}" if where else self.message
 
 
-def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:
+def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     """`" Did you mean 'lenet'?"` for the nearest of the known words, or nothing when none is near."""
     from difflib import get_close_matches
 

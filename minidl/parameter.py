@@ -50,10 +50,12 @@ class Parameter(Tensor):
                 f"parameter {self.shape}: its array is part of the model's arena and cannot be replaced; "
                 "write into it with parameter.copy_(values)"
             )
-        Tensor.data.fset(self, array)  # type: ignore[attr-defined]
+        self.replace_data(array)
+
+    _grad: np.ndarray | None
 
     @property
-    def grad(self) -> np.ndarray | None:  # type: ignore[override]
+    def grad(self) -> np.ndarray | None:
         """dL/d(this), or None where there is none; in an arena always a view into arena.grad."""
         return self._grad
 

@@ -59,6 +59,10 @@ class Tensor:
 
     @data.setter
     def data(self, array: np.ndarray) -> None:
+        self.replace_data(array)
+
+    def replace_data(self, array: np.ndarray) -> None:
+        """What `tensor.data = array` does."""
         if array.shape != self.shape or array.dtype != self.dtype:
             raise ShapeError(f"data: {array.dtype} {array.shape} for a tensor of {self.dtype} {self.shape}")
         self._data = np.asarray(array, order="C")

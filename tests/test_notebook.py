@@ -17,9 +17,8 @@ def test_tutorial_runs(monkeypatch):
     notebook = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "commit the notebook without outputs"
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT / "docs")}}).execute()
-    printed = "".join(
-        output["text"] for cell in notebook.cells for output in cell.get("outputs", []) if output.get("name") == "stdout"
-    )
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    printed = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
     accuracy = float(printed.split("test accuracy ")[1].split()[0])
     assert accuracy > 0.95
     assert "True" in printed  # gradcheck

@@ -13,14 +13,16 @@ is unrolled at a time, into a scratch that the caller gives: columns (blocks in 
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
 from minidl.jit import jit, parallel_jit, prange
 
+from .reference import Pair
 from .reference import __all__ as __all__
 
 
 @jit
-def _inside(size, out, offset, stride):
+def _inside(size: int, out: int, offset: int, stride: int) -> Pair:
     """The first and one past the last i in [0, out) for which 0 <= i stride + offset < size."""
     first = max(0, -(offset // stride))
     last = min(out, (size - 1 - offset) // stride + 1)
@@ -28,7 +30,7 @@ def _inside(size, out, offset, stride):
 
 
 @jit
-def _unroll(x, kernel, out, stride, padding, dilation, columns):
+def _unroll(x: ndarray, kernel: Pair, out: Pair, stride: Pair, padding: Pair, dilation: Pair, columns: ndarray) -> None:
     """x (H, W, C) -> columns (Ho Wo, kh kw C)"""
     height, width, channels = x.shape
     kernel_width = kernel[1]
@@ -54,7 +56,9 @@ def _unroll(x, kernel, out, stride, padding, dilation, columns):
 
 
 @jit
-def _roll_up(columns, kernel, out, stride, padding, dilation, dx):
+def _roll_up(
+    columns: ndarray, kernel: Pair, out: Pair, stride: Pair, padding: Pair, dilation: Pair, dx: ndarray
+) -> None:
     """dx (H, W, C) = the rows of columns (Ho Wo, kh kw C), each added where _unroll took it from"""
     height, width, channels = dx.shape
     kernel_width = kernel[1]
@@ -76,7 +80,9 @@ def _roll_up(columns, kernel, out, stride, padding, dilation, dx):
 
 
 @parallel_jit
-def forward(x, weight, stride, padding, dilation, columns, y):
+def forward(
+    x: ndarray, weight: ndarray, stride: Pair, padding: Pair, dilation: Pair, columns: ndarray, y: ndarray
+) -> None:
     images, (out_height, out_width, outputs) = x.shape[0], y.shape[1:]
     kernel, out, pixels = weight.shape[:2], (out_height, out_width), out_height * out_width
     w = weight.reshape(-1, outputs)
@@ -92,7 +98,9 @@ def forward(x, weight, stride, padding, dilation, columns, y):
 
 
 @parallel_jit
-def backward_input(dy, weight, stride, padding, dilation, columns, dx):
+def backward_input(
+    dy: ndarray, weight: ndarray, stride: Pair, padding: Pair, dilation: Pair, columns: ndarray, dx: ndarray
+) -> None:
     images, (out_height, out_width, outputs) = dx.shape[0], dy.shape[1:]
     kernel, out, pixels = weight.shape[:2], (out_height, out_width), out_height * out_width
     w = weight.reshape(-1, outputs)
@@ -108,7 +116,10 @@ def backward_input(dy, weight, stride, padding, dilation, columns, dx):
 
 
 @parallel_jit
-def backward_weight(x, dy, stride, padding, dilation, columns, partial, dweight):
+def backward_weight(
+    x: ndarray, dy: ndarray, stride: Pair, padding: Pair, dilation: Pair,
+    columns: ndarray, partial: ndarray, dweight: ndarray,
+) -> None:  # fmt: skip
     """partial (tasks, 2, K, O): each task's sum, and the product that is being added to it. The tasks' sums are added
     in their order, so that the bits do not depend on who finished first."""
     images, (out_height, out_width, outputs) = x.shape[0], dy.shape[1:]
@@ -136,7 +147,9 @@ def backward_weight(x, dy, stride, padding, dilation, columns, partial, dweight)
 
 
 @parallel_jit
-def grouped_forward(x, weight, groups, stride, padding, dilation, y):
+def grouped_forward(
+    x: ndarray, weight: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, y: ndarray
+) -> None:
     kernel_height, kernel_width, channels, outputs = weight.shape
     each = outputs // groups
     for n in prange(x.shape[0]):
@@ -157,7 +170,9 @@ def grouped_forward(x, weight, groups, stride, padding, dilation, y):
 
 
 @parallel_jit
-def grouped_backward_input(dy, weight, groups, stride, padding, dilation, dx):
+def grouped_backward_input(
+    dy: ndarray, weight: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, dx: ndarray
+) -> None:
     kernel_height, kernel_width, channels, outputs = weight.shape
     each = outputs // groups
     for n in prange(dx.shape[0]):
@@ -178,7 +193,9 @@ def grouped_backward_input(dy, weight, groups, stride, padding, dilation, dx):
 
 
 @parallel_jit
-def grouped_backward_weight(x, dy, groups, stride, padding, dilation, dweight):
+def grouped_backward_weight(
+    x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, dweight: ndarray
+) -> None:
     """In parallel over the taps (u, v) of the kernel: each has its own elements of dweight."""
     kernel_height, kernel_width, channels, outputs = dweight.shape
     each = outputs // groups

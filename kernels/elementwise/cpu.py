@@ -7,6 +7,7 @@ it would make the whole loop float64, at half the lanes.
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
 from minidl.jit import jit
 
@@ -14,37 +15,37 @@ from .reference import __all__ as __all__
 
 
 @jit
-def add(a, b, out):
+def add(a: ndarray, b: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] = a[i] + b[i]
 
 
 @jit
-def subtract(a, b, out):
+def subtract(a: ndarray, b: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] = a[i] - b[i]
 
 
 @jit
-def multiply(a, b, out):
+def multiply(a: ndarray, b: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] = a[i] * b[i]
 
 
 @jit
-def divide(a, b, out):
+def divide(a: ndarray, b: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] = a[i] / b[i]
 
 
 @jit
-def maximum(a, b, out):
+def maximum(a: ndarray, b: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] = a[i] if a[i] >= b[i] or a[i] != a[i] else b[i]
 
 
 @jit
-def maximum_backward(dy, a, b, da, db):
+def maximum_backward(dy: ndarray, a: ndarray, b: ndarray, da: ndarray, db: ndarray) -> None:
     one, half, zero = dy.dtype.type(1), dy.dtype.type(0.5), dy.dtype.type(0)
     for i in range(dy.size):
         to_a = one if a[i] > b[i] else half if a[i] == b[i] else zero
@@ -53,20 +54,20 @@ def maximum_backward(dy, a, b, da, db):
 
 
 @jit
-def affine(x, scale, shift, out):
+def affine(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
     scale, shift = x.dtype.type(scale), x.dtype.type(shift)
     for i in range(out.size):
         out[i] = scale * x[i] + shift
 
 
 @jit
-def accumulate(x, out):
+def accumulate(x: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] += x[i]
 
 
 @jit
-def add_bias(bias, out):
+def add_bias(bias: ndarray, out: ndarray) -> None:
     for row in range(out.shape[0]):
         y = out[row]
         for c in range(y.size):
@@ -74,44 +75,44 @@ def add_bias(bias, out):
 
 
 @jit
-def exp(x, out):
+def exp(x: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] = np.exp(x[i])
 
 
 @jit
-def log(x, out):
+def log(x: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] = np.log(x[i])
 
 
 @jit
-def sqrt(x, out):
+def sqrt(x: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] = np.sqrt(x[i])
 
 
 @jit
-def power(x, exponent, out):
+def power(x: ndarray, exponent: float, out: ndarray) -> None:
     exponent = x.dtype.type(exponent)
     for i in range(out.size):
         out[i] = x[i] ** exponent
 
 
 @jit
-def power_backward(dy, x, exponent, dx):
+def power_backward(dy: ndarray, x: ndarray, exponent: float, dx: ndarray) -> None:
     exponent, one = x.dtype.type(exponent), x.dtype.type(1)
     for i in range(dx.size):
         dx[i] = dy[i] * exponent * x[i] ** (exponent - one) if exponent else 0
 
 
 @jit
-def absolute(x, out):
+def absolute(x: ndarray, out: ndarray) -> None:
     for i in range(out.size):
         out[i] = abs(x[i])
 
 
 @jit
-def absolute_backward(dy, x, dx):
+def absolute_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
     for i in range(dx.size):
         dx[i] = dy[i] if x[i] > 0 else -dy[i] if x[i] < 0 else dy[i] * 0

@@ -7,6 +7,7 @@ whole product is small, one thread is faster than two.
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
 from minidl.jit import jit, parallel_jit, prange
 
@@ -17,12 +18,12 @@ ROWS = 32  # with at least so many rows in each: a block packs all of b for itse
 
 
 @jit
-def _blocks(rows):
+def _blocks(rows: int) -> int:
     return max(1, min(BLOCKS, rows // ROWS))
 
 
 @parallel_jit
-def nn(a, b, out):
+def nn(a: ndarray, b: ndarray, out: ndarray) -> None:
     rows = out.shape[0]
     blocks = _blocks(rows)
     for block in prange(blocks):
@@ -31,7 +32,7 @@ def nn(a, b, out):
 
 
 @parallel_jit
-def nt(a, b, out):
+def nt(a: ndarray, b: ndarray, out: ndarray) -> None:
     rows = out.shape[0]
     blocks = _blocks(rows)
     for block in prange(blocks):
@@ -40,7 +41,7 @@ def nt(a, b, out):
 
 
 @parallel_jit
-def tn(a, b, out):
+def tn(a: ndarray, b: ndarray, out: ndarray) -> None:
     """A block of out's rows is a block of a's columns: it is transposed into a contiguous piece first, which costs
     little beside the product and lets BLAS take it."""
     rows, inner = out.shape[0], a.shape[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
 from minidl.jit import jit
 
@@ -10,7 +11,10 @@ from .reference import __all__ as __all__
 
 
 @jit
-def copy(source, source_offset, source_strides, shape, target_offset, target_strides, target):
+def copy(
+    source: ndarray, source_offset: int, source_strides: ndarray, shape: ndarray,
+    target_offset: int, target_strides: ndarray, target: ndarray,
+) -> None:  # fmt: skip
     rank = shape.size
     for axis in range(rank):
         if shape[axis] == 0:
@@ -41,13 +45,13 @@ def copy(source, source_offset, source_strides, shape, target_offset, target_str
 
 
 @jit
-def take(x, rows, out):
+def take(x: ndarray, rows: ndarray, out: ndarray) -> None:
     for i in range(rows.size):
         out[i] = x[rows[i]]
 
 
 @jit
-def take_backward(dy, rows, dx):
+def take_backward(dy: ndarray, rows: ndarray, dx: ndarray) -> None:
     dx[:] = 0
     for i in range(rows.size):
         target, gradient = dx[rows[i]], dy[i]

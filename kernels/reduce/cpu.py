@@ -7,6 +7,7 @@ has the same bits on 1 thread and on 64.
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
 from minidl.jit import jit, parallel_jit, prange
 
@@ -16,7 +17,7 @@ CHUNKS = 16
 
 
 @jit
-def _add_rows(x, total):
+def _add_rows(x: ndarray, total: ndarray) -> None:
     """total (inner,) float64 += sum of the rows of x (rows, inner)"""
     if total.size == 1:
         for k in range(x.shape[0]):
@@ -29,7 +30,7 @@ def _add_rows(x, total):
 
 
 @parallel_jit
-def sum(x, out):  # noqa: A001
+def sum(x: ndarray, out: ndarray) -> None:
     outer, n, inner = x.shape
     partial = np.zeros((CHUNKS, outer, inner), np.float64)
     for chunk in prange(CHUNKS):
@@ -44,7 +45,7 @@ def sum(x, out):  # noqa: A001
 
 
 @jit
-def maximum(x, out, winner):
+def maximum(x: ndarray, out: ndarray, winner: ndarray) -> None:
     outer, n, inner = x.shape
     for o in range(outer):
         best, where = out[o], winner[o]
@@ -58,7 +59,7 @@ def maximum(x, out, winner):
 
 
 @jit
-def maximum_backward(dy, winner, dx):
+def maximum_backward(dy: ndarray, winner: ndarray, dx: ndarray) -> None:
     dx[:] = 0
     for o in range(dx.shape[0]):
         for i in range(dx.shape[2]):

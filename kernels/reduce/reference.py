@@ -7,7 +7,7 @@ import numpy as np
 __all__ = ["maximum", "maximum_backward", "sum"]
 
 
-def sum(x: np.ndarray, out: np.ndarray) -> None:  # noqa: A001
+def sum(x: np.ndarray, out: np.ndarray) -> None:
     """out (outer, inner) = sum over the middle axis of x (outer, n, inner), added up in float64"""
     for o in range(x.shape[0]):
         for i in range(x.shape[2]):

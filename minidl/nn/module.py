@@ -188,7 +188,7 @@ class Module:
             for name, module in self.named_modules():
                 module.training = before[name]
         total = sum(p.size for p in self.parameters())
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+        widths = [max(len(text) for text in column) for column in zip(*(row[:3] for row in rows), strict=True)]
         lines = [f"{'name':<{widths[0]}}  {'layer':<{widths[1]}}  {'output':<{widths[2]}}  parameters         FLOPs"]
         for name, layer, shape, count, flops in rows:
             lines.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from minidl.errors import ShapeError
 if TYPE_CHECKING:
     from minidl.tensor import Scalar, Tensor
 
-    Operand = Tensor | np.ndarray | Scalar
+Operand: TypeAlias = "Tensor | np.ndarray | Scalar"
 
 
 class Elementwise(Function):
