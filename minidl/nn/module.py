@@ -10,7 +10,7 @@ import numpy as np
 
 from minidl.arena import Arena
 from minidl.autograd import no_grad
-from minidl.errors import CheckpointError, ShapeError, nearest
+from minidl.errors import CheckpointError, MinidlError, ShapeError, nearest
 from minidl.parameter import Buffer, Parameter
 from minidl.tensor import Tensor
 
@@ -102,10 +102,15 @@ class Module:
         for parameter in self.parameters():
             parameter.zero_grad()
 
-    def flatten(self) -> Arena:
-        """Move all parameters into one arena (and all buffers into another); the same one when called again."""
+    def flatten(self, buffer: np.ndarray | None = None) -> Arena:
+        """Move all parameters into one arena (and all buffers into another); the same one when called again.
+
+        buffer: the memory for the parameters, if it should be some of yours (see `Arena`): shared memory, say.
+        """
+        if self.arena is not None and buffer is not None:
+            raise MinidlError("flatten: the model lies in an arena already; give the buffer in the first call")
         if self.arena is None:
-            self.arena = Arena(dict(self.named_parameters()))
+            self.arena = Arena(dict(self.named_parameters()), buffer)
             buffers = dict(self.named_buffers())
             self.statistics = Arena(buffers) if buffers else None
         return self.arena
