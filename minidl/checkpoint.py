@@ -76,7 +76,7 @@ def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
         shutil.rmtree(beside, ignore_errors=True)
         good = last(checkpoints)
         kept = f"the last good one is {good}" if good else "there is none before it"
-        raise CheckpointError(f"cannot write checkpoint {final}: {error.strerror}; {kept}") from None
+        raise CheckpointError(f"cannot write checkpoint {final}: {error.strerror}; {kept}; make room and --resume") from None
     shutil.rmtree(replaced, ignore_errors=True)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from minidl import checkpoint as files
 from minidl import data, models, nn
 from minidl.config import FREE, Config, resolve
 from minidl.display import Display
-from minidl.errors import CheckpointError, ConfigError, MinidlError
+from minidl.errors import CheckpointError, ConfigError
 from minidl.evaluation import Score, evaluate
 from minidl.jit import set_threads
 from minidl.options import read_toml
@@ -126,9 +127,8 @@ class Session:
         try:
             self._train(run, display)
             score = self._test(run)
-        except (Stopped, MinidlError, OSError):
-            display.close()
-            display.say(f"to go on from the last checkpoint: python -m minidl.train --resume {run.folder}")
+        except Stopped as stopped:
+            stopped.message = f"saved; to go on: python -m minidl.train --resume {quote(str(run.folder))}"
             raise
         finally:
             display.close()

@@ -13,11 +13,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """The user wants the program to end. `code` is the exit code that a shell expects, 130 or 143."""
+    """The user wants the program to end.
+
+    code: the exit code that a shell expects, 130 or 143. message: what became of the work.
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
         self.code = 128 + signum
+        self.message = "stopped; there was nothing to save yet"
 
 
 class Signals:

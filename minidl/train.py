@@ -36,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SystemExit:  # --help
             return 0
         except Stopped as stopped:
-            if signals.deferred is None:
-                print("minidl: stopped before training began", file=sys.stderr)
+            print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)
             return stopped.code
         except MinidlError as error:
             return _error(str(error))

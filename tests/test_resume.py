@@ -152,9 +152,8 @@ def test_stopped_and_resumed(whole: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(Signals, "check", check)
-        argv = [*SMALL, "--epochs", "4", "--validation", "0.2", "--out", str(tmp_path / "run")]
-        assert main([word for word in argv if word != "--quiet"]) == 143
-    assert f"--resume {tmp_path / 'run'}" in capsys.readouterr().err
+        assert main([*SMALL, "--epochs", "4", "--validation", "0.2", "--out", str(tmp_path / "run")]) == 143
+    assert capsys.readouterr().err == f"minidl: saved; to go on: python -m minidl.train --resume {tmp_path / 'run'}\n"
     assert not (tmp_path / "run" / "summary.json").exists()
     assert main(["--resume", str(tmp_path / "run"), "--quiet", "--threads", "1", "--json"]) == 0
     assert weights(tmp_path / "run") == weights(whole)
@@ -239,7 +238,7 @@ def test_signal_before_training(tmp_path: Path, root: Path) -> None:
     code += "session.begin = lambda given, signals: os.kill(os.getpid(), signal.SIGINT)\n"
     code += "raise SystemExit(train.main([]))"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 130 and done.stderr == "minidl: stopped before training began\n"
+    assert done.returncode == 130 and done.stderr == "minidl: stopped; there was nothing to save yet\n"
 
 
 def test_second_signal_stops_at_once(root: Path) -> None:

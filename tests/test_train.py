@@ -1,0 +1,301 @@
+"""The command line and the library's `fit`: what is written where, and what bad input gets."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidl
+from minidl import checkpoint as files
+from minidl import data, models, nn, run, schedules
+from minidl.errors import ConfigError, DivergedError
+from minidl.evaluation import evaluate, predict
+from minidl.train import main
+from minidl.training import History, fit
+
+SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--lr", "0.01"]
+RESULT = {"test_accuracy", "test_loss", "train_loss", "epochs", "steps", "images_per_second", "seconds", "parameters",
+          "out"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MINIDL_DATA", raising=False)
+
+
+def result(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+# What a run leaves.
+
+
+def test_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--epochs", "3", "--keep", "2", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 1 and set(json.loads(captured.out)) == RESULT
+    assert captured.err.count("\nepoch ") == 3
+    folder = tmp_path / "runs" / "synthetic_96x4x4x1_4-mlp-1"
+    assert json.loads(captured.out) == json.loads((folder / "summary.json").read_text())
+    assert json.loads(captured.out)["out"] == "runs/synthetic_96x4x4x1_4-mlp-1"
+    assert sorted(entry.name for entry in folder.iterdir()) == [
+        "checkpoints", "config.toml", "metrics.jsonl", "summary.json"]  # fmt: skip
+    assert files.steps(folder / "checkpoints") == [12, 18]
+    config = tomllib.loads((folder / "config.toml").read_text())
+    assert config["momentum"] == 0.9 and config["epochs"] == 3 and "json" not in config
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in entries] == [6, 12, 18]
+    assert entries[-1]["loss"] < entries[0]["loss"] and entries[-1]["accuracy"] > entries[0]["accuracy"]
+    assert main([*SMALL, "--epochs", "1", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert "mlp-2" in captured.out and captured.err == ""
+
+
+def test_steps_instead_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--steps", "8", "--json"]) == 0
+    told = result(capsys)
+    assert told["steps"] == 8 and told["epochs"] == 2 and files.steps(Path(told["out"]) / "checkpoints") == [6, 8]
+
+
+def test_every_hundredth_step_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--batch-size", "1", "--steps", "110", "--json"]) == 0
+    lines = (Path(result(capsys)["out"]) / "metrics.jsonl").read_text().splitlines()
+    assert [(entry["event"], entry["step"]) for entry in map(json.loads, lines)] == [
+        ("epoch", 96), ("step", 100), ("epoch", 110)]  # fmt: skip
+
+
+def test_best_is_chosen_on_validation_images(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--lr", "0.1", "--epochs", "6", "--keep", "1", "--validation", "0.3", "--json"]) == 0
+    told = result(capsys)
+    out = Path(told["out"])
+    epochs = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    best = max(epochs, key=lambda entry: (entry["validation_accuracy"], -entry["validation_loss"]))
+    assert told["best_step"] == best["step"] and told["validation_accuracy"] == best["validation_accuracy"]
+    assert files.steps(out / "checkpoints") == sorted({best["step"], epochs[-1]["step"]})
+    for path in (out, out / "checkpoints" / f"step-{best['step']:08d}",
+                 out / "checkpoints" / f"step-{best['step']:08d}" / "model.safetensors"):  # fmt: skip
+        assert main(["--evaluate", str(path), "--json"]) == 0
+        tested = result(capsys)
+        assert (tested["test_accuracy"], tested["test_loss"]) == (told["test_accuracy"], told["test_loss"])
+
+
+def test_results_do_not_depend_on_threads(capsys: pytest.CaptureFixture[str]) -> None:
+    for threads in ("1", "2"):
+        argv = ["--data", "synthetic:128x16x16x1:4", "--batch-size", "64", "--steps", "2", "--quiet"]
+        assert main([*argv, "--threads", threads, "--out", threads]) == 0
+    one, two = (next(Path(out).glob("checkpoints/*/model.safetensors")).read_bytes() for out in "12")
+    assert one == two
+
+
+def test_torch_loads_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    assert main([*SMALL, "--steps", "3", "--json"]) == 0
+    told = result(capsys)
+    relu, linear = torch.nn.ReLU(), torch.nn.Linear
+    model = torch.nn.Sequential(torch.nn.Flatten(), linear(16, 512), relu, linear(512, 512), relu, linear(512, 4))
+    model.load_state_dict(load_file(Path(told["out"]) / "checkpoints" / "step-00000003" / "model.safetensors"))
+    dataset = data.load("synthetic:96x4x4x1:4")
+    logits = model(torch.from_numpy(dataset.x_test.transpose(0, 3, 1, 2).copy()))
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(dataset.y_test)).item()
+    assert loss == pytest.approx(told["test_loss"], rel=1e-5)
+    torch_file = Path("theirs.safetensors")
+    pytest.importorskip("safetensors.torch").save_file(model.state_dict(), torch_file)
+    assert main(["--evaluate", str(torch_file), *SMALL[:4], "--json"]) == 0
+    assert result(capsys)["test_loss"] == pytest.approx(told["test_loss"], rel=1e-6)
+
+
+def test_bar_on_a_terminal(tmp_path: Path, root: Path) -> None:
+    screen, terminal = pty.openpty()
+    argv = [sys.executable, "-m", "minidl.train", *SMALL, "--epochs", "2", "--out", str(tmp_path / "run"), "--json"]
+    with subprocess.Popen(argv, cwd=root, stderr=terminal, stdout=subprocess.PIPE) as process:
+        os.close(terminal)
+        shown = b""
+        try:
+            while chunk := os.read(screen, 4096):
+                shown += chunk
+        except OSError:  # the terminal closes with the process
+            pass
+        output, _ = process.communicate()
+    os.close(screen)
+    assert process.returncode == 0 and json.loads(output)["epochs"] == 2
+    assert b"images/s" in shown and b"\r" in shown and b"epoch   2/2" in shown
+
+
+# Bad input: one line, exit code 2, nothing lost.
+
+
+@pytest.fixture
+def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert main([*SMALL, "--steps", "1", "--quiet", "--out", "run"]) == 0
+    (tmp_path / "bad.toml").write_text("modle = 'mlp'")
+    (tmp_path / "bad.safetensors").write_bytes(bytes(100))
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    ("--model lene", "Did you mean 'lenet'?"),
+    ("--lrr 1", "Did you mean '--lr'?"),
+    ("--config bad.toml", "Did you mean 'model'?"),
+    ("--config none.toml", "No such file"),
+    ("--data bad.npz", "bad.npz"),
+    ("--data none.npz", "none.npz"),
+    ("--data synthetic:3", "synthetic:COUNT"),
+    ("--data digits --warmup 99999", "warm-up of 99999 steps"),
+    ("--data synthetic:96x2x2x1:4 --model vgg", "vgg"),
+    ("--data synthetic:96x4x4x1:4 --model mlp --out run", "holds another run: --resume"),
+    ("--data synthetic:96x4x4x1:4 --model mlp --out file", "File exists: file"),
+    ("--data synthetic:96x4x4x1:4 --model mlp --out file/run", "Not a directory"),
+    ("--resume none", "holds no run"),
+    ("--resume folder", "holds no run"),
+    ("--resume run --lr 1", "--lr cannot be given with --resume"),
+    ("--resume run --evaluate run", "give one of"),
+    ("--evaluate none", "none does not exist"),
+    ("--evaluate folder", "incomplete"),
+    ("--evaluate bad.safetensors", "not a safetensors file"),
+    ("--evaluate run --model lenet", "another model?"),
+    ("--evaluate run --data synthetic:96x5x5x1:4", "expected floats"),
+])  # fmt: skip
+def test_bad_input(a_run: Path, argv: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(Path().rglob("*"))
+    assert main(argv.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("minidl: error: ") and captured.err.count("\n") == 1
+    assert message in captured.err
+    assert sorted(Path().rglob("*")) == before, "bad input leaves nothing behind"
+
+
+def test_bad_input_of_a_real_process(root: Path) -> None:
+    argv = [sys.executable, "-m", "minidl.train", "--model", "lene"]
+    done = subprocess.run(argv, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("minidl: error: unknown model 'lene'") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+def test_divergence_names_step_and_layer(model: str, monkeypatch: pytest.MonkeyPatch,
+                                         capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.setattr(schedules, "build", lambda *options: lambda step: 1.0 if step < 8 else 1e35)
+    argv = [*SMALL, "--data", "synthetic:96x8x8x1:4", "--model", model, "--epochs", "5", "--out", "run", "--quiet"]
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("minidl: error: diverged in step 10: ") and error.count("\n") == 1
+    assert "of layer '" in error and "--lr" in error and "--clip 1" in error
+    assert files.steps(Path("run/checkpoints")) == [6]
+    kept = files.load(Path("run/checkpoints/step-00000006"))
+    assert all(np.isfinite(values).all() for values in kept.weights.values())
+
+
+def test_weights_that_are_not_finite_are_never_saved(monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.setattr(schedules, "build", lambda *options: lambda step: 1.0 if step < 11 else float("inf"))
+    assert main([*SMALL, "--epochs", "2", "--out", "run", "--quiet"]) == 2
+    assert "not finite" in capsys.readouterr().err
+    assert files.steps(Path("run/checkpoints")) == [6]
+
+
+@pytest.mark.parametrize("refused", ["metrics.jsonl", "state.safetensors"])
+def test_full_disk(refused: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import builtins
+
+    real, times = builtins.open, iter(range(100))
+
+    def opened(path: Any, *arguments: Any, **named: Any) -> Any:
+        if str(path).endswith(refused) and next(times) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", opened)
+        assert main([*SMALL, "--epochs", "4", "--out", "run", "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("minidl: error: ") and "No space left on device" in error and error.count("\n") == 1
+    assert files.steps(Path("run/checkpoints")) == [6, 12]
+    assert main(["--resume", "run", "--json"]) == 0
+    assert result(capsys)["steps"] == 24
+
+
+def test_folders_of_runs_are_never_shared(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from minidl.config import Config
+
+    def create(number: int) -> Path:
+        with run.Run.create(Config()) as created:
+            return created.folder
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(create, range(24)))) == 24
+
+
+# As a library.
+
+
+def test_fit_and_predict() -> None:
+    dataset = data.load("synthetic:96x4x4x1:4", validation=0.2)
+    told: list[dict[str, Any]] = []
+    nn.seed(0)
+    model = models.build("mlp", dataset.input_shape, dataset.classes)
+    history = minidl.fit(model, dataset, epochs=8, batch_size=16, lr=0.05, progress=told.append)
+    assert isinstance(history, History) and history.epochs == told and len(told) == 8 and history.test
+    score = evaluate(model, dataset.x_test, dataset.y_test, batch_size=7)
+    assert history.test.accuracy == score.accuracy and history.test.loss == pytest.approx(score.loss, rel=1e-5)
+    best = max(entry["validation_accuracy"] for entry in told)
+    assert dataset.x_validation is not None and dataset.y_validation is not None
+    assert evaluate(model, dataset.x_validation, dataset.y_validation).accuracy == best, "ends with the best weights"
+    answers = predict(model, dataset.x_test, batch_size=5)
+    assert answers.shape == (len(dataset.y_test), 4) and np.allclose(answers.sum(axis=1), 1)
+    assert (answers.argmax(axis=1) == dataset.y_test).mean() == history.test.accuracy
+    assert model.training
+
+
+def test_fit_on_arrays_and_names() -> None:
+    dataset = data.load("synthetic:96x4x4x1:4", seed=4)
+    scores = []
+    for source in ((dataset.x_train, dataset.y_train), "synthetic:96x4x4x1:4"):
+        nn.seed(3)
+        model = models.build("mlp", (4, 4, 1), 4)
+        history = fit(model, source, epochs=2, batch_size=16, lr=0.01, optimizer="adam", seed=4, progress=None)
+        scores.append(evaluate(model, dataset.x_test, dataset.y_test))
+    assert scores[0] == scores[1] == history.test
+
+
+def test_fit_again_begins_with_fresh_momentum() -> None:
+    dataset = data.load("synthetic:96x4x4x1:4")
+    nn.seed(0)
+    model = models.build("mlp", (4, 4, 1), 4)
+    options: dict[str, Any] = dict(epochs=2, batch_size=16, lr=0.01, optimizer="adam", progress=None)
+    fit(model, dataset, **options)
+    copy = models.build("mlp", (4, 4, 1), 4)
+    copy.load_state_dict(model.state_dict())
+    assert fit(model, dataset, **options).epochs[-1]["loss"] == fit(copy, dataset, **options).epochs[-1]["loss"]
+
+
+def test_fit_has_one_line_for_what_it_cannot_use() -> None:
+    dataset = data.load("synthetic:96x4x4x1:4")
+    model = models.build("mlp", (4, 4, 1), 4)
+    with pytest.raises(ConfigError, match=r"unknown option 'epoch'\. Did you mean 'epochs'\?"):
+        fit(model, dataset, epoch=3)
+    with pytest.raises(ConfigError, match="lr: expected a number above 0, got -1"):
+        fit(model, dataset, lr=-1)
+    with pytest.raises(DivergedError, match=r"step 1: .*already the images are not finite"):
+        fit(model, (np.full((8, 4, 4, 1), np.nan), np.zeros(8, int)), epochs=1, progress=None)
+    with pytest.raises(ConfigError, match="3 images and 2 labels"):
+        evaluate(model, dataset.x_test[:3], dataset.y_test[:2])
+    with pytest.raises(ConfigError, match="no images"):
+        predict(model, dataset.x_test[:0])
