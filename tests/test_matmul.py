@@ -1,0 +1,97 @@
+"""Matrix products of vectors, matrices and batches; the linear layer."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra import numpy as npst
+from ops_helper import check_op, torch
+
+from minidl import ops
+from minidl.errors import ShapeError
+from minidl.tensor import Tensor
+
+Shape = tuple[int, ...]
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((3, 5), (5, 7)),
+        ((1, 1), (1, 1)),
+        ((5,), (5,)),
+        ((5,), (5, 7)),
+        ((3, 5), (5,)),
+        ((2, 3, 5), (5,)),
+        ((5,), (2, 5, 3)),
+        ((2, 3, 5), (2, 5, 4)),
+        ((3, 5), (2, 5, 4)),
+        ((2, 1, 3, 5), (4, 5, 1)),
+        ((0, 5), (5, 3)),  # no rows
+        ((2, 0), (0, 3)),  # sums of nothing
+        ((0, 2, 3), (3, 4)),
+        ((67, 33), (33, 65)),  # several blocks of rows
+    ],
+)
+def test_matmul(a: Shape, b: Shape) -> None:
+    check_op(lambda a, b: a @ b, None, a, b, loops=a != (67, 33))
+
+
+@given(npst.mutually_broadcastable_shapes(signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, max_side=3))
+def test_any_shapes_that_numpy_multiplies(shapes: npst.BroadcastableShapes) -> None:
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape) for shape in shapes.input_shapes)
+    y = Tensor(a) @ Tensor(b)
+    assert y.shape == shapes.result_shape
+    np.testing.assert_allclose(y.numpy(), a @ b, atol=1e-13)
+
+
+def test_arrays_on_both_sides() -> None:
+    x, integers = np.random.default_rng(0).standard_normal((3, 3)), np.arange(9).reshape(3, 3)
+    for dtype in (np.float32, np.float64):
+        for y, expected in (
+            (Tensor(x.astype(dtype)) @ integers, x @ integers),
+            (integers @ Tensor(x.astype(dtype)), integers @ x),
+        ):
+            assert y.dtype == dtype
+            np.testing.assert_allclose(y.numpy(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((3, 5), (4, 7)), ((3, 5), (3,)), ((5,), (3, 5)), ((), (3,)), ((2, 2, 3), (3, 3, 2))]
+)
+def test_shapes_that_do_not_fit_are_both_named(a: Shape, b: Shape) -> None:
+    with pytest.raises(ShapeError, match=re.escape(f"matmul: {a} @ {b}")):
+        Tensor(np.zeros(a)) @ Tensor(np.zeros(b))
+
+
+@pytest.mark.parametrize("x", [(3, 5), (1, 5), (2, 3, 5), (5,), (0, 5), (2, 0, 5), (65, 5)])
+def test_linear(x: Shape) -> None:
+    check_op(ops.linear, lambda x, w, b: torch.nn.functional.linear(x, w.T, b), x, (5, 4), (4,))
+    check_op(ops.linear, lambda x, w: torch.nn.functional.linear(x, w.T), x, (5, 1))
+
+
+def test_linear_skips_the_gradients_that_nobody_wants() -> None:
+    x, w, b = (Tensor(np.ones(shape)) for shape in ((3, 5), (5, 4), (4,)))
+    w.requires_grad = True
+    ops.linear(x, w, b).sum().backward()
+    assert x.grad is None and b.grad is None
+    np.testing.assert_array_equal(w.grad, np.full((5, 4), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "b"),
+    [
+        ((3, 4), (5, 4), (4,)),
+        ((), (5, 4), (4,)),
+        ((3, 5), (5,), (4,)),
+        ((3, 5), (5, 4), (5,)),
+        ((3, 5), (5, 4), (1, 4)),
+    ],
+)
+def test_linear_names_the_shapes_that_do_not_fit(x: Shape, w: Shape, b: Shape) -> None:
+    with pytest.raises(ShapeError, match="linear: "):
+        ops.linear(Tensor(np.zeros(x)), Tensor(np.zeros(w)), Tensor(np.zeros(b)))
