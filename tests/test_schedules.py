@@ -1,0 +1,74 @@
+"""Learning-rate schedules: their shapes, against PyTorch's where the definitions agree, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidl import schedules
+from minidl.errors import ConfigError
+
+
+def curve(name: str, total: int, warmup: int = 0) -> list[float]:
+    """The factors of all steps, and of the one after the last."""
+    return [schedules.build(name, total, warmup)(step) for step in range(total + 1)]
+
+
+def test_constant() -> None:
+    assert curve("constant", 7) == [1.0] * 8
+
+
+def test_steps() -> None:
+    assert curve("steps", 8) == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01])
+    assert curve("steps", 7)[:7] == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01])  # 3.5 and 5.25 are rounded up
+
+
+def test_cosine() -> None:
+    factors = curve("cosine", 10)
+    assert factors[0] == 1 and factors[5] == pytest.approx(0.5) and factors[10] == pytest.approx(0, abs=1e-15)
+    assert factors[2] == pytest.approx((1 + math.cos(math.pi / 5)) / 2)
+    assert factors == sorted(factors, reverse=True)
+
+
+def test_one_cycle() -> None:
+    factors = curve("one-cycle", 100)
+    assert factors[0] == pytest.approx(1 / 25) and factors[30] == 1 and factors[100] == pytest.approx(4e-6)
+    assert factors[15] == pytest.approx((1 + 1 / 25) / 2)  # half-way up a cosine
+    assert factors[:31] == sorted(factors[:31]) and factors[30:] == sorted(factors[30:], reverse=True)
+
+
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
+def test_warm_up_is_a_straight_line_to_the_schedule(name: str) -> None:
+    plain, warm = curve(name, 40), curve(name, 49, 9)
+    assert warm[9:] == plain
+    assert warm[:9] == pytest.approx([plain[0] * (step + 1) / 10 for step in range(9)])
+
+
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
+@given(total=st.integers(0, 300), data=st.data())
+def test_every_factor_lies_between_zero_and_one(name: str, total: int, data: st.DataObject) -> None:
+    warmup = data.draw(st.integers(0, total))
+    schedule = schedules.build(name, total, warmup)
+    factors = [schedule(step) for step in range(total + 10)]  # a resumed run may go on past the end
+    assert all(0 <= factor <= 1 for factor in factors)
+    assert all(factor > 0 for factor in factors[:total]), "a step with no learning rate is a step lost"
+
+
+@given(name=st.sampled_from(list(schedules.SCHEDULES)), total=st.integers(1, 300), step=st.integers(0, 400))
+def test_a_schedule_is_a_function_of_the_step_alone(name: str, total: int, step: int) -> None:
+    """So that a resumed run needs nothing but its step."""
+    used = schedules.build(name, total, total // 10)
+    for other in range(total):
+        used(other)
+    assert used(step) == schedules.build(name, total, total // 10)(step)
+
+
+def test_errors() -> None:
+    with pytest.raises(ConfigError, match="unknown schedule 'cosin': .* Did you mean 'cosine'"):
+        schedules.build("cosin", 10)
+    for warmup in (-1, 11):
+        with pytest.raises(ConfigError, match=f"warm-up of {warmup} steps; expected 0 to 10"):
+            schedules.build("cosine", 10, warmup)
