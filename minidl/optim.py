@@ -34,29 +34,38 @@ class Optimizer:
     fuses_neighbours = True  # neighbouring parameters of equal rate and decay may be one segment
 
     def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("clip", clip or 0.0)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{type(self).__name__}: {name} = {value}; expected a finite number >= 0")
+        self._check(lr=lr, weight_decay=weight_decay, clip=clip or 0.0)
         self.lr, self.clip, self.steps = lr, clip, 0
         groups = _groups(parameters)
+        for group in groups:
+            self._check(**{name: value for name, value in group.items() if name != "params"})
+            if group.get("lr") and not lr:
+                raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group's rate is kept relative to it: give lr > 0")
         self.arena = _arena(parameters, groups)
         self.device = device("cpu")
-        chosen = {id(p): group for group in groups for p in group["params"]}
+        chosen = {id(p): group for group in groups for p in group["params"] if p.requires_grad}
         segments: list[list[float]] = []  # start, stop, rate relative to lr, decay
+        neighbour = False  # whether the last segment ends with the parameter just before
         for slot, parameter in zip(self.arena.slots, self.arena.parameters.values(), strict=True):
-            if id(parameter) not in chosen:  # frozen: not given to this optimizer
+            if id(parameter) not in chosen:  # frozen, or not given to this optimizer
+                neighbour = False
                 continue
             group = chosen[id(parameter)]
             rate = group["lr"] / lr if "lr" in group and lr else 1.0
             decay = group.get("weight_decay", weight_decay)
-            neighbour = segments and slot.start - segments[-1][1] < 64 and segments[-1][2:] == [rate, decay]
-            if self.fuses_neighbours and neighbour:
+            if self.fuses_neighbours and neighbour and segments[-1][2:] == [rate, decay]:
                 segments[-1][1] = slot.stop  # the gap between them holds zeros, which stay zeros
             else:
                 segments.append([slot.start, slot.stop, rate, decay])
+            neighbour = True
         table = np.array(segments, np.float64).reshape(-1, 4)
         self.starts, self.stops = np.ascontiguousarray(table[:, :2].T).astype(np.int64)
         self.rates, self.decays = np.ascontiguousarray(table[:, 2:].T)
+
+    def _check(self, **numbers: float) -> None:
+        for name, value in numbers.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{type(self).__name__}: {name} = {value}; expected a finite number >= 0")
 
     def step(self) -> None:
         """Update theta from grad, once."""
@@ -92,8 +101,8 @@ class Optimizer:
         for name, vector in vectors.items():
             if vector.shape != self.arena.theta.shape:
                 raise CheckpointError(f"optimizer state {name}: {vector.shape}; expected {self.arena.theta.shape}")
-        for name, vector in vectors.items():
-            self.arena.state(name)[:] = vector
+        for name in {*self.arena.states, *vectors}:  # a vector that is not given was zero
+            self.arena.state(name)[:] = vectors.get(name, 0)
         self.steps = int(numbers["steps"])
 
 
@@ -145,6 +154,7 @@ class Adam(Optimizer):
     ) -> None:
         if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
             raise ConfigError(f"{type(self).__name__}: betas = {betas}; expected two numbers in [0, 1)")
+        self._check(eps=eps)
         super().__init__(parameters, lr, weight_decay, clip)
         self.betas, self.eps = betas, eps
 
@@ -178,6 +188,7 @@ class LARS(SGD):
         trust: float = 0.001,
         clip: float | None = None,
     ) -> None:
+        self._check(trust=trust)
         super().__init__(parameters, lr, momentum, weight_decay, clip=clip)
         self.trust = trust
 
@@ -197,20 +208,20 @@ def parameter_groups(model: Module) -> list[dict[str, Any]]:
     ]
 
 
-def _groups(parameters: Parameters) -> list[Mapping[str, Any]]:
+def _groups(parameters: Parameters) -> list[dict[str, Any]]:
     items: list[Any] = list(parameters.parameters() if isinstance(parameters, Module) else parameters)
-    groups: list[Mapping[str, Any]] = items if items and isinstance(items[0], Mapping) else [{"params": items}]
-    for group in groups:
-        for key in group:
-            if key not in ("params", "lr", "weight_decay"):
-                raise ConfigError(f"parameter group: unknown key {key!r}; expected params, lr, weight_decay")
+    given: list[Mapping[str, Any]] = items if items and isinstance(items[0], Mapping) else [{"params": items}]
+    for group in given:
+        if "params" not in group or not set(group) <= {"params", "lr", "weight_decay"}:
+            raise ConfigError(f"parameter group with {', '.join(group)}; expected params, and perhaps lr, weight_decay")
+    groups = [{**group, "params": list(group["params"])} for group in given]  # (an iterator would be empty later)
     every = [id(p) for group in groups for p in group["params"]]
     if not every or len(set(every)) < len(every):
         raise ConfigError("optimizer: no parameters, or one that is in two groups")
     return groups
 
 
-def _arena(parameters: Parameters, groups: list[Mapping[str, Any]]) -> Arena:
+def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
     """The arena that the parameters lie in; one made for them, if they lie in none."""
     if isinstance(parameters, Module):
         return Module.flatten(parameters)
