@@ -11,6 +11,7 @@ power, the one before it is still there.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -76,7 +77,8 @@ def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
         shutil.rmtree(beside, ignore_errors=True)
         good = last(checkpoints)
         kept = f"the last good one is {good}" if good else "there is none before it"
-        raise CheckpointError(f"cannot write checkpoint {final}: {error.strerror}; {kept}; make room and --resume") from None
+        hint = "make room and --resume" if error.errno == errno.ENOSPC else "--resume when that is mended"
+        raise CheckpointError(f"cannot write checkpoint {final}: {error.strerror}; {kept}; {hint}") from None
     shutil.rmtree(replaced, ignore_errors=True)
 
 

@@ -46,10 +46,7 @@ class Display:
     def epoch(self, entry: dict[str, Any]) -> None:
         """The line that remains of an epoch."""
         self.close()
-        line = f"epoch {entry['epoch']:>3}/{self.epochs}  loss {entry['loss']:.4f}  accuracy {entry['accuracy']:.2%}"
-        if "validation_loss" in entry:
-            line += f"  validation {entry['validation_loss']:.4f}  {entry['validation_accuracy']:.2%}"
-        self.say(f"{line}  lr {entry['lr']:.2g}  {entry['images_per_second']:,.0f} images/s")
+        self.say(epoch_line(entry, f"/{self.epochs}"))
 
     def close(self) -> None:
         """End the bar, so that other lines may be written."""
@@ -57,3 +54,11 @@ class Display:
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+
+def epoch_line(entry: dict[str, Any], of: str = "") -> str:
+    """What an epoch brought. of: "/30" where it is known how many there will be."""
+    line = f"epoch {entry['epoch']:>3}{of}  loss {entry['loss']:.4f}  accuracy {entry['accuracy']:.2%}"
+    if "validation_loss" in entry:
+        line += f"  validation {entry['validation_loss']:.4f}  {entry['validation_accuracy']:.2%}"
+    return f"{line}  lr {entry['lr']:.2g}  {entry['images_per_second']:,.0f} images/s"

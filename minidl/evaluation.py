@@ -11,7 +11,7 @@ import numpy as np
 from minidl import ops
 from minidl.autograd import no_grad
 from minidl.errors import ConfigError, DivergedError
-from minidl.nn import Module
+from minidl.nn import Module, watching
 from minidl.tensor import Tensor
 
 BATCH = 256
@@ -29,20 +29,20 @@ def evaluate(
 ) -> Score:
     """The score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
 
-    check: called after every batch; what it raises ends the evaluation.
+    check: called for every batch; what it raises ends the evaluation. Raises DivergedError for a loss not finite.
     """
     if len(x) != len(y):
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
     loss, correct, start = 0.0, 0, 0
     for logits in _logits(model, x, batch_size):
         check()
-        labels = y[start : start + batch_size]
+        part = slice(start, start + batch_size)
         with no_grad():
-            loss += ops.cross_entropy(logits, labels).item() * len(labels)
-        correct += correct_answers(logits, labels)
+            loss += ops.cross_entropy(logits, y[part]).item() * len(y[part])
+        if not math.isfinite(loss):
+            raise DivergedError(f"evaluate: the loss is {loss}, {first_not_finite(model, x[part])}")
+        correct += correct_answers(logits, y[part])
         start += batch_size
-    if not math.isfinite(loss):
-        raise DivergedError(f"evaluate: the loss is {loss}: the weights are too large or not finite; try a lower lr")
     return Score(loss / len(y), correct / len(y))
 
 
@@ -73,3 +73,22 @@ def _logits(model: Module, x: np.ndarray, batch_size: int) -> Iterator[Tensor]:
 def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
     """For how many rows of logits (B, classes) the largest is that of the label."""
     return int((logits.numpy().argmax(axis=1) == labels).sum())
+
+
+def first_not_finite(model: Module, x: np.ndarray) -> str:
+    """Where a forward pass first leaves the finite numbers, in words."""
+    if not np.isfinite(x).all():
+        return "already the images are not finite"
+    names = {id(module): name for name, module in model.named_modules()}
+    found: list[str] = []
+
+    def note(module: Module, output: Tensor) -> None:
+        if not found and not np.isfinite(output.numpy()).all():
+            weights = any(not np.isfinite(p.numpy()).all() for p in module.parameters())
+            layer = repr(module).partition("\n")[0].rstrip("(")
+            where = "weights" if weights else "output"
+            found.append(f"first in the {where} of layer {names[id(module)] or 'model'!r} ({layer})")
+
+    with no_grad(), watching(note):
+        model(x)
+    return found[0] if found else "the outputs of all layers are finite"

@@ -10,24 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from minidl import ops, optim, schedules
-from minidl.autograd import no_grad
 from minidl.checkpoint import Arrays, Checkpoint
-from minidl.config import FREE, Config, resolve
+from minidl.config import DATA_PRESETS, FREE, Config, resolve
 from minidl.data import Dataset, Loader, load
+from minidl.display import epoch_line
 from minidl.errors import CheckpointError, ConfigError, DivergedError, nearest
-from minidl.evaluation import Score, correct_answers, evaluate, predict
-from minidl.nn import Module, random_state, seed, set_random_state, watching
+from minidl.evaluation import Score, correct_answers, evaluate, first_not_finite, predict
+from minidl.nn import Module, random_state, seed, set_random_state
 from minidl.options import from_toml, options, to_toml
-from minidl.tensor import Tensor
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
-Data = Dataset | str | tuple[np.ndarray, np.ndarray]
+Data = Dataset | str | Path | tuple[np.ndarray, np.ndarray]
 
 
 @dataclass
@@ -74,6 +74,7 @@ class Trainer:
             config.optimizer, model, config.lr, config.momentum, config.weight_decay, config.clip or None
         )
         self.progress = Progress()
+        self._warm = False  # the first step compiles; images/s are of the others
 
     @property
     def finished(self) -> bool:
@@ -99,7 +100,7 @@ class Trainer:
         logits = self.model(x)
         loss = ops.cross_entropy(logits, y, self.config.label_smoothing)
         if not math.isfinite(loss.item()):
-            raise self._diverged(f"the loss is {loss.item()}; {_first_not_finite(self.model, x)}")
+            raise self._diverged(f"the loss is {loss.item()}, {first_not_finite(self.model, x)}", making=1)
         loss.backward()
         self.progress.lr = self.optimizer.lr = self.config.lr * self.schedule(self.progress.step)
         self.optimizer.step()  # clips, too
@@ -107,7 +108,7 @@ class Trainer:
 
     def _steps(self) -> Iterator[Entry]:
         """The rest of the epoch that `progress` is in."""
-        at, timed = self.progress, False
+        at = self.progress
         self.model.train()
         began = perf_counter()
         for x, y in self.loader.epoch(at.epoch, start=at.batch):
@@ -117,17 +118,20 @@ class Trainer:
             loss, correct = self.step(x, y)
             at.step, at.batch, at.images = at.step + 1, at.batch + 1, at.images + len(y)
             at.loss_sum, at.correct = at.loss_sum + loss * len(y), at.correct + correct
-            if timed:
+            if self._warm:
                 at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + perf_counter() - began
             yield self._entry("step", loss=loss, accuracy=correct / len(y))
-            began, timed = perf_counter(), True
+            self._warm, began = True, perf_counter()
 
     def _finish_epoch(self) -> Entry:
         """Validate, and count the epoch as done."""
         at = self.progress
         scores = {"loss": at.loss_sum / at.images, "accuracy": at.correct / at.images}
         if self.data.x_validation is not None and self.data.y_validation is not None:
-            score = evaluate(self.model, self.data.x_validation, self.data.y_validation, check=self.check)
+            try:
+                score = evaluate(self.model, self.data.x_validation, self.data.y_validation, check=self.check)
+            except DivergedError as error:
+                raise self._diverged(str(error)) from None
             scores |= {"validation_loss": score.loss, "validation_accuracy": score.accuracy}
             if at.best_step < 0 or (score.accuracy, -score.loss) > (at.best_accuracy, -at.best_loss):
                 at.best_step, at.best_accuracy, at.best_loss = at.step, score.accuracy, score.loss
@@ -183,28 +187,10 @@ class Trainer:
         set_random_state(random)
         self.progress = Progress(**progress)
 
-    def _diverged(self, what: str) -> DivergedError:
-        lower = f"--lr (it is {self.config.lr:g})"
-        clip = f", or clip the gradient: --clip {1 if not self.config.clip else self.config.clip / 2:g}"
-        return DivergedError(f"diverged in step {self.progress.step + 1}: {what}; try a lower {lower}{clip}")
-
-
-def _first_not_finite(model: Module, x: np.ndarray) -> str:
-    """Where a forward pass first leaves the finite numbers, in words."""
-    if not np.isfinite(x).all():
-        return "already the images are not finite"
-    names = {id(module): name for name, module in model.named_modules()}
-    found: list[str] = []
-
-    def note(module: Module, output: Tensor) -> None:
-        if not found and not np.isfinite(output.numpy()).all():
-            weights = any(not np.isfinite(p.numpy()).all() for p in module.parameters())
-            layer = repr(module).partition("\n")[0].rstrip("(")
-            found.append(f"first in the {'weights' if weights else 'output'} of layer {names[id(module)]!r} ({layer})")
-
-    with no_grad(), watching(note):
-        model(x)
-    return found[0] if found else "the outputs of all layers are finite"
+    def _diverged(self, what: str, making: int = 0) -> DivergedError:
+        clip = self.config.clip / 2 if self.config.clip else 1.0
+        return DivergedError(f"diverged in step {self.progress.step + making}: {what}; "
+                             f"try a lower --lr (it is {self.config.lr:g}), or --clip {clip:g}")  # fmt: skip
 
 
 @dataclass
@@ -215,17 +201,23 @@ class History:
     test: Score | None = None
 
 
+def tell(entry: Entry) -> None:
+    """Print what an epoch brought."""
+    print(epoch_line(entry), flush=True)
+
+
 def fit(
     model: Module,
     data: Data,
     *,
-    progress: Callable[[Entry], None] | None = print,
+    progress: Callable[[Entry], None] | None = tell,
     **given: Any,
 ) -> History:
     """Train a model, and test it once at the end.
 
     data      a Dataset, a name for `minidl.data.load`, or (x, y): images (N, H, W, C), taken as they are, and labels
-    progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; None for silence
+    progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch, instead of printing
+              a line; None for silence
     given     epochs, batch_size, lr, optimizer, ... as `minidl.config.Config` lists them; what is not given is what
               the command line would take
 
@@ -256,19 +248,20 @@ def _library_config(data: Data, given: dict[str, Any]) -> Config:
     for name in given:
         if name not in names:
             raise ConfigError(f"fit: unknown option {name!r}.{nearest(name, names)} Known: {', '.join(names)}")
-    name = data if isinstance(data, str) else data.name if isinstance(data, Dataset) else "digits"
-    return resolve({"data": name}, given)
+    # A data set that was made by hand has no preset and needs no name that is known.
+    name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
+    return resolve({"data": name} if name in DATA_PRESETS or isinstance(data, (str, Path)) else {}, given)
 
 
 def _as_dataset(data: Data, config: Config) -> Dataset:
     if isinstance(data, Dataset):
         return data
-    if isinstance(data, str):
+    if isinstance(data, (str, Path)):
         return load(data, config.data_dir or None, config.validation, config.seed, config.layout)
     x, y = np.asarray(data[0], np.float32), np.asarray(data[1])
     channels = x.shape[-1]
-    nothing = x[:0], y[:0]
-    return Dataset("arrays", x, y, None, None, *nothing, int(y.max()) + 1, np.zeros(channels), np.ones(channels))
+    mean, std = np.zeros(channels), np.ones(channels)
+    return Dataset("arrays", x, y, None, None, x[:0], y[:0], int(y.max(initial=0)) + 1, mean, std)
 
 
 __all__ = ["Entry", "History", "Progress", "Score", "Trainer", "evaluate", "fit", "predict"]

@@ -76,7 +76,6 @@ def test_stopped_at_every_step(dataset: Dataset, tmp_path: Path, optimizer: str)
         run = first.run()
         before = [dict(next(run), images_per_second=0) for _ in range(stop)]
         files.save(tmp_path, stop, first.checkpoint())
-        run.close()
         second = trainer(dataset, config)
         nn.seed(99)  # whatever another process would have there
         second.restore(files.load(files.folder_of(tmp_path, stop)))
