@@ -86,7 +86,7 @@ class Config:
 
 # What an option is where it was not given. Values for the update rule "sgd"; other rules follow below.
 DATA_PRESETS: dict[str, dict[str, Any]] = {
-    "digits": dict(epochs=30, batch_size=32),
+    "digits": dict(epochs=15, batch_size=32),
     "mnist": dict(epochs=10, batch_size=64),
     "fashion-mnist": dict(epochs=15, batch_size=64, augment=("flip",)),
     "cifar10": dict(epochs=60, batch_size=128, lr=0.1, augment=("pad-crop", "flip")),
