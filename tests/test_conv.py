@@ -1,0 +1,130 @@
+"""Convolution: every geometry, groups down to depthwise, batches around the number of blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ops_helper import check_op, torch
+
+from minidl import ops
+from minidl.errors import ShapeError
+from minidl.tensor import Tensor
+
+
+def check_conv(
+    x: tuple[int, ...], weight: tuple[int, ...], bias: bool = True, loops: bool = True, **options: Any
+) -> None:
+    """x (N, H, W, C), weight (kh, kw, C / groups, O)"""
+    inputs = [x, weight, weight[3:]] if bias else [x, weight]
+
+    def theirs(x: Any, weight: Any, *bias: Any) -> Any:
+        y = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight.permute(3, 2, 0, 1), *bias, **options)
+        return y.permute(0, 2, 3, 1)
+
+    check_op(lambda *tensors: ops.conv2d(*tensors, **options), theirs, *inputs, loops=loops)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(stride=2),
+        dict(stride=(1, 3)),
+        dict(padding=1),
+        dict(padding=(0, 2)),
+        dict(padding=4),  # larger than the kernel: some windows see nothing but padding
+        dict(dilation=2),
+        dict(dilation=(1, 3)),
+        dict(stride=2, padding=(2, 1), dilation=(2, 1)),
+        dict(stride=7),  # pixels between the windows are left out
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_geometry(options: dict[str, Any], groups: int) -> None:
+    check_conv((2, 5, 7, 4), (3, 2, 4 // groups, 6), groups=groups, **options)
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "options"),
+    [
+        ((5, 7), (1, 1), {}),
+        ((5, 7), (1, 1), dict(stride=2, padding=1)),
+        ((4, 5), (2, 3), {}),
+        ((3, 3), (5, 5), dict(padding=2)),  # a kernel larger than the image
+        ((3, 3), (3, 3), {}),  # one output pixel
+        ((1, 1), (1, 1), {}),
+        ((1, 9), (1, 4), dict(stride=2)),
+        ((6, 1), (3, 1), dict(padding=(1, 0))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_kernels_and_images(
+    image: tuple[int, int], kernel: tuple[int, int], options: dict[str, Any], groups: int
+) -> None:
+    check_conv((2, *image, 3), (*kernel, 3 // groups, 3), groups=groups, **options)
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "groups"), [(3, 3, 3), (3, 6, 3), (5, 10, 5), (6, 3, 3), (4, 8, 2), (1, 1, 1)]
+)
+def test_groups(channels: int, outputs: int, groups: int) -> None:
+    check_conv((2, 4, 5, channels), (3, 3, channels // groups, outputs), groups=groups, padding=1)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2, 15, 16, 17, 33])
+def test_batches_around_the_number_of_tasks(batch: int) -> None:
+    check_conv((batch, 3, 4, 2), (3, 3, 2, 3), padding=1, bias=batch != 17)
+
+
+def test_blocks_of_several_images() -> None:
+    """48 images of 9 pixels: 3 for each task at once; 300 of 1: blocks of different length."""
+    for batch, size in ((48, 3), (300, 1)):
+        check_conv((batch, size, size, 2), (3, 3, 2, 3), padding=1, loops=False)
+
+
+def test_an_image_with_more_pixels_than_a_block() -> None:
+    check_conv((3, 23, 25, 3), (5, 5, 3, 4), padding=2, loops=False)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_only_one_of_the_gradients(wanted: int, groups: int) -> None:
+    """The first layer's images need none."""
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal(shape) for shape in ((3, 5, 4, 2), (3, 3, 2 // groups, 4), (4,))]
+    every = [Tensor(array, requires_grad=True) for array in arrays]
+    one = [Tensor(array, requires_grad=i == wanted) for i, array in enumerate(arrays)]
+    dy = random.standard_normal((3, 3, 2, 4))
+    for tensors in (every, one):
+        ops.conv2d(*tensors, groups=groups).backward(dy)
+    np.testing.assert_array_equal(one[wanted].grad, every[wanted].grad)
+    assert [tensor.grad is None for tensor in one] == [i != wanted for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "options", "message"),
+    [
+        ((2, 5, 5, 3), (3, 3, 4, 6), {}, r"images \(2, 5, 5, 3\) for a weight \(3, 3, 4, 6\) in 1 group"),
+        ((5, 5, 3), (3, 3, 3, 6), {}, r"images \(5, 5, 3\)"),
+        ((2, 5, 5, 4), (3, 3, 4, 6), dict(groups=2), r"in 2 group"),
+        ((2, 5, 5, 4), (3, 3, 2, 5), dict(groups=2), r"5 output channels do not divide into 2 groups"),
+        ((2, 5, 5, 4), (3, 3, 4, 5), dict(groups=0), r"in 0 group"),
+        ((2, 5, 5, 3), (3, 3, 3, 6), dict(stride=0), r"stride \(0, 0\)"),
+        ((2, 5, 5, 3), (3, 3, 3, 6), dict(padding=-1), r"padding \(-1, -1\)"),
+        ((2, 5, 5, 3), (3, 3, 3, 6), dict(dilation=0), r"dilation \(0, 0\)"),
+        ((2, 5, 5, 3), (3, 6, 3, 6), {}, r"kernel of \(3, 6\) .* does not fit into images \(2, 5, 5, 3\)"),
+        ((2, 5, 5, 3), (3, 3, 3, 6), dict(dilation=3), r"dilation \(3, 3\) does not fit"),
+    ],
+)
+def test_what_does_not_fit(x: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShapeError, match=f"conv2d: .*{message}"):
+        ops.conv2d(Tensor(np.zeros(x)), Tensor(np.zeros(weight)), **options)
+
+
+def test_a_bias_of_the_wrong_length() -> None:
+    with pytest.raises(ShapeError, match=r"conv2d: bias \(5,\) for a weight \(3, 3, 3, 6\)"):
+        ops.conv2d(*(Tensor(np.zeros(shape)) for shape in ((2, 5, 5, 3), (3, 3, 3, 6), (5,))))
