@@ -77,7 +77,7 @@ class Parameter(Tensor):
 
     def to_torch(self) -> np.ndarray:
         """A copy of the values in PyTorch's layout."""
-        return np.ascontiguousarray(self._data if self.torch_axes is None else self._data.transpose(self.torch_axes))
+        return np.array(self._data if self.torch_axes is None else self._data.transpose(self.torch_axes), order="C")
 
     @property
     def torch_shape(self) -> tuple[int, ...]:
