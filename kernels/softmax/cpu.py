@@ -23,23 +23,35 @@ def _largest(row: ndarray) -> float:
 
 
 @jit
-def _softmax_row(x: ndarray, y: ndarray) -> float:
-    """Writes softmax(x) into y; returns log(sum_j exp(x_j))."""
+def _center(x: ndarray, y: ndarray) -> None:
+    """y = x - max(x): its softmax is that of x, and exp cannot overflow."""
     largest = _largest(x)
-    total = 0.0
     for j in range(x.size):
-        y[j] = math.exp(x[j] - largest)
+        y[j] = x[j] - largest
+
+
+@jit
+def _softmax_row(y: ndarray) -> float:
+    """y = softmax(y) for a centered row; returns s = log(sum_j exp(y_j)).
+
+    The logarithm of a probability is y_j - s. That y was stored before s was known matters: x_j - (max(x) + s), which
+    the compiler would be free to make of one expression, loses the digits of s beside a large maximum.
+    """
+    total = 0.0
+    for j in range(y.size):
+        y[j] = math.exp(y[j])
         total += y[j]
     inverse = y.dtype.type(1 / total)
-    for j in range(x.size):
+    for j in range(y.size):
         y[j] *= inverse
-    return largest + math.log(total)
+    return math.log(total)
 
 
 @jit
 def softmax(x: ndarray, y: ndarray) -> None:
     for i in range(x.shape[0]):
-        _softmax_row(x[i], y[i])
+        _center(x[i], y[i])
+        _softmax_row(y[i])
 
 
 @jit
@@ -57,10 +69,14 @@ def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 @jit
 def log_softmax(x: ndarray, y: ndarray) -> None:
     for i in range(x.shape[0]):
-        x_row, y_row = x[i], y[i]
-        normalizer = _softmax_row(x_row, y_row)
-        for j in range(x_row.size):
-            y_row[j] = x_row[j] - normalizer
+        row = y[i]
+        _center(x[i], row)
+        total = 0.0
+        for j in range(row.size):
+            total += math.exp(row[j])
+        log_sum = y.dtype.type(math.log(total))
+        for j in range(row.size):
+            row[j] -= log_sum
 
 
 @jit
@@ -82,12 +98,13 @@ def cross_entropy(
     rows, classes = logits.shape
     total = 0.0
     for i in range(rows):
-        row = logits[i]
-        normalizer = _softmax_row(row, probabilities[i])
-        total += (1 - smoothing) * (normalizer - row[labels[i]])
+        row = probabilities[i]
+        _center(logits[i], row)
+        expected = (1 - smoothing) * row[labels[i]]  # sum of target times centered logit; the targets sum to 1
         if smoothing > 0:
             for j in range(classes):
-                total += smoothing / classes * (normalizer - row[j])
+                expected += smoothing / classes * row[j]
+        total += _softmax_row(row) - expected
     loss[0] = total / rows
 
 

@@ -16,19 +16,20 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _log_sum_exp(row: ndarray) -> float:
-    """log(sum_j exp(row_j))."""
+def _log_probabilities(row: ndarray) -> list[float]:
+    """log(exp(row_j) / sum_k exp(row_k)). The largest is taken off first: 1e4 + log(2) keeps fewer digits of log(2)."""
     largest = max(row)
-    return largest + math.log(sum(math.exp(value - largest) for value in row))
+    log_sum = math.log(sum(math.exp(value - largest) for value in row))
+    return [(value - largest) - log_sum for value in row]
 
 
 def softmax(x: ndarray, y: ndarray) -> None:
     """y_j = exp(x_j) / sum_k exp(x_k)."""
     rows, classes = x.shape
     for i in range(rows):
-        normalizer = _log_sum_exp(x[i])
+        logarithms = _log_probabilities(x[i])
         for j in range(classes):
-            y[i, j] = math.exp(x[i, j] - normalizer)
+            y[i, j] = math.exp(logarithms[j])
 
 
 def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
@@ -44,9 +45,9 @@ def log_softmax(x: ndarray, y: ndarray) -> None:
     """y_j = x_j - log(sum_k exp(x_k))."""
     rows, classes = x.shape
     for i in range(rows):
-        normalizer = _log_sum_exp(x[i])
+        logarithms = _log_probabilities(x[i])
         for j in range(classes):
-            y[i, j] = x[i, j] - normalizer
+            y[i, j] = logarithms[j]
 
 
 def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
@@ -69,12 +70,12 @@ def cross_entropy(
     rows, classes = logits.shape
     total = 0.0
     for i in range(rows):
-        normalizer = _log_sum_exp(logits[i])
+        logarithms = _log_probabilities(logits[i])
         for j in range(classes):
-            probabilities[i, j] = math.exp(logits[i, j] - normalizer)
+            probabilities[i, j] = math.exp(logarithms[j])
             target = _target(labels[i] == j, smoothing, classes)
             if target > 0:  # 0 times an infinite logarithm is 0 here
-                total -= target * (logits[i, j] - normalizer)
+                total -= target * logarithms[j]
     loss[0] = total / rows
 
 
