@@ -1,0 +1,79 @@
+"""Dropout: how many, which ones, and that they are the same ones when asked again."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidl import ops
+from minidl.errors import ShapeError
+from minidl.tensor import Tensor
+
+N = 100_003
+
+
+def kept(n: int, p: float, seed: int = 0, offset: int = 0, device: str = "cpu") -> np.ndarray:
+    return ops.dropout(Tensor(np.ones(n), device=device), p, seed, offset).numpy() != 0
+
+
+def within_chance(count: int, n: int, probability: float) -> bool:
+    """Whether count of n lies within five standard deviations: by chance it does not once in 1.7 million times."""
+    return abs(count - n * probability) < 5 * math.sqrt(n * probability * (1 - probability))
+
+
+@pytest.mark.parametrize("p", [0.01, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("seed", [0, 1, -3, 2**62])
+def test_how_many_are_kept(p: float, seed: int) -> None:
+    assert within_chance(kept(N, p, seed).sum(), N, 1 - p)
+
+
+def test_neighbours_and_seeds_are_independent() -> None:
+    first, second = kept(N, 0.3, seed=0), kept(N, 0.3, seed=1)
+    for step in (1, 2, 64):
+        assert within_chance((first[step:] & first[:-step]).sum(), N - step, 0.49)
+    assert within_chance((first & second).sum(), N, 0.49)
+
+
+def test_the_kept_ones_are_scaled() -> None:
+    x = np.random.default_rng(0).standard_normal((33, 7))
+    y = ops.dropout(Tensor(x), 0.2, 3, 5).numpy()
+    np.testing.assert_allclose(y, np.where(y != 0, x / 0.8, 0), rtol=1e-15)
+    assert 0 < np.count_nonzero(y) < y.size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_backward_drops_the_same_ones(dtype: str) -> None:
+    x = Tensor(np.ones((65, 33), dtype), requires_grad=True)
+    y = ops.dropout(x, 0.4, 11, 7)
+    y.backward(np.full(y.shape, 3, dtype))
+    np.testing.assert_array_equal(x.grad, 3 * y.numpy())
+
+
+def test_p_0_is_the_identity_and_1_is_refused() -> None:
+    x = Tensor(np.ones(5))
+    assert ops.dropout(x, 0.0, 0, 0) is x
+    for p in (1.0, -0.1, 2, float("nan")):
+        with pytest.raises(ShapeError, match="expected 0 <= p < 1"):
+            ops.dropout(x, p, 0, 0)
+
+
+def test_seed_and_offset_decide() -> None:
+    np.testing.assert_array_equal(kept(N, 0.5, 3, 4), kept(N, 0.5, 3, 4))
+    for other in (kept(N, 0.5, 3, 5), kept(N, 0.5, 4, 4)):
+        assert within_chance((kept(N, 0.5, 3, 4) == other).sum(), N, 0.5)
+
+
+@given(st.integers(0, 2**62), st.integers(0, 40_000), st.integers(-(2**63), 2**63 - 1))
+def test_an_offset_shifts_the_sequence(offset: int, shift: int, seed: int) -> None:
+    np.testing.assert_array_equal(
+        kept(40_000, 0.3, seed, offset)[shift:], kept(40_000 - shift, 0.3, seed, offset + shift)
+    )
+
+
+@given(st.integers(0, 2**62), st.integers(-(2**63), 2**63 - 1), st.floats(0.001, 0.999))
+def test_the_plain_loops_keep_the_same_ones(offset: int, seed: int, p: float) -> None:
+    np.testing.assert_array_equal(kept(33, p, seed, offset), kept(33, p, seed, offset, "reference"))
