@@ -42,6 +42,7 @@ class Optimizer:
             if group.get("lr") and not lr:
                 raise ConfigError(f"{type(self).__name__}: lr = {lr}; rates of groups are kept relative to it: give lr > 0")
         self.arena = _arena(parameters, groups)
+        self.arena.states.clear()  # an earlier optimizer's momentum is not ours
         self.device = device("cpu")
         chosen = {id(p): group for group in groups for p in group["params"] if p.requires_grad}
         segments: list[list[float]] = []  # start, stop, rate relative to lr, decay

@@ -69,7 +69,6 @@ class Trainer:
         )
         self.total_steps = config.steps or config.epochs * len(self.loader)
         self.schedule = schedules.build(config.schedule, self.total_steps, config.warmup)
-        model.flatten().states.clear()  # an earlier run's momentum is not ours
         self.optimizer = optim.build(
             config.optimizer, model, config.lr, config.momentum, config.weight_decay, config.clip or None
         )
