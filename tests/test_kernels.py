@@ -194,7 +194,13 @@ def movement(a: Arrays) -> Cases:
     yield "copy", dict(source=a.normal(35), **transpose, shape=np.array([7, 5]), target=a.empty(35))
     broadcast = dict(source_offset=1, target_offset=2, source_strides=np.array([0]), target_strides=np.array([3]))
     yield "copy", dict(source=a.normal(2), **broadcast, shape=np.array([4]), target=a.empty(12))
-    for n, rows, channels in ((1, 1, 1), (7, 33, 5), (33, 7, 17)):
+    for source_strides, shape in (([15, 5, 1], [2, 3, 5]), ([-15, 5, -2], [2, 3, 3]), ([15, 5, 1], [2, 0, 5])):
+        n, offset = int(np.prod(shape)), 15 * (source_strides[0] < 0) + 4 * (source_strides[2] < 0)
+        yield "copy", dict(
+            source=a.normal(30), source_offset=offset, source_strides=np.array(source_strides), shape=np.array(shape),
+            target_offset=1, target_strides=np.array([1, 2 * shape[2], 2]), target=a.empty(2 * n + 3),
+        )  # fmt: skip
+    for n, rows, channels in ((1, 1, 1), (7, 33, 5), (33, 7, 17), (3, 0, 2)):
         picked = a.integers(n, rows)
         yield "take", dict(x=a.normal(n, channels), rows=picked, out=a.empty(rows, channels))
         yield "take_backward", dict(dy=a.normal(rows, channels), rows=picked, dx=a.empty(n, channels))
@@ -211,7 +217,7 @@ def reduce(a: Arrays) -> Cases:
 
 
 def matmul(a: Arrays) -> Cases:
-    for m, n, k in ((1, 1, 1), (7, 33, 5), (67, 3, 129)):
+    for m, n, k in ((1, 1, 1), (7, 33, 5), (67, 3, 129), (301, 5, 7), (0, 3, 5), (3, 5, 0)):  # from 64 rows: blocks
         yield "nn", dict(a=a.normal(m, k), b=a.normal(k, n), out=a.empty(m, n))
         yield "nt", dict(a=a.normal(m, k), b=a.normal(n, k), out=a.empty(m, n))
         yield "tn", dict(a=a.normal(k, m), b=a.normal(k, n), out=a.empty(m, n))
@@ -220,7 +226,7 @@ def matmul(a: Arrays) -> Cases:
 def conv(a: Arrays) -> Cases:
     for image, kernel, outputs, groups, stride, padding, dilation, out in (
         ((1, 1, 1, 1), (1, 1), 1, 1, (1, 1), (0, 0), (1, 1), (1, 1)),
-        ((3, 7, 9, 2), (3, 2), 5, 1, (2, 1), (1, 1), (1, 1), (4, 10)),
+        ((7, 7, 9, 2), (3, 2), 5, 1, (2, 1), (1, 1), (1, 1), (4, 10)),
         ((2, 8, 7, 3), (3, 3), 2, 1, (1, 2), (0, 2), (2, 1), (4, 5)),
         ((2, 5, 6, 4), (3, 1), 6, 2, (1, 2), (1, 0), (1, 1), (5, 3)),
         ((2, 5, 5, 3), (3, 3), 3, 3, (1, 1), (2, 2), (2, 2), (5, 5)),  # depthwise
@@ -230,7 +236,8 @@ def conv(a: Arrays) -> Cases:
         window: Arguments = dict(stride=stride, padding=padding, dilation=dilation)
         if groups == 1:
             patch = kernel[0] * kernel[1] * image[3]
-            window["columns"] = a.empty(2, 1, out[0] * out[1], patch)  # two tasks, one image at a time
+            # two tasks, that take one image at a time, or two: of 7 images one is left over
+            window["columns"] = a.empty(2, 1 + image[0] % 2, out[0] * out[1], patch)
             name, partial = "", dict(partial=a.empty(2, 2, patch, outputs))
         else:
             window["groups"] = groups
