@@ -40,7 +40,7 @@ class Optimizer:
         for group in groups:
             self._check(**{name: value for name, value in group.items() if name != "params"})
             if group.get("lr") and not lr:
-                raise ConfigError(f"{type(self).__name__}: lr = {lr}; rates of groups are kept relative to it: give lr > 0")
+                raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with a rate of its own needs lr > 0")
         self.arena = _arena(parameters, groups)
         self.arena.states.clear()  # an earlier optimizer's momentum is not ours
         self.device = device("cpu")

@@ -134,7 +134,7 @@ def test_the_smallest_images(name: str, shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("name", BASIC)
 def test_images_of_another_size_than_it_was_built_for(name: str) -> None:
     model = models.build(name, (16, 16, 3))
-    with pytest.raises(MinidlError, match="layer [0-9a-z.]+, [A-Z].*: ") as caught:
+    with pytest.raises(MinidlError, match=r"layer [0-9a-z.]+, [A-Z].*: ") as caught:
         model(np.ones((2, 16, 16, 1) if name == "resnet20" else (2, 24, 24, 3), np.float32))
     assert "\n" not in str(caught.value)
 

@@ -251,7 +251,7 @@ def test_summary_counts_parameters_and_flops(net: Net) -> None:
 
 
 def test_summary_of_an_input_that_does_not_fit_changes_nothing(net: Net) -> None:
-    with pytest.raises(ShapeError, match="layer layer1.0.conv1"):
+    with pytest.raises(ShapeError, match=r"layer layer1\.0\.conv1"):
         net.summary((9, 6, 2))
     assert all(module.training for _, module in net.named_modules())
     net.summary((9, 6, 3))  # nobody watches any more, or this would fill the table twice
@@ -387,7 +387,7 @@ def test_load_state_dict_not_strict_takes_what_is_there(net: Net) -> None:
     net.load_state_dict({"fc.bias": np.arange(5.0), "head.weight": np.zeros(3)}, strict=False)
     np.testing.assert_array_equal(net.fc.bias.data, np.arange(5))
     np.testing.assert_array_equal(net.state_dict()["fc.weight"], before["fc.weight"])
-    with pytest.raises(CheckpointError, match="fc.bias"):
+    with pytest.raises(CheckpointError, match=r"fc\.bias"):
         net.load_state_dict({"fc.bias": np.zeros(6)}, strict=False)
 
 
@@ -409,7 +409,7 @@ def test_astype_converts_parameters_and_buffers(net: Net) -> None:
 
 
 def test_mixed_types_say_what_to_do(net: Net) -> None:
-    with pytest.raises(MinidlError, match="float64 .* float32 .* do not mix"):
+    with pytest.raises(MinidlError, match=r"float64 .* float32 .* do not mix"):
         net(images(2, 9, 6, 3).astype(np.float64))
 
 

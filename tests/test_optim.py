@@ -45,7 +45,9 @@ def values(model: nn.Module) -> dict[str, np.ndarray]:
 # The rules, once more, parameter by parameter.
 
 
-def sgd(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float, momentum: float = 0.0, **o: bool) -> np.ndarray:
+def sgd(
+    w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float, momentum: float = 0.0, **o: bool
+) -> np.ndarray:
     if o.get("decoupled"):
         w = w - lr * decay * w
     else:

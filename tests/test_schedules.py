@@ -67,7 +67,7 @@ def test_a_schedule_is_a_function_of_the_step_alone(name: str, total: int, step:
 
 
 def test_errors() -> None:
-    with pytest.raises(ConfigError, match="unknown schedule 'cosin': .* Did you mean 'cosine'"):
+    with pytest.raises(ConfigError, match=r"unknown schedule 'cosin': .* Did you mean 'cosine'"):
         schedules.build("cosin", 10)
     for warmup in (-1, 11):
         with pytest.raises(ConfigError, match=f"warm-up of {warmup} steps; expected 0 to 10"):

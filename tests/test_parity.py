@@ -1,0 +1,430 @@
+"""Against PyTorch: weights that travel both ways, update rules, and whole runs from equal weights and batches.
+
+Runs. Both engines begin with the same weights and take 50 steps of momentum SGD on the same batches, in float64 and
+in float32. In float64 they must agree to 1e-9: every loss, and in the end every parameter and running statistic.
+
+In float32 nothing tells which of two roundings is right, so each engine is held against PyTorch's float64 run; ours may
+be at most three times as far from it. The distance of a run is |w - w64| / |w64| over all parameters: the state of
+training itself, with thousands of terms and so little noise, where one loss is one number that a lucky rounding hits.
+
+The median of five runs decides, for this reason: ReLU and max pooling have kinks. Somewhere in a run a value lies so
+near a kink that the two roundings fall on different sides, and the gradient jumps by many orders of magnitude more
+than a rounding, in either engine, whichever is unlucky first. Up to that step the two distances are equal to
+some percent; one run with such a step in one engine and not in the other says nothing about its kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import minidl
+from minidl import Tensor, checkpoint, data, models, nn, no_grad, ops, optim, schedules
+from minidl.arena import Arena
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+from bench.pytorch_twins import TWINS  # noqa: E402
+
+Shape = tuple[int, int, int]
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch's threads wait by spinning, which on busy cores takes longer than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def custom(shape: Shape, classes: int) -> nn.Module:
+    """What the models do not have: strides, dilation, groups, kernels and padding that are not square."""
+    height, width, channels = shape
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, (3, 5), stride=(1, 2), padding=(1, 2)),
+        nn.BatchNorm2d(6),
+        nn.SiLU(),
+        nn.Conv2d(6, 9, 3, padding=2, dilation=2, groups=3, bias=False),
+        nn.BatchNorm2d(9),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(9 * (height // 2) * ((width + 1) // 2 // 2), 17),
+        nn.LayerNorm(17),
+        nn.Tanh(),
+        nn.Linear(17, classes),
+    )
+
+
+def custom_twin(shape: Shape, classes: int) -> Any:
+    height, width, channels = shape
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(channels, 6, (3, 5), stride=(1, 2), padding=(1, 2)),
+        torch.nn.BatchNorm2d(6),
+        torch.nn.SiLU(),
+        torch.nn.Conv2d(6, 9, 3, padding=2, dilation=2, groups=3, bias=False),
+        torch.nn.BatchNorm2d(9),
+        torch.nn.GELU(),
+        torch.nn.AvgPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(9 * (height // 2) * ((width + 1) // 2 // 2), 17),
+        torch.nn.LayerNorm(17),
+        torch.nn.Tanh(),
+        torch.nn.Linear(17, classes),
+    )
+
+
+def build_ours(name: str, shape: Shape) -> nn.Module:
+    return custom(shape, 10) if name == "custom" else models.build(name, shape)
+
+
+def build_theirs(name: str, shape: Shape) -> Any:
+    return custom_twin(shape, 10) if name == "custom" else TWINS[name](shape, 10)
+
+
+def to_torch(x: np.ndarray) -> Any:
+    """Images (N, H, W, C) as PyTorch takes them: (N, C, H, W)."""
+    return torch.from_numpy(x).permute(0, 3, 1, 2)
+
+
+# Weights travel
+
+MODELS: list[tuple[str, Shape]] = [
+    ("mlp", (7, 5, 3)),
+    ("lenet", (9, 14, 2)),
+    ("vgg", (17, 9, 3)),
+    ("resnet20", (11, 8, 3)),
+    ("custom", (8, 10, 3)),
+]
+
+
+def images(shape: Shape, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((4, *shape)).astype(np.float32)
+
+
+def same_outputs(ours: nn.Module, theirs: Any, shape: Shape) -> None:
+    """In evaluation and in training; with running statistics, these too."""
+    x = images(shape, seed=9)
+    for mode in (False, True):
+        with no_grad(), torch.no_grad():
+            y = ours.train(mode)(x).numpy()
+            expected = theirs.train(mode)(to_torch(x)).numpy()
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5 * abs(expected).max())
+
+
+@pytest.mark.parametrize(("name", "shape"), MODELS)
+def test_pytorch_loads_our_checkpoint(name: str, shape: Shape, tmp_path: Path) -> None:
+    minidl.seed(3)
+    ours, theirs = build_ours(name, shape), build_theirs(name, shape)
+    for seed in range(3):  # running statistics that are not the initial ones
+        ours(images(shape, seed))
+    checkpoint.save(tmp_path, 7, checkpoint.Checkpoint(ours.state_dict(), {}, {}))
+    theirs.load_state_dict(safetensors_torch.load_file(checkpoint.folder_of(tmp_path, 7) / checkpoint.MODEL))
+    same_outputs(ours, theirs, shape)
+
+
+@pytest.mark.parametrize(("name", "shape"), MODELS)
+def test_we_load_a_file_of_pytorch(name: str, shape: Shape, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    ours, theirs = build_ours(name, shape), build_theirs(name, shape)
+    for seed in range(3):
+        theirs(to_torch(images(shape, seed)))
+    safetensors_torch.save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    nn.Module.flatten(ours)
+    ours.load_state_dict(checkpoint.read(tmp_path / "model.safetensors")[0])
+    same_outputs(ours, theirs, shape)
+
+
+@pytest.mark.parametrize(("name", "shape"), MODELS)
+def test_names_shapes_and_order_are_those_of_pytorch(name: str, shape: Shape) -> None:
+    ours, theirs = build_ours(name, shape), build_theirs(name, shape)
+    expected = {key: tuple(value.shape) for key, value in theirs.named_parameters()}
+    assert list(expected) == [key for key, _ in ours.named_parameters()]
+    expected |= {key: tuple(value.shape) for key, value in theirs.named_buffers() if "num_batches" not in key}
+    assert {key: value.shape for key, value in ours.state_dict().items()} == expected
+
+
+def test_tied_weights_have_the_names_of_pytorch() -> None:
+    def tie(namespace: Any) -> Any:
+        model = namespace.Sequential(namespace.Linear(5, 5), namespace.Tanh(), namespace.Linear(5, 5))
+        model[2].weight = model[0].weight
+        return model
+
+    ours, theirs = tie(nn), tie(torch.nn)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+    assert len(nn.Module.flatten(ours).slots) == len(list(theirs.parameters()))
+
+
+# Whole runs
+
+
+class Case(NamedTuple):
+    """A training run. The rates are such that training is stable: where it is not, distances say nothing."""
+
+    model: str
+    data: str
+    batch: int
+    lr: float
+    runs: int = 5
+    steps: int = 50
+
+
+class Run(NamedTuple):
+    losses: np.ndarray  # (steps,) each before its step
+    early: Arrays  # parameters after EARLY steps
+    last: Arrays  # parameters and running statistics after the last step
+
+
+EARLY = 5  # so few that hardly a run has met a kink: this is arithmetic alone
+
+QUICK = [
+    Case("mlp", "digits", batch=16, lr=0.05),
+    Case("lenet", "digits", batch=4, lr=0.02),
+    Case("vgg", "synthetic:200x8x8x3:10", batch=2, lr=0.002),
+    Case("resnet20", "synthetic:200x8x8x3:10", batch=16, lr=0.001),
+    Case("custom", "synthetic:200x8x10x3:10", batch=8, lr=0.02),
+]
+FULL_SIZE = [
+    Case("mlp", "synthetic:800x28x28x1:10", batch=16, lr=0.02),
+    Case("lenet", "synthetic:800x28x28x1:10", batch=16, lr=0.01),
+    Case("vgg", "synthetic:800x32x32x3:10", batch=8, lr=0.001, runs=3),
+    Case("resnet20", "synthetic:800x32x32x3:10", batch=8, lr=0.001, runs=3),
+]
+CASES = [pytest.param(case, id=case.model) for case in QUICK] + [
+    pytest.param(case, id=f"{case.model}-full-size", marks=pytest.mark.slow) for case in FULL_SIZE
+]
+
+
+@functools.cache
+def beginning(case: Case, seed: int) -> tuple[Arrays, list[tuple[np.ndarray, np.ndarray]]]:
+    """Initial weights and the batches."""
+    dataset = data.load(case.data, seed=seed)
+    loader = data.Loader(dataset.x_train, dataset.y_train, case.batch, seed=seed, drop_last=True)
+    epochs = -(-case.steps // len(loader))
+    batches = [batch for epoch in range(epochs) for batch in loader.epoch(epoch)][: case.steps]
+    minidl.seed(seed)
+    return build_ours(case.model, dataset.input_shape).state_dict(), batches
+
+
+def train(batches: list, step: Callable[[np.ndarray, np.ndarray], float], state: Callable[[], Arrays]) -> Run:
+    losses, early = [], {}
+    for i, (x, y) in enumerate(batches, start=1):
+        losses.append(step(x, y))
+        if i == EARLY:
+            early = state()
+    return Run(np.array(losses), early, state())
+
+
+@functools.cache
+def ours(case: Case, seed: int, dtype: str) -> Run:
+    weights, batches = beginning(case, seed)
+    model = build_ours(case.model, batches[0][0].shape[1:]).astype(dtype)
+    model.load_state_dict(weights)
+    optimizer = optim.SGD(model, case.lr, momentum=0.9)
+
+    def step(x: np.ndarray, y: np.ndarray) -> float:
+        loss = ops.cross_entropy(model(x.astype(dtype)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return train(batches, step, model.state_dict)
+
+
+@functools.cache
+def theirs(case: Case, seed: int, dtype: str) -> Run:
+    weights, batches = beginning(case, seed)
+    model = build_theirs(case.model, batches[0][0].shape[1:]).to(getattr(torch, dtype))
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    optimizer = torch.optim.SGD(model.parameters(), case.lr, momentum=0.9)
+
+    def step(x: np.ndarray, y: np.ndarray) -> float:
+        loss = torch.nn.functional.cross_entropy(model(to_torch(x.astype(dtype))), torch.from_numpy(y))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    def state() -> Arrays:
+        return {name: value.numpy().copy() for name, value in model.state_dict().items() if name in weights}
+
+    return train(batches, step, state)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float64_runs_agree(case: Case) -> None:
+    run, expected = ours(case, 0, "float64"), theirs(case, 0, "float64")
+    assert expected.losses[-10:].mean() < expected.losses[:10].mean(), "the run must be one that learns"
+    np.testing.assert_allclose(run.losses, expected.losses, rtol=1e-9)
+    assert set(run.last) == set(expected.last)
+    for name, value in expected.last.items():
+        np.testing.assert_allclose(run.last[name], value, rtol=0, atol=1e-9 * abs(value).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float32_losses_of_the_first_steps_agree(case: Case) -> None:
+    """The loss before the first step, and after it."""
+    for seed in range(case.runs):
+        run, expected = ours(case, seed, "float32"), theirs(case, seed, "float32")
+        np.testing.assert_allclose(run.losses[:2], expected.losses[:2], rtol=1e-5)
+
+
+def distance(weights: Arrays, exact: Arrays) -> float:
+    """|w - w64| / |w64| over all parameters."""
+    names = [name for name in exact if "running" not in name]
+    off = sum(np.square(weights[name] - exact[name]).sum() for name in names)
+    return float(np.sqrt(off / sum(np.square(exact[name]).sum() for name in names)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float32_runs_stay_as_close_to_float64_as_those_of_pytorch(case: Case) -> None:
+    for when in ("early", "last"):
+        distances = {
+            engine.__name__: [
+                distance(getattr(engine(case, seed, "float32"), when), getattr(theirs(case, seed, "float64"), when))
+                for seed in range(case.runs)
+            ]
+            for engine in (ours, theirs)
+        }
+        print(when, {name: [f"{value:.1e}" for value in values] for name, values in distances.items()})
+        assert np.median(distances["ours"]) <= 3 * np.median(distances["theirs"]), (when, distances)
+        assert min(distances["ours"]) > 1e-9, "float32 must not be float64 in disguise"
+
+
+# Update rules
+
+SHAPES = {"conv": (3, 3, 2, 5), "scale": (5,), "w": (7, 11), "single": (1,), "bias": (11,)}
+
+RULES = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}),
+    ("SGD", {"lr": 0.1, "momentum": 0.7, "weight_decay": 0.05, "nesterov": True}),
+    ("Adam", {"lr": 0.02}),
+    ("Adam", {"lr": 0.02, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-3}),
+    ("AdamW", {"lr": 0.02, "weight_decay": 0.1}),
+]
+
+
+class Sides(NamedTuple):
+    """The same parameters here and there."""
+
+    ours: list[nn.Parameter]
+    theirs: list[Any]
+
+    def set_gradients(self, step: int) -> None:
+        rng = np.random.default_rng(100 + step)
+        for own, other in zip(self.ours, self.theirs):
+            own.grad = rng.standard_normal(own.shape).astype(own.dtype)
+            other.grad = torch.from_numpy(own.grad.copy())
+
+    def compare(self, rtol: float) -> None:
+        for own, other in zip(self.ours, self.theirs):
+            expected = other.detach().numpy()
+            np.testing.assert_allclose(own.data, expected, rtol=0, atol=rtol * abs(expected).max())
+
+
+def both_sides(dtype: str) -> Sides:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(dtype) for shape in SHAPES.values()]
+    return Sides(
+        [nn.Parameter(array) for array in arrays], [torch.nn.Parameter(torch.from_numpy(a.copy())) for a in arrays]
+    )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
+@pytest.mark.parametrize(("name", "options"), RULES)
+def test_rules(name: str, options: dict[str, Any], dtype: str, tolerance: float) -> None:
+    sides = both_sides(dtype)
+    own = getattr(optim, name)(sides.ours, **options)
+    other = getattr(torch.optim, name)(sides.theirs, **options)
+    for step in range(20):
+        own.lr = other.param_groups[0]["lr"] = options["lr"] * (1 - step / 20)  # a schedule
+        sides.set_gradients(step)
+        own.step()
+        other.step()
+        sides.compare(tolerance)
+
+
+def test_parameter_groups() -> None:
+    sides = both_sides("float64")
+    shared = {"lr": 0.05, "weight_decay": 0.1}
+
+    def groups(parameters: list[Any]) -> list[dict[str, Any]]:
+        return [
+            {"params": parameters[0:1]},
+            {"params": iter(parameters[2:3]), "lr": 0.2},
+            {"params": parameters[3:5], "weight_decay": 0.0},  # and parameters[1] is frozen
+        ]
+
+    Arena({str(i): p for i, p in enumerate(sides.ours)})
+    own, other = optim.AdamW(groups(sides.ours), **shared), torch.optim.AdamW(groups(sides.theirs), **shared)
+    for step in range(20):
+        sides.set_gradients(step)
+        own.step()
+        other.step()
+        sides.compare(1e-12)
+
+
+@pytest.mark.parametrize("clip", [1.0, 1e3])
+def test_clipping(clip: float) -> None:
+    """PyTorch divides by |grad| + 1e-6, which for a norm of about 14 is 1e-7 less."""
+    sides = both_sides("float64")
+    own = optim.SGD(sides.ours, lr=1.0, momentum=0.9, clip=clip)
+    other = torch.optim.SGD(sides.theirs, lr=1.0, momentum=0.9)
+    for step in range(5):
+        sides.set_gradients(step)
+        own.step()
+        torch.nn.utils.clip_grad_norm_(sides.theirs, clip)
+        other.step()
+        sides.compare(1e-6 if clip == 1 else 1e-12)
+
+
+# Schedules
+
+
+def torch_factors(make: Callable[[Any], Any], steps: int) -> list[float]:
+    """What one of PyTorch's schedulers makes of a base rate of 1."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = make(optimizer)
+    factors = []
+    for _ in range(steps):
+        factors.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return factors
+
+
+def our_factors(name: str, steps: int, warmup: int = 0) -> list[float]:
+    return [schedules.build(name, steps, warmup)(step) for step in range(steps)]
+
+
+def test_schedules() -> None:
+    lr = torch.optim.lr_scheduler
+    assert our_factors("cosine", 30) == pytest.approx(torch_factors(lambda o: lr.CosineAnnealingLR(o, 30), 30))
+    milestones = torch_factors(lambda o: lr.MultiStepLR(o, [20, 30], gamma=0.1), 40)
+    assert our_factors("steps", 40) == pytest.approx(milestones)
+    # PyTorch's peak lies on step pct_start total_steps - 1 and its end on total_steps - 1.
+    peak = torch_factors(lambda o: lr.OneCycleLR(o, 1.0, total_steps=41, pct_start=13 / 41, cycle_momentum=False), 40)
+    assert our_factors("one-cycle", 40) == pytest.approx(peak)
+    ramp = torch_factors(lambda o: lr.LinearLR(o, start_factor=1 / 8, total_iters=7), 20)
+    assert our_factors("constant", 20, warmup=7) == pytest.approx(ramp)
+
+
+def test_losses() -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = rng.standard_normal((5, 7)), rng.integers(7, size=5)
+    for smoothing in (0.0, 0.1):
+        own = nn.CrossEntropyLoss(smoothing)(Tensor(logits), labels).item()
+        other = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)(torch.from_numpy(logits), torch.from_numpy(labels))
+        assert own == pytest.approx(other.item(), rel=1e-12)
