@@ -59,6 +59,15 @@ def test_branches_of_different_length_meet() -> None:
     np.testing.assert_array_equal(x.grad, [3 * 513])
 
 
+def test_a_gradient_that_two_inputs_share_is_not_written_to() -> None:
+    """a + b hands one array to both; what a gets besides must not reach b."""
+    x, y = leaf(2.0), leaf(3.0)
+    a, b = x * 1, y * 1
+    older = a * 3  # its gradient arrives at a after that of a + b
+    ((a + b) + older).backward()
+    np.testing.assert_array_equal((x.grad, y.grad), [[4], [1]])
+
+
 def test_two_backward_passes_accumulate() -> None:
     x = leaf(2.0)
     for expected in (4, 8, 12):
