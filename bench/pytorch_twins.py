@@ -10,9 +10,8 @@ from torch import nn
 
 
 def mlp(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(math.prod(shape), 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, classes)
-    )
+    hidden = [nn.Linear(math.prod(shape), 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(512, classes))
 
 
 def lenet(shape: tuple[int, int, int], classes: int) -> nn.Module:

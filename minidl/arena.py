@@ -8,7 +8,8 @@ Each parameter's array becomes a view into theta, its gradient a view into grad.
 flat vectors, a message to another replica is one send, a checkpoint is one write. The vectors may lie anywhere: in
 memory of our own, in shared memory, in an MPI window.
 
-Each parameter begins on a 64-byte boundary. The gaps are zero in theta and in grad, and every update rule keeps zeros zero.
+Each parameter begins on a 64-byte boundary. The gaps are zero in theta and in grad, and every update rule keeps zeros
+zero.
 """
 
 from __future__ import annotations
