@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import pytest
 
 import minidl
-from minidl import Tensor, checkpoint, data, models, nn, no_grad, ops, optim, schedules
+from minidl import Tensor, checkpoint, data, jit, models, nn, no_grad, ops, optim, schedules
 from minidl.arena import Arena
 
 torch = pytest.importorskip("torch")
@@ -38,11 +39,16 @@ Arrays = dict[str, np.ndarray]
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """PyTorch's threads wait by spinning, which on busy cores takes longer than the work."""
-    before = torch.get_num_threads()
+    """Both engines bring threads that spin while they wait for each other: on busy cores that takes ten times as long.
+
+    (Our results do not depend on the number of threads: test_kernels.py.)
+    """
+    before = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
+    jit.set_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(before[0])
+    jit.set_threads(before[1])
 
 
 def custom(shape: Shape, classes: int) -> nn.Module:
