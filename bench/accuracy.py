@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet20", choices=list(TWINS))
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="seeds may be shared out among processes")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
@@ -89,7 +90,7 @@ def main() -> None:
     if args.quick:
         args.epochs = args.seeds = 1
     rows = []
-    for seed in range(args.seeds):
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
         data = load(args.data, args.data_dir, seed=seed)
         loader = Loader(
             data.x_train, data.y_train, args.batch_size, seed=seed, augment=args.augment, border=data.black
