@@ -452,7 +452,7 @@ def test_initial_weights_have_the_variance_they_promise(fill: object, variance: 
     assert abs(x.mean()) < 4 * math.sqrt(variance / x.size)
     assert abs((x**4).mean() / x.var() ** 2 - kurtosis) < 0.2
     if kurtosis == UNIFORM:
-        assert abs(x).max() <= math.sqrt(3 * variance) * (1 + 1e-6)
+        assert 0.998 < abs(x).max() / math.sqrt(3 * variance) < 1 + 1e-6  # of 9,000 draws one is this near the bound
 
 
 def test_initial_weights_of_layers() -> None:

@@ -54,6 +54,7 @@ def test_every_factor_lies_between_zero_and_one(name: str, total: int, data: st.
     schedule = schedules.build(name, total, warmup)
     factors = [schedule(step) for step in range(total + 10)]  # a resumed run may go on past the end
     assert all(0 <= factor <= 1 for factor in factors)
+    assert warmup == total or set(factors[total:]) == {factors[total]}
     assert all(factor > 0 for factor in factors[:total]), "a step with no learning rate is a step lost"
 
 
