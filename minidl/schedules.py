@@ -30,7 +30,7 @@ def one_cycle(total: int, rise: float = 0.3, start: float = 1 / 25, end: float =
 
     def factor(step: int) -> float:
         peak = rise * total
-        low, t = (start, 1 - step / peak) if step < peak else (end, (step - peak) / max(1, total - peak))
+        low, t = (start, 1 - step / peak) if step < peak else (end, (step - peak) / (total - peak or 1))
         return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(t, 1.0)))
 
     return factor
