@@ -68,7 +68,8 @@ class Conv2d(Module):
             if getattr(self, name) != (plain, plain):
                 value = getattr(self, name)
                 text += f", {name}={value[0] if value[0] == value[1] else value}"
-        return text + (f", groups={self.groups}" if self.groups > 1 else "")
+        text += f", groups={self.groups}" if self.groups > 1 else ""
+        return text + (", bias=False" if self.bias is None else "")
 
 
 class BatchNorm2d(Module):
@@ -82,7 +83,9 @@ class BatchNorm2d(Module):
         self.eps, self.momentum = eps, momentum
 
     def forward(self, x: Tensor) -> Tensor:
-        mean, var = self.running_mean.numpy(), self.running_var.numpy()  # written to in training
+        mean, var = self.running_mean.numpy(), self.running_var.numpy()
+        if self.training and self.running_mean.arena is not None:
+            self.running_mean.arena.touch()  # batch_norm writes into them
         return ops.batch_norm(x, self.weight, self.bias, mean, var, self.training, self.momentum, self.eps)
 
     def extra_repr(self) -> str:
