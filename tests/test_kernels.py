@@ -25,7 +25,7 @@ Cases = Iterator[tuple[str, Arguments]]
 
 FOLDERS = sorted(file.parent.name for file in Path(__file__).parents[1].glob("kernels/*/cpu.py"))
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # relative to the largest element
-SCRATCH = {"columns", "partial"}  # arguments whose content afterwards is nobody's business
+SCRATCH = {"columns", "partial", "transposed"}  # arguments whose content afterwards is nobody's business
 
 
 def module(folder: str, file: str) -> ModuleType:
@@ -209,7 +209,8 @@ def movement(a: Arrays) -> Cases:
 def reduce(a: Arrays) -> Cases:
     for outer, n, inner in ((1, 1, 1), (7, 33, 5), (3, 1001, 1), (1, 101, 65)):
         x = a.normal(outer, n, inner)
-        yield "sum", dict(x=x, out=a.empty(outer, inner))
+        for chunks in (1, 5):
+            yield "sum", dict(x=x, partial=np.full((chunks, outer, inner), 7.0), out=a.empty(outer, inner))
         for values in (x, a.integers(3, *x.shape).astype(a.dtype)):
             yield "maximum", dict(x=values, out=a.empty(outer, inner), winner=np.full((outer, inner), -1))
         winner = a.integers(n, outer, inner)
@@ -220,7 +221,7 @@ def matmul(a: Arrays) -> Cases:
     for m, n, k in ((1, 1, 1), (7, 33, 5), (67, 3, 129), (301, 5, 7), (0, 3, 5), (3, 5, 0)):  # from 64 rows: blocks
         yield "nn", dict(a=a.normal(m, k), b=a.normal(k, n), out=a.empty(m, n))
         yield "nt", dict(a=a.normal(m, k), b=a.normal(n, k), out=a.empty(m, n))
-        yield "tn", dict(a=a.normal(k, m), b=a.normal(k, n), out=a.empty(m, n))
+        yield "tn", dict(a=a.normal(k, m), b=a.normal(k, n), transposed=a.empty(m, k), out=a.empty(m, n))
 
 
 def conv(a: Arrays) -> Cases:

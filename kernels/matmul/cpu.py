@@ -41,14 +41,14 @@ def nt(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 
 @parallel_jit
-def tn(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """A block of out's rows is a block of a's columns: it is transposed into a contiguous piece first, which costs
-    little beside the product and lets BLAS take it."""
+def tn(a: ndarray, b: ndarray, transposed: ndarray, out: ndarray) -> None:
+    """A block of out's rows is a block of a's columns: it is transposed first, into the scratch that the caller gives,
+    which costs little beside the product and lets BLAS take it."""
     rows, inner = out.shape[0], a.shape[0]
     blocks = _blocks(rows)
     for block in prange(blocks):
         lo, hi = block * rows // blocks, (block + 1) * rows // blocks
-        piece = np.empty((hi - lo, inner), a.dtype)
+        piece = transposed[lo:hi]
         for k in range(inner):
             for m in range(hi - lo):
                 piece[m, k] = a[k, lo + m]

@@ -25,6 +25,6 @@ def nt(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     nn(a, b.T, out)
 
 
-def tn(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (K, M)^T b (K, N)"""
+def tn(a: np.ndarray, b: np.ndarray, transposed: np.ndarray, out: np.ndarray) -> None:
+    """out (M, N) = a (K, M)^T b (K, N).  transposed (M, K): scratch of a fast kernel, not used here"""
     nn(a.T, b, out)

@@ -1,24 +1,23 @@
 """Reductions, compiled. Sums stream over rows, with the contiguous inner axis in the innermost loop.
 
-A long sum is split into CHUNKS partial sums, always the same number and always added in the same order: the result
-has the same bits on 1 thread and on 64.
+A long sum is split into partial sums, as many as the caller gives room for, whatever the number of threads, and these
+are added in their order: the result has the same bits on 1 thread and on 64.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from numpy import ndarray
 
 from minidl.jit import jit, parallel_jit, prange
 
 from .reference import __all__ as __all__
 
-CHUNKS = 16
-
 
 @jit
-def _add_rows(x: ndarray, total: ndarray) -> None:
-    """total (inner,) float64 += sum of the rows of x (rows, inner)"""
+def _sum_rows(x: ndarray, total: ndarray) -> None:
+    """total (inner,) float64 = sum of the rows of x (rows, inner)"""
+    for i in range(total.size):
+        total[i] = 0
     if total.size == 1:
         for k in range(x.shape[0]):
             total[0] += x[k, 0]
@@ -30,16 +29,17 @@ def _add_rows(x: ndarray, total: ndarray) -> None:
 
 
 @parallel_jit
-def sum(x: ndarray, out: ndarray) -> None:
+def sum(x: ndarray, partial: ndarray, out: ndarray) -> None:
+    """partial (chunks, outer, inner) float64: the sums of each chunk of n"""
     outer, n, inner = x.shape
-    partial = np.zeros((CHUNKS, outer, inner), np.float64)
-    for chunk in prange(CHUNKS):
-        for o in range(outer):
-            _add_rows(x[o, chunk * n // CHUNKS : (chunk + 1) * n // CHUNKS], partial[chunk, o])
+    chunks = partial.shape[0]
+    for task in prange(chunks * outer):
+        chunk, o = task // outer, task % outer
+        _sum_rows(x[o, chunk * n // chunks : (chunk + 1) * n // chunks], partial[chunk, o])
     for o in range(outer):
         for i in range(inner):
             total = 0.0
-            for chunk in range(CHUNKS):
+            for chunk in range(chunks):
                 total += partial[chunk, o, i]
             out[o, i] = total
 

@@ -7,8 +7,11 @@ import numpy as np
 __all__ = ["maximum", "maximum_backward", "sum"]
 
 
-def sum(x: np.ndarray, out: np.ndarray) -> None:
-    """out (outer, inner) = sum over the middle axis of x (outer, n, inner), added up in float64"""
+def sum(x: np.ndarray, partial: np.ndarray, out: np.ndarray) -> None:
+    """out (outer, inner) = sum over the middle axis of x (outer, n, inner), added up in float64
+
+    partial: scratch of a fast kernel, not used here
+    """
     for o in range(x.shape[0]):
         for i in range(x.shape[2]):
             total = np.float64(0)

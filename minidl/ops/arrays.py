@@ -8,6 +8,9 @@ import numpy as np
 
 from minidl.device import Device
 
+CHUNKS = 16  # a long sum is split into as many parts: a fixed number, so that bits do not depend on threads
+ROWS = 64  # with at least so many summands in each, so that the parts' sums take little memory beside them
+
 
 def strided_copy(
     device: Device,
@@ -55,6 +58,9 @@ def reduce_sum(device: Device, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarr
     for run in runs(axes):
         out = device.empty(x.shape[: run[0]] + x.shape[run[-1] + 1 :], x.dtype)
         rows = middle(x, run)
-        device.reduce.sum(rows, out.reshape(rows.shape[0], rows.shape[2]))
+        outer, n, inner = rows.shape
+        chunks = max(1, min(CHUNKS, n // ROWS))
+        partial = device.empty((chunks, outer, inner), np.dtype(np.float64))
+        device.reduce.sum(rows, partial, out.reshape(outer, inner))
         x = out
     return x

@@ -13,7 +13,13 @@ from minidl.ops.arrays import reduce_sum
 from minidl.ops.elementwise import as_tensors
 
 if TYPE_CHECKING:
+    from minidl.device import Device
     from minidl.tensor import Tensor
+
+
+def transposed_product(device: Device, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out (M, N) = a (K, M)^T b (K, N), with the scratch that the kernel wants"""
+    device.matmul.tn(a, b, device.empty((a.shape[1], a.shape[0]), a.dtype), out)
 
 
 class MatMul(Function):
@@ -33,7 +39,7 @@ class MatMul(Function):
             if da is not None:
                 self.device.matmul.nt(dy[i], self.b[i], da[i])
             if db is not None:
-                self.device.matmul.tn(self.a[i], dy[i], db[i])
+                transposed_product(self.device, self.a[i], dy[i], db[i])
         return da, db
 
 
@@ -55,7 +61,7 @@ class Linear(Function):
             self.device.matmul.nt(dy, self.w, dx)
         if self.needs[1]:
             dw = self.device.empty(self.w.shape, dy.dtype)
-            self.device.matmul.tn(self.x, dy, dw)
+            transposed_product(self.device, self.x, dy, dw)
         return dx, dw, *(reduce_sum(self.device, dy, (0,)) if need else None for need in self.needs[2:])
 
 
