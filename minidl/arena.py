@@ -14,14 +14,15 @@ zero.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minidl.device import ALIGNMENT, aligned
-from minidl.errors import MinidlError, ShapeError
+from minidl.errors import ShapeError
 from minidl.parameter import Parameter
 
 
@@ -37,7 +38,8 @@ class Slot(NamedTuple):
 class Arena:
     """Moves parameters into one vector.
 
-    parameters: name -> Parameter, all of one type; a parameter under two names (tied weights) gets one place.
+    parameters: name -> Parameter, all of one type; a parameter under two names (tied weights) gets one place. Those
+        that lie in another arena leave it, and so does whatever else lies there: that arena is dissolved.
     buffer: the memory for theta, or None for memory of our own: a writable, contiguous vector of the parameters' type
         with `Arena.required_size(parameters)` elements. The parameters' values are copied into it.
 
@@ -46,21 +48,18 @@ class Arena:
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], buffer: np.ndarray | None = None) -> None:
-        self.parameters: dict[str, Parameter] = {}
-        for name, parameter in parameters.items():
-            if parameter.arena is not None:
-                raise MinidlError(f"arena: {name} lies in another arena already; flatten the whole model once")
-            if not any(parameter is known for known in self.parameters.values()):
-                self.parameters[name] = parameter
-        self.slots, size = _layout(self.parameters)
+        self.slots, size = _layout(parameters)
+        self.parameters = {slot.name: parameters[slot.name] for slot in self.slots}
         dtypes = {parameter.dtype for parameter in self.parameters.values()}
         if len(dtypes) != 1:
             raise ShapeError(f"arena: parameters of {len(dtypes)} types; expected one or more parameters of one type")
         self.dtype = dtypes.pop()
         self.theta = aligned(size, self.dtype) if buffer is None else self._checked(buffer, size)
         self.grad = aligned(size, self.dtype)
-        self.states: dict[str, np.ndarray] = {}
         self.version = 0
+        for parameter in self.parameters.values():
+            if parameter.arena is not None:
+                parameter.arena.dissolve()
         for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
             self.view(self.theta, slot)[...] = parameter.numpy()
             if parameter.grad is not None:
@@ -93,11 +92,23 @@ class Arena:
         text = "\n".join(f"{slot.name} {slot.start} {slot.shape}" for slot in self.slots) + f"\n{self.dtype}"
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def state(self, name: str) -> np.ndarray:
-        """A vector in theta's layout for an optimizer: zeros when first asked for."""
-        if name not in self.states:
-            self.states[name] = aligned(self.size, self.dtype)
-        return self.states[name]
+    def holds(self, parameters: Mapping[str, Parameter]) -> bool:
+        """Whether exactly these parameters lie here, under these names."""
+        return self.parameters == parameters and all(p.arena is self for p in parameters.values())
+
+    def dissolve(self) -> None:
+        """Give every parameter arrays of its own, with the same values."""
+        for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
+            if parameter.arena is self:
+                parameter.move_into(None, self.view(self.theta, slot).copy(), self.view(self.grad, slot).copy())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Arena:
+        """An arena with vectors of its own for the copies of the parameters."""
+        return Arena(copy.deepcopy(self.parameters, memo))
+
+    def new_vector(self) -> np.ndarray:
+        """Zeros in theta's layout: for momentum, say."""
+        return aligned(self.size, self.dtype)
 
     def view(self, vector: np.ndarray, slot: Slot) -> np.ndarray:
         """The part of any vector in this layout that belongs to one parameter, in its shape."""

@@ -67,6 +67,7 @@ class Function:
     device: Device
     inputs: tuple[Tensor, ...]
     needs: tuple[bool, ...]
+    order: int  # of creation
     freed = False
 
     def forward(self, *arrays: Any, **options: Any) -> np.ndarray:
@@ -80,10 +81,13 @@ class Function:
         """Run `forward` on the tensors' arrays; record the Function when one of them requires a gradient."""
         first = inputs[0]
         for tensor in inputs:
+            if not hasattr(tensor, "creator"):
+                raise TypeError(f"{cls.__name__.lower()}: {type(tensor).__name__} is not a Tensor: Tensor(array) is")
             if tensor.dtype != first.dtype or tensor.device is not first.device:
+                how = "what is float64 with .astype('float32')" if tensor.dtype != first.dtype else "Tensor(x.numpy())"
                 raise ShapeError(
                     f"{cls.__name__.lower()}: {first.dtype} on {first.device.name} and {tensor.dtype} on "
-                    f"{tensor.device.name} do not mix: convert one of them, as in tensor.astype('{first.dtype}')"
+                    f"{tensor.device.name} do not mix: convert {how}"
                 )
         function = cls()
         function.device = first.device
@@ -100,10 +104,8 @@ class Function:
         self.__dict__.clear()
         self.freed = True
 
-    order: int
 
-
-def backward(output: Tensor, gradient: np.ndarray | None = None, retain_graph: bool = False) -> None:
+def backward(output: Tensor, gradient: np.ndarray | Tensor | None = None, retain_graph: bool = False) -> None:
     """Add d(output)/d(leaf) to `.grad` of every leaf below `output`, then free the graph.
 
     gradient: dL/d(output), of output's shape; may be left out for a single number.
@@ -114,16 +116,16 @@ def backward(output: Tensor, gradient: np.ndarray | None = None, retain_graph: b
         if output.size != 1:
             raise ShapeError(f"backward: {output.shape} is not a single number; reduce it first, or give a gradient")
         gradient = np.ones(output.shape, output.dtype)
-    if gradient.shape != output.shape:
-        raise ShapeError(f"backward: gradient {gradient.shape} for an output of shape {output.shape}")
+    dy = np.asarray(gradient, output.dtype, order="C")
+    if dy.shape != output.shape:
+        raise ShapeError(f"backward: gradient {dy.shape} for an output of shape {output.shape}")
 
     waiting: dict[Function, np.ndarray] = {}  # dL/d(output of that function), as far as summed
-    _deliver(output, np.asarray(gradient, output.dtype, order="C"), waiting)
+    _deliver(output, dy, waiting)
     for function in _newest_first(output.creator):
-        dy = waiting.pop(function, None)
-        if dy is None:  # every path from here to the output was cut
+        if function not in waiting:  # every path from here to the output was cut
             continue
-        gradients = function.backward(dy)
+        gradients = function.backward(waiting.pop(function))
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         for tensor, dx in zip(function.inputs, gradients, strict=True):
             if tensor.requires_grad and dx is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,12 +24,21 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 
 
 class Device:
-    """The kernels of one kind of device, and its memory. Obtain it from `device(name)`."""
+    """The kernels of one kind of device, and its memory. There is one of each: Device("cpu") is Device("cpu")."""
 
-    def __init__(self, name: str) -> None:
+    _made: ClassVar[dict[str, Device]] = {}
+    name: str
+
+    def __new__(cls, name: str) -> Device:
         if name not in DEVICES:
             raise ConfigError(f"unknown device {name!r}: expected one of {', '.join(DEVICES)}")
-        self.name = name
+        if name not in cls._made:
+            cls._made[name] = super().__new__(cls)
+            cls._made[name].name = name
+        return cls._made[name]
+
+    def __reduce__(self) -> tuple[type[Device], tuple[str]]:
+        return Device, (self.name,)  # a copy is the same device
 
     def __getattr__(self, op: str) -> ModuleType:
         if op.startswith("_"):
@@ -46,18 +56,6 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
-
-
-_devices: dict[str, Device] = {}
-
-
-def device(name: str | Device) -> Device:
-    """The device of that name; there is one of each."""
-    if isinstance(name, Device):
-        return name
-    if name not in _devices:
-        _devices[name] = Device(name)
-    return _devices[name]
 
 
 def aligned(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidl.arena import Arena
-from minidl.device import device
+from minidl.device import Device
 from minidl.errors import CheckpointError, ConfigError, nearest
 from minidl.nn.module import Module
 from minidl.parameter import Parameter
@@ -26,12 +26,14 @@ class Optimizer:
     """What all have in common: groups, segments, clipping.
 
     parameters: a model; or parameters; or groups, mappings with "params" and, where they differ from the arguments,
-        "lr" and "weight_decay". The model is flattened (see arena.py) if it was not yet.
+        "lr" and "weight_decay". The model is flattened (see arena.py) if it was not yet. Those with
+        requires_grad = False do not move.
     lr: the learning rate; may be set before each step, as schedules do.
     clip: the largest norm that the whole gradient may have; it is scaled down to it (Pascanu et al. 2013).
     """
 
     fuses_neighbours = True  # neighbouring parameters of equal rate and decay may be one segment
+    state_names: tuple[str, ...] = ("velocity",)  # vectors that the rule keeps from step to step
 
     def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
         self._check(lr=lr, weight_decay=weight_decay, clip=clip or 0.0)
@@ -42,18 +44,29 @@ class Optimizer:
             if group.get("lr") and not lr:
                 raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with a rate of its own needs lr > 0")
         self.arena = _arena(parameters, groups)
-        self.arena.states.clear()  # an earlier optimizer's momentum is not ours
-        self.device = device("cpu")
-        chosen = {id(p): group for group in groups for p in group["params"] if p.requires_grad}
+        self.state = {name: self.arena.new_vector() for name in self.state_names}
+        self.device = Device("cpu")
+        self.options = {  # (rate relative to lr, weight decay)
+            parameter: (group["lr"] / lr if "lr" in group and lr else 1.0, group.get("weight_decay", weight_decay))
+            for group in groups
+            for parameter in group["params"]
+        }
+        self.trained = self.trainable()
+        self.find_segments()
+
+    def trainable(self) -> list[Parameter]:
+        """Its parameters that are not frozen at the moment, in the arena's order."""
+        return [p for p in self.arena.parameters.values() if p in self.options and p.requires_grad]
+
+    def find_segments(self) -> None:
         segments: list[list[float]] = []  # start, stop, rate relative to lr, decay
         neighbour = False  # whether the last segment ends with the parameter just before
+        trained = set(self.trained)
         for slot, parameter in zip(self.arena.slots, self.arena.parameters.values(), strict=True):
-            if id(parameter) not in chosen:  # frozen, or not given to this optimizer
+            if parameter not in trained:
                 neighbour = False
                 continue
-            group = chosen[id(parameter)]
-            rate = group["lr"] / lr if "lr" in group and lr else 1.0
-            decay = group.get("weight_decay", weight_decay)
+            rate, decay = self.options[parameter]
             if self.fuses_neighbours and neighbour and segments[-1][2:] == [rate, decay]:
                 segments[-1][1] = slot.stop  # the gap between them holds zeros, which stay zeros
             else:
@@ -70,6 +83,13 @@ class Optimizer:
 
     def step(self) -> None:
         """Update theta from grad, once."""
+        if any(parameter.arena is not self.arena for parameter in self.options):
+            raise ConfigError(f"{type(self).__name__}: its parameters have moved to another arena (the model, or a "
+                              "part of it, was flattened again); build the optimizer anew")  # fmt: skip
+        trained = self.trainable()
+        if trained != self.trained:
+            self.trained = trained
+            self.find_segments()
         self.steps += 1
         self.update(self.lr * self.rates, self.scale())
         self.arena.touch()
@@ -95,15 +115,17 @@ class Optimizer:
         self.arena.grad[:] = 0
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """(flat vectors, numbers): all that the next step depends on besides theta."""
-        return dict(self.arena.states), {"steps": self.steps}
+        """(copies of the flat vectors, numbers): all that the next step depends on besides theta."""
+        return {name: vector.copy() for name, vector in self.state.items()}, {"steps": self.steps}
 
     def load_state_dict(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, float]) -> None:
         for name, vector in vectors.items():
+            if name not in self.state:
+                raise CheckpointError(f"optimizer state {name}: unknown to {type(self).__name__}: another optimizer's?")
             if vector.shape != self.arena.theta.shape:
                 raise CheckpointError(f"optimizer state {name}: {vector.shape}; expected {self.arena.theta.shape}")
-        for name in {*self.arena.states, *vectors}:  # a vector that is not given was zero
-            self.arena.state(name)[:] = vectors.get(name, 0)
+        for name, own in self.state.items():
+            own[:] = vectors.get(name, 0)  # one that is not given was zero
         self.steps = int(numbers["steps"])
 
 
@@ -131,7 +153,7 @@ class SGD(Optimizer):
 
     def update(self, lr: np.ndarray, scale: float) -> None:
         a = self.arena
-        vectors = a.theta, a.grad, a.state("velocity")
+        vectors = a.theta, a.grad, self.state["velocity"]
         options = self.momentum, self.nesterov, self.decoupled, scale
         self.device.optim.sgd(*vectors, self.starts, self.stops, lr, self.decays, *options)
 
@@ -143,6 +165,7 @@ class Adam(Optimizer):
     """
 
     decoupled = False
+    state_names = ("first_moment", "second_moment")
 
     def __init__(
         self,
@@ -161,7 +184,7 @@ class Adam(Optimizer):
 
     def update(self, lr: np.ndarray, scale: float) -> None:
         a = self.arena
-        vectors = a.theta, a.grad, a.state("first_moment"), a.state("second_moment")
+        vectors = a.theta, a.grad, self.state["first_moment"], self.state["second_moment"]
         options = *self.betas, self.eps, self.steps, self.decoupled, scale
         self.device.optim.adam(*vectors, self.starts, self.stops, lr, self.decays, *options)
 
@@ -175,7 +198,7 @@ class AdamW(Adam):
 class LARS(SGD):
     """SGD whose rate for each parameter is scaled by trust |w| / (|g| + decay |w|) (You, Gitman, Ginsburg 2017).
 
-    Parameters without weight decay (norms and biases, see `parameter_groups`) keep the plain rate.
+    Norms and biases (one axis or none) keep the plain rate.
     """
 
     fuses_neighbours = False  # each parameter has norms of its own
@@ -195,9 +218,10 @@ class LARS(SGD):
 
     def update(self, lr: np.ndarray, scale: float) -> None:
         a = self.arena
-        vectors = a.theta, a.grad, a.state("velocity")
+        vectors = a.theta, a.grad, self.state["velocity"]
+        adapt = np.array([parameter.ndim > 1 for parameter in self.trained], bool)  # each is a segment
         options = self.momentum, self.trust, self.squares(a.theta), self.squares(a.grad), scale
-        self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, *options)
+        self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, adapt, *options)
 
 
 def parameter_groups(model: Module) -> list[dict[str, Any]]:
@@ -211,12 +235,17 @@ def parameter_groups(model: Module) -> list[dict[str, Any]]:
 
 def _groups(parameters: Parameters) -> list[dict[str, Any]]:
     items: list[Any] = list(parameters.parameters() if isinstance(parameters, Module) else parameters)
-    given: list[Mapping[str, Any]] = items if items and isinstance(items[0], Mapping) else [{"params": items}]
+    given: list[Mapping[str, Any]] = items if any(isinstance(item, Mapping) for item in items) else [{"params": items}]
     for group in given:
+        if not isinstance(group, Mapping):
+            raise ConfigError(f"optimizer: groups and a {type(group).__name__} in one list; expected either")
         if "params" not in group or not set(group) <= {"params", "lr", "weight_decay"}:
             raise ConfigError(f"parameter group with {', '.join(group)}; expected params, and perhaps lr, weight_decay")
     groups = [{**group, "params": list(group["params"])} for group in given]  # (an iterator would be empty later)
-    every = [id(p) for group in groups for p in group["params"]]
+    every = [p for group in groups for p in group["params"]]
+    for p in every:
+        if not isinstance(p, Parameter):
+            raise ConfigError(f"optimizer: a {type(p).__name__} among the parameters; expected nn.Parameter")
     if not every or len(set(every)) < len(every):
         raise ConfigError("optimizer: no parameters, or one that is in two groups")
     return groups
@@ -227,10 +256,10 @@ def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
     if isinstance(parameters, Module):
         return Module.flatten(parameters)
     every = [parameter for group in groups for parameter in group["params"]]
-    arenas = {id(p.arena): p.arena for p in every}
+    arenas = {parameter.arena for parameter in every}
     if len(arenas) > 1:
-        raise ConfigError("optimizer: its parameters lie in different arenas; expected those of one model")
-    return next(iter(arenas.values())) or Arena({str(i): p for i, p in enumerate(every)})
+        raise ConfigError("optimizer: its parameters lie in different arenas; expected those of one model, flattened")
+    return arenas.pop() or Arena({str(i): p for i, p in enumerate(every)})
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {

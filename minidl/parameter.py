@@ -23,16 +23,23 @@ class Parameter(Tensor):
     replaced it would train a copy that nobody updates. Write with `copy_`, which raises the arena's version.
     """
 
-    __slots__ = ("_grad", "arena", "torch_axes")
+    __slots__ = ("arena", "torch_axes")
 
     def __init__(self, data: Any, torch_axes: tuple[int, ...] | None = None, requires_grad: bool = True) -> None:
         self.arena: Arena | None = None
         super().__init__(data, requires_grad=requires_grad)
         self.torch_axes = torch_axes
 
-    def move_into(self, arena: Arena, data: np.ndarray, grad: np.ndarray) -> None:
-        """Use these views, which hold the values already, from now on (called by the arena)."""
+    def move_into(self, arena: Arena | None, data: np.ndarray, grad: np.ndarray) -> None:
+        """Use these arrays, which hold the values already, from now on (called by the arena)."""
         self._data, self._grad, self.arena = data, grad, arena
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        """A copy that lies in no arena: the copy of a model's arena takes it in (see arena.py)."""
+        copied = type(self)(self._data.copy())
+        copied.device, copied.requires_grad, copied.torch_axes = self.device, self.requires_grad, self.torch_axes
+        copied.grad = None if self.grad is None else self.grad.copy()
+        return copied
 
     @property
     def data(self) -> np.ndarray:
@@ -52,22 +59,19 @@ class Parameter(Tensor):
             )
         self.replace_data(array)
 
-    _grad: np.ndarray | None
-
-    @property
-    def grad(self) -> np.ndarray | None:
-        """dL/d(this), or None where there is none; in an arena always a view into arena.grad."""
-        return self._grad
-
-    @grad.setter
-    def grad(self, array: np.ndarray | None) -> None:
+    def replace_grad(self, array: np.ndarray | None) -> None:
+        """What `parameter.grad = array` does: in an arena the gradient stays a view into arena.grad."""
         if self.arena is None:
-            self._grad = array
+            super().replace_grad(array)
         elif self._grad is not None:
             self._grad[...] = 0 if array is None else array
 
     def copy_(self, values: np.ndarray | Tensor) -> None:
-        """Write other values of the same shape into the array."""
+        """Write other values of the same shape into the array.
+
+        Not between a forward pass and its `backward`, which may need the old values, and does not notice. The same
+        goes for an optimizer's step, and for any array that a tensor shares.
+        """
         array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
         if array.shape != self.shape:
             raise ShapeError(f"copy_: values of shape {array.shape} for a parameter of shape {self.shape}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from minidl.autograd import Function, GraphError, backward
 from minidl.device import Device
-from minidl.device import device as find_device
-from minidl.errors import ShapeError
+from minidl.errors import ConfigError, ShapeError
 
 Scalar = int | float | np.floating | np.integer
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -19,26 +18,27 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 class Tensor:
     """A float32 or float64 array on a device, with its place on the tape.
 
-    data           anything NumPy makes an array of; what is not float64 becomes float32, C-contiguous
+    data           a float32 or float64 array, which keeps its type, and its memory where it is C-contiguous: who writes
+                   into one writes into the other; anything else (lists, numbers, integers) is copied into float32
     requires_grad  whether `backward` should leave d(loss)/d(this) in `.grad`, an array of the same shape
     """
 
-    __slots__ = ("__weakref__", "_data", "creator", "device", "grad", "requires_grad")
-    __array_priority__ = 1000.0  # ndarray + Tensor must ask Tensor first
+    __slots__ = ("__weakref__", "_data", "_grad", "creator", "device", "requires_grad")
+    __array_ufunc__ = None  # ndarray + Tensor is left to Tensor; np.sqrt(tensor) is an error, as it has no gradient
 
     _data: np.ndarray
-    grad: np.ndarray | None
+    _grad: np.ndarray | None
     creator: Function | None
 
     def __init__(self, data: Any, requires_grad: bool = False, device: str | Device = "cpu") -> None:
         array = np.asarray(data._data if isinstance(data, Tensor) else data)
-        if array.dtype not in FLOATS:
-            if array.dtype.kind not in "fiub":
-                raise ShapeError(f"Tensor: an array of {array.dtype} is not numeric; expected floats or integers")
+        if array.dtype.kind not in "fiub":
+            raise ShapeError(f"Tensor: an array of {array.dtype} is not numeric; expected floats or integers")
+        if array.dtype not in FLOATS or not isinstance(data, np.ndarray | Tensor):
             array = array.astype(np.float32)
         self._data = np.asarray(array, order="C")  # (ascontiguousarray would turn () into (1,))
         self.requires_grad = requires_grad
-        self.device = find_device(device)
+        self.device = device if isinstance(device, Device) else Device(device)
         self.grad = None
         self.creator = None
 
@@ -47,7 +47,7 @@ class Tensor:
         """A tensor around an array that is float and contiguous already: what ops use."""
         tensor = Tensor.__new__(Tensor)
         tensor._data, tensor.device = array, on
-        tensor.requires_grad, tensor.grad, tensor.creator = False, None, None
+        tensor.requires_grad, tensor._grad, tensor.creator = False, None, None
         return tensor
 
     # -- the array ---------------------------------------------------------------------------------------
@@ -66,6 +66,21 @@ class Tensor:
         if array.shape != self.shape or array.dtype != self.dtype:
             raise ShapeError(f"data: {array.dtype} {array.shape} for a tensor of {self.dtype} {self.shape}")
         self._data = np.asarray(array, order="C")
+
+    @property
+    def grad(self) -> np.ndarray | None:
+        """d(loss)/d(this), of the same shape and type, or None."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, array: np.ndarray | None) -> None:
+        if array is not None and np.shape(array) != self.shape:
+            raise ShapeError(f"grad: an array of shape {np.shape(array)} for a tensor of shape {self.shape}")
+        self.replace_grad(array)
+
+    def replace_grad(self, array: np.ndarray | None) -> None:
+        """What `tensor.grad = array` does."""
+        self._grad = None if array is None else np.asarray(array, self.dtype, order="C")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,10 +108,19 @@ class Tensor:
             raise ShapeError(f"item: a tensor of shape {self.shape} is not a single number")
         return float(self._data.reshape(())[()])
 
+    def __float__(self) -> float:
+        return self.item()
+
+    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._data, dtype, copy=copy)
+
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of a tensor without axes")
+            raise TypeError("a tensor without axes has no length")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         extra = ", requires_grad=True" if self.requires_grad else ""
@@ -104,7 +128,7 @@ class Tensor:
 
     # -- the tape ----------------------------------------------------------------------------------------
 
-    def backward(self, gradient: np.ndarray | None = None, retain_graph: bool = False) -> None:
+    def backward(self, gradient: np.ndarray | Tensor | None = None, retain_graph: bool = False) -> None:
         """Add the gradient of this tensor to `.grad` of every leaf that it was computed from."""
         backward(self, gradient, retain_graph)
 
@@ -126,7 +150,7 @@ class Tensor:
         """A leaf with the same values in float32 or float64; no gradient flows through."""
         if self.creator is not None:
             raise GraphError("astype: gradients do not flow through a change of type; detach() first")
-        return Tensor(self._data.astype(dtype), self.requires_grad, self.device)
+        return Tensor(self._data.astype(float_type(dtype)), self.requires_grad, self.device)
 
     # -- arithmetic: every operator is an op -------------------------------------------------------------
 
@@ -204,6 +228,11 @@ class Tensor:
         return ops.transpose(self)
 
 
+def float_type(dtype: np.typing.DTypeLike) -> np.dtype:
+    """The type, if tensors can have it."""
+    if np.dtype(dtype) not in FLOATS:
+        raise ConfigError(f"astype: {np.dtype(dtype)}; expected float32 or float64")
+    return np.dtype(dtype)
 
 
 from minidl import ops  # noqa: E402  (ops are made of Tensors, and Tensor's operators of ops)

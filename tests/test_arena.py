@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import mmap
 from multiprocessing import shared_memory
@@ -15,7 +16,7 @@ import minidl
 from minidl import Tensor, nn, ops, optim
 from minidl.arena import Arena
 from minidl.device import ALIGNMENT, aligned
-from minidl.errors import MinidlError, ShapeError
+from minidl.errors import ConfigError, MinidlError, ShapeError
 from minidl.parameter import Parameter
 
 
@@ -204,11 +205,11 @@ def test_every_write_raises_the_version() -> None:
     assert not risen()  # reading theta and writing grad do not
 
 
-def test_state_vectors_are_made_once() -> None:
+def test_new_vectors_are_zeros_in_the_layout_of_theta() -> None:
     arena = model().flatten()
-    state = arena.state("velocity")
-    assert not state.any() and state.shape == arena.theta.shape and state.ctypes.data % ALIGNMENT == 0
-    assert arena.state("velocity") is state and arena.state("other") is not state
+    vector = arena.new_vector()
+    assert not vector.any() and vector.shape == arena.theta.shape and vector.dtype == arena.dtype
+    assert vector.ctypes.data % ALIGNMENT == 0 and arena.new_vector() is not vector
 
 
 # Models
@@ -221,11 +222,100 @@ def test_flatten_again_is_the_same_arena() -> None:
     assert optim.SGD(network, lr=0.1).arena is arena
 
 
-def test_a_part_cannot_be_flattened_apart_from_the_whole() -> None:
+def test_the_arena_of_the_whole_takes_in_that_of_a_part() -> None:
     network = model()
-    nn.Module.flatten(network[4])
-    with pytest.raises(MinidlError, match=r"4\.weight lies in another arena already; flatten the whole model once"):
-        network.flatten()
+    weight = network[4].weight
+    part = optim.SGD(network[4].parameters(), lr=0.1)
+    weight.grad = np.ones(weight.shape)
+    before = network.state_dict()
+    arena = network.flatten()
+    assert arena is not part.arena and all(parameter.arena is arena for parameter in network.parameters())
+    assert all((value == before[name]).all() for name, value in network.state_dict().items())
+    assert (weight.grad == 1).all() and np.shares_memory(weight.grad, arena.grad)
+    with pytest.raises(ConfigError, match=r"SGD: its parameters have moved to another arena .* build the optimizer"):
+        part.step()
+
+
+def test_a_replaced_layer_gets_into_a_new_arena_and_is_trained() -> None:
+    network = model()
+    first, old = network.flatten(), network[4]
+    loss_of(network).backward()
+    gradient = network[0].weight.grad.copy()
+    setattr(network, "4", nn.Linear(3 * 5 * 7, 11))
+    before = network.state_dict()
+    optimizer = optim.SGD(network, lr=0.1)
+    assert network.arena is optimizer.arena is not first
+    assert all((value == before[name]).all() for name, value in network.state_dict().items())
+    np.testing.assert_array_equal(network[0].weight.grad, gradient)
+    loss_of(network).backward()
+    optimizer.step()
+    assert (network[4].weight.data != before["4.weight"].T).any()
+    assert old.weight.arena is None
+    old.weight.data = np.zeros_like(old.weight.data)  # as free as before
+    setattr(network, "1", nn.BatchNorm2d(3))
+    network.flatten()
+    assert network[1].running_mean.arena is network.statistics
+    setattr(network, "1", nn.Identity())
+    assert [slot.name for slot in network.flatten().slots] == ["0.weight", "0.bias", "4.weight", "4.bias"]
+    assert network.statistics is None
+
+
+@pytest.mark.parametrize("how", ["parameters", "groups"])
+def test_an_optimizer_of_parameters_in_and_out_of_the_arena_is_refused(how: str) -> None:
+    network = model()
+    network.flatten()
+    setattr(network, "4", nn.Linear(3 * 5 * 7, 11))
+    with pytest.raises(ConfigError, match=r"lie in different arenas; .* flatten"):
+        optim.SGD(network.parameters() if how == "parameters" else optim.parameter_groups(network), lr=0.1)
+
+
+def test_a_buffer_is_for_the_first_call() -> None:
+    network = model()
+    network.flatten()
+    with pytest.raises(MinidlError, match="give the buffer in the first call"):
+        network.flatten(aligned(network.arena.size, "float32"))
+
+
+def test_a_deep_copy_has_an_arena_of_its_own() -> None:
+    network = model()
+    network.flatten()
+    loss_of(network).backward()
+    twin = copy.deepcopy(network)
+    assert twin.arena is not network.arena and twin.arena.layout_hash == network.arena.layout_hash
+    np.testing.assert_array_equal(twin.arena.theta, network.arena.theta)
+    np.testing.assert_array_equal(twin.arena.grad, network.arena.grad)
+    assert not np.shares_memory(twin.arena.theta, network.arena.theta)
+    assert twin.arena.holds(dict(twin.named_parameters())) and twin.statistics.holds(dict(twin.named_buffers()))
+    for parameter in twin.parameters():
+        assert np.shares_memory(parameter.data, twin.arena.theta) and parameter.device is network[0].weight.device
+    before = network.state_dict()
+    optim.SGD(twin, lr=0.1).step()
+    loss_of(twin)
+    assert all((value == before[name]).all() for name, value in network.state_dict().items())
+    assert (twin[0].weight.data != network[0].weight.data).any()
+
+
+def test_a_deep_copy_of_a_part_of_an_optimizer_and_of_tied_weights() -> None:
+    network = model()
+    optimizer = optim.SGD(network, lr=0.1, momentum=0.9)
+    head = copy.deepcopy(network[4])
+    assert head.weight.arena is None and (head.weight.data == network[4].weight.data).all()
+    head.weight.data = head.weight.data + 1
+    twin, its_optimizer = copy.deepcopy((network, optimizer))
+    assert its_optimizer.arena is twin.arena is not network.arena
+    for n, o in ((network, optimizer), (twin, its_optimizer)):
+        loss_of(n).backward()
+        o.step()
+    assert (twin.arena.theta == network.arena.theta).all()
+    twin[4].weight.grad = np.ones(twin[4].weight.shape)
+    its_optimizer.step()
+    assert (twin.arena.theta != network.arena.theta).any()
+    tied = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+    tied[1].weight = tied[0].weight
+    tied[0].bias.requires_grad = False
+    tied.flatten()
+    twin = copy.deepcopy(tied)
+    assert twin[1].weight is twin[0].weight and twin[0].weight.torch_axes == (1, 0) and not twin[0].bias.requires_grad
 
 
 def test_statistics_have_an_arena_of_their_own() -> None:

@@ -164,10 +164,12 @@ def optim(a: Arrays) -> Cases:
             beta1=0.9, beta2=0.999, eps=1e-8, step=step, decoupled=decoupled, scale=0.5,
         )  # fmt: skip
     yield "norms", dict(x=a.normal(n), **segments, squares=np.full(3, 7.0))
-    yield "lars", dict(
-        theta=a.normal(n), grad=a.normal(n), velocity=a.normal(n), **segments, **rates, momentum=0.9, trust=0.02,
-        theta_squares=np.array([1.0, 2.0, 4000.0]), grad_squares=np.array([0.0, 3.0, 5000.0]), scale=0.5,
-    )  # fmt: skip
+    for adapt in ([True, True, False], [False, True, True]):  # the middle one without weight decay
+        yield "lars", dict(
+            theta=a.normal(n), grad=a.normal(n), velocity=a.normal(n), **segments, **rates, adapt=np.array(adapt),
+            momentum=0.9, trust=0.02, theta_squares=np.array([1.0, 2.0, 4000.0]),
+            grad_squares=np.array([0.0, 3.0, 5000.0]), scale=0.5,
+        )  # fmt: skip
 
 
 def elementwise(a: Arrays) -> Cases:

@@ -118,7 +118,7 @@ def norms(x: ndarray, starts: ndarray, stops: ndarray, squares: ndarray) -> None
 
 @jit
 def _local_rate(weight_decay: float, trust: float, theta_square: float, grad_square: float) -> float:
-    if weight_decay == 0 or theta_square == 0 or grad_square == 0:
+    if theta_square == 0 or grad_square == 0:
         return 1.0
     theta_norm, grad_norm = math.sqrt(theta_square), math.sqrt(grad_square)
     return trust * theta_norm / (grad_norm + weight_decay * theta_norm)
@@ -139,11 +139,12 @@ def _lars(
 @parallel_jit
 def lars(
     theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
-    weight_decay: ndarray, momentum: float, trust: float, theta_squares: ndarray, grad_squares: ndarray,
-    scale: float,
+    weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
+    grad_squares: ndarray, scale: float,
 ) -> None:  # fmt: skip
     for chunk in prange(CHUNKS):
         for s in range(starts.size):
             part = _overlap(starts[s], stops[s], theta.size, chunk)
-            rate = lr[s] * _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s])
+            local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s])
+            rate = lr[s] * (local if adapt[s] else 1.0)
             _lars(theta[part], grad[part], velocity[part], rate, weight_decay[s], momentum, scale)

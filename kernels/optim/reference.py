@@ -73,17 +73,17 @@ def norms(x: ndarray, starts: ndarray, stops: ndarray, squares: ndarray) -> None
 
 def lars(
     theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
-    weight_decay: ndarray, momentum: float, trust: float, theta_squares: ndarray, grad_squares: ndarray,
-    scale: float,
+    weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
+    grad_squares: ndarray, scale: float,
 ) -> None:  # fmt: skip
     """You, Gitman, Ginsburg 2017, algorithm 1: a learning rate of its own for each segment,
 
-    local = trust |theta| / (|g| + weight_decay |theta|), and 1 where weight_decay[s] or a norm is 0 (biases, say);
+    local = trust |theta| / (|g| + weight_decay |theta|), and 1 where a norm is 0 or adapt[s] is not set (biases, say);
     velocity = momentum velocity + lr local (g + weight_decay theta), theta -= velocity.
     theta_squares and grad_squares come from `norms`, of grad before it is scaled.
     """
     for s, i in _elements(starts, stops):
-        local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s])
+        local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s]) if adapt[s] else 1.0
         g = scale * grad[i] + weight_decay[s] * theta[i]
         velocity[i] = momentum * velocity[i] + lr[s] * local * g
         theta[i] -= velocity[i]
@@ -91,7 +91,7 @@ def lars(
 
 def _local_rate(weight_decay: float, trust: float, theta_square: float, grad_square: float) -> float:
     """LARS's factor on the learning rate of a segment."""
-    if weight_decay == 0 or theta_square == 0 or grad_square == 0:
+    if theta_square == 0 or grad_square == 0:
         return 1.0
     theta_norm, grad_norm = math.sqrt(theta_square), math.sqrt(grad_square)
     return trust * theta_norm / (grad_norm + weight_decay * theta_norm)

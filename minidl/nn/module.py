@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from minidl.arena import Arena
 from minidl.autograd import no_grad
-from minidl.errors import CheckpointError, MinidlError, ShapeError, nearest
+from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest
 from minidl.parameter import Buffer, Parameter
-from minidl.tensor import Tensor
+from minidl.tensor import Tensor, float_type
 
 Watcher = Callable[["Module", Tensor], None]
 Self = TypeVar("Self", bound="Module")
@@ -56,10 +56,24 @@ class Module:
 
     # -- what it is made of ------------------------------------------------------------------------------
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("arena", "statistics", "training") and isinstance(value, Module | Parameter):
+            raise ConfigError(f"{type(self).__name__}.{name} means something else in every module: choose another name")
+        self._refuse_hidden(name, value)
+        super().__setattr__(name, value)
+
+    def _refuse_hidden(self, name: str, value: Any) -> None:
+        """Modules in a plain list would neither be trained nor saved."""
+        if isinstance(value, list | tuple) and any(isinstance(item, Module | Parameter) for item in value):
+            raise ConfigError(f"{type(self).__name__}.{name}: modules in a plain {type(value).__name__} are not found: "
+                              "use nn.ModuleList (parameters: an attribute for each)")  # fmt: skip
+
     def named_children(self) -> Iterator[tuple[str, Module]]:
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value
+            else:
+                self._refuse_hidden(name, value)  # it may have been appended to the list after all
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module ("") and every one below it, with its path."""
@@ -75,14 +89,10 @@ class Module:
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """(name, parameter), each parameter once, under its first name."""
-        seen: set[int] = set()
-        for name, parameter in self._named_tensors(Parameter):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield name, parameter
+        return _once(self._named_tensors(Parameter))
 
     def named_buffers(self) -> Iterator[tuple[str, Parameter]]:
-        return self._named_tensors(Buffer)
+        return _once(self._named_tensors(Buffer))
 
     def parameters(self) -> Iterator[Parameter]:
         for _, parameter in self.named_parameters():
@@ -105,14 +115,22 @@ class Module:
     def flatten(self, buffer: np.ndarray | None = None) -> Arena:
         """Move all parameters into one arena (and all buffers into another); the same one when called again.
 
+        Where a layer was replaced since, or a part of the model has an arena of its own, a new arena takes the place
+        of the old one; the values stay, and an optimizer of the old one refuses its next step.
+
         buffer: the memory for the parameters, if it should be some of yours (see `Arena`): shared memory, say.
         """
-        if self.arena is not None and buffer is not None:
+        parameters, buffers = dict(self.named_parameters()), dict(self.named_buffers())
+        if self.arena is None or not self.arena.holds(parameters):
+            if self.arena is not None:
+                self.arena.dissolve()
+            self.arena = Arena(parameters, buffer)
+        elif buffer is not None:
             raise MinidlError("flatten: the model lies in an arena already; give the buffer in the first call")
-        if self.arena is None:
-            self.arena = Arena(dict(self.named_parameters()), buffer)
-            buffers = dict(self.named_buffers())
-            self.statistics = Arena(buffers) if buffers else None
+        if not buffers:
+            self.statistics = None
+        elif self.statistics is None or not self.statistics.holds(buffers):
+            self.statistics = Arena(buffers)
         return self.arena
 
     def astype(self: Self, dtype: np.typing.DTypeLike) -> Self:
@@ -121,7 +139,7 @@ class Module:
             for name, tensor in self._named_tensors(kind):
                 if tensor.arena is not None:
                     raise ShapeError(f"astype: {name} lies in an arena already; convert before flatten()")
-                tensor._data = tensor._data.astype(dtype)
+                tensor._data = tensor._data.astype(float_type(dtype))
         return self
 
     # -- in and out --------------------------------------------------------------------------------------
@@ -175,14 +193,17 @@ class Module:
 
         input_shape: without the batch, such as (28, 28, 1).
         """
-        names = {id(module): name for name, module in self.named_modules()}
+        names: dict[Module, list[str]] = {}  # more than one where a module stands in two places
+        for name, module in self.named_modules():
+            names.setdefault(module, []).append(name)
+        uncounted = {parameter: name for name, parameter in self.named_parameters()}
         rows: list[tuple[str, str, str, int, int]] = []
 
         def note(module: Module, output: Tensor) -> None:
             if not any(True for _ in module.named_children()):
-                parameters = sum(p.size for p in module.parameters())
-                shape = str(output.shape[1:])
-                rows.append((names[id(module)], repr(module), shape, parameters, module.flops(output.shape)))
+                count = sum(p.size for p in module.parameters() if uncounted.pop(p, None))
+                where, shape = ", ".join(names.get(module, ["?"])), str(output.shape[1:])
+                rows.append((where, repr(module), shape, count, module.flops(output.shape)))
 
         before = {name: module.training for name, module in self.named_modules()}
         dtype = next((p.dtype for p in self.parameters()), np.dtype(np.float32))
@@ -192,8 +213,11 @@ class Module:
         finally:
             for name, module in self.named_modules():
                 module.training = before[name]
+        for parameter, name in uncounted.items():  # of a module with children, or of one that was not called
+            rows.append((name, "Parameter", "", parameter.size, 0))
         total = sum(p.size for p in self.parameters())
-        widths = [max(len(text) for text in column) for column in zip(*(row[:3] for row in rows), strict=True)]
+        header = ("name", "layer", "output")
+        widths = [max(len(text) for text in column) for column in zip(header, *(row[:3] for row in rows), strict=True)]
         lines = [f"{'name':<{widths[0]}}  {'layer':<{widths[1]}}  {'output':<{widths[2]}}  parameters         FLOPs"]
         for name, layer, shape, count, flops in rows:
             lines.append(
@@ -203,23 +227,45 @@ class Module:
         return "\n".join(lines)
 
 
-class Sequential(Module):
+class ModuleList(Module):
+    """A list of modules, named "0", "1", ..., for a `forward` of one's own."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> None:
+        setattr(self, str(len(self)), module)
+
+    def __iter__(self) -> Iterator[Module]:
+        return (module for _, module in self.named_children())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, i: int) -> Module:
+        return list(self)[i]
+
+
+class Sequential(ModuleList):
     """Modules one after the other, named "0", "1", ..."""
 
     def __init__(self, *modules: Module) -> None:
-        for i, module in enumerate(modules):
-            setattr(self, str(i), module)
+        super().__init__(modules)
 
     def forward(self, x: Tensor) -> Tensor:
-        for _, module in self.named_children():
+        for module in self:
             x = module(x)
         return x
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self.named_children())
 
-    def __getitem__(self, i: int) -> Module:
-        return [module for _, module in self.named_children()][i]
+def _once(named: Iterator[tuple[str, Parameter]]) -> Iterator[tuple[str, Parameter]]:
+    """Each tensor under its first name only."""
+    seen: set[Parameter] = set()
+    for name, tensor in named:
+        if tensor not in seen:
+            seen.add(tensor)
+            yield name, tensor
 
 
 def _some(names: list[str]) -> str:
