@@ -130,6 +130,8 @@ def build(name: str, input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.
     """The model of that name for inputs (H, W, C). Raises ConfigError for a name or an input that does not fit."""
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}.{nearest(name, list(MODELS))}")
+    if len(input_shape) != 3:
+        raise ConfigError(f"model {name!r}: input_shape {input_shape}; expected (height, width, channels)")
     model = MODELS[name](input_shape, classes)
     if any(not parameter.size for parameter in model.parameters()):
         raise ConfigError(f"model {name!r} cannot take images of {input_shape}: nothing is left after its pooling")

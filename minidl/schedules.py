@@ -17,7 +17,13 @@ def constant(total: int) -> Schedule:
 
 def steps(total: int) -> Schedule:
     """1, then 0.1 from half of the run on, then 0.01 from three quarters on"""
-    return lambda step: 0.1 ** ((step >= total / 2) + (step >= total * 3 / 4))
+
+    def factor(step: int) -> float:
+        if step >= total * 3 / 4:
+            return 0.01
+        return 0.1 if step >= total / 2 else 1.0
+
+    return factor
 
 
 def cosine(total: int) -> Schedule:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl import ops
-from minidl.errors import ShapeError
+from minidl.errors import ConfigError
 from minidl.tensor import Tensor
 
 N = 100_003
@@ -57,7 +57,7 @@ def test_p_0_is_the_identity_and_1_is_refused() -> None:
     x = Tensor(np.ones(5))
     assert ops.dropout(x, 0.0, 0, 0) is x
     for p in (1.0, -0.1, 2, float("nan")):
-        with pytest.raises(ShapeError, match="expected 0 <= p < 1"):
+        with pytest.raises(ConfigError, match="expected 0 <= p < 1"):
             ops.dropout(x, p, 0, 0)
 
 

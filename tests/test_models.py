@@ -146,6 +146,14 @@ def test_unknown_names() -> None:
         models.build("transformer")
 
 
+@pytest.mark.parametrize("name", BASIC)
+@pytest.mark.parametrize("shape", [(28, 28), (1, 28, 28, 1)])
+def test_input_shapes_that_are_not_height_width_channels(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"; expected \(height, width, channels\)") as caught:
+        models.build(name, shape)  # type: ignore[arg-type]
+    assert str(shape) in str(caught.value)
+
+
 @pytest.mark.parametrize("depth", [2, 18, 21, -4])
 def test_depths_that_are_not_6n_plus_2(depth: int) -> None:
     with pytest.raises(ConfigError, match=f"depth {depth}; expected 6 n \\+ 2"):

@@ -10,7 +10,7 @@ import pytest
 
 import minidl
 from minidl import Tensor, nn, ops
-from minidl.errors import CheckpointError, MinidlError, ShapeError
+from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError
 
 
 class Pair(nn.Module):
@@ -114,6 +114,21 @@ def test_sequential_has_a_length_and_items() -> None:
     assert len(nn.Sequential()) == 0
 
 
+def test_module_list_is_a_list_whose_modules_are_found() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            self.layers = nn.ModuleList(nn.Linear(3, n) for n in (2, 4))
+            self.layers.append(nn.Identity())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ops.concat([layer(x) for layer in self.layers], axis=-1)
+
+    model = Branches()
+    assert list(model.state_dict()) == ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"]
+    assert len(model.layers) == 3 and isinstance(model.layers[-1], nn.Identity)
+    assert model(images(5, 3)).shape == (5, 9)
+
+
 def test_a_module_without_forward_says_so() -> None:
     class Empty(nn.Module):
         pass
@@ -201,7 +216,7 @@ def test_repr_nests(net: Net) -> None:
     assert repr(net.layer1).splitlines() == [
         "Sequential(",
         "  (0): Pair(",
-        "    (conv1): Conv2d(3, 4, 3x3, padding=1)",
+        "    (conv1): Conv2d(3, 4, 3x3, padding=1, bias=False)",
         "    (bn): BatchNorm2d(4)",
         "    (conv2): Conv2d(4, 6, 3x1, stride=2, padding=(1, 0), groups=2)",
         "  )",
@@ -242,9 +257,10 @@ def test_summary_counts_parameters_and_flops(net: Net) -> None:
         "layer1.2": ["0", "0"],
         "flatten": ["0", "0"],
         "fc": ["65", f"{fc:,}"],
+        "scale": ["1", "0"],  # belongs to no layer
     }
-    assert "(9, 6, 4)" in lines[1] and "Conv2d(3, 4, 3x3, padding=1)" in lines[1]
-    total = 108 + 8 + 42 + 65 + 1  # and net.scale, which belongs to no layer
+    assert "(9, 6, 4)" in lines[1] and "Conv2d(3, 4, 3x3, padding=1, bias=False)" in lines[1]
+    total = 108 + 8 + 42 + 65 + 1
     assert lines[-1] == f"{total} parameters, {conv1 + conv2 + fc:,} FLOPs for one input of (9, 6, 3)"
     assert [module.training for _, module in net.named_modules()] == before
     assert all((net.state_dict()[name] == value).all() for name, value in statistics.items())
@@ -260,6 +276,28 @@ def test_summary_of_an_input_that_does_not_fit_changes_nothing(net: Net) -> None
 def test_summary_of_a_float64_model_and_of_tied_weights() -> None:
     lines = Tied().astype(np.float64).summary((5,)).splitlines()
     assert lines[-1] == "35 parameters, 100 FLOPs for one input of (5,)"
+
+
+def test_summary_of_a_layer_used_twice_counts_it_once_and_names_both_places() -> None:
+    layer = nn.Linear(5, 5)
+    lines = nn.Sequential(layer, nn.ReLU(), layer).summary((5,)).splitlines()
+    assert [line.startswith("0, 2 ") for line in lines[1:-1]] == [True, False, True]
+    assert [line.split()[-2:] for line in lines[1:-1]] == [["30", "50"], ["0", "0"], ["0", "50"]]
+    assert lines[-1].startswith("30 parameters, 100 FLOPs")
+
+
+def test_summary_where_no_layer_is_called() -> None:
+    class Bypassed(nn.Module):
+        def __init__(self) -> None:
+            self.fc = nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.fc.weight
+
+    lines = Bypassed().summary((5,)).splitlines()
+    assert [line.split()[:2] for line in lines[1:-1]] == [["fc.weight", "Parameter"], ["fc.bias", "Parameter"]]
+    assert lines[-1].startswith("24 parameters, 0 FLOPs")
+    assert nn.Sequential(nn.Sequential(nn.ReLU()), nn.ModuleList()).eval()[0].summary((5,)).endswith("(5,)")
 
 
 def test_watching_sees_each_output_innermost_first(net: Net) -> None:
@@ -290,7 +328,7 @@ def test_a_shape_error_names_both_shapes_and_the_layer(net: Net) -> None:
     with pytest.raises(ShapeError) as caught:
         net(images(2, 9, 6, 5))
     assert str(caught.value).startswith(
-        "layer layer1.0.conv1, Conv2d(3, 4, 3x3, padding=1): conv2d: images (2, 9, 6, 5) for a weight "
+        "layer layer1.0.conv1, Conv2d(3, 4, 3x3, padding=1, bias=False): conv2d: images (2, 9, 6, 5) for a weight "
         "(3, 3, 3, 4)"
     )
     with pytest.raises(ShapeError, match=re.escape("layer fc, Linear(12, 5): linear: input (2, 24)")):
@@ -321,13 +359,46 @@ def test_a_shape_error_of_a_layer_alone_and_in_the_forward_of_a_model() -> None:
         lambda: nn.Conv2d(3, 4, 3, groups=2),
         lambda: nn.Conv2d(4, 3, 3, groups=2),
         lambda: nn.Conv2d(4, 4, 3, groups=0),
-        lambda: nn.Dropout(1.0),
-        lambda: nn.Dropout(-0.1),
     ],
 )
-def test_layers_refuse_what_they_cannot_be(make: object) -> None:
+def test_layers_refuse_channels_that_do_not_fit(make: object) -> None:
     with pytest.raises(ShapeError):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Dropout(1.0), "p = 1.0; expected 0 <= p < 1"),
+        (lambda: nn.Dropout(-0.1), "p = -0.1; expected 0 <= p < 1"),
+        (lambda: nn.Conv2d(3, 4, 3, padding="same"), "padding='same'; expected a number of pixels"),
+        (lambda: nn.CrossEntropyLoss(label_smoothing=1.0)(images(3, 4), np.zeros(3, int)), "label_smoothing 1.0"),
+        (lambda: nn.Linear(3, 4).astype(np.float16), "astype: float16; expected float32 or float64"),
+        (lambda: setattr(nn.Module(), "arena", nn.Linear(3, 4)), "Module.arena means something else"),
+        (lambda: setattr(nn.Module(), "training", nn.Parameter(np.ones(3))), "Module.training means something else"),
+        (lambda: setattr(nn.Module(), "layers", [nn.ReLU()]), r"Module.layers: .* plain list .*: use nn\.ModuleList"),
+        (lambda: setattr(nn.Module(), "layers", (nn.Parameter(np.ones(3)),)), "an attribute for each"),
+    ],
+)
+def test_wrong_values_are_refused_in_one_line(make: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make()  # type: ignore[operator]
+    assert "\n" not in str(caught.value)
+
+
+def test_modules_appended_to_a_plain_list_are_noticed() -> None:
+    class Appends(nn.Module):
+        def __init__(self) -> None:
+            self.layers: list[nn.Module] = []
+            self.layers.append(nn.Linear(3, 4))
+
+    with pytest.raises(ConfigError, match=r"Appends\.layers: .*: use nn\.ModuleList"):
+        minidl.optim.SGD(Appends(), lr=0.1)
+
+
+def test_initial_weights_of_a_bias_have_no_fans() -> None:
+    with pytest.raises(ShapeError, match=r"a parameter of shape \(4,\) has no fan_in"):
+        nn.init.xavier_uniform(nn.Linear(3, 4).bias)
 
 
 # Weights in

@@ -24,7 +24,7 @@ from minidl.nn.layers import (
     Softmax,
     Tanh,
 )
-from minidl.nn.module import Module, Sequential, watching
+from minidl.nn.module import Module, ModuleList, Sequential, watching
 from minidl.parameter import Buffer, Parameter
 from minidl.random import random_state, seed, set_random_state
 
@@ -47,6 +47,7 @@ __all__ = [
     "MSELoss",
     "MaxPool2d",
     "Module",
+    "ModuleList",
     "Parameter",
     "ReLU",
     "Sequential",

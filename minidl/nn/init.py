@@ -9,12 +9,16 @@ import math
 
 import numpy as np
 
+from minidl.errors import ShapeError
 from minidl.parameter import Parameter
 from minidl.random import generator
 
 
 def fans(parameter: Parameter) -> tuple[int, int]:
     """(fan_in, fan_out)"""
+    if parameter.ndim < 2:
+        raise ShapeError(f"init: a parameter of shape {parameter.shape} has no fan_in and fan_out; fill biases with "
+                         "constant, normal or uniform")  # fmt: skip
     *kernel, inputs, outputs = parameter.shape
     area = math.prod(kernel)
     return inputs * area, outputs * area
@@ -35,7 +39,8 @@ def uniform(parameter: Parameter, bound: float) -> None:
 
 def kaiming_normal(parameter: Parameter, gain: float = math.sqrt(2), fan_out: bool = False) -> None:
     """std = gain / sqrt(fan): keeps the size of activations through ReLU layers (He et al. 2015)"""
-    normal(parameter, gain / math.sqrt(fans(parameter)[fan_out]))
+    inputs, outputs = fans(parameter)
+    normal(parameter, gain / math.sqrt(outputs if fan_out else inputs))
 
 
 def kaiming_uniform(parameter: Parameter, gain: float = math.sqrt(2)) -> None:

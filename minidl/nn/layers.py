@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from minidl import ops, random
-from minidl.errors import ShapeError
+from minidl.errors import ConfigError, ShapeError
 from minidl.nn import init
 from minidl.nn.module import Module
 from minidl.ops.conv import Pair, pair
@@ -49,6 +49,8 @@ class Conv2d(Module):
     ) -> None:
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ShapeError(f"Conv2d: {in_channels} -> {out_channels} channels do not divide into {groups} groups")
+        if isinstance(padding, str):
+            raise ConfigError(f"Conv2d: padding={padding!r}; expected a number of pixels, such as kernel_size // 2")
         shape = (*pair(kernel_size), in_channels // groups, out_channels)
         self.weight = Parameter(np.empty(shape, np.float32), torch_axes=(3, 2, 0, 1))
         self.bias = Parameter(np.empty(out_channels, np.float32)) if bias else None
@@ -116,7 +118,7 @@ class Dropout(Module):
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p < 1:
-            raise ShapeError(f"Dropout: p = {p}; expected 0 <= p < 1")
+            raise ConfigError(f"Dropout: p = {p}; expected 0 <= p < 1")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minidl.autograd import Function
-from minidl.errors import ShapeError
+from minidl.errors import ConfigError
 
 if TYPE_CHECKING:
     from minidl.tensor import Tensor
@@ -34,5 +34,5 @@ class Dropout(Function):
 def dropout(x: Tensor, p: float, seed: int, offset: int) -> Tensor:
     """Each element becomes 0 with probability p, and is divided by 1 - p otherwise (Srivastava et al. 2014)."""
     if not 0 <= p < 1:
-        raise ShapeError(f"dropout: p = {p}; expected 0 <= p < 1")
+        raise ConfigError(f"dropout: p = {p}; expected 0 <= p < 1")
     return Dropout.apply(x, p=float(p), seed=seed, offset=offset) if p else x

@@ -1,4 +1,8 @@
-"""Elementwise arithmetic. Shapes broadcast as in NumPy; a number needs no tensor of its own."""
+"""Elementwise arithmetic. Shapes broadcast as in NumPy.
+
+A number in a sum, difference or product needs no array of its own: they are `affine`. In `divide` (x / n is not x times
+1 / n, bit by bit) and `maximum` it becomes one.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +147,8 @@ def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     from minidl.tensor import Tensor
 
     like = a if isinstance(a, Tensor) else b
-    assert isinstance(like, Tensor), "an operator is called on at least one Tensor"
+    if not isinstance(like, Tensor):
+        raise TypeError(f"{type(a).__name__} and {type(b).__name__}: one of them must be a Tensor: Tensor(array) is")
     x, y = (v if isinstance(v, Tensor) else Tensor(np.asarray(v, like.dtype), device=like.device) for v in (a, b))
     return x, y
 

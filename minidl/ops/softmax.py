@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from minidl.autograd import Function
-from minidl.errors import ShapeError
+from minidl.errors import ConfigError, ShapeError
 
 if TYPE_CHECKING:
     from minidl.tensor import Tensor
@@ -85,14 +85,14 @@ def cross_entropy(logits: Tensor, labels: np.ndarray, label_smoothing: float = 0
         raise ShapeError(f"cross_entropy: labels from {labels.min()} to {labels.max()}; "
                          f"expected 0 to {logits.shape[1] - 1}")  # fmt: skip
     if not 0 <= label_smoothing < 1:
-        raise ShapeError(f"cross_entropy: label_smoothing {label_smoothing}; expected 0 <= s < 1")
+        raise ConfigError(f"cross_entropy: label_smoothing {label_smoothing}; expected 0 <= s < 1")
     labels = np.ascontiguousarray(labels, np.int64)
     return CrossEntropy.apply(logits, labels=labels, smoothing=float(label_smoothing))
 
 
 def mse_loss(prediction: Tensor, target: Tensor | np.ndarray) -> Tensor:
     """The mean of (prediction - target)^2; the shapes must be equal."""
-    if prediction.shape != np.shape(target if isinstance(target, np.ndarray) else target.numpy()):
+    if prediction.shape != np.shape(target):
         raise ShapeError(f"mse_loss: prediction {prediction.shape} and target {np.shape(target)}; expected one shape")
     difference = prediction - target
     return (difference * difference).mean()
