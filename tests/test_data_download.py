@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import tarfile
 import threading
@@ -165,7 +166,7 @@ def test_mnist_is_downloaded_once(server: Server, tmp_path: Path, monkeypatch: p
 
     def idx(*shape: int) -> bytes:
         sizes = b"".join(size.to_bytes(4, "big") for size in shape)
-        return gzip.compress(bytes([0, 0, 8, len(shape)]) + sizes + bytes(np.prod(shape)))
+        return gzip.compress(bytes([0, 0, 8, len(shape)]) + sizes + bytes(i % 2 for i in range(math.prod(shape))))
 
     contents = [idx(4, 3, 3), idx(4), idx(2, 3, 3), idx(2)]
     files = [published(file.name, content) for file, content in zip(mnist.FILES["mnist"], contents, strict=True)]
@@ -186,7 +187,7 @@ def test_cifar10_is_downloaded_once(server: Server, tmp_path: Path, monkeypatch:
         for name in [*cifar.TRAIN, cifar.TEST]:
             info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             info.size = 2 * cifar.RECORD
-            tar.addfile(info, io.BytesIO(bytes(info.size)))
+            tar.addfile(info, io.BytesIO(bytes(cifar.RECORD) + bytes([1]) + bytes(cifar.RECORD - 1)))
     archive = published("cifar-10-binary.tar.gz", buffer.getvalue())
     server.files = {archive.name: buffer.getvalue()}
     monkeypatch.setattr(cifar, "ARCHIVE", archive)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minidl.data import AUGMENTATIONS, Loader, parse_augment
 from minidl.data.augment import cutout, flip, pad_crop
-from minidl.errors import ConfigError
+from minidl.errors import ConfigError, DataError
 
 
 def samples(n: int, shape: tuple[int, ...] = (9, 8, 2)) -> tuple[np.ndarray, np.ndarray]:
@@ -49,6 +49,7 @@ def test_every_sample_once_an_epoch(n: int, epoch: int, options: dict[str, Any])
     batches = list(loader.epoch(epoch))
     assert len(batches) == len(loader)
     assert all(len(y) == options["batch_size"] for _, y in batches[:-1])
+    assert len(batches[-1][1]) > 1 or options["batch_size"] == 1 or n == 1
     order = np.concatenate([y for _, y in batches])
     assert sorted(order) == list(range(n))
     if not options["shuffle"]:
@@ -79,7 +80,7 @@ def test_batches_epochs_and_seeds_are_augmented_differently() -> None:
     x = np.broadcast_to(np.arange(16, dtype=np.float32).reshape(4, 4, 1), (64, 4, 4, 1))
 
     def flipped(seed: int, epoch: int) -> list[bytes]:
-        loader = Loader(x, np.zeros(64), 32, seed=seed, augment="flip")
+        loader = Loader(x, np.zeros(64, int), 32, seed=seed, augment="flip")
         return [batch.tobytes() for batch, _ in loader.epoch(epoch)]
 
     assert len({*flipped(0, 0), *flipped(0, 1), *flipped(1, 0), *flipped(1, 1)}) == 8
@@ -93,6 +94,21 @@ def test_drop_last_and_indices() -> None:
     whole = np.concatenate([y for _, y in Loader(*samples(30), 2, indices=indices).epoch(0)])
     assert sorted(whole) == indices.tolist()
     assert np.concatenate([y for _, y in batches]).tolist() == whole[:4].tolist()
+
+
+def test_one_image_alone_joins_the_batch_before() -> None:
+    assert [len(y) for _, y in Loader(*samples(33), 16).epoch(0)] == [16, 17]
+    assert [len(y) for _, y in Loader(*samples(33), 16).epoch(0, start=1)] == [17]
+    assert [len(y) for _, y in Loader(*samples(34), 16).epoch(0)] == [16, 16, 2]
+    assert [len(y) for _, y in Loader(*samples(33), 16, drop_last=True).epoch(0)] == [16, 16]
+    assert [len(y) for _, y in Loader(*samples(3), 1).epoch(0)] == [1, 1, 1]
+    assert [len(y) for _, y in Loader(*samples(1), 16).epoch(0)] == [1]
+
+
+@pytest.mark.parametrize("labels", [np.eye(10, dtype=int), np.arange(10.0), np.zeros((10, 1), int), np.arange(10) - 1])
+def test_labels_are_classes(labels: np.ndarray) -> None:
+    with pytest.raises(DataError, match=r"labels are .*expected whole numbers \(N,\)"):
+        Loader(samples(10)[0], labels, 4)
 
 
 def test_the_data_set_is_not_touched() -> None:

@@ -146,3 +146,16 @@ def test_damaged_files_raise_data_errors_only(tmp_path_factory: pytest.TempPathF
         assert str(path) in str(error) and "\n" not in str(error)
     else:
         assert len(splits.x_train) == len(splits.y_train)
+
+
+@pytest.mark.parametrize("name", ["x_train", "x_test"])
+def test_only_one_part_that_would_be_divided_by_255(tmp_path: Path, name: str) -> None:
+    content = arrays()
+    content[name] = content[name].astype(np.float32)
+    with pytest.raises(DataError, match=r"of x_train and x_test one holds uint8.*save both in one type"):
+        read_npz(save(tmp_path / "a.npz", content))
+
+
+def test_one_class_only(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="all training images have the label 1; expected at least two classes"):
+        load(save(tmp_path / "a.npz", arrays(y_train=np.ones(9, int), y_test=np.ones(6, int))))

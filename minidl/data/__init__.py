@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minidl.data.augment import AUGMENTATIONS, parse_augment
 from minidl.data.cifar import read_cifar10
-from minidl.data.dataset import Dataset, Splits, prepare
+from minidl.data.dataset import Dataset, Splits, from_arrays, prepare
 from minidl.data.digits import read_digits
 from minidl.data.loader import Loader
 from minidl.data.mnist import read_mnist
@@ -68,6 +68,7 @@ __all__ = [
     "apportion",
     "dirichlet_shards",
     "equal_lengths",
+    "from_arrays",
     "load",
     "parse_augment",
     "shard",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from minidl.data.seeds import Purpose, generator
 from minidl.data.shard import apportion
-from minidl.errors import ConfigError
+from minidl.errors import ConfigError, DataError
 
 CHUNK = 256  # images that are converted at a time: bounds the float64 temporaries
 
@@ -61,14 +62,8 @@ class Dataset:
 
 def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
     """Hold out `validation` (a fraction) of the training images, seeded and class by class; standardise all parts."""
-    if not 0 <= validation < 1:
-        raise ConfigError(f"validation {validation}: expected a fraction from 0 up to, but not including, 1")
-    train, held = np.arange(len(splits.y_train)), np.arange(0)
-    if validation:
-        rng = generator(Purpose.VALIDATION_SPLIT, seed)
-        train, held = stratified_split(splits.y_train, validation, rng)
-        if not len(held):
-            raise ConfigError(f"validation {validation} of {len(train)} training images holds out none: give more")
+    check_classes(splits.y_train)
+    train, held = hold_out(splits.y_train, validation, seed)
     mean, std = channel_statistics(splits.x_train, train)
 
     def part(x: np.ndarray, y: np.ndarray, chosen: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
@@ -78,6 +73,56 @@ def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
     x_validation, y_validation = part(splits.x_train, splits.y_train, held) if len(held) else (None, None)
     x_test, y_test = part(splits.x_test, splits.y_test, slice(None))
     return Dataset(name, x_train, y_train, x_validation, y_validation, x_test, y_test, splits.classes, mean, std)
+
+
+def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> Dataset:
+    """(x, y) or (x, y, x_test, y_test) as a Dataset. Images are taken as they are: mean 0, std 1.
+
+    Raises DataError for labels that are not whole numbers (N,), ConfigError for anything else.
+    """
+    if len(arrays) not in (2, 4):
+        raise ConfigError(f"{len(arrays)} arrays were given; expected (x, y) or (x, y, x_test, y_test)")
+    pairs = [(np.asarray(x, np.float32), np.asarray(y)) for x, y in zip(arrays[::2], arrays[1::2], strict=True)]
+    for x, y in pairs:
+        check_labels(y)
+        if len(x) != len(y):
+            raise ConfigError(f"{len(x)} images and {len(y)} labels: there must be one label for each image")
+    x, y = pairs[0]
+    x_test, y_test = pairs[1] if len(pairs) == 2 else (x[:0], y[:0])
+    check_classes(y)
+    train, held = hold_out(y, validation, seed)
+    x_validation, y_validation = (x[held], y[held]) if len(held) else (None, None)
+    if len(held):
+        x, y = x[train], y[train]
+    classes, channels = int(max(y.max(), y_test.max(initial=0))) + 1, x.shape[-1]
+    mean, std = np.zeros(channels, np.float32), np.ones(channels, np.float32)
+    return Dataset("arrays", x, y, x_validation, y_validation, x_test, y_test, classes, mean, std)
+
+
+def check_labels(labels: np.ndarray) -> None:
+    """Raises DataError unless labels are whole numbers (N,) of 0 or more."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
+        lowest = f" down to {labels.min()}" if labels.ndim == 1 and labels.size else ""
+        raise DataError(f"labels are {labels.dtype} {labels.shape}{lowest}; expected whole numbers (N,) of 0 or more, "
+                        "the class of each image (of one-hot rows: labels.argmax(axis=1))")  # fmt: skip
+
+
+def check_classes(labels: np.ndarray) -> None:
+    """Raises DataError where there is nothing to tell apart."""
+    if len(labels) and (labels == labels[0]).all():
+        raise DataError(f"all training images have the label {labels[0]}; expected at least two classes")
+
+
+def hold_out(labels: np.ndarray, validation: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices (to train on, to validate on): the fraction `validation` is held out, class by class."""
+    if not 0 <= validation < 1:
+        raise ConfigError(f"validation {validation}: expected a fraction from 0 up to, but not including, 1")
+    if not validation:
+        return np.arange(len(labels)), np.arange(0)
+    train, held = stratified_split(labels, validation, generator(Purpose.VALIDATION_SPLIT, seed))
+    if not len(held):
+        raise ConfigError(f"validation {validation} of {len(train)} training images holds out none: give more")
+    return train, held
 
 
 def stratified_split(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from minidl.data.augment import AUGMENTATIONS, parse_augment
+from minidl.data.dataset import check_labels
 from minidl.data.seeds import Purpose, generator
 from minidl.errors import ConfigError
 
@@ -20,6 +21,8 @@ class Loader:
 
     The order of an epoch depends on (seed, epoch) alone and the augmentation of a batch on (seed, epoch, batch), so
     a loader has no state: `loader.epoch(e, start=b)` goes on exactly where a run stopped.
+
+    A last batch of one image joins the one before it: one image has no variance, which batch norm divides by.
 
     augment: names of AUGMENTATIONS, applied in turn; `border` is the black that they pad with (`Dataset.black`).
     indices: the samples to use (a replica's shard); all of them when None.
@@ -41,6 +44,7 @@ class Loader:
     ) -> None:
         if len(x) != len(y):
             raise ConfigError(f"{len(x)} images and {len(y)} labels: there must be one label for each image")
+        check_labels(y)
         if batch_size < 1:
             raise ConfigError(f"batch size {batch_size}: expected at least 1")
         self.x, self.y, self.batch_size = x, y, batch_size
@@ -48,7 +52,10 @@ class Loader:
         self.augment = parse_augment(augment)
         self.indices = np.arange(len(x)) if indices is None else np.asarray(indices)
         samples = len(self.indices)
-        self._batches = samples // batch_size if drop_last else -(-samples // batch_size)
+        self.drop_last = drop_last
+        self._batches, rest = divmod(samples, batch_size)
+        if not drop_last and (rest > 1 or samples == 1):
+            self._batches += 1
         if not self._batches:
             raise ConfigError(f"{samples} samples make no batch of {batch_size}: use a smaller batch or keep the last")
 
@@ -84,7 +91,8 @@ class Loader:
             thread.shutdown(cancel_futures=True)
 
     def _batch(self, order: np.ndarray, epoch: int, number: int) -> Batch:
-        chosen = order[number * self.batch_size : (number + 1) * self.batch_size]
+        full = self.drop_last or number + 1 < len(self)
+        chosen = order[number * self.batch_size : (number + 1) * self.batch_size if full else None]
         x = self.x.take(chosen, axis=0)
         rng = generator(Purpose.AUGMENT, self.seed, epoch, number)
         for name in self.augment:

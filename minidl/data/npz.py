@@ -40,6 +40,9 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
     x_train, x_test = (_images(x, path, name, layout) for x, name in ((x_train, "x_train"), (x_test, "x_test")))
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"{path}: images of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]} (H, W, C)")
+    if x_train.dtype != x_test.dtype:  # here uint8 or float32
+        raise DataError(f"{path}: of x_train and x_test one holds uint8, which is divided by 255, the other does not: "
+                        "save both in one type")  # fmt: skip
     _check_labels(y_train, len(x_train), path, "y_train", len(x_train), "there cannot be more classes than images")
     classes = int(y_train.max()) + 1
     _check_labels(y_test, len(x_test), path, "y_test", classes, "the classes of y_train")
