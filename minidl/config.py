@@ -2,6 +2,8 @@
 
 A run is decided in layers, the stronger one last: the defaults of `Config`, the preset of the data set, that of the
 optimizer, the file of --config, the command line. The result is complete, and a run folder's config.toml holds it.
+Where the command line names another data set or another optimizer than the file, those values of the file fall away
+that presets of data sets or of optimizers speak of (lr, say): they were meant for the one that is no longer there.
 
 Names of models, optimizers and so on stand here as words, so that --help needs no NumPy; a test holds them against
 the code that they name.
@@ -102,14 +104,19 @@ def resolve(*layers: Mapping[str, Any]) -> Config:
     """The complete config from layers of options, the weakest first; paths become absolute."""
     given: dict[str, Any] = {}
     for layer in layers:
-        given |= layer
+        stronger = dict(layer)
+        if stronger.get("data", "").endswith(".npz"):
+            stronger["data"] = _absolute(stronger["data"])
+        for name, presets in (("data", DATA_PRESETS), ("optimizer", OPTIMIZER_PRESETS)):
+            if {name} <= given.keys() & stronger.keys() and given[name] != stronger[name]:
+                theirs = {key for preset in presets.values() for key in preset}
+                given = {key: value for key, value in given.items() if key not in theirs}
+        given |= stronger
     data, optimizer = given.get("data", Config.data), given.get("optimizer", Config.optimizer)
     config = {**DATA_PRESETS.get(data, {}), **OPTIMIZER_PRESETS.get(optimizer, {}), **given}
     folder = config.get("data_dir") or os.environ.get("MINIDL_DATA")
     if folder:
         config["data_dir"] = _absolute(folder)
-    if data.endswith(".npz"):
-        config["data"] = _absolute(data)
     return Config(**config)
 
 

@@ -47,6 +47,22 @@ def test_stronger_layers_win() -> None:
     assert resolve({"data": "cifar10", "optimizer": "adam", "lr": 0.5}).lr == 0.5
 
 
+def test_values_of_a_file_do_not_outlive_their_optimizer_or_data() -> None:
+    file = asdict(resolve({"data": "cifar10", "momentum": 0.8, "epochs": 3, "schedule": "steps"}))
+    same = resolve(file, command_line("--optimizer", "sgd", "--data", "cifar10"))
+    assert (same.lr, same.epochs, same.augment) == (0.1, 3, ("pad-crop", "flip"))
+    adam = resolve(file, command_line("--optimizer", "adam"))
+    assert (adam.lr, adam.weight_decay, adam.epochs, adam.momentum) == (1e-3, 0.0, 3, 0.8)
+    back = resolve(asdict(adam), command_line("--optimizer", "sgd"))
+    assert (back.lr, back.weight_decay) == (0.1, 5e-4)
+    digits = resolve(file, command_line("--data", "digits"))
+    assert (digits.lr, digits.epochs, digits.batch_size, digits.augment) == (0.05, 15, 32, ())
+    assert digits.schedule == "steps"
+    assert resolve(file, command_line("--data", "digits", "--lr", "0.3")).lr == 0.3
+    mine = asdict(resolve({"data": "mine.npz", "epochs": 3}))
+    assert resolve(mine, command_line("--data", "mine.npz")).epochs == 3, "the same file under a shorter name"
+
+
 def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MINIDL_DATA", raising=False)
