@@ -1,7 +1,7 @@
 """Checkpoints: folders that are whole or not there, and hold everything that a run goes on from.
 
     checkpoints/step-00000480/
-        model.safetensors   the weights under PyTorch's names, in PyTorch's layouts
+        model.safetensors   the weights under PyTorch's names, in PyTorch's layouts; as metadata what they are for
         state.safetensors   the optimizer's flat vectors; as metadata the progress, random state, options and layout
         sha256sums.txt      of both: a flipped byte of a weight is a valid weight, nothing else would show it
 
@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,26 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
-from minidl.errors import CheckpointError
+from minidl.errors import CheckpointError, MinidlError
 
 FORMAT = "minidl checkpoint 1"
 MODEL, STATE, SUMS = "model.safetensors", "state.safetensors", "sha256sums.txt"
+UNKNOWN_TO_NUMPY = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3", "F8_E5M2": "float8_e5m2"}
 
 Arrays = dict[str, np.ndarray]
 
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint holds. weights: a model's state_dict; vectors: the optimizer's; state: JSON values."""
+    """What a checkpoint holds. weights: a model's state_dict; vectors: the optimizer's; state: JSON values.
+
+    about: what the weights are for: the metadata of model.safetensors.
+    """
 
     weights: Arrays
     vectors: Arrays
     state: dict[str, Any]
+    about: dict[str, str] = field(default_factory=dict)
 
 
 # A folder of checkpoints.
@@ -106,11 +111,12 @@ def clean_up(checkpoints: Path) -> None:
 def load(folder: Path) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointError where it is damaged or not one of ours."""
     verify(folder)
-    weights, _ = read(folder / MODEL)
+    weights, about = read(folder / MODEL)
     vectors, metadata = read(folder / STATE)
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{folder}: expected a {FORMAT!r}, found {metadata.get('format')!r}")
-    return Checkpoint(weights, vectors, json.loads(metadata["state"]))
+    about.pop("format", None)
+    return Checkpoint(weights, vectors, json.loads(metadata["state"]), about)
 
 
 def verify(folder: Path) -> None:
@@ -134,7 +140,14 @@ def read(path: Path) -> tuple[Arrays, dict[str, str]]:
     """
     try:
         with safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118
+                kind = file.get_slice(name).get_dtype()
+                if kind in UNKNOWN_TO_NUMPY:
+                    raise CheckpointError(f"{path}: {name} holds {UNKNOWN_TO_NUMPY[kind]}; expected float32: "
+                                          "convert the file where it was made")  # fmt: skip
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except MinidlError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except OSError as error:
@@ -145,7 +158,8 @@ def read(path: Path) -> tuple[Arrays, dict[str, str]]:
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     files = {
-        MODEL: _serialized(checkpoint.weights, {"format": "pt"}),  # "pt": other programs ask for this mark
+        # "pt": other programs ask for this mark
+        MODEL: _serialized(checkpoint.weights, {"format": "pt", **checkpoint.about}),
         STATE: _serialized(checkpoint.vectors, {"format": FORMAT, "state": json.dumps(checkpoint.state)}),
     }
     files[SUMS] = "".join(f"{_sha256(data)}  {name}\n" for name, data in files.items()).encode()
@@ -161,7 +175,14 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
 
 def _serialized(arrays: Arrays, metadata: dict[str, str]) -> bytes:
     # The writer takes memory as it lies, so it must lie in C order; (asarray, not ascontiguousarray: () stays ()).
-    return to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
+    data = to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
+    # It writes the metadata in an order that chance decides; equal runs have equal files only when it is sorted.
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the arrays stay aligned
+    return len(text).to_bytes(8, "little") + text + data[start:]
 
 
 def _sha256(data: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,23 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert np.array_equal(read.vectors["velocity"], example().vectors["velocity"])
     assert read.state == example().state
     assert names(tmp_path) == ["step-00000003"]
+
+
+def test_metadata_of_the_weights_and_equal_bytes(tmp_path: Path) -> None:
+    about = {"model": "lenet", "mean": "[0.1307]", "std": "[0.3081]", "classes": "10", "data": "mnist"}
+    for step in (3, 4, 5, 6):
+        files.save(tmp_path, step, replace(example(), about=dict(about)))
+    assert files.load(tmp_path / "step-00000003").about == about
+    assert files.read(tmp_path / "step-00000003" / files.MODEL)[1] == {"format": "pt", **about}
+    assert len({(tmp_path / f"step-0000000{step}" / files.MODEL).read_bytes() for step in (3, 4, 5, 6)}) == 1
+
+
+def test_numbers_that_numpy_does_not_know(tmp_path: Path) -> None:
+    header = b'{"fc.weight":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'
+    header += b" " * (-len(header) % 8)
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: fc\.weight holds bfloat16; expected float32"):
+        files.read(tmp_path / "x.safetensors")
 
 
 def test_sums_are_those_of_sha256sum(tmp_path: Path) -> None:
