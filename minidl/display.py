@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 PATIENCE = 1.5  # seconds after which a first step says why it takes so long
@@ -24,9 +25,10 @@ class Display:
         """A line for the log, above the bar if there is one."""
         if self.quiet:
             return
-        if self.bar is not None:
-            self.bar.clear()
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):  # the terminal may be gone
+            if self.bar is not None:
+                self.bar.clear()
+            print(line, file=sys.stderr, flush=True)
 
     def step(self, entry: dict[str, Any], batch: int, loss: float, accuracy: float) -> None:
         """Move the bar: `batch` steps of the epoch are made; loss and accuracy are their means."""
@@ -40,8 +42,9 @@ class Display:
                             unit="step", dynamic_ncols=True, bar_format="{desc} {percentage:3.0f}%|{bar}| {postfix}",
                             mininterval=0.1)  # fmt: skip
         speed = f"{entry['images_per_second']:,.0f} images/s"
-        self.bar.set_postfix_str(f"loss {loss:.4f}, accuracy {accuracy:.2%}, {speed}", refresh=False)
-        self.bar.update()
+        with suppress(OSError):
+            self.bar.set_postfix_str(f"loss {loss:.4f}, accuracy {accuracy:.2%}, {speed}", refresh=False)
+            self.bar.update()
 
     def epoch(self, entry: dict[str, Any]) -> None:
         """The line that remains of an epoch."""
@@ -52,7 +55,8 @@ class Display:
         """End the bar, so that other lines may be written."""
         self.timer.cancel()
         if self.bar is not None:
-            self.bar.close()
+            with suppress(OSError):
+                self.bar.close()
             self.bar = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -34,15 +35,15 @@ def evaluate(
     if len(x) != len(y):
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
     loss, correct, start = 0.0, 0, 0
-    for logits in _logits(model, x, batch_size):
-        check()
-        part = slice(start, start + batch_size)
-        with no_grad():
+    with evaluating(model):
+        for logits in _logits(model, x, batch_size):
+            check()
+            part = slice(start, start + batch_size)
             loss += ops.cross_entropy(logits, y[part]).item() * len(y[part])
-        if not math.isfinite(loss):
-            raise DivergedError(f"evaluate: the loss is {loss}, {first_not_finite(model, x[part])}")
-        correct += correct_answers(logits, y[part])
-        start += batch_size
+            if not math.isfinite(loss):
+                raise DivergedError(f"evaluate: the loss is {loss}, {first_not_finite(model, x[part])}")
+            correct += correct_answers(logits, y[part])
+            start += batch_size
     return Score(loss / len(y), correct / len(y))
 
 
@@ -51,23 +52,37 @@ def predict(model: Module, x: np.ndarray, batch_size: int = BATCH) -> np.ndarray
 
     Images must be standardised as in training: `dataset.standardise(images)`.
     """
-    with no_grad():
+    with evaluating(model):
         return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
 
 
 def _logits(model: Module, x: np.ndarray, batch_size: int) -> Iterator[Tensor]:
-    """The model's outputs (B, classes), batch by batch, as it answers when it does not train."""
+    """The model's outputs (B, classes), batch by batch."""
     if not len(x):
         raise ConfigError("no images were given; expected at least one")
-    before = model.training
+    if x.dtype.kind != "f":
+        raise ConfigError(f"images hold {x.dtype}; expected floats, standardised as in training: "
+                          "dataset.standardise(images)")  # fmt: skip
+    for start in range(0, len(x), batch_size):
+        yield model(_as_model(model, x[start : start + batch_size]))
+
+
+def _as_model(model: Module, x: np.ndarray) -> np.ndarray:
+    """x in the floating-point type of the model's parameters."""
+    return x.astype(next((parameter.dtype for parameter in model.parameters()), x.dtype), copy=False)
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Within it, the model answers as when it does not train. Then each module is as it was: some may stay in eval."""
+    before = [(module, module.training) for _, module in model.named_modules()]
     model.eval()
     try:
-        for start in range(0, len(x), batch_size):
-            with no_grad():
-                logits = model(x[start : start + batch_size])
-            yield logits
+        with no_grad():
+            yield
     finally:
-        model.train(before)
+        for module, training in before:
+            module.training = training
 
 
 def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
@@ -90,5 +105,5 @@ def first_not_finite(model: Module, x: np.ndarray) -> str:
             found.append(f"first in the {where} of layer {names[id(module)] or 'model'!r} ({layer})")
 
     with no_grad(), watching(note):
-        model(x)
+        model(_as_model(model, x))
     return found[0] if found else "the outputs of all layers are finite"

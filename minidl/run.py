@@ -3,7 +3,8 @@
     RUN/config.toml        every option: `--config RUN/config.toml` runs it again, to the bit
     RUN/metrics.jsonl      one line for each epoch, and for some steps between
     RUN/checkpoints/       see checkpoint.py
-    RUN/summary.json       the result, once there is one
+    RUN/model.safetensors  the weights that the test figure belongs to, once there is one
+    RUN/summary.json       the result, likewise
 """
 
 from __future__ import annotations
@@ -13,12 +14,21 @@ import itertools
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from minidl.config import Config
-from minidl.errors import CheckpointError, ConfigError
-from minidl.options import read_toml, to_toml
+from minidl.errors import CheckpointError, ConfigError, MinidlError
+from minidl.options import options, read_toml, to_toml
+
+HEAD = "# Every option of a run: `python -m minidl.train --config FILE` runs it again, to the bit.\n\n"
+
+
+class JournalError(MinidlError):
+    """What a run tells of itself cannot be written; its checkpoints can."""
 
 
 class Run:
@@ -27,7 +37,9 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
+        self.config = folder / "config.toml"
         self.metrics = folder / "metrics.jsonl"
+        self.model = folder / "model.safetensors"
         self.summary = folder / "summary.json"
         self._lock = _lock(folder)
 
@@ -40,56 +52,110 @@ class Run:
     @classmethod
     def create(cls, config: Config) -> Run:
         """A new run in `config.out`, or in the next free runs/DATA-MODEL-N. Raises ConfigError where a run is."""
-        text = to_toml(config)
         if config.out:
             folder = Path(config.out)
+            made = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
         else:
             folder = _next_free(f"{Path(config.data).stem}-{config.model}")
-        try:
-            with open(folder / "config.toml", "x", encoding="utf-8") as file:  # "x": of two processes one gets it
-                file.write(f"# python -m minidl.train --config {folder / 'config.toml'}\n\n{text}")
-        except FileExistsError:
-            raise ConfigError(f"{folder} holds another run: --resume {folder} goes on with it, "
-                              "another --out begins a new one") from None
+            made = True
         run = cls(folder)
-        run.checkpoints.mkdir()
+        try:
+            run._begin(HEAD + to_toml(config))
+        except BaseException:
+            os.close(run._lock)
+            if made:
+                folder.rmdir()
+            raise
         return run
+
+    def _begin(self, text: str) -> None:
+        """Make the folder a run, or leave it as it was. config.toml comes last: a folder without one claims nothing."""
+        if self.config.exists():
+            raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} goes on with it, "
+                              "another --out begins a new one")  # fmt: skip
+        try:
+            self.checkpoints.mkdir()  # of two processes one gets it
+        except FileExistsError:
+            raise ConfigError(f"{self.checkpoints} exists, but no run: give another --out") from None
+        try:
+            write(self.config, text.encode())
+        except BaseException as error:
+            self.checkpoints.rmdir()
+            if isinstance(error, OSError):
+                raise ConfigError(f"cannot write {self.config}: {error.strerror}") from None
+            raise
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
-        """The run that this folder holds. Raises CheckpointError where there is none."""
+        """The run that this folder holds. Raises CheckpointError where there is none, or not a whole one."""
         if not (Path(folder) / "config.toml").is_file():
             raise CheckpointError(f"{folder} holds no run: it has no config.toml")
+        read_options(Path(folder) / "config.toml")  # may raise: before anything is held or made
         run = cls(Path(folder))
         run.checkpoints.mkdir(exist_ok=True)
         return run
 
     def options(self) -> dict[str, Any]:
         """The options that the run was begun with."""
-        return read_toml(Config, self.folder / "config.toml")
+        return read_options(self.config)
+
+    def result(self) -> dict[str, Any] | None:
+        """What summary.json says; None where the run has not finished, or its summary is broken."""
+        try:
+            summary = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return summary if isinstance(summary, dict) and "test_accuracy" in summary else None
 
     def log(self, entry: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
+        with self._writing(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
     def rewind(self, step: int, epoch: int) -> None:
         """Keep those lines of metrics.jsonl that were written up to `step`, with `epoch` epochs finished."""
         if self.metrics.exists():
-            lines = self.metrics.read_text(encoding="utf-8").splitlines()
-            write_text(self.metrics, "".join(line + "\n" for line in lines if _happened(line, step, epoch)))
+            lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = "".join(line + "\n" for line in lines if _happened(line, step, epoch))
+            with self._writing(self.metrics):
+                write(self.metrics, kept.encode())
 
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Write summary.json."""
-        write_text(self.summary, json.dumps(summary, indent=2) + "\n")
+    def finish(self, weights: Path, summary: dict[str, Any]) -> None:
+        """Write model.safetensors, a copy of the file `weights`, and summary.json."""
+        with self._writing(self.model):
+            write(self.model, weights.read_bytes())
+        with self._writing(self.summary):
+            write(self.summary, json.dumps(summary, indent=2).encode() + b"\n")
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise JournalError(f"cannot write {path}: {error.strerror}; what is trained is in the last checkpoint: "
+                               f"when that is mended, --resume {quote(str(self.folder))}") from None  # fmt: skip
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole: whoever looks, also after a crash, finds the old text or the new."""
+def read_options(path: Path) -> dict[str, Any]:
+    """The options in a run's config.toml. Raises CheckpointError where some are not in it, ConfigError as read_toml."""
+    given = read_toml(Config, path)
+    missing = [name for name, entry in options(Config).items() if entry.saved and name not in given]
+    if missing:
+        raise CheckpointError(f"{path} is not whole: it lacks {', '.join(missing)}; begin a new run with another --out")
+    return given
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace a file as a whole: whoever looks, also after a crash, finds the old content or the new."""
     beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
 
 
 def _happened(line: str, step: int, epoch: int) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any
+
+import numba
 
 from minidl import checkpoint as files
 from minidl import data, models, nn
@@ -16,11 +18,12 @@ from minidl.errors import CheckpointError, ConfigError
 from minidl.evaluation import Score, evaluate
 from minidl.jit import set_threads
 from minidl.options import read_toml
-from minidl.run import Run
+from minidl.run import JournalError, Run, read_options
 from minidl.signals import Signals, Stopped
 from minidl.training import Entry, Trainer
 
 LOG_EVERY = 100  # steps between two lines of metrics.jsonl within an epoch
+TESTING = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # what --evaluate of a run may go with
 
 
 def execute(given: Mapping[str, Any], signals: Signals) -> Entry:
@@ -48,8 +51,8 @@ def resume(given: Mapping[str, Any], signals: Signals) -> Entry:
         if name not in (*FREE, "resume", "json", "quiet"):
             raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --resume: the run goes on as it began")
     with Run.open(given["resume"]) as run:
-        if run.summary.is_file():
-            return json.loads(run.summary.read_text(encoding="utf-8"))  # it has finished
+        if result := run.result():
+            return result  # it has finished
         files.clean_up(run.checkpoints)
         session = Session(resolve(run.options(), given), signals)
         last = files.last(run.checkpoints)
@@ -69,6 +72,11 @@ def _restore(trainer: Trainer, folder: Path) -> None:
 def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     """The score of a checkpoint on the test images."""
     weights, run_options = find_weights(Path(given["evaluate"]))
+    if run_options:
+        for name in given:
+            if name not in TESTING:  # another seed, say, would test on images that the run has trained on
+                raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --evaluate of a run: "
+                                  "it is tested as it was trained")  # fmt: skip
     config = resolve(run_options, _config_file(given), given)
     dataset, model = _prepare(config)
     try:
@@ -104,8 +112,13 @@ def find_weights(path: Path) -> tuple[Path, dict[str, Any]]:
         path = path / files.MODEL
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; expected a run folder, a checkpoint or a .safetensors file")
-    config = path.absolute().parent.parent.parent / "config.toml"  # RUN/checkpoints/step-00000480/model.safetensors
-    return path, read_toml(Config, config) if config.is_file() else {}
+    if path.name == files.MODEL and (path.parent / files.SUMS).is_file():
+        files.verify(path.parent)
+    # RUN/model.safetensors, or RUN/checkpoints/step-00000480/model.safetensors
+    for folder in (path.absolute().parent, path.absolute().parent.parent.parent):
+        if (folder / "config.toml").is_file():
+            return path, read_options(folder / "config.toml")
+    return path, {}
 
 
 class Session:
@@ -123,7 +136,7 @@ class Session:
         display = Display(config.quiet, len(trainer.loader), epochs)
         display.say(f"{run.folder}: {config.model} ({_count(self.model):,} parameters) on {config.data} "
                     f"({len(self.data.y_train):,} images), {trainer.total_steps:,} steps")  # fmt: skip
-        self.signals.defer(display.say)
+        self.signals.defer(config.quiet)
         try:
             self._train(run, display)
             score = self._test(run)
@@ -133,7 +146,7 @@ class Session:
         finally:
             display.close()
         summary = self._summary(run, score)
-        run.finish(summary)
+        run.finish(self._tested(run) / files.MODEL, summary)
         return summary
 
     def _train(self, run: Run, display: Display) -> None:
@@ -142,13 +155,13 @@ class Session:
             for entry in self.trainer.run():
                 if entry["event"] == "epoch":
                     display.epoch(entry)
-                    run.log(entry)
+                    run.log(entry)  # before the checkpoint: a line too many is taken back, one too few is lost
                     self._save(run)
                 else:
                     display.step(entry, at.batch, at.loss_sum / at.images, at.correct / at.images)
                     if at.step % LOG_EVERY == 0:
                         run.log(entry)
-        except Stopped:
+        except (Stopped, JournalError):
             self._save(run)
             raise
 
@@ -158,11 +171,14 @@ class Session:
         files.prune(run.checkpoints, self.config.keep, at.best_step)
 
     def _test(self, run: Run) -> Score:
-        """The one look at the test images, with the weights that did best on the validation images if there are any."""
-        best = self.trainer.progress.best_step
-        if best >= 0:
-            self.model.load_state_dict(files.load(files.folder_of(run.checkpoints, best)).weights)
+        """The one look at the test images."""
+        self.model.load_state_dict(files.load(self._tested(run)).weights)
         return evaluate(self.model, self.data.x_test, self.data.y_test, check=self.signals.check)
+
+    def _tested(self, run: Run) -> Path:
+        """The checkpoint that is tested: the best on the validation images if there are any, else the last."""
+        at = self.trainer.progress
+        return files.folder_of(run.checkpoints, at.best_step if at.best_step >= 0 else at.step)
 
     def _summary(self, run: Run, score: Score) -> Entry:
         at = self.trainer.progress
@@ -185,6 +201,9 @@ def _prepare(config: Config) -> tuple[data.Dataset, nn.Module]:
     """The data set, and the model with its initial weights."""
     if config.threads:
         set_threads(config.threads)
+        if numba.get_num_threads() < config.threads and not config.quiet:
+            print(f"minidl: --threads {config.threads}: only {numba.get_num_threads()} cores can be used",
+                  file=sys.stderr, flush=True)  # fmt: skip
     dataset = data.load(config.data, config.data_dir or None, config.validation, config.seed, config.layout)
     nn.seed(config.seed)
     return dataset, models.build(config.model, dataset.input_shape, dataset.classes)

@@ -1,21 +1,20 @@
-"""Ctrl-C and SIGTERM: end the step, save, say how to go on."""
+"""Ctrl-C, SIGTERM and a terminal that closes: end the step, save, say how to go on."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
     """The user wants the program to end.
 
-    code: the exit code that a shell expects, 130 or 143. message: what became of the work.
+    code: the exit code that a shell expects, 128 + the signal. message: what became of the work.
     """
 
     def __init__(self, signum: int) -> None:
@@ -34,13 +33,13 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.deferred: Callable[[str], None] | None = None
+        self.deferred = self.quiet = False
         self.received: int | None = None
         self._previous: dict[int, object] = {}
 
-    def defer(self, say: Callable[[str], None]) -> None:
-        """From now on wait for `check`; `say` tells the user of it."""
-        self.deferred = say
+    def defer(self, quiet: bool = False) -> None:
+        """From now on wait for `check`, and tell the user so unless `quiet`."""
+        self.deferred, self.quiet = True, quiet
 
     def check(self) -> None:
         """Raise `Stopped` where a signal came since `defer`."""
@@ -50,7 +49,8 @@ class Signals:
     def __enter__(self) -> Signals:
         # Python delivers signals to the main thread only; called from another one, its owner decides.
         if threading.current_thread() is threading.main_thread():
-            self._previous = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
+            heard = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]  # nohup
+            self._previous = {signum: signal.signal(signum, self._handle) for signum in heard}
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -59,9 +59,16 @@ class Signals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"\nminidl: stopped at once\n")
+            _tell("stopped at once")
             os._exit(128 + signum)
         self.received = signum
-        if self.deferred is None:
+        if not self.deferred:
             raise Stopped(signum)
-        self.deferred("stopping after this step; a second signal stops at once")
+        if not self.quiet:
+            _tell("stopping after this step; a second signal stops at once")
+
+
+def _tell(words: str) -> None:
+    """Straight to the file: a handler may run in the middle of a print, whose buffer takes no second one."""
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, f"\nminidl: {words}\n".encode())

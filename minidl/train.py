@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from minidl.config import DATA_PRESETS, OPTIMIZER_PRESETS, Config
@@ -25,7 +26,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 2 for an error, 130 or 143 when stopped by a signal."""
+    """Run the command line; returns the exit code: 0, 2 for an error, 129, 130 or 143 when stopped by a signal."""
     with Signals() as signals:
         try:
             given = parse(Config, sys.argv[1:] if argv is None else list(argv), **_help())
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SystemExit:  # --help
             return 0
         except Stopped as stopped:
-            print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # the terminal may be gone
+                print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)
             return stopped.code
         except MinidlError as error:
             return _error(str(error))

@@ -3,10 +3,14 @@
     history = fit(model, "digits", epochs=10, optimizer="adam")
     history.test.accuracy
     predict(model, images).argmax(axis=1)
+
+    model, standardise = load_model("runs/mine/model.safetensors")  # later, for new images
+    predict(model, standardise(images)).argmax(axis=1)
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -16,18 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from minidl import ops, optim, schedules
-from minidl.checkpoint import Arrays, Checkpoint
+from minidl import models, ops, optim, schedules
+from minidl.checkpoint import Arrays, Checkpoint, read
 from minidl.config import DATA_PRESETS, FREE, Config, resolve
-from minidl.data import Dataset, Loader, load
+from minidl.data import Dataset, Loader, from_arrays, load
+from minidl.data.dataset import standardise
 from minidl.display import epoch_line
 from minidl.errors import CheckpointError, ConfigError, DivergedError, nearest
 from minidl.evaluation import Score, correct_answers, evaluate, first_not_finite, predict
+from minidl.jit import set_threads
 from minidl.nn import Module, random_state, seed, set_random_state
 from minidl.options import from_toml, options, to_toml
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
-Data = Dataset | str | Path | tuple[np.ndarray, np.ndarray]
+Data = Dataset | str | Path | tuple[np.ndarray, ...]
 
 
 @dataclass
@@ -162,7 +168,18 @@ class Trainer:
             "layout": self.model.flatten().layout_hash,
             "config": to_toml(self.config),
         }
-        return Checkpoint(weights, vectors, state)
+        return Checkpoint(weights, vectors, state, self._about())
+
+    def _about(self) -> dict[str, str]:
+        """What `load_model` needs besides the weights."""
+        about = {
+            "classes": self.data.classes,
+            "input_shape": self.data.input_shape,  # (H, W, C)
+            "mean": self.data.mean.tolist(),
+            "std": self.data.std.tolist(),
+        }
+        words = {name: json.dumps(value) for name, value in about.items()}
+        return {"model": self.config.model, "data": self.data.name, **words}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on as if never stopped. Raises CheckpointError where the checkpoint is of another run, model or layout."""
@@ -214,7 +231,8 @@ def fit(
 ) -> History:
     """Train a model, and test it once at the end.
 
-    data      a Dataset, a name for `minidl.data.load`, or (x, y): images (N, H, W, C), taken as they are, and labels
+    data      a Dataset, a name for `minidl.data.load`, or arrays (x, y) or (x, y, x_test, y_test): images
+              (N, H, W, C), taken as they are, and labels (N,)
     progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch, instead of printing
               a line; None for silence
     given     epochs, batch_size, lr, optimizer, ... as `minidl.config.Config` lists them; what is not given is what
@@ -224,6 +242,8 @@ def fit(
     Raises ConfigError for options, DataError for data, DivergedError when the loss stops being finite.
     """
     config = _library_config(data, given)
+    if config.threads:
+        set_threads(config.threads)
     dataset = _as_dataset(data, config)
     seed(config.seed)
     trainer = Trainer(model, dataset, config)
@@ -243,10 +263,15 @@ def fit(
 
 
 def _library_config(data: Data, given: dict[str, Any]) -> Config:
-    names = [name for name, entry in options(Config).items() if entry.saved and name not in ("model", "data")]
+    others = ("model", "data", "keep")  # two are arguments, and `fit` keeps no checkpoints
+    names = [name for name, entry in options(Config).items() if entry.saved and name not in others]
     for name in given:
         if name not in names:
             raise ConfigError(f"fit: unknown option {name!r}.{nearest(name, names)} Known: {', '.join(names)}")
+        if isinstance(data, Dataset) and name in ("data_dir", "layout", "validation"):
+            raise ConfigError(f"fit: {name} has no effect on a Dataset, which is loaded already: give it to load()")
+        if isinstance(data, tuple) and name in ("data_dir", "layout"):
+            raise ConfigError(f"fit: {name} has no effect on arrays; it is for data sets in files")
     # A data set that was made by hand has no preset and needs no name that is known.
     name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
     return resolve({"data": name} if name in DATA_PRESETS or isinstance(data, (str, Path)) else {}, given)
@@ -257,10 +282,23 @@ def _as_dataset(data: Data, config: Config) -> Dataset:
         return data
     if isinstance(data, (str, Path)):
         return load(data, config.data_dir or None, config.validation, config.seed, config.layout)
-    x, y = np.asarray(data[0], np.float32), np.asarray(data[1])
-    channels = x.shape[-1]
-    mean, std = np.zeros(channels), np.ones(channels)
-    return Dataset("arrays", x, y, None, None, x[:0], y[:0], int(y.max(initial=0)) + 1, mean, std)
+    return from_arrays(data, config.validation, config.seed)
 
 
-__all__ = ["Entry", "History", "Progress", "Score", "Trainer", "evaluate", "fit", "predict"]
+def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndarray]]:
+    """The trained model in a run's model.safetensors, in eval mode, and what standardises new images for it.
+
+    Raises CheckpointError where the file was not written by a run of minidl.
+    """
+    weights, about = read(Path(path))
+    try:
+        shape, classes = json.loads(about["input_shape"]), json.loads(about["classes"])
+        mean, std = (np.array(json.loads(about[name]), np.float32) for name in ("mean", "std"))
+        model = models.build(about["model"], tuple(shape), classes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say which model it is of ({error}): expected a file of a run") from None
+    model.load_state_dict(weights)
+    return model.eval(), lambda images: standardise(images, mean, std)
+
+
+__all__ = ["Entry", "History", "Progress", "Score", "Trainer", "evaluate", "fit", "load_model", "predict"]

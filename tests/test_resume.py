@@ -178,6 +178,21 @@ def test_a_finished_run_tells_its_result_again(whole: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out) == json.loads((whole / "summary.json").read_text())
 
 
+@pytest.mark.parametrize("broken", ["", '{"test_accuracy": 0.', "[]", "{}"])
+def test_broken_journal(whole: Path, tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "summary.json").write_text(broken)
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'\xff\xfe{"ste\xff')
+    assert main(["--resume", str(run), "--quiet"]) == 0
+    again, expected = (json.loads((folder / "summary.json").read_text()) for folder in (run, whole))
+    assert {**again, "out": ""} == {**expected, "out": ""}
+    assert entries(run) == entries(whole)
+
+
 def test_damaged_checkpoint_and_the_one_before(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import shutil
 
@@ -217,7 +232,7 @@ def wait_for(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"ended without {words!r}")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signal_saves_and_says_how_to_go_on(tmp_path: Path, root: Path, number: int, code: int) -> None:
     with start(tmp_path / "run", root) as process:
         wait_for(process, "epoch   2/")
@@ -225,6 +240,7 @@ def test_signal_saves_and_says_how_to_go_on(tmp_path: Path, root: Path, number: 
         _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert f"python -m minidl.train --resume {tmp_path / 'run'}" in errors and "Traceback" not in errors
+    assert "minidl: stopping after this step; a second signal stops at once\n" in errors
     last = files.last(tmp_path / "run" / "checkpoints")
     assert last
     step = files.load(last).state["progress"]["step"]
@@ -240,9 +256,43 @@ def test_signal_before_training(tmp_path: Path, root: Path) -> None:
     assert done.returncode == 130 and done.stderr == "minidl: stopped; there was nothing to save yet\n"
 
 
+def test_signal_in_the_middle_of_a_print(root: Path) -> None:
+    """A handler that prints too would raise "reentrant call" now and then."""
+    code = "import os, signal, sys\nfrom minidl.signals import Signals\n"
+    code += "sys.stderr = None\n"  # whoever prints in a handler, fails
+    code += "with Signals() as signals:\n    signals.defer()\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0 and "minidl: stopping after this step" in done.stderr
+
+
+def test_nohup_is_respected(root: Path) -> None:
+    code = "import os, signal\nfrom minidl.signals import Signals\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    code += "with Signals() as signals:\n    os.kill(os.getpid(), signal.SIGHUP)\nprint('went on')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout == "went on\n"
+
+
+def test_terminal_that_closes(tmp_path: Path, root: Path) -> None:
+    import pty
+
+    screen, terminal = pty.openpty()
+    argv = [sys.executable, "-m", "minidl.train", *SMALL, "--epochs", "2000", "--out", str(tmp_path / "run")]
+    argv.remove("--quiet")
+    with subprocess.Popen(argv, cwd=root, stdin=terminal, stdout=terminal, stderr=terminal,
+                          start_new_session=True) as process:  # fmt: skip
+        os.close(terminal)
+        shown = b""
+        while b"epoch   2/" not in shown:
+            shown += os.read(screen, 4096)
+        os.close(screen)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(timeout=60) == 129
+    assert files.last(tmp_path / "run" / "checkpoints")
+
+
 def test_second_signal_stops_at_once(root: Path) -> None:
     code = "import os, signal\nfrom minidl.signals import Signals\n"
-    code += "with Signals() as signals:\n    signals.defer(print)\n"
+    code += "with Signals() as signals:\n    signals.defer(quiet=True)\n"
     code += "    os.kill(os.getpid(), signal.SIGTERM)\n    print('saving', flush=True)\n"
     code += "    os.kill(os.getpid(), signal.SIGINT)\n    print('never')"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)

@@ -18,10 +18,10 @@ import pytest
 import minidl
 from minidl import checkpoint as files
 from minidl import data, models, nn, run, schedules
-from minidl.errors import ConfigError, DivergedError
+from minidl.errors import CheckpointError, ConfigError, DataError, DivergedError
 from minidl.evaluation import evaluate, predict
 from minidl.train import main
-from minidl.training import History, fit
+from minidl.training import History, fit, load_model
 
 SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--lr", "0.01"]
 RESULT = {"test_accuracy", "test_loss", "train_loss", "epochs", "steps", "images_per_second", "seconds", "parameters",
@@ -50,7 +50,7 @@ def test_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(captured.out) == json.loads((folder / "summary.json").read_text())
     assert json.loads(captured.out)["out"] == "runs/synthetic_96x4x4x1_4-mlp-1"
     assert sorted(entry.name for entry in folder.iterdir()) == [
-        "checkpoints", "config.toml", "metrics.jsonl", "summary.json"]  # fmt: skip
+        "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json"]  # fmt: skip
     assert files.steps(folder / "checkpoints") == [12, 18]
     config = tomllib.loads((folder / "config.toml").read_text())
     assert config["momentum"] == 0.9 and config["epochs"] == 3 and "json" not in config
@@ -83,7 +83,7 @@ def test_best_is_chosen_on_validation_images(capsys: pytest.CaptureFixture[str])
     best = max(epochs, key=lambda entry: (entry["validation_accuracy"], -entry["validation_loss"]))
     assert told["best_step"] == best["step"] and told["validation_accuracy"] == best["validation_accuracy"]
     assert files.steps(out / "checkpoints") == sorted({best["step"], epochs[-1]["step"]})
-    for path in (out, out / "checkpoints" / f"step-{best['step']:08d}",
+    for path in (out, out / "model.safetensors", out / "checkpoints" / f"step-{best['step']:08d}",
                  out / "checkpoints" / f"step-{best['step']:08d}" / "model.safetensors"):  # fmt: skip
         assert main(["--evaluate", str(path), "--json"]) == 0
         tested = result(capsys)
@@ -143,7 +143,10 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     (tmp_path / "bad.safetensors").write_bytes(bytes(100))
     (tmp_path / "bad.npz").write_bytes(b"PK")
     (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.toml").touch()
+    (tmp_path / "empty" / "model.safetensors").touch()
     capsys.readouterr()
     return tmp_path / "run"
 
@@ -168,7 +171,14 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("--evaluate none", "none does not exist"),
     ("--evaluate folder", "incomplete"),
     ("--evaluate bad.safetensors", "not a safetensors file"),
-    ("--evaluate run --model lenet", "another model?"),
+    ("--evaluate run --model lenet", "--model cannot be given with --evaluate of a run"),
+    ("--evaluate run/model.safetensors --seed 1", "--seed cannot be given with --evaluate of a run"),
+    ("--evaluate run --config run/config.toml", "--config cannot be given with --evaluate of a run"),
+    ("--evaluate run/checkpoints/step-00000001/model.safetensors --validation 0.1", "--validation cannot be given"),
+    ("--evaluate file --model lenet", "not a safetensors file"),
+    ("--resume empty", "empty/config.toml is not whole: it lacks model, data"),
+    ("--evaluate empty/model.safetensors", "empty/config.toml is not whole"),
+    ("--data synthetic:96x4x4x1:4 --model mlp --out folder", "folder/checkpoints exists, but no run"),
     ("--evaluate run --data synthetic:96x5x5x1:4", "expected floats"),
 ])  # fmt: skip
 def test_bad_input(a_run: Path, argv: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,9 +235,72 @@ def test_full_disk(refused: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         assert main([*SMALL, "--epochs", "4", "--out", "run", "--quiet"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("minidl: error: ") and "No space left on device" in error and error.count("\n") == 1
-    assert files.steps(Path("run/checkpoints")) == [6, 12]
+    assert ("metrics.jsonl" if refused == "metrics.jsonl" else "checkpoints/step-") in error
+    assert "--resume" in error
+    # The third epoch is lost only where its checkpoint is what cannot be written.
+    assert files.steps(Path("run/checkpoints")) == ([12, 18] if refused == "metrics.jsonl" else [6, 12])
     assert main(["--resume", "run", "--json"]) == 0
     assert result(capsys)["steps"] == 24
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A disk that is full when a file of this name is written beside its old self."""
+    real = Path.write_bytes
+
+    def write_bytes(path: Path, content: bytes) -> int:
+        if name in path.name:
+            real(path, content[:3])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+
+
+@pytest.mark.parametrize("out", [["--out", "new"], ["--out", "folder"], []])
+def test_full_disk_at_the_beginning_leaves_no_run(out: list[str], monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    Path("folder").mkdir()
+    Path("runs").mkdir()
+    before = sorted(Path().rglob("*"))
+    with monkeypatch.context() as patch:
+        refusing(patch, "config.toml")
+        assert main([*SMALL, *out, "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert "config.toml: No space left on device" in error and error.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before
+    assert main([*SMALL, *out, "--steps", "1", "--quiet"]) == 0, "the folder is free for the next"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "summary.json"])
+def test_full_disk_at_the_end(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as patch:
+        refusing(patch, name)
+        assert main([*SMALL, "--steps", "3", "--out", "run", "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert f"cannot write run/{name}: No space left on device" in error and "--resume run" in error
+    assert not [path for path in Path("run").iterdir() if path.name.startswith(".")]
+    assert main(["--resume", "run", "--json"]) == 0 and result(capsys)["steps"] == 3
+
+
+def test_name_of_a_folder_is_no_part_of_its_config() -> None:
+    assert main([*SMALL, "--steps", "1", "--quiet", "--out", "a\nlr = 1 b"]) == 0
+    assert main(["--config", "a\nlr = 1 b/config.toml", "--quiet"]) == 0
+
+
+def test_more_threads_than_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--steps", "1", "--threads", "4096"]) == 0
+    assert "minidl: --threads 4096: only " in capsys.readouterr().err
+    assert main([*SMALL, "--steps", "1", "--threads", "1"]) == 0
+    assert "--threads" not in capsys.readouterr().err
+
+
+def test_weights_beside_their_sums_are_held_against_them(a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = a_run / "checkpoints" / "step-00000001" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    assert main(["--evaluate", str(file)]) == 2
+    assert "is damaged: sha256sums.txt" in capsys.readouterr().err
 
 
 def test_folders_of_runs_are_never_shared(tmp_path: Path) -> None:
@@ -264,6 +337,67 @@ def test_fit_and_predict() -> None:
     assert model.training
 
 
+def test_weights_for_new_images(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--epochs", "3", "--out", "run", "--json"]) == 0
+    told = result(capsys)
+    last = files.last(Path("run/checkpoints"))
+    assert last and (last / files.MODEL).read_bytes() == Path("run/model.safetensors").read_bytes()
+    model, standardise = load_model("run/model.safetensors")
+    dataset = data.load("synthetic:96x4x4x1:4")
+    images = dataset.x_test.astype(np.float64) * dataset.std + dataset.mean  # as they were in the file
+    np.testing.assert_allclose(standardise(images), dataset.x_test, atol=1e-5)
+    assert not model.training
+    assert evaluate(model, standardise(images), dataset.y_test).accuracy == told["test_accuracy"]
+    metadata = files.read(Path("run/model.safetensors"))[1]
+    assert metadata["format"] == "pt" and metadata["model"] == "mlp" and metadata["input_shape"] == "[4, 4, 1]"
+    files.save(Path(), 1, files.Checkpoint(model.state_dict(), {}, {}))
+    with pytest.raises(CheckpointError, match="does not say which model it is of"):
+        load_model(f"step-00000001/{files.MODEL}")
+
+
+def test_evaluate_and_predict_leave_every_module_as_it_was() -> None:
+    model = models.build("resnet20", (8, 8, 1), 3)
+    frozen = next(module for _, module in model.named_modules() if isinstance(module, nn.BatchNorm2d))
+    frozen.eval()
+    x, y = np.zeros((4, 8, 8, 1)), np.array([0, 1, 2, 0])  # float64 images, a float32 model
+    before = {name: module.training for name, module in model.named_modules()}
+    assert predict(model, x).dtype == np.float32
+    evaluate(model, x, y)
+    assert {name: module.training for name, module in model.named_modules()} == before and not frozen.training
+    for images in (np.zeros((4, 8, 8, 1), np.uint8), np.zeros((4, 8, 8, 1), int)):
+        with pytest.raises(ConfigError, match=r"expected floats, standardised as in training: dataset\.standardise"):
+            predict(model, images)
+
+
+def test_fit_uses_all_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = data.load("synthetic:97x4x4x1:4")
+    arrays = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
+    model = models.build("mlp", (4, 4, 1), 4)
+    threads: list[int] = []
+    monkeypatch.setattr("minidl.training.set_threads", threads.append)
+    history = fit(model, arrays, epochs=1, validation=0.25, threads=1, progress=None)
+    assert history.test == evaluate(model, dataset.x_test, dataset.y_test) and threads == [1]
+    assert "validation_accuracy" in history.epochs[0]
+    with pytest.raises(ConfigError, match=r"validation has no effect on a Dataset.*give it to load\(\)"):
+        fit(model, dataset, validation=0.1)
+    with pytest.raises(ConfigError, match="layout has no effect on arrays"):
+        fit(model, arrays, layout="channels-first")
+    with pytest.raises(ConfigError, match="3 arrays were given"):
+        fit(model, arrays[:3])
+    with pytest.raises(DataError, match="labels are float32"):
+        fit(model, (dataset.x_train, np.eye(4, dtype=np.float32)[dataset.y_train]))
+    with pytest.raises(DataError, match="at least two classes"):
+        fit(model, (dataset.x_train, np.zeros(97, int)))
+
+
+def test_batch_norm_when_one_image_is_left_over() -> None:
+    rng = np.random.default_rng(0)
+    model = models.build("resnet20", (8, 8, 1), 3)
+    x = rng.standard_normal((9, 8, 8, 1))
+    history = fit(model, (x, np.arange(9) % 3), epochs=1, batch_size=4, progress=None)
+    assert history.epochs[0]["step"] == 2
+
+
 def test_fit_on_arrays_and_names() -> None:
     dataset = data.load("synthetic:96x4x4x1:4", seed=4)
     scores = []
@@ -294,7 +428,7 @@ def test_fit_has_one_line_for_what_it_cannot_use() -> None:
     with pytest.raises(ConfigError, match="lr: expected a number above 0, got -1"):
         fit(model, dataset, lr=-1)
     with pytest.raises(DivergedError, match=r"step 1: .*already the images are not finite"):
-        fit(model, (np.full((8, 4, 4, 1), np.nan), np.zeros(8, int)), epochs=1, progress=None)
+        fit(model, (np.full((8, 4, 4, 1), np.nan), np.arange(8) % 2), epochs=1, progress=None)
     with pytest.raises(ConfigError, match="3 images and 2 labels"):
         evaluate(model, dataset.x_test[:3], dataset.y_test[:2])
     with pytest.raises(ConfigError, match="no images"):
