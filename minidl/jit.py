@@ -10,20 +10,25 @@ Three choices hold for every kernel:
 - A parallel loop runs over a fixed number of chunks, never over "one chunk for each thread": bits must not
   depend on the number of threads.
 - The cache folder is named by a hash of every file under kernels/: Numba alone would not notice an edit in
-  a helper that a kernel imports, and would go on running the old code.
+  a helper that a kernel imports, and would go on running the old code. Only our kernels go there: Numba reads
+  the folder's name when a function is decorated, so it is set for that moment, and code of others is left alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 KERNELS = Path(__file__).parent / "kernels"
 FAST_MATH = {"reassoc", "nsz"}
+UNUSED = 30 * 24 * 3600  # seconds: older folders of other versions are deleted
 
 
 def _cache_folder() -> str | None:
@@ -32,22 +37,31 @@ def _cache_folder() -> str | None:
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
     for file in sorted([*root.rglob("*.py"), Path(__file__)]):
         digest.update(file.read_bytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    home = Path(chosen or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     for base in (home / "minidl", Path(tempfile.gettempdir()) / f"minidl-{os.getuid()}"):
         folder = base / "kernels" / digest.hexdigest()[:16]
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Compiled code is run as it lies there: a folder of somebody else is not ours to trust.
             if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
+                _prune(folder)
                 return str(folder)
         except OSError:
             continue
     return None
 
 
-_folder = os.environ.get("NUMBA_CACHE_DIR") or _cache_folder()
-if _folder:
-    os.environ["NUMBA_CACHE_DIR"] = _folder
+def _prune(folder: Path) -> None:
+    """Delete the folders beside it that were not used for a month; each use sets a folder's time."""
+    os.utime(folder)
+    for other in folder.parent.iterdir():
+        with suppress(FileNotFoundError):  # another process was faster
+            if other.stat().st_mtime < time.time() - UNUSED:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+_folder = _cache_folder()
 # A thread that waits for work spins briefly, then sleeps: machines are shared (measured in shared/prototypes).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # Kernels split their work themselves; a BLAS that starts threads of its own would fight with them.
@@ -56,14 +70,29 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numba  # noqa: E402
 from numba import prange  # noqa: E402
 
-if _folder:
-    numba.config.CACHE_DIR = _folder  # type: ignore[attr-defined]  # when somebody imported Numba before us
-
 Kernel = Callable[..., None]
 
-_OPTIONS: dict[str, Any] = dict(nogil=True, cache=bool(_folder), fastmath=FAST_MATH, error_model="numpy")
-jit: Callable[[Callable[..., Any]], Any] = numba.njit(**_OPTIONS)
-parallel_jit: Callable[[Callable[..., Any]], Any] = numba.njit(parallel=True, **_OPTIONS)
+
+def _compile(function: Callable[..., Any], parallel: bool) -> Any:
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = _folder or before
+    try:
+        return numba.njit(
+            nogil=True, cache=bool(_folder), fastmath=FAST_MATH, error_model="numpy", parallel=parallel
+        )(function)
+    finally:
+        config.CACHE_DIR = before
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """A kernel, or a helper of kernels, as serial machine code."""
+    return _compile(function, parallel=False)
+
+
+def parallel_jit(function: Callable[..., Any]) -> Any:
+    """A kernel whose `prange` loops are spread over the threads."""
+    return _compile(function, parallel=True)
 
 
 def set_threads(threads: int) -> None:

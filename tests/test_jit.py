@@ -1,0 +1,76 @@
+"""The cache of compiled kernels: used by the next process, left when a kernel changes, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = """
+import os, sys, numpy, numba
+environment = dict(os.environ)
+from minidl.jit import _folder
+from minidl import Device
+before = numba.config.CACHE_DIR
+probability = numpy.empty(3)
+kernel = Device("cpu").dropout.dropout
+kernel(numpy.ones(3), 0.5, 0, 0, probability)
+assert numba.config.CACHE_DIR == before == os.environ.get("NUMBA_CACHE_DIR", "")
+assert os.environ.get("NUMBA_CACHE_DIR") == environment.get("NUMBA_CACHE_DIR")
+print(_folder, sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))
+"""
+
+
+def run(code: Path, **environment: str) -> tuple[Path, int, int]:
+    """(the cache's folder, hits, misses) of a process that runs one kernel."""
+    usual = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], cwd=code, env=usual | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    folder, hits, misses = done.stdout.split()
+    return Path(folder), int(hits), int(misses)
+
+
+@pytest.fixture
+def code(tmp_path: Path, root: Path) -> Path:
+    """A copy of the package, to be edited."""
+    compiled = shutil.ignore_patterns("__pycache__")
+    for name in ("minidl", "kernels"):
+        shutil.copytree(root / name, tmp_path / "code" / name, symlinks=True, ignore=compiled)
+    return tmp_path / "code"
+
+
+def test_the_cache_hits_until_a_helper_is_edited(code: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    folder, hits, misses = run(code, XDG_CACHE_HOME=cache)
+    assert folder.parent == tmp_path / "cache" / "minidl" / "kernels" and list(folder.rglob("*.nbi"))
+    assert (hits, misses) == (0, 1)
+    assert run(code, XDG_CACHE_HOME=cache) == (folder, 1, 0)
+    with (code / "kernels/optim/cpu.py").open("a") as helper:  # any kernel file
+        helper.write("# edited\n")
+    other, hits, misses = run(code, XDG_CACHE_HOME=cache)
+    assert other != folder and (hits, misses) == (0, 1)
+
+
+def test_the_users_numba_cache_is_used_by_a_folder_in_it(code: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "numba"
+    folder, _, _ = run(code, NUMBA_CACHE_DIR=str(theirs))
+    assert folder.parent == theirs / "minidl" / "kernels"
+    assert run(code, NUMBA_CACHE_DIR=str(theirs)) == (folder, 1, 0)
+
+
+def test_folders_that_were_not_used_for_a_month_are_deleted(code: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    folder, _, _ = run(code, XDG_CACHE_HOME=str(cache))
+    old, recent = folder.parent / "old", folder.parent / "recent"
+    for path, days in ((old, 31), (recent, 29), (folder, 300)):
+        path.mkdir(exist_ok=True)
+        then = path.stat().st_mtime - days * 24 * 3600
+        os.utime(path, (then, then))
+    assert run(code, XDG_CACHE_HOME=str(cache)) == (folder, 1, 0)  # the folder in use is never old
+    assert recent.is_dir() and not old.exists()
