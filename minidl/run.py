@@ -65,7 +65,8 @@ class Run:
         except BaseException:
             os.close(run._lock)
             if made:
-                folder.rmdir()
+                with suppress(OSError):  # somebody else put something in
+                    folder.rmdir()
             raise
         return run
 

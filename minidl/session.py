@@ -202,7 +202,7 @@ def _prepare(config: Config) -> tuple[data.Dataset, nn.Module]:
     if config.threads:
         set_threads(config.threads)
         if numba.get_num_threads() < config.threads and not config.quiet:
-            print(f"minidl: --threads {config.threads}: only {numba.get_num_threads()} cores can be used",
+            print(f"minidl: --threads {config.threads} is more than there are cores: using {numba.get_num_threads()}",
                   file=sys.stderr, flush=True)  # fmt: skip
     dataset = data.load(config.data, config.data_dir or None, config.validation, config.seed, config.layout)
     nn.seed(config.seed)

@@ -1,0 +1,112 @@
+"""The library's `fit`, `evaluate` and `predict`: what they do with what they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidl
+from minidl import data, models, nn
+from minidl.errors import ConfigError, DataError, DivergedError
+from minidl.evaluation import evaluate, predict
+from minidl.training import History, fit
+
+
+def test_fit_and_predict() -> None:
+    dataset = data.load("synthetic:96x4x4x1:4", validation=0.2)
+    told: list[dict[str, Any]] = []
+    nn.seed(0)
+    model = models.build("mlp", dataset.input_shape, dataset.classes)
+    history = minidl.fit(model, dataset, epochs=8, batch_size=16, lr=0.05, progress=told.append)
+    assert isinstance(history, History) and history.epochs == told and len(told) == 8 and history.test
+    score = evaluate(model, dataset.x_test, dataset.y_test, batch_size=7)
+    assert history.test.accuracy == score.accuracy and history.test.loss == pytest.approx(score.loss, rel=1e-5)
+    best = max(entry["validation_accuracy"] for entry in told)
+    assert dataset.x_validation is not None and dataset.y_validation is not None
+    assert evaluate(model, dataset.x_validation, dataset.y_validation).accuracy == best, "ends with the best weights"
+    answers = predict(model, dataset.x_test, batch_size=5)
+    assert answers.shape == (len(dataset.y_test), 4) and np.allclose(answers.sum(axis=1), 1)
+    assert (answers.argmax(axis=1) == dataset.y_test).mean() == history.test.accuracy
+    assert model.training
+
+
+def test_evaluate_and_predict_leave_every_module_as_it_was() -> None:
+    model = models.build("resnet20", (8, 8, 1), 3)
+    frozen = next(module for _, module in model.named_modules() if isinstance(module, nn.BatchNorm2d))
+    frozen.eval()
+    x, y = np.zeros((4, 8, 8, 1)), np.array([0, 1, 2, 0])  # float64 images, a float32 model
+    before = {name: module.training for name, module in model.named_modules()}
+    assert predict(model, x).dtype == np.float32
+    evaluate(model, x, y)
+    assert {name: module.training for name, module in model.named_modules()} == before and not frozen.training
+    for images in (np.zeros((4, 8, 8, 1), np.uint8), np.zeros((4, 8, 8, 1), int)):
+        with pytest.raises(ConfigError, match=r"expected floats, standardised as in training: dataset\.standardise"):
+            predict(model, images)
+
+
+def test_fit_uses_all_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = data.load("synthetic:97x4x4x1:4")
+    arrays = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
+    model = models.build("mlp", (4, 4, 1), 4)
+    threads: list[int] = []
+    monkeypatch.setattr("minidl.training.set_threads", threads.append)
+    history = fit(model, arrays, epochs=1, validation=0.25, threads=1, progress=None)
+    assert history.test == evaluate(model, dataset.x_test, dataset.y_test) and threads == [1]
+    assert "validation_accuracy" in history.epochs[0]
+    with pytest.raises(ConfigError, match=r"validation has no effect on a Dataset.*give it to load\(\)"):
+        fit(model, dataset, validation=0.1)
+    with pytest.raises(ConfigError, match="layout has no effect on arrays"):
+        fit(model, arrays, layout="channels-first")
+    with pytest.raises(ConfigError, match="3 arrays were given"):
+        fit(model, arrays[:3])
+    with pytest.raises(DataError, match="labels are float32"):
+        fit(model, (dataset.x_train, np.eye(4, dtype=np.float32)[dataset.y_train]))
+    with pytest.raises(DataError, match="at least two classes"):
+        fit(model, (dataset.x_train, np.zeros(97, int)))
+
+
+def test_batch_norm_when_one_image_is_left_over() -> None:
+    rng = np.random.default_rng(0)
+    model = models.build("resnet20", (8, 8, 1), 3)
+    x = rng.standard_normal((9, 8, 8, 1))
+    history = fit(model, (x, np.arange(9) % 3), epochs=1, batch_size=4, progress=None)
+    assert history.epochs[0]["step"] == 2
+
+
+def test_fit_on_arrays_and_names() -> None:
+    dataset = data.load("synthetic:96x4x4x1:4", seed=4)
+    scores = []
+    for source in ((dataset.x_train, dataset.y_train), "synthetic:96x4x4x1:4"):
+        nn.seed(3)
+        model = models.build("mlp", (4, 4, 1), 4)
+        history = fit(model, source, epochs=2, batch_size=16, lr=0.01, optimizer="adam", seed=4, progress=None)
+        scores.append(evaluate(model, dataset.x_test, dataset.y_test))
+    assert scores[0] == scores[1] == history.test
+
+
+def test_fit_again_begins_with_fresh_momentum() -> None:
+    dataset = data.load("synthetic:96x4x4x1:4")
+    nn.seed(0)
+    model = models.build("mlp", (4, 4, 1), 4)
+    options: dict[str, Any] = dict(epochs=2, batch_size=16, lr=0.01, optimizer="adam", progress=None)
+    fit(model, dataset, **options)
+    copy = models.build("mlp", (4, 4, 1), 4)
+    copy.load_state_dict(model.state_dict())
+    assert fit(model, dataset, **options).epochs[-1]["loss"] == fit(copy, dataset, **options).epochs[-1]["loss"]
+
+
+def test_fit_has_one_line_for_what_it_cannot_use() -> None:
+    dataset = data.load("synthetic:96x4x4x1:4")
+    model = models.build("mlp", (4, 4, 1), 4)
+    with pytest.raises(ConfigError, match=r"unknown option 'epoch'\. Did you mean 'epochs'\?"):
+        fit(model, dataset, epoch=3)
+    with pytest.raises(ConfigError, match="lr: expected a number above 0, got -1"):
+        fit(model, dataset, lr=-1)
+    with pytest.raises(DivergedError, match=r"step 1: .*already the images are not finite"):
+        fit(model, (np.full((8, 4, 4, 1), np.nan), np.arange(8) % 2), epochs=1, progress=None)
+    with pytest.raises(ConfigError, match="3 images and 2 labels"):
+        evaluate(model, dataset.x_test[:3], dataset.y_test[:2])
+    with pytest.raises(ConfigError, match="no images"):
+        predict(model, dataset.x_test[:0])
