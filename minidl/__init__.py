@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors
     from minidl.tensor import Tensor as Tensor
     from minidl.training import evaluate as evaluate
     from minidl.training import fit as fit
+    from minidl.training import load_model as load_model
     from minidl.training import predict as predict
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ _EXPORTS: dict[str, str | None] = {
     "evaluate": "training",
     "fit": "training",
     "gradcheck": "autograd",
+    "load_model": "training",
     "models": None,
     "nn": None,
     "no_grad": "autograd",
