@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from minidl import ops
 from minidl.autograd import no_grad
 from minidl.errors import ConfigError, DivergedError
-from minidl.nn import Module, watching
+from minidl.nn import Module, evaluating, watching
 from minidl.tensor import Tensor
 
 BATCH = 256
@@ -70,19 +69,6 @@ def _logits(model: Module, x: np.ndarray, batch_size: int) -> Iterator[Tensor]:
 def _as_model(model: Module, x: np.ndarray) -> np.ndarray:
     """x in the floating-point type of the model's parameters."""
     return x.astype(next((parameter.dtype for parameter in model.parameters()), x.dtype), copy=False)
-
-
-@contextmanager
-def evaluating(model: Module) -> Iterator[None]:
-    """Within it, the model answers as when it does not train. Then each module is as it was: some may stay in eval."""
-    before = [(module, module.training) for _, module in model.named_modules()]
-    model.eval()
-    try:
-        with no_grad():
-            yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def correct_answers(logits: Tensor, labels: np.ndarray) -> int:

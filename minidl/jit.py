@@ -5,8 +5,9 @@
 
 Three choices hold for every kernel:
 
-- Only `reassoc` and `nsz` of fast-math: reductions may be vectorised, NaN and infinity stay visible, and
-  `a * b + c` is never contracted behind our back, so that eager and recorded steps give the same bits.
+- No fast-math: every sum is added in the order in which it is written, and `a * b + c` is never contracted. With
+  `reassoc` LLVM may choose another order wherever it inlines a kernel, and does: batch norm's gradient had other bits
+  in the process that compiled it than in those that loaded it from the cache.
 - A parallel loop runs over a fixed number of chunks, never over "one chunk for each thread": bits must not
   depend on the number of threads.
 - The cache folder is named by a hash of every file under kernels/: Numba alone would not notice an edit in
@@ -27,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 KERNELS = Path(__file__).parent / "kernels"
-FAST_MATH = {"reassoc", "nsz"}
 UNUSED = 30 * 24 * 3600  # seconds: older folders of other versions are deleted
 
 
@@ -79,7 +79,7 @@ def _compile(function: Callable[..., Any], parallel: bool) -> Any:
     config.CACHE_DIR = _folder or before
     try:
         return numba.njit(
-            nogil=True, cache=bool(_folder), fastmath=FAST_MATH, error_model="numpy", parallel=parallel
+            nogil=True, cache=bool(_folder), error_model="numpy", parallel=parallel
         )(function)
     finally:
         config.CACHE_DIR = before

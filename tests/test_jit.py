@@ -74,3 +74,25 @@ def test_folders_that_were_not_used_for_a_month_are_deleted(code: Path, tmp_path
         os.utime(path, (then, then))
     assert run(code, XDG_CACHE_HOME=str(cache)) == (folder, 1, 0)  # the folder in use is never old
     assert recent.is_dir() and not old.exists()
+
+
+BITS = """
+import hashlib, numpy
+from minidl import Device, Tensor, models, nn, ops
+nn.seed(0)
+model = models.resnet((8, 8, 3), depth=8)
+random = numpy.random.default_rng(0)
+loss = ops.cross_entropy(model(random.normal(size=(64, 8, 8, 3)).astype("f")), random.integers(10, size=64))
+loss.backward()
+print(hashlib.sha256(model.flatten().grad.tobytes()).hexdigest())
+"""
+
+
+def test_compiled_and_loaded_kernels_give_the_same_bits(root: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    first, second = (
+        subprocess.run([sys.executable, "-c", BITS], cwd=root, env=environment, capture_output=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first == second

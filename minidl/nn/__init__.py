@@ -24,7 +24,7 @@ from minidl.nn.layers import (
     Softmax,
     Tanh,
 )
-from minidl.nn.module import Module, ModuleList, Sequential, watching
+from minidl.nn.module import Module, ModuleList, Sequential, evaluating, watching
 from minidl.parameter import Buffer, Parameter
 from minidl.random import random_state, seed, set_random_state
 
@@ -55,6 +55,7 @@ __all__ = [
     "Sigmoid",
     "Softmax",
     "Tanh",
+    "evaluating",
     "init",
     "random_state",
     "seed",

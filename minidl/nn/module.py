@@ -30,6 +30,19 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Within it, the model answers as when it does not train. Then each module is as it was: some may stay in eval."""
+    before = [(module, module.training) for _, module in model.named_modules()]
+    model.eval()
+    try:
+        with no_grad():
+            yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
 class Module:
     """Base class of layers and models.
 
@@ -205,14 +218,9 @@ class Module:
                 where, shape = ", ".join(names.get(module, ["?"])), str(output.shape[1:])
                 rows.append((where, repr(module), shape, count, module.flops(output.shape)))
 
-        before = {name: module.training for name, module in self.named_modules()}
         dtype = next((p.dtype for p in self.parameters()), np.dtype(np.float32))
-        try:
-            with no_grad(), watching(note):
-                self.eval()(Tensor(np.zeros((1, *input_shape), dtype)))
-        finally:
-            for name, module in self.named_modules():
-                module.training = before[name]
+        with evaluating(self), watching(note):
+            self(Tensor(np.zeros((1, *input_shape), dtype)))
         for parameter, name in uncounted.items():  # of a module with children, or of one that was not called
             rows.append((name, "Parameter", "", parameter.size, 0))
         total = sum(p.size for p in self.parameters())
