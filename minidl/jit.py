@@ -70,8 +70,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numba  # noqa: E402
 from numba import prange  # noqa: E402
 
-Kernel = Callable[..., None]
-
 
 def _compile(function: Callable[..., Any], parallel: bool) -> Any:
     config: Any = numba.config
@@ -100,4 +98,4 @@ def set_threads(threads: int) -> None:
     numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))  # type: ignore[attr-defined]
 
 
-__all__ = ["Kernel", "jit", "parallel_jit", "prange", "set_threads"]
+__all__ = ["jit", "parallel_jit", "prange", "set_threads"]
