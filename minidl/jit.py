@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import tempfile
 import time
@@ -67,8 +68,30 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # Kernels split their work themselves; a BLAS that starts threads of its own would fight with them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# MINIDL_ISA=avx2 or =portable compiles for less than this CPU can: to compare, and to test on one machine what others
+# will run.
+ISA = os.environ.get("MINIDL_ISA", "")
+_CPU_NAMES = {"avx2": "x86-64-v3", "portable": "x86-64-v2"}
+if ISA in _CPU_NAMES and platform.machine() in ("x86_64", "AMD64"):
+    os.environ.update(NUMBA_CPU_NAME=_CPU_NAMES[ISA], NUMBA_CPU_FEATURES="")
+
 import numba  # noqa: E402
+from llvmlite import binding  # noqa: E402
 from numba import prange  # noqa: E402
+
+
+def _vector_unit() -> tuple[int, int, bool]:
+    """Of the CPU that is compiled for: bytes in a vector register, how many there are, and whether x y + z is one
+    instruction."""
+    features = binding.get_host_cpu_features()
+    if not ISA and features.get("avx512f"):
+        return 64, 32, True
+    if ISA in ("", "avx2") and features.get("avx2") and features.get("fma"):
+        return 32, 16, True
+    return 16, 32 if platform.machine() in ("aarch64", "arm64") else 16, platform.machine() in ("aarch64", "arm64")
+
+
+VECTOR_BYTES, REGISTERS, HAS_FMA = _vector_unit()
 
 
 def _compile(function: Callable[..., Any], parallel: bool) -> Any:
@@ -98,4 +121,4 @@ def set_threads(threads: int) -> None:
     numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))  # type: ignore[attr-defined]
 
 
-__all__ = ["jit", "parallel_jit", "prange", "set_threads"]
+__all__ = ["HAS_FMA", "REGISTERS", "VECTOR_BYTES", "jit", "parallel_jit", "prange", "set_threads"]

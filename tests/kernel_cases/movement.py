@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import numpy as np
+
+from kernel_cases import Arrays, Cases
+
+
+def cases(a: Arrays) -> Cases:
+    transpose = dict(source_offset=0, target_offset=0, source_strides=np.array([1, 7]), target_strides=np.array([5, 1]))
+    yield "copy", dict(source=a.normal(35), **transpose, shape=np.array([7, 5]), target=a.empty(35))
+    broadcast = dict(source_offset=1, target_offset=2, source_strides=np.array([0]), target_strides=np.array([3]))
+    yield "copy", dict(source=a.normal(2), **broadcast, shape=np.array([4]), target=a.empty(12))
+    for source_strides, shape in (([15, 5, 1], [2, 3, 5]), ([-15, 5, -2], [2, 3, 3]), ([15, 5, 1], [2, 0, 5])):
+        n, offset = int(np.prod(shape)), 15 * (source_strides[0] < 0) + 4 * (source_strides[2] < 0)
+        yield "copy", dict(
+            source=a.normal(30), source_offset=offset, source_strides=np.array(source_strides), shape=np.array(shape),
+            target_offset=1, target_strides=np.array([1, 2 * shape[2], 2]), target=a.empty(2 * n + 3),
+        )  # fmt: skip
+    for n, rows, channels in ((1, 1, 1), (7, 33, 5), (33, 7, 17), (3, 0, 2)):
+        picked = a.integers(n, rows)
+        yield "take", dict(x=a.normal(n, channels), rows=picked, out=a.empty(rows, channels))
+        yield "take_backward", dict(dy=a.normal(rows, channels), rows=picked, dx=a.empty(n, channels))
