@@ -116,9 +116,14 @@ def parallel_jit(function: Callable[..., Any]) -> Any:
     return _compile(function, parallel=True)
 
 
+def threads() -> int:
+    """How many threads parallel kernels use."""
+    return numba.get_num_threads()
+
+
 def set_threads(threads: int) -> None:
     """Use this many threads in parallel kernels, at most the machine's cores."""
     numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))  # type: ignore[attr-defined]
 
 
-__all__ = ["HAS_FMA", "REGISTERS", "VECTOR_BYTES", "jit", "parallel_jit", "prange", "set_threads"]
+__all__ = ["HAS_FMA", "REGISTERS", "VECTOR_BYTES", "jit", "parallel_jit", "prange", "set_threads", "threads"]
