@@ -10,21 +10,31 @@ import numpy as np
 __all__ = ["nn", "nt", "tn"]
 
 
-def nn(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (M, K) b (K, N)"""
+def nn(a: np.ndarray, b: np.ndarray, bias: np.ndarray, relu: bool, scratch: np.ndarray, out: np.ndarray) -> None:
+    """out (M, N) = a (M, K) b (K, N)  [+ bias (N,), or of size 0]  [max(., 0)];  scratch: of a fast kernel"""
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
             total = out.dtype.type(0)
             for k in range(a.shape[1]):
                 total += a[m, k] * b[k, n]
-            out[m, n] = total
+            if bias.size:
+                total += bias[n]
+            out[m, n] = 0 if relu and total < 0 else total
 
 
-def nt(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+def nt(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> None:
     """out (M, N) = a (M, K) b (N, K)^T"""
-    nn(a, b.T, out)
+    nn(a, b.T, scratch[:0], False, scratch, out)
 
 
-def tn(a: np.ndarray, b: np.ndarray, transposed: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (K, M)^T b (K, N).  transposed (M, K): scratch of a fast kernel, not used here"""
-    nn(a.T, b, out)
+def tn(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> None:
+    """out (M, N) = a (K, M)^T b (K, N)"""
+    nn(a.T, b, scratch[:0], False, scratch, out)
+
+
+def nn_scratch(rows: int, columns: int, depth: int) -> int:
+    """Numbers of scratch for out (rows, columns) and sums of `depth` products."""
+    return 0
+
+
+nt_scratch = tn_scratch = nn_scratch

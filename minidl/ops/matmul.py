@@ -17,19 +17,15 @@ if TYPE_CHECKING:
     from minidl.tensor import Tensor
 
 
-def transposed_product(device: Device, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (K, M)^T b (K, N), with the scratch that the kernel wants"""
-    device.matmul.tn(a, b, device.empty((a.shape[1], a.shape[0]), a.dtype), out)
-
-
 class MatMul(Function):
     """y[i] = a[i] @ b[i] for a batch of matrices: a (B, M, K), b (B, K, N), y (B, M, N)."""
 
     def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         self.a, self.b = a, b
         y = self.device.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+        no_bias = self.device.empty((0,), a.dtype)
         for i in range(len(y)):
-            self.device.matmul.nn(a[i], b[i], y[i])
+            product(self.device, a[i], b[i], no_bias, y[i])
         return y
 
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
@@ -37,7 +33,7 @@ class MatMul(Function):
         db = self.device.empty(self.b.shape, dy.dtype) if self.needs[1] else None
         for i in range(len(dy)):
             if da is not None:
-                self.device.matmul.nt(dy[i], self.b[i], da[i])
+                product_with_transposed(self.device, dy[i], self.b[i], da[i])
             if db is not None:
                 transposed_product(self.device, self.a[i], dy[i], db[i])
         return da, db
@@ -49,20 +45,36 @@ class Linear(Function):
     def forward(self, x: np.ndarray, w: np.ndarray, *bias: np.ndarray) -> np.ndarray:
         self.x, self.w = x, w
         y = self.device.empty((x.shape[0], w.shape[1]), x.dtype)
-        self.device.matmul.nn(x, w, y)
-        for b in bias:
-            self.device.elementwise.add_bias(b, y)
+        product(self.device, x, w, bias[0] if bias else self.device.empty((0,), x.dtype), y)
         return y
 
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
         dx = dw = None
         if self.needs[0]:
             dx = self.device.empty(self.x.shape, dy.dtype)
-            self.device.matmul.nt(dy, self.w, dx)
+            product_with_transposed(self.device, dy, self.w, dx)
         if self.needs[1]:
             dw = self.device.empty(self.w.shape, dy.dtype)
             transposed_product(self.device, self.x, dy, dw)
         return dx, dw, *(reduce_sum(self.device, dy, (0,)) if need else None for need in self.needs[2:])
+
+
+def product(device: Device, a: np.ndarray, b: np.ndarray, bias: np.ndarray, out: np.ndarray) -> None:
+    """out (M, N) = a (M, K) b (K, N) [+ bias (N,)]"""
+    scratch = device.empty((device.matmul.nn_scratch(*out.shape, a.shape[1]),), a.dtype)
+    device.matmul.nn(a, b, bias, False, scratch, out)
+
+
+def product_with_transposed(device: Device, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out (M, N) = a (M, K) b (N, K)^T"""
+    scratch = device.empty((device.matmul.nt_scratch(*out.shape, a.shape[1]),), a.dtype)
+    device.matmul.nt(a, b, scratch, out)
+
+
+def transposed_product(device: Device, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """out (M, N) = a (K, M)^T b (K, N)"""
+    scratch = device.empty((device.matmul.tn_scratch(*out.shape, a.shape[0]),), a.dtype)
+    device.matmul.tn(a, b, scratch, out)
 
 
 def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
