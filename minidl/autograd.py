@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidl.device import acting
 from minidl.errors import MinidlError, ShapeError
 
 if TYPE_CHECKING:
@@ -90,10 +91,10 @@ class Function:
                     f"{tensor.device.name} do not mix: convert {how}"
                 )
         function = cls()
-        function.device = first.device
+        function.device = acting(first.device)
         function.needs = tuple(tensor.requires_grad for tensor in inputs)
         y = function.forward(*(tensor._data for tensor in inputs), **options)
-        output = type(first).wrap(np.asarray(y, first.dtype, order="C"), first.device)
+        output = type(first).wrap(np.asanyarray(y, first.dtype, order="C"), first.device)
         if any(function.needs) and grad_enabled():
             function.inputs, function.order = inputs, next(_clock)
             output.requires_grad, output.creator = True, function
@@ -115,10 +116,13 @@ def backward(output: Tensor, gradient: np.ndarray | Tensor | None = None, retain
     if gradient is None:
         if output.size != 1:
             raise ShapeError(f"backward: {output.shape} is not a single number; reduce it first, or give a gradient")
-        gradient = np.ones(output.shape, output.dtype)
-    dy = np.asarray(gradient, output.dtype, order="C")
-    if dy.shape != output.shape:
-        raise ShapeError(f"backward: gradient {dy.shape} for an output of shape {output.shape}")
+        device = acting(output.device)
+        dy = device.empty(output.shape, output.dtype)
+        device.elementwise.fill(1.0, dy.reshape(-1))
+    else:
+        dy = np.asanyarray(gradient, output.dtype, order="C")
+        if dy.shape != output.shape:
+            raise ShapeError(f"backward: gradient {dy.shape} for an output of shape {output.shape}")
 
     waiting: dict[Function, np.ndarray] = {}  # dL/d(output of that function), as far as summed
     _deliver(output, dy, waiting)
@@ -134,7 +138,7 @@ def backward(output: Tensor, gradient: np.ndarray | Tensor | None = None, retain
                         f"{type(function).__name__}.backward: a gradient of shape {np.shape(dx)} for an input of shape "
                         f"{tensor.shape}; they must be equal"
                     )
-                _deliver(tensor, np.asarray(dx, tensor.dtype, order="C"), waiting)
+                _deliver(tensor, np.asanyarray(dx, tensor.dtype, order="C"), waiting)
         if not retain_graph:
             function.release()
 
@@ -162,8 +166,9 @@ def _deliver(tensor: Tensor, dx: np.ndarray, waiting: dict[Function, np.ndarray]
     if tensor.creator is None:
         tensor.accumulate(dx)
     elif tensor.creator in waiting:
-        total = tensor.device.empty(dx.shape, dx.dtype)  # not in place: dx may be somebody else's array too
-        tensor.device.elementwise.add(waiting[tensor.creator].ravel(), dx.ravel(), total.ravel())
+        device = acting(tensor.device)
+        total = device.empty(dx.shape, dx.dtype)  # not in place: dx may be somebody else's array too
+        device.elementwise.add(waiting[tensor.creator].ravel(), dx.ravel(), total.ravel())
         waiting[tensor.creator] = total
     else:
         waiting[tensor.creator] = dx

@@ -12,6 +12,7 @@ kind of device is a new file beside these two, with the same names and signature
 from __future__ import annotations
 
 import importlib
+import threading
 from types import ModuleType
 from typing import ClassVar
 
@@ -21,6 +22,8 @@ from minidl.errors import ConfigError
 
 DEVICES = ("cpu", "reference")
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+
+recording = threading.local()  # .recorder: what stands in for a device in this thread (see recorder.py)
 
 
 class Device:
@@ -54,8 +57,17 @@ class Device:
     def zeros(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
         return np.zeros(shape, dtype)
 
+    def copy(self, source: np.ndarray, target: np.ndarray) -> None:
+        """target = source, both contiguous and of one shape"""
+        target[...] = source
+
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
+
+
+def acting(device: Device) -> Device:
+    """The device itself, or what records in its place."""
+    return getattr(recording, "recorder", None) or device
 
 
 def aligned(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:

@@ -67,6 +67,13 @@ def accumulate(x: ndarray, out: ndarray) -> None:
 
 
 @jit
+def fill(value: float, out: ndarray) -> None:
+    number = out.dtype.type(value)
+    for i in range(out.size):
+        out[i] = number
+
+
+@jit
 def add_bias(bias: ndarray, out: ndarray) -> None:
     for row in range(out.shape[0]):
         y = out[row]

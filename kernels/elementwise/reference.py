@@ -15,6 +15,7 @@ __all__ = [
     "affine",
     "divide",
     "exp",
+    "fill",
     "log",
     "maximum",
     "maximum_backward",
@@ -74,6 +75,12 @@ def accumulate(x: np.ndarray, out: np.ndarray) -> None:
     """out += x"""
     for i in range(out.size):
         out[i] += x[i]
+
+
+def fill(value: float, out: np.ndarray) -> None:
+    """out = value, a number, everywhere"""
+    for i in range(out.size):
+        out[i] = value
 
 
 def add_bias(bias: np.ndarray, out: np.ndarray) -> None:
