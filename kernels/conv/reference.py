@@ -15,16 +15,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-__all__ = [
-    "backward_input",
-    "backward_weight",
-    "forward",
-    "grouped_backward_input",
-    "grouped_backward_weight",
-    "grouped_forward",
-]
+__all__ = ["backward_input", "backward_weight", "forward"]
 
 Pair = tuple[int, int]  # (vertical, horizontal)
+Shape = tuple[int, int, int, int]
 Terms = Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 
@@ -45,68 +39,52 @@ def _terms(
                         yield (n, h, w, o // group_outputs * channels + c), (u, v, c, o), (n, i, j, o)
 
 
-def grouped_forward(
-    x: np.ndarray, weight: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, y: np.ndarray
-) -> None:
-    """y = x * weight"""
+def forward_scratch(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
+) -> int:
+    """How many numbers of scratch a kernel wants: these loops none."""
+    return 0
+
+
+backward_input_scratch = backward_weight_scratch = forward_scratch
+
+
+def forward(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, scale: np.ndarray, shift: np.ndarray, relu: bool,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: np.ndarray, y: np.ndarray,
+) -> None:  # fmt: skip
+    """y = conv(x, weight) [+ bias (O,)] [* scale (O,) + shift (O,)] [relu]
+
+    bias, or scale and shift: of size 0 where they are not wanted. winograd: whether a fast kernel may take a form that
+    rounds more (kernels/conv/WINOGRAD.md). scratch: memory of a fast kernel.
+    """
     y[...] = 0
     for at_x, at_weight, at_y in _terms(x, weight, y, groups, stride, padding, dilation):
         y[at_y] += x[at_x] * weight[at_weight]
+    if bias.size:
+        y += bias
+    if scale.size:
+        y *= scale
+        y += shift
+    if relu:
+        y[y < 0] = 0
 
 
-def grouped_backward_input(
-    dy: np.ndarray, weight: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, dx: np.ndarray
-) -> None:
+def backward_input(
+    dy: np.ndarray, weight: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    winograd: bool, scratch: np.ndarray, dx: np.ndarray,
+) -> None:  # fmt: skip
     """dx = dL/dx"""
     dx[...] = 0
     for at_x, at_weight, at_y in _terms(dx, weight, dy, groups, stride, padding, dilation):
         dx[at_x] += dy[at_y] * weight[at_weight]
 
 
-def grouped_backward_weight(
-    x: np.ndarray, dy: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, dweight: np.ndarray
-) -> None:
+def backward_weight(
+    x: np.ndarray, dy: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    winograd: bool, scratch: np.ndarray, dweight: np.ndarray,
+) -> None:  # fmt: skip
     """dweight = dL/dweight"""
     dweight[...] = 0
     for at_x, at_weight, at_y in _terms(x, dweight, dy, groups, stride, padding, dilation):
         dweight[at_weight] += x[at_x] * dy[at_y]
-
-
-def forward(
-    x: np.ndarray,
-    weight: np.ndarray,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    columns: np.ndarray,
-    y: np.ndarray,
-) -> None:
-    """One group. columns: scratch of a fast kernel (kernels/conv/cpu.py), not used here."""
-    grouped_forward(x, weight, 1, stride, padding, dilation, y)
-
-
-def backward_input(
-    dy: np.ndarray,
-    weight: np.ndarray,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    columns: np.ndarray,
-    dx: np.ndarray,
-) -> None:
-    """One group; columns as in forward."""
-    grouped_backward_input(dy, weight, 1, stride, padding, dilation, dx)
-
-
-def backward_weight(
-    x: np.ndarray,
-    dy: np.ndarray,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-    columns: np.ndarray,
-    partial: np.ndarray,
-    dweight: np.ndarray,
-) -> None:
-    """One group; columns as in forward; partial: scratch as well."""
-    grouped_backward_weight(x, dy, 1, stride, padding, dilation, dweight)

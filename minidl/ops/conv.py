@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +16,13 @@ if TYPE_CHECKING:
 
 Pair = tuple[int, int]  # (vertical, horizontal)
 
-TASKS = 16  # blocks of images in flight: a fixed number, so that bits do not depend on the number of threads
-ROWS = 256  # a block is so many images that it has about this many output pixels
+_winograd = True
+
+
+def winograd(enabled: bool) -> None:
+    """Whether convolutions may be computed in Winograd's form: faster, and rounded more (kernels/conv/WINOGRAD.md)."""
+    global _winograd
+    _winograd = enabled
 
 
 class Conv2d(Function):
@@ -30,46 +36,31 @@ class Conv2d(Function):
         dilation: Pair,
         groups: int,
     ) -> np.ndarray:
-        self.x, self.weight, self.groups = x, weight, groups
-        self.geometry = stride, padding, dilation
+        conv = self.device.conv
+        self.x, self.weight = x, weight
+        self.options = groups, stride, padding, dilation, _winograd
         out = (
             output_length(x.shape[1 + axis], weight.shape[axis], stride[axis], padding[axis], dilation[axis])
             for axis in (0, 1)
         )
         y = self.device.empty((x.shape[0], *out, weight.shape[3]), x.dtype)
-        if groups == 1:
-            self.device.conv.forward(x, weight, *self.geometry, self.columns(y), y)
-        else:
-            self.device.conv.grouped_forward(x, weight, groups, *self.geometry, y)
-        for b in bias:
-            self.device.elementwise.add_bias(b, y.reshape(-1, y.shape[3]))
+        none = self.device.empty((0,), x.dtype)
+        b = bias[0] if bias else none
+        conv.forward(x, weight, b, none, none, False, *self.options, self.scratch(conv.forward_scratch), y)
         return y
 
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
         conv, x, weight = self.device.conv, self.x, self.weight
         dx = self.device.empty(x.shape, dy.dtype) if self.needs[0] else None
         dw = self.device.empty(weight.shape, dy.dtype) if self.needs[1] else None
-        if self.groups == 1:
-            columns = self.columns(dy)
-            if dx is not None:
-                conv.backward_input(dy, weight, *self.geometry, columns, dx)
-            if dw is not None:
-                partial = self.device.empty((columns.shape[0], 2, columns.shape[3], weight.shape[3]), dy.dtype)
-                conv.backward_weight(x, dy, *self.geometry, columns, partial, dw)
-        else:
-            if dx is not None:
-                conv.grouped_backward_input(dy, weight, self.groups, *self.geometry, dx)
-            if dw is not None:
-                conv.grouped_backward_weight(x, dy, self.groups, *self.geometry, dw)
+        if dx is not None:
+            conv.backward_input(dy, weight, *self.options, self.scratch(conv.backward_input_scratch), dx)
+        if dw is not None:
+            conv.backward_weight(x, dy, *self.options, self.scratch(conv.backward_weight_scratch), dw)
         return dx, dw, *(reduce_sum(self.device, dy, (0, 1, 2)) if need else None for need in self.needs[2:])
 
-    def columns(self, y: np.ndarray) -> np.ndarray:
-        """Scratch for unrolled patches: (tasks, images a block, output pixels, kh kw C)."""
-        images, pixels = y.shape[0], y.shape[1] * y.shape[2]
-        tasks = max(1, min(TASKS, images))
-        block = max(1, min(images // tasks, ROWS // pixels))
-        kernel_height, kernel_width, channels, _ = self.weight.shape
-        return self.device.empty((tasks, block, pixels, kernel_height * kernel_width * channels), y.dtype)
+    def scratch(self, size: Callable[..., int]) -> np.ndarray:
+        return self.device.empty((size(self.x.shape, self.weight.shape, *self.options),), self.x.dtype)
 
 
 def output_length(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:

@@ -1,27 +1,34 @@
 from __future__ import annotations
 
 from kernel_cases import Arguments, Arrays, Cases
+from minidl.kernels.conv import cpu
+from minidl.ops.conv import output_length
 
 
 def cases(a: Arrays) -> Cases:
-    for image, kernel, outputs, groups, stride, padding, dilation, out in (
-        ((1, 1, 1, 1), (1, 1), 1, 1, (1, 1), (0, 0), (1, 1), (1, 1)),
-        ((7, 7, 9, 2), (3, 2), 5, 1, (2, 1), (1, 1), (1, 1), (4, 10)),
-        ((2, 8, 7, 3), (3, 3), 2, 1, (1, 2), (0, 2), (2, 1), (4, 5)),
-        ((2, 5, 6, 4), (3, 1), 6, 2, (1, 2), (1, 0), (1, 1), (5, 3)),
-        ((2, 5, 5, 3), (3, 3), 3, 3, (1, 1), (2, 2), (2, 2), (5, 5)),  # depthwise
+    for image, kernel, outputs, groups, stride, padding, dilation in (
+        ((1, 1, 1, 1), (1, 1), 1, 1, (1, 1), (0, 0), (1, 1)),
+        ((7, 7, 9, 2), (3, 2), 5, 1, (2, 1), (1, 1), (1, 1)),
+        ((2, 8, 7, 3), (3, 3), 2, 1, (1, 2), (0, 2), (2, 1)),
+        ((2, 5, 6, 4), (3, 1), 6, 2, (1, 2), (1, 0), (1, 1)),
+        ((2, 5, 5, 3), (3, 3), 3, 3, (1, 1), (2, 2), (2, 2)),  # depthwise
     ):
+        out = tuple(output_length(image[1 + i], kernel[i], stride[i], padding[i], dilation[i]) for i in (0, 1))
         x, y = a.normal(*image), a.normal(image[0], *out, outputs)
         weight = a.normal(*kernel, image[3] // groups, outputs)
-        window: Arguments = dict(stride=stride, padding=padding, dilation=dilation)
-        if groups == 1:
-            patch = kernel[0] * kernel[1] * image[3]
-            # two tasks, that take one image at a time, or two: of 7 images one is left over
-            window["columns"] = a.empty(2, 1 + image[0] % 2, out[0] * out[1], patch)
-            name, partial = "", dict(partial=a.empty(2, 2, patch, outputs))
-        else:
-            window["groups"] = groups
-            name, partial = "grouped_", {}
-        yield name + "forward", dict(x=x, weight=weight, **window, y=a.empty(*y.shape))
-        yield name + "backward_input", dict(dy=y, weight=weight, **window, dx=a.empty(*x.shape))
-        yield name + "backward_weight", dict(x=x, dy=y, **window, **partial, dweight=a.empty(*weight.shape))
+        for winograd in (False, True):
+            options: Arguments = dict(
+                groups=groups, stride=stride, padding=padding, dilation=dilation, winograd=winograd
+            )
+            geometry = x.shape, weight.shape, *options.values()
+            scratch = dict(scratch=a.empty(cpu.forward_scratch(*geometry)))
+            for bias, scaled, relu in ((0, 0, False), (1, 0, True), (0, 1, False), (1, 1, True)):
+                epilogue = dict(
+                    bias=a.normal(outputs * bias), scale=a.positive(outputs * scaled), shift=a.normal(outputs * scaled)
+                )
+                arguments = dict(x=x, weight=weight, **epilogue, relu=relu, **options, **scratch)
+                yield "forward", dict(**arguments, y=a.empty(*y.shape))
+            scratch = dict(scratch=a.empty(cpu.backward_input_scratch(*geometry)))
+            yield "backward_input", dict(dy=y, weight=weight, **options, **scratch, dx=a.empty(*x.shape))
+            scratch = dict(scratch=a.empty(cpu.backward_weight_scratch(*geometry)))
+            yield "backward_weight", dict(x=x, dy=y, **options, **scratch, dweight=a.empty(*weight.shape))
