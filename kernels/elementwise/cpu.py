@@ -67,6 +67,12 @@ def accumulate(x: ndarray, out: ndarray) -> None:
 
 
 @jit
+def copy(x: ndarray, out: ndarray) -> None:
+    for i in range(out.size):
+        out[i] = x[i]
+
+
+@jit
 def fill(value: float, out: ndarray) -> None:
     number = out.dtype.type(value)
     for i in range(out.size):

@@ -13,6 +13,7 @@ __all__ = [
     "add",
     "add_bias",
     "affine",
+    "copy",
     "divide",
     "exp",
     "fill",
@@ -75,6 +76,12 @@ def accumulate(x: np.ndarray, out: np.ndarray) -> None:
     """out += x"""
     for i in range(out.size):
         out[i] += x[i]
+
+
+def copy(x: np.ndarray, out: np.ndarray) -> None:
+    """out = x"""
+    for i in range(out.size):
+        out[i] = x[i]
 
 
 def fill(value: float, out: np.ndarray) -> None:

@@ -14,6 +14,7 @@ def cases(a: Arrays) -> Cases:
             da=a.empty(n), db=a.empty(n),
         )  # fmt: skip
         yield "affine", dict(x=a.normal(n), scale=0.3, shift=-2.0, out=a.empty(n))
+        yield "copy", dict(x=a.normal(n), out=a.empty(n))
         yield "fill", dict(value=0.1, out=a.empty(n))
         yield "accumulate", dict(x=a.normal(n), out=a.normal(n))
         yield "add_bias", dict(bias=a.normal(n % 64), out=a.normal(n // 64 + 1, n % 64))
