@@ -107,7 +107,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(folder: str, kernel: str) -
 PASS_NAN_ON = {
     "activation": ("relu", "leaky_relu", "gelu", "silu", "tanh", "sigmoid"),
     "elementwise": ("maximum", "sqrt", "exp"),
-    "norm": ("batch_norm", "batch_norm_eval", "layer_norm"),
+    "norm": ("affine", "batch_norm", "layer_norm"),
     "pool": ("max_pool", "average_pool"),
     "reduce": ("sum", "maximum"),
     "softmax": ("softmax", "log_softmax", "cross_entropy"),

@@ -1,8 +1,11 @@
 """Batch and layer normalisation: two passes over memory each, the rows shared out among the threads.
 
-The rows are split into CHUNKS blocks, always the same number: each block sums into float64 numbers of its
-own, and these are added in the blocks' order, so that results do not depend on the number of threads.
-Rows are walked in order with the contiguous channels innermost, as memory likes it.
+Channels are contiguous, so that vectors go over them. Rows are short, though (16 numbers in the first stage of a
+ResNet), and a loop over 16 numbers is mostly beginning and end. So several rows are taken as one `wide` row, which they
+are in memory, and what belongs to the channels (mean, scale, sums) is repeated to the same width.
+
+The rows are split into blocks. Sums: as many blocks as the caller gives room for, each in float64 numbers of its own,
+which are added in the blocks' order: results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -16,24 +19,58 @@ from minidl.jit import jit, parallel_jit, prange
 
 from .reference import __all__ as __all__
 
-CHUNKS = 32
+WIDE = 512  # numbers in a wide row, about
+BLOCK = 16384  # numbers that are worth a task of their own
+BLOCKS = 64  # at most
 
 
 @jit
-def _block(a: ndarray, chunk: int) -> ndarray:
-    """The chunk-th of CHUNKS blocks of rows."""
+def _blocks(x: ndarray) -> int:
+    return max(1, min(BLOCKS, x.size // BLOCK))
+
+
+@jit
+def _block(a: ndarray, k: int, blocks: int) -> ndarray:
+    """The k-th block of rows."""
     rows = a.shape[0]
-    return a[rows * chunk // CHUNKS : rows * (chunk + 1) // CHUNKS]
+    return a[rows * k // blocks : rows * (k + 1) // blocks]
+
+
+@jit
+def _width(channels: int) -> int:
+    """Of a wide row: whole rows, at least one."""
+    return max(1, channels) * max(1, WIDE // max(1, channels))
+
+
+@jit
+def _repeat(values: ndarray, width: int) -> ndarray:
+    """values (C,), values, ... up to the width of a wide row"""
+    repeated = np.empty(width, values.dtype)
+    for start in range(0, width, max(1, values.size)):
+        repeated[start : start + values.size] = values
+    return repeated
+
+
+@jit
+def _fold(wide: ndarray, sums: ndarray) -> None:
+    """sums (2, C) = the sums of a wide row (2, width), over the rows in it"""
+    channels = sums.shape[1]
+    sums[:] = 0
+    for k in range(2):
+        for start in range(0, wide.shape[1], max(1, channels)):
+            part = wide[k, start : start + channels]
+            for c in range(channels):
+                sums[k, c] += part[c]
 
 
 @jit
 def _total(partial: ndarray) -> ndarray:
-    """The sum of partial (CHUNKS, 2, C) over the chunks, in their order: (2, C)."""
-    total = np.zeros_like(partial[0])
-    for chunk in range(CHUNKS):
+    """The sum of partial (blocks, 2, C) over the blocks, in their order, in place of the first: (2, C)"""
+    total = partial[0]
+    for block in range(1, partial.shape[0]):
         for k in range(2):
             for c in range(total.shape[1]):
-                total[k, c] += partial[chunk, k, c]
+                total[k, c] += partial[block, k, c]
     return total
 
 
@@ -43,49 +80,61 @@ def _total(partial: ndarray) -> ndarray:
 @jit
 def _sum_moments(x: ndarray, origin: ndarray, sums: ndarray) -> None:
     """sums (2, C) = sum of (x - origin), sum of (x - origin)^2, over the rows"""
-    sums[:] = 0
-    first, second = sums[0], sums[1]
-    for r in range(x.shape[0]):
-        row = x[r]
-        for c in range(row.size):
-            distance = row[c] - origin[c]
-            first[c] += distance
-            second[c] += distance * distance
+    width = _width(x.shape[1])
+    origin = _repeat(origin, width)
+    wide = np.zeros((2, width))
+    first, second = wide[0], wide[1]
+    numbers = x.reshape(x.size)
+    for start in range(0, numbers.size, width):
+        row = numbers[start : start + width]
+        for i in range(row.size):
+            distance = row[i] - origin[i]
+            first[i] += distance
+            second[i] += distance * distance
+    _fold(wide, sums)
 
 
 @parallel_jit
-def _moments(x: ndarray, origin: ndarray) -> ndarray:
-    partial = np.empty((CHUNKS, 2, x.shape[1]))
-    for chunk in prange(CHUNKS):
-        _sum_moments(_block(x, chunk), origin, partial[chunk])
-    return _total(partial)
+def _moments(x: ndarray, origin: ndarray, partial: ndarray) -> None:
+    blocks = partial.shape[0]
+    for k in prange(blocks):
+        _sum_moments(_block(x, k, blocks), origin, partial[k])
 
 
 @jit
-def _affine(x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, y: ndarray) -> None:
-    for r in range(x.shape[0]):
-        x_row, y_row = x[r], y[r]
-        for c in range(x_row.size):
-            y_row[c] = (x_row[c] - mean[c]) * scale[c] + bias[c]
+def _normalize_block(
+    x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, y: ndarray
+) -> None:
+    width = _width(x.shape[1])
+    mean, scale, bias = _repeat(mean, width), _repeat(scale, width), _repeat(bias, width)
+    zero = x.dtype.type(0)
+    numbers, results = x.reshape(x.size), y.reshape(y.size)
+    for start in range(0, numbers.size, width):
+        row, result = numbers[start : start + width], results[start : start + width]
+        for i in range(row.size):
+            value = (row[i] - mean[i]) * scale[i] + bias[i]
+            result[i] = zero if relu and value < zero else value
 
 
 @parallel_jit
-def _normalize(x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, y: ndarray) -> None:
-    """y = (x - mean) scale + bias"""
-    for chunk in prange(CHUNKS):
-        _affine(_block(x, chunk), mean, scale, bias, _block(y, chunk))
+def _normalize(x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, y: ndarray) -> None:
+    """y = (x - mean) scale + bias [relu]"""
+    blocks = _blocks(x)
+    for k in prange(blocks):
+        _normalize_block(_block(x, k, blocks), mean, scale, bias, relu, _block(y, k, blocks))
 
 
 @jit
 def batch_norm(
-    x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float,
-    running_mean: ndarray, running_var: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
+    x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, relu: bool,
+    running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     # One pass gives both moments. It is as accurate as two, because distances are taken from the first row: its
     # distance to the mean can cancel at most log2(rows) bits of the variance, to which it belongs itself.
     rows, channels = x.shape
     origin = x[0].astype(np.float64)
-    moments = _moments(x, origin)
+    _moments(x, origin, partial)
+    moments = _total(partial)
     scale = np.empty_like(weight)
     for c in range(channels):
         distance = moments[0, c] / rows
@@ -98,91 +147,132 @@ def batch_norm(
         scale[c] = rstd[c] * weight[c]
         running_mean[c] = (1 - momentum) * running_mean[c] + momentum * mean[c]
         running_var[c] = (1 - momentum) * running_var[c] + momentum * unbiased
-    _normalize(x, mean, scale, bias, y)
+    _normalize(x, mean, scale, bias, relu, y)
 
 
 @jit
-def batch_norm_eval(
-    x: ndarray, weight: ndarray, bias: ndarray, eps: float,
-    running_mean: ndarray, running_var: ndarray, y: ndarray,
-) -> None:  # fmt: skip
-    scale = np.empty_like(weight)
-    for c in range(weight.size):
-        scale[c] = weight[c] / math.sqrt(running_var[c] + eps)
-    _normalize(x, running_mean, scale, bias, y)
-
-
-@jit
-def _sum_gradient_moments(dy: ndarray, x: ndarray, mean: ndarray, sums: ndarray) -> None:
-    """sums (2, C) = sum of dy, sum of dy (x - mean), over the rows"""
-    sums[:] = 0
-    first, second = sums[0], sums[1]
-    for r in range(x.shape[0]):
-        dy_row, x_row = dy[r], x[r]
-        for c in range(x_row.size):
-            first[c] += dy_row[c]
-            second[c] += dy_row[c] * (x_row[c] - mean[c])
+def _sum_gradient_moments(
+    dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, sums: ndarray
+) -> None:
+    """sums (2, C) = sum of dy, sum of dy (x - mean), over the rows; with relu, where the output was positive"""
+    width = _width(x.shape[1])
+    mean, scale, bias = _repeat(mean, width), _repeat(scale, width), _repeat(bias, width)
+    wide = np.zeros((2, width))
+    first, second = wide[0], wide[1]
+    zero = x.dtype.type(0)
+    dys, numbers = dy.reshape(dy.size), x.reshape(x.size)
+    for start in range(0, numbers.size, width):
+        dy_row, row = dys[start : start + width], numbers[start : start + width]
+        for i in range(row.size):
+            distance = row[i] - mean[i]
+            passes = (not relu) | (distance * scale[i] + bias[i] > zero)
+            gradient = np.float64(dy_row[i] if passes else zero)
+            first[i] += gradient
+            second[i] += gradient * distance
+    _fold(wide, sums)
 
 
 @parallel_jit
-def _gradient_moments(dy: ndarray, x: ndarray, mean: ndarray) -> ndarray:
-    partial = np.empty((CHUNKS, 2, x.shape[1]))
-    for chunk in prange(CHUNKS):
-        _sum_gradient_moments(_block(dy, chunk), _block(x, chunk), mean, partial[chunk])
-    return _total(partial)
+def _gradient_moments(
+    dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, partial: ndarray
+) -> None:
+    blocks = partial.shape[0]
+    for k in prange(blocks):
+        _sum_gradient_moments(_block(dy, k, blocks), _block(x, k, blocks), mean, scale, bias, relu, partial[k])
 
 
 @jit
-def _add_affine(
-    dy: ndarray, x: ndarray, mean: ndarray, dy_scale: ndarray, x_scale: ndarray, shift: ndarray, dx: ndarray
-) -> None:
-    for r in range(x.shape[0]):
-        dy_row, x_row, dx_row = dy[r], x[r], dx[r]
-        for c in range(x_row.size):
-            dx_row[c] = dy_scale[c] * dy_row[c] + (x_scale[c] * (x_row[c] - mean[c]) + shift[c])
+def _input_gradient_block(
+    dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
+    constant: ndarray, dx: ndarray,
+) -> None:  # fmt: skip
+    width = _width(x.shape[1])
+    mean, scale, bias = _repeat(mean, width), _repeat(scale, width), _repeat(bias, width)
+    slope, constant = _repeat(slope, width), _repeat(constant, width)
+    zero = x.dtype.type(0)
+    dys, numbers, dxs = dy.reshape(dy.size), x.reshape(x.size), dx.reshape(dx.size)
+    for start in range(0, numbers.size, width):
+        dy_row, row, dx_row = dys[start : start + width], numbers[start : start + width], dxs[start : start + width]
+        for i in range(row.size):
+            distance = row[i] - mean[i]
+            passes = (not relu) | (distance * scale[i] + bias[i] > zero)
+            gradient = dy_row[i] if passes else zero
+            dx_row[i] = scale[i] * gradient + (slope[i] * distance + constant[i])
 
 
 @parallel_jit
 def _input_gradient(
-    dy: ndarray, x: ndarray, mean: ndarray, dy_scale: ndarray, x_scale: ndarray, shift: ndarray, dx: ndarray
-) -> None:
-    """dx = dy_scale dy + x_scale (x - mean) + shift"""
-    for chunk in prange(CHUNKS):
-        _add_affine(_block(dy, chunk), _block(x, chunk), mean, dy_scale, x_scale, shift, _block(dx, chunk))
+    dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
+    constant: ndarray, dx: ndarray,
+) -> None:  # fmt: skip
+    """dx = scale dy + slope (x - mean) + constant; with relu, dy where the output was positive"""
+    blocks = _blocks(x)
+    for k in prange(blocks):
+        _input_gradient_block(
+            _block(dy, k, blocks), _block(x, k, blocks), mean, scale, bias, relu, slope, constant,
+            _block(dx, k, blocks),
+        )  # fmt: skip
 
 
 @jit
 def batch_norm_backward(
-    dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray,
-    dx: ndarray, dweight: ndarray, dbias: ndarray,
+    dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
+    partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
     # For each channel dx is linear in dy and x: weight rstd (dy - dbias / rows - (x - mean) rstd dweight / rows).
     rows, channels = x.shape
-    moments = _gradient_moments(dy, x, mean)
-    dy_scale, x_scale, shift = np.empty_like(weight), np.empty_like(weight), np.empty_like(weight)
+    scale, slope, constant = np.empty_like(weight), np.empty_like(weight), np.empty_like(weight)
+    for c in range(channels):
+        scale[c] = rstd[c] * weight[c]  # as in the forward pass: relu asks for the same output, bit by bit
+    _gradient_moments(dy, x, mean, scale, bias, relu, partial)
+    moments = _total(partial)
     for c in range(channels):
         dbias[c] = moments[0, c]
         dweight[c] = moments[1, c] * rstd[c]
-        dy_scale[c] = weight[c] * rstd[c]
-        x_scale[c] = -dy_scale[c] * rstd[c] * dweight[c] / rows
-        shift[c] = -dy_scale[c] * dbias[c] / rows
-    _input_gradient(dy, x, mean, dy_scale, x_scale, shift, dx)
+        slope[c] = -scale[c] * rstd[c] * dweight[c] / rows
+        constant[c] = -scale[c] * dbias[c] / rows
+    _input_gradient(dy, x, mean, scale, bias, relu, slope, constant, dx)
+
+
+# Batch normalisation with given statistics: an affine map of each channel
 
 
 @jit
-def batch_norm_eval_backward(
-    dy: ndarray, x: ndarray, weight: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
-    dx: ndarray, dweight: ndarray, dbias: ndarray,
+def fold(
+    weight: ndarray, bias: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
+    scale: ndarray, shift: ndarray,
 ) -> None:  # fmt: skip
-    moments = _gradient_moments(dy, x, running_mean)
-    dy_scale = np.empty_like(weight)
-    constant = np.zeros_like(weight)  # the statistics do not move with x: its terms vanish
     for c in range(weight.size):
-        rstd = 1 / math.sqrt(running_var[c] + eps)
-        dbias[c] = moments[0, c]
-        dweight[c] = moments[1, c] * rstd
-        dy_scale[c] = weight[c] * rstd
-    _input_gradient(dy, x, running_mean, dy_scale, constant, constant, dx)
+        scale[c] = weight[c] / math.sqrt(running_var[c] + eps)
+        shift[c] = bias[c] - np.float64(running_mean[c]) * scale[c]
+
+
+@jit
+def fold_backward(
+    dscale: ndarray, dshift: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
+    dweight: ndarray, dbias: ndarray,
+) -> None:  # fmt: skip
+    for c in range(dweight.size):
+        dweight[c] = (dscale[c] - running_mean[c] * dshift[c]) / math.sqrt(running_var[c] + eps)
+        dbias[c] = dshift[c]
+
+
+@jit
+def affine(x: ndarray, scale: ndarray, shift: ndarray, relu: bool, y: ndarray) -> None:
+    _normalize(x, np.zeros_like(scale), scale, shift, relu, y)
+
+
+@jit
+def affine_backward(
+    dy: ndarray, x: ndarray, scale: ndarray, shift: ndarray, relu: bool, partial: ndarray,
+    dx: ndarray, dscale: ndarray, dshift: ndarray,
+) -> None:  # fmt: skip
+    zeros = np.zeros_like(scale)  # the mean; and the statistics do not move with x: their terms vanish
+    _gradient_moments(dy, x, zeros, scale, shift, relu, partial)
+    moments = _total(partial)
+    for c in range(scale.size):
+        dshift[c], dscale[c] = moments[0, c], moments[1, c]
+    _input_gradient(dy, x, zeros, scale, shift, relu, zeros, zeros, dx)
 
 
 # Layer normalisation
@@ -212,10 +302,12 @@ def _layer_norm_rows(
 def layer_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, mean: ndarray, rstd: ndarray, y: ndarray
 ) -> None:
-    for chunk in prange(CHUNKS):
+    blocks = _blocks(x)
+    for k in prange(blocks):
         _layer_norm_rows(
-            _block(x, chunk), weight, bias, eps, _block(mean, chunk), _block(rstd, chunk), _block(y, chunk)
-        )
+            _block(x, k, blocks), weight, bias, eps, _block(mean, k, blocks), _block(rstd, k, blocks),
+            _block(y, k, blocks),
+        )  # fmt: skip
 
 
 @jit
@@ -244,14 +336,14 @@ def _layer_norm_backward_rows(
 
 @parallel_jit
 def layer_norm_backward(
-    dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray,
+    dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray, partial: ndarray,
     dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    partial = np.empty((CHUNKS, 2, x.shape[1]))
-    for chunk in prange(CHUNKS):
+    blocks = partial.shape[0]
+    for k in prange(blocks):
         _layer_norm_backward_rows(
-            _block(dy, chunk), _block(x, chunk), weight, _block(mean, chunk), _block(rstd, chunk),
-            _block(dx, chunk), partial[chunk],
+            _block(dy, k, blocks), _block(x, k, blocks), weight, _block(mean, k, blocks), _block(rstd, k, blocks),
+            _block(dx, k, blocks), partial[k],
         )  # fmt: skip
     total = _total(partial)
     for c in range(x.shape[1]):

@@ -2,7 +2,8 @@
 
 x, y, dx, dy (rows, C); an image batch (N, H, W, C) comes as N * H * W rows. weight, bias and their gradients (C,).
 rstd is 1 / sqrt(variance + eps), kept for the backward pass. Variances are those of the sample (divided by
-the count), except where said otherwise.
+the count), except where said otherwise. relu: values below 0 become 0 at the end, and no gradient passes there.
+partial: scratch of a fast kernel, not used here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from numpy import ndarray
 
 __all__ = [
-    "batch_norm", "batch_norm_backward", "batch_norm_eval", "batch_norm_eval_backward",
+    "affine", "affine_backward", "batch_norm", "batch_norm_backward", "fold", "fold_backward",
     "layer_norm", "layer_norm_backward",
 ]  # fmt: skip
 
@@ -23,11 +24,15 @@ def _mean_and_variance(values: ndarray) -> tuple[float, float]:
     return mean, sum((value - mean) ** 2 for value in values) / len(values)
 
 
+def _rectified(value: float, relu: bool) -> float:
+    return 0.0 if relu and value < 0 else value
+
+
 def batch_norm(
-    x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float,
-    running_mean: ndarray, running_var: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
+    x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, relu: bool,
+    running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """y = (x - mean) rstd weight + bias, with mean and rstd (C,) of this batch (Ioffe, Szegedy 2015).
+    """y = (x - mean) rstd weight + bias [relu], with mean and rstd (C,) of this batch (Ioffe, Szegedy 2015).
 
     running = (1 - momentum) running + momentum batch, for the mean and for the unbiased variance (divided by
     rows - 1), as in PyTorch. A single row has variance 0.
@@ -40,50 +45,73 @@ def batch_norm(
         running_mean[c] = (1 - momentum) * running_mean[c] + momentum * mean[c]
         running_var[c] = (1 - momentum) * running_var[c] + momentum * unbiased
         for r in range(rows):
-            y[r, c] = (x[r, c] - mean[c]) * rstd[c] * weight[c] + bias[c]
+            y[r, c] = _rectified((x[r, c] - mean[c]) * (rstd[c] * weight[c]) + bias[c], relu)
 
 
 def batch_norm_backward(
-    dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray,
-    dx: ndarray, dweight: ndarray, dbias: ndarray,
+    dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
+    partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
     """With z = (x - mean) rstd: dbias = sum dy, dweight = sum dy z (over the rows), and
 
     dx = weight rstd (dy - dbias / rows - z dweight / rows).
+
+    relu: dy counts where the output, computed once more, is above 0.
     """
     rows, channels = x.shape
     for c in range(channels):
-        dbias[c] = sum(dy[r, c] for r in range(rows))
-        dweight[c] = sum(dy[r, c] * (x[r, c] - mean[c]) * rstd[c] for r in range(rows))
+        passed = _passed(dy[:, c], (x[:, c] - mean[c]) * (rstd[c] * weight[c]) + bias[c], relu)
+        dbias[c] = sum(passed)
+        dweight[c] = sum(passed[r] * (x[r, c] - mean[c]) * rstd[c] for r in range(rows))
         for r in range(rows):
             z = (x[r, c] - mean[c]) * rstd[c]
-            dx[r, c] = weight[c] * rstd[c] * (dy[r, c] - dbias[c] / rows - z * dweight[c] / rows)
+            dx[r, c] = weight[c] * rstd[c] * (passed[r] - dbias[c] / rows - z * dweight[c] / rows)
 
 
-def batch_norm_eval(
-    x: ndarray, weight: ndarray, bias: ndarray, eps: float,
-    running_mean: ndarray, running_var: ndarray, y: ndarray,
+def _passed(dy: ndarray, y: ndarray, relu: bool) -> list[float]:
+    """What of dy (rows,) passes a relu whose input was y."""
+    return [dy[r] if y[r] > 0 or not relu else 0.0 for r in range(len(dy))]
+
+
+def fold(
+    weight: ndarray, bias: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
+    scale: ndarray, shift: ndarray,
 ) -> None:  # fmt: skip
-    """y = (x - running_mean) / sqrt(running_var + eps) weight + bias."""
+    """Batch norm with the running statistics is x * scale + shift: (x - mean) / sqrt(var + eps) weight + bias."""
+    for c in range(weight.size):
+        scale[c] = weight[c] / math.sqrt(running_var[c] + eps)
+        shift[c] = bias[c] - running_mean[c] * scale[c]
+
+
+def fold_backward(
+    dscale: ndarray, dshift: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
+    dweight: ndarray, dbias: ndarray,
+) -> None:  # fmt: skip
+    """Gradients of weight and bias from those of scale and shift, which are float64: dweight is their difference."""
+    for c in range(dweight.size):
+        dweight[c] = (dscale[c] - running_mean[c] * dshift[c]) / math.sqrt(running_var[c] + eps)
+        dbias[c] = dshift[c]
+
+
+def affine(x: ndarray, scale: ndarray, shift: ndarray, relu: bool, y: ndarray) -> None:
+    """y = x * scale + shift [relu]"""
+    for r in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            y[r, c] = _rectified(x[r, c] * scale[c] + shift[c], relu)
+
+
+def affine_backward(
+    dy: ndarray, x: ndarray, scale: ndarray, shift: ndarray, relu: bool, partial: ndarray,
+    dx: ndarray, dscale: ndarray, dshift: ndarray,
+) -> None:  # fmt: skip
+    """dx = dy scale; dscale = sum dy x, dshift = sum dy (over the rows), in float64"""
     rows, channels = x.shape
     for c in range(channels):
-        rstd = 1 / math.sqrt(running_var[c] + eps)
+        passed = _passed(dy[:, c], x[:, c] * scale[c] + shift[c], relu)
+        dscale[c] = sum(float(passed[r]) * float(x[r, c]) for r in range(rows))
+        dshift[c] = sum(float(gradient) for gradient in passed)
         for r in range(rows):
-            y[r, c] = (x[r, c] - running_mean[c]) * rstd * weight[c] + bias[c]
-
-
-def batch_norm_eval_backward(
-    dy: ndarray, x: ndarray, weight: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
-    dx: ndarray, dweight: ndarray, dbias: ndarray,
-) -> None:  # fmt: skip
-    """As batch_norm_backward, but the statistics are constants: dx = dy weight rstd."""
-    rows, channels = x.shape
-    for c in range(channels):
-        rstd = 1 / math.sqrt(running_var[c] + eps)
-        dbias[c] = sum(dy[r, c] for r in range(rows))
-        dweight[c] = sum(dy[r, c] * (x[r, c] - running_mean[c]) * rstd for r in range(rows))
-        for r in range(rows):
-            dx[r, c] = dy[r, c] * weight[c] * rstd
+            dx[r, c] = passed[r] * scale[c]
 
 
 def layer_norm(
@@ -99,7 +127,7 @@ def layer_norm(
 
 
 def layer_norm_backward(
-    dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray,
+    dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray, partial: ndarray,
     dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
     """With z = (x - mean) rstd and dz = dy weight: dbias = sum dy, dweight = sum dy z (over the rows), and

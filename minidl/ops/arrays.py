@@ -8,8 +8,9 @@ import numpy as np
 
 from minidl.device import Device
 
-CHUNKS = 16  # a long sum is split into as many parts: a fixed number, so that bits do not depend on threads
+CHUNKS = 32  # a long sum is split into as many parts: a fixed number, so that bits do not depend on threads
 ROWS = 64  # with at least so many summands in each, so that the parts' sums take little memory beside them
+NUMBERS = 8192  # and so many numbers: less is not worth a thread
 
 
 def strided_copy(
@@ -53,14 +54,18 @@ def runs(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     return found[::-1]
 
 
+def partial_sums(device: Device, rows: int, *shape: int) -> np.ndarray:
+    """Room for the sums of each part of so many rows of that shape: (parts, *shape), in float64."""
+    parts = max(1, min(CHUNKS, rows // ROWS, rows * math.prod(shape) // NUMBERS))
+    return device.empty((parts, *shape), np.dtype(np.float64))
+
+
 def reduce_sum(device: Device, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """x summed over the sorted axes, which disappear: one kernel call for each run of neighbours."""
     for run in runs(axes):
         out = device.empty(x.shape[: run[0]] + x.shape[run[-1] + 1 :], x.dtype)
         rows = middle(x, run)
         outer, n, inner = rows.shape
-        chunks = max(1, min(CHUNKS, n // ROWS))
-        partial = device.empty((chunks, outer, inner), np.dtype(np.float64))
-        device.reduce.sum(rows, partial, out.reshape(outer, inner))
+        device.reduce.sum(rows, partial_sums(device, n, outer, inner), out.reshape(outer, inner))
         x = out
     return x

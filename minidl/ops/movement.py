@@ -69,9 +69,8 @@ class Pad(Function):
     def forward(self, x: np.ndarray, widths: tuple[tuple[int, int], ...], value: float) -> np.ndarray:
         self.inside = tuple(slice(before, before + n) for (before, _), n in zip(widths, x.shape, strict=True))
         shape = tuple(before + n + after for (before, after), n in zip(widths, x.shape, strict=True))
-        out = self.device.zeros(shape, x.dtype)
-        if value:
-            out[...] = value
+        out = self.device.empty(shape, x.dtype)
+        self.device.elementwise.fill(value, out.reshape(-1))
         strided_copy(self.device, x, x, out, out[self.inside])
         return out
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from minidl.autograd import Function
 from minidl.errors import ShapeError
+from minidl.ops.arrays import partial_sums, strided_copy
 
 if TYPE_CHECKING:
     from minidl.tensor import Tensor
@@ -28,6 +29,11 @@ class Norm(Function):
         empty = self.device.empty
         return empty(dy.shape, dy.dtype), empty(self.weight.shape, dy.dtype), empty(self.weight.shape, dy.dtype)
 
+    def partial(self, x: np.ndarray) -> np.ndarray:
+        """Room for two sums over the rows of x."""
+        rows, channels = x.shape
+        return partial_sums(self.device, rows, 2, channels)
+
 
 class BatchNorm(Norm):
     """With the statistics of this batch; the running ones are brought up to date on the way."""
@@ -41,20 +47,24 @@ class BatchNorm(Norm):
         running_var: np.ndarray,
         momentum: float,
         eps: float,
+        relu: bool,
     ) -> np.ndarray:
-        self.x, self.weight = x, weight
+        self.x, self.weight, self.bias, self.relu = x, weight, bias, relu
         self.mean, self.rstd = self.device.empty(weight.shape, x.dtype), self.device.empty(weight.shape, x.dtype)
-        y = self.device.empty(x.shape, x.dtype)
+        y, rows = self.device.empty(x.shape, x.dtype), _rows(x)
         self.device.norm.batch_norm(
-            _rows(x), weight, bias, eps, momentum, running_mean, running_var, self.mean, self.rstd, _rows(y)
-        )
+            rows, weight, bias, eps, momentum, relu, running_mean, running_var,
+            self.partial(rows), self.mean, self.rstd, _rows(y),
+        )  # fmt: skip
         return y
 
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray, ...]:
         dx, dweight, dbias = self.gradients(dy)
+        rows = _rows(self.x)
         self.device.norm.batch_norm_backward(
-            _rows(dy), _rows(self.x), self.weight, self.mean, self.rstd, _rows(dx), dweight, dbias
-        )
+            _rows(dy), rows, self.weight, self.bias, self.mean, self.rstd, self.relu,
+            self.partial(rows), _rows(dx), dweight, dbias,
+        )  # fmt: skip
         return dx, dweight, dbias
 
 
@@ -69,18 +79,25 @@ class BatchNormEval(Norm):
         running_mean: np.ndarray,
         running_var: np.ndarray,
         eps: float,
+        relu: bool,
     ) -> np.ndarray:
-        self.x, self.weight = x, weight
-        self.eps, self.mean, self.var = eps, running_mean.copy(), running_var.copy()  # as they are now
+        self.x, self.weight, self.eps, self.relu = x, weight, eps, relu
+        self.scale, self.shift = self.device.empty(weight.shape, x.dtype), self.device.empty(weight.shape, x.dtype)
         y = self.device.empty(x.shape, x.dtype)
-        self.device.norm.batch_norm_eval(_rows(x), weight, bias, eps, self.mean, self.var, _rows(y))
+        self.device.norm.fold(weight, bias, eps, running_mean, running_var, self.scale, self.shift)
+        self.device.norm.affine(_rows(x), self.scale, self.shift, relu, _rows(y))
+        # Somebody may train on before the backward pass: it wants the statistics as they are now.
+        self.statistics = [strided_copy(self.device, a, a) for a in (running_mean, running_var) if any(self.needs)]
         return y
 
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray, ...]:
         dx, dweight, dbias = self.gradients(dy)
-        self.device.norm.batch_norm_eval_backward(
-            _rows(dy), _rows(self.x), self.weight, self.eps, self.mean, self.var, _rows(dx), dweight, dbias
+        rows, float64 = _rows(self.x), np.dtype(np.float64)
+        dscale, dshift = self.device.empty(dbias.shape, float64), self.device.empty(dbias.shape, float64)
+        self.device.norm.affine_backward(
+            _rows(dy), rows, self.scale, self.shift, self.relu, self.partial(rows), _rows(dx), dscale, dshift
         )
+        self.device.norm.fold_backward(dscale, dshift, self.eps, *self.statistics, dweight, dbias)
         return dx, dweight, dbias
 
 
@@ -95,8 +112,9 @@ class LayerNorm(Norm):
 
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray, ...]:
         dx, dweight, dbias = self.gradients(dy)
+        rows = _rows(self.x)
         self.device.norm.layer_norm_backward(
-            _rows(dy), _rows(self.x), self.weight, self.mean, self.rstd, _rows(dx), dweight, dbias
+            _rows(dy), rows, self.weight, self.mean, self.rstd, self.partial(rows), _rows(dx), dweight, dbias
         )
         return dx, dweight, dbias
 
@@ -110,22 +128,24 @@ def batch_norm(
     training: bool,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    relu: bool = False,
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) weight + bias for each channel (the last axis) (Ioffe and Szegedy 2015).
+
+    relu: with max(., 0) behind it, which is then computed in the same pass.
 
     training: mean and variance of this batch, and running <- (1 - momentum) running + momentum batch, in place (the
     variance with n - 1 in it, as in PyTorch); otherwise the running ones.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:
         raise ShapeError(f"batch_norm: input {x.shape} for {weight.shape[0]} channels; expected (N, ..., channels)")
+    running = dict(running_mean=running_mean, running_var=running_var)
     if not training:
-        return BatchNormEval.apply(x, weight, bias, running_mean=running_mean, running_var=running_var, eps=eps)
+        return BatchNormEval.apply(x, weight, bias, **running, eps=eps, relu=relu)
     if x.size <= x.shape[-1]:
         raise ShapeError(f"batch_norm: input {x.shape} has fewer than two values for each channel: no variance; "
                          "give a larger batch, or call eval() first")  # fmt: skip
-    return BatchNorm.apply(
-        x, weight, bias, running_mean=running_mean, running_var=running_var, momentum=momentum, eps=eps
-    )
+    return BatchNorm.apply(x, weight, bias, **running, momentum=momentum, eps=eps, relu=relu)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:

@@ -41,7 +41,7 @@ class Max(Function):
         self.shape, self.axes = x.shape, axes
         x = middle(x, axes)
         out = self.device.empty((x.shape[0], x.shape[2]), x.dtype)
-        self.winner = np.empty(out.shape, np.int64)
+        self.winner = self.device.empty(out.shape, np.int64)
         self.device.reduce.maximum(x, out, self.winner)
         return out.reshape(_without(self.shape, axes, keepdims))
 
