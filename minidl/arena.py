@@ -45,6 +45,9 @@ class Arena:
 
     theta, grad: the vectors. version: raised by every write, so that whoever keeps something computed from theta
     (packed weights, a published copy) knows when it is out of date; after a write of your own, call `touch`.
+    cleared: the parameters whose gradient is known to be zero: the next one is written there, not added, which saves
+    two passes over memory. Reading `parameter.grad` ends that, since it may be to write; who writes into the vector
+    `grad` itself should do so after `backward`.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], buffer: np.ndarray | None = None) -> None:
@@ -57,6 +60,7 @@ class Arena:
         self.theta = aligned(size, self.dtype) if buffer is None else self._checked(buffer, size)
         self.grad = aligned(size, self.dtype)
         self.version = 0
+        self.cleared: set[Parameter] = set()
         for parameter in self.parameters.values():
             if parameter.arena is not None:
                 parameter.arena.dissolve()
@@ -118,6 +122,10 @@ class Arena:
         """(name, part of the vector) for every parameter."""
         for slot in self.slots:
             yield slot.name, self.view(vector, slot)
+
+    def zero_grad(self) -> None:
+        self.grad[:] = 0
+        self.cleared = set(self.parameters.values())
 
     def touch(self) -> None:
         """Say that theta was written to."""

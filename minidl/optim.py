@@ -112,7 +112,7 @@ class Optimizer:
         return squares
 
     def zero_grad(self) -> None:
-        self.arena.grad[:] = 0
+        self.arena.zero_grad()
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """(copies of the flat vectors, numbers): all that the next step depends on besides theta."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidl.device import acting
 from minidl.errors import MinidlError, ShapeError
 from minidl.tensor import Tensor
 
@@ -59,12 +60,35 @@ class Parameter(Tensor):
             )
         self.replace_data(array)
 
+    @property
+    def grad(self) -> np.ndarray | None:
+        """d(loss)/d(this), of the same shape and type, or None; in an arena, a view into arena.grad."""
+        if self.arena is not None:
+            self.arena.cleared.discard(self)
+        return self._grad
+
+    @grad.setter
+    def grad(self, array: np.ndarray | None) -> None:
+        Tensor.grad.__set__(self, array)  # type: ignore[attr-defined]
+
+    def accumulate(self, dx: np.ndarray) -> None:
+        """grad += dx; where it is known to be zero, grad = dx."""
+        if self.arena is None or self._grad is None or self not in self.arena.cleared:
+            super().accumulate(dx)
+        else:
+            self.arena.cleared.discard(self)
+            acting(self.device).copy(dx, self._grad)
+
     def replace_grad(self, array: np.ndarray | None) -> None:
         """What `parameter.grad = array` does: in an arena the gradient stays a view into arena.grad."""
         if self.arena is None:
             super().replace_grad(array)
         elif self._grad is not None:
             self._grad[...] = 0 if array is None else array
+            if array is None:
+                self.arena.cleared.add(self)
+            else:
+                self.arena.cleared.discard(self)
 
     def copy_(self, values: np.ndarray | Tensor) -> None:
         """Write other values of the same shape into the array.

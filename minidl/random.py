@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from minidl.device import recording
+
 _state = {"seed": 0, "offset": 0}
 _generator = np.random.default_rng(0)
 
@@ -26,6 +28,9 @@ def generator() -> np.random.Generator:
 
 def draw(count: int) -> tuple[int, int]:
     """(seed, offset) of the next `count` numbers of dropout's sequence."""
+    recorder = getattr(recording, "recorder", None)
+    if recorder is not None:
+        return recorder.draw(_state["seed"], count)
     offset = _state["offset"]
     _state["offset"] += count
     return _state["seed"], offset

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minidl.autograd import Function, GraphError, backward
-from minidl.device import Device
+from minidl.device import Device, acting
 from minidl.errors import ConfigError, ShapeError
 
 Scalar = int | float | np.floating | np.integer
@@ -141,10 +141,12 @@ class Tensor:
 
     def accumulate(self, dx: np.ndarray) -> None:
         """grad += dx."""
-        if self.grad is None:
-            self.grad = dx.copy()  # dx may be shared with another tensor
+        device = acting(self.device)
+        if self._grad is None:
+            self._grad = device.empty(dx.shape, dx.dtype)
+            device.copy(dx, self._grad)  # dx may be shared with another tensor
         else:
-            self.device.elementwise.accumulate(dx.ravel(), self.grad.ravel())
+            device.elementwise.accumulate(dx.reshape(-1), self._grad.reshape(-1))
 
     def astype(self, dtype: np.typing.DTypeLike) -> Tensor:
         """A leaf with the same values in float32 or float64; no gradient flows through."""

@@ -30,6 +30,11 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
+def watched() -> bool:
+    """Whether anybody is watching."""
+    return bool(_watchers)
+
+
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
     """Within it, the model answers as when it does not train. Then each module is as it was: some may stay in eval."""

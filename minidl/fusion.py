@@ -1,0 +1,107 @@
+"""Which calls of a recorded step become one: each rule saves a pass over memory and changes no bit of any result.
+
+A rule looks at a call and at the one that makes, or takes, one of its arrays. It applies only where nobody else looks
+at that array, since it will not exist any more.
+
+    x -> conv -> y -> affine -> z -> relu -> a      becomes      x -> conv -> a
+    (affine is batch norm when evaluating; the convolution's last loop still holds the numbers in registers)
+
+    da -> relu backward -> dy -> batch norm backward -> dx      becomes      da -> batch norm backward -> dx
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from minidl.recorder import Buffer, Call, Place
+
+RELU_AFTER = {  # kernels that can apply relu to what they write, and the name of that argument
+    ("matmul", "nn"): "out",
+    ("conv", "forward"): "y",
+    ("norm", "batch_norm"): "y",
+    ("norm", "affine"): "y",
+}
+
+
+def fuse(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
+    """The calls after all rules; arrays in the wanted buffers are looked at from outside."""
+    calls = _fold_batch_norm_into_convolution(calls, wanted)
+    calls = _relu_with_what_makes_its_input(calls, wanted)
+    return _relu_backward_with_batch_norm_backward(calls, wanted)
+
+
+def users(calls: list[Call]) -> dict[Buffer, list[Call]]:
+    """Which calls touch a buffer, in their order."""
+    found: dict[Buffer, list[Call]] = defaultdict(list)
+    for call in calls:
+        for _, place in call.places():
+            if call not in found[place.buffer][-1:]:
+                found[place.buffer].append(call)
+    return found
+
+
+def _only_between(place: Place, maker: Call, taker: Call, using: dict[Buffer, list[Call]], wanted: set[Buffer]) -> bool:
+    """Whether an array is a buffer of its own that one call makes, another takes, and nobody else ever sees."""
+    buffer = place.buffer
+    return not buffer.name and buffer not in wanted and place.covers() and using[buffer] == [maker, taker]
+
+
+def _merge(calls: list[Call], maker: Call, taker: Call, merged: Call) -> list[Call]:
+    """In the taker's place, where everything that either reads is there."""
+    return [merged if call is taker else call for call in calls if call is not maker]
+
+
+def _fold_batch_norm_into_convolution(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
+    for affine in [call for call in calls if (call.op, call.kernel) == ("norm", "affine")]:
+        using, x = users(calls), affine.arguments["x"]
+        conv = using[x.buffer][0]
+        if (
+            (conv.op, conv.kernel) == ("conv", "forward")
+            and x.same(conv.arguments["y"])
+            and _only_between(x, conv, affine, using, wanted)
+            and not conv.arguments["scale"].like.size
+            and not conv.arguments["relu"]
+        ):
+            scale, shift, relu, y = (affine.arguments[name] for name in ("scale", "shift", "relu", "y"))
+            image = y._replace(like=y.like.reshape(conv.arguments["y"].like.shape))
+            calls = _merge(calls, conv, affine, conv.replaced(scale=scale, shift=shift, relu=relu, y=image))
+    return calls
+
+
+def _relu_with_what_makes_its_input(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
+    for relu in [call for call in calls if (call.op, call.kernel) == ("activation", "relu")]:
+        using, x, y = users(calls), relu.arguments["x"], relu.arguments["y"]
+        maker = using[x.buffer][0]
+        output = RELU_AFTER.get((maker.op, maker.kernel))
+        if (
+            output
+            and x.same(maker.arguments[output])
+            and _only_between(x, maker, relu, using, wanted)
+            and not maker.arguments["relu"]
+        ):
+            shaped = y._replace(like=y.like.reshape(maker.arguments[output].like.shape))
+            calls = _merge(calls, maker, relu, maker.replaced(relu=True, **{output: shaped}))
+    return calls
+
+
+def _relu_backward_with_batch_norm_backward(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
+    """Batch norm's backward pass computes its output anew and sees from its sign what relu let through."""
+    normalized = {  # where the output of "batch norm, then relu" lies -> the call
+        (call.arguments["y"].buffer, call.arguments["y"].offset): call
+        for call in calls
+        if (call.op, call.kernel) == ("norm", "batch_norm") and call.arguments["relu"]
+    }
+    for relu in [call for call in calls if (call.op, call.kernel) == ("activation", "relu_backward")]:
+        using, dx, y = users(calls), relu.arguments["dx"], relu.arguments["y"]
+        taker, forward = using[dx.buffer][-1], normalized.get((y.buffer, y.offset))
+        if (
+            forward
+            and (taker.op, taker.kernel) == ("norm", "batch_norm_backward")
+            and dx.same(taker.arguments["dy"])
+            and _only_between(dx, relu, taker, using, wanted)
+            and all(taker.arguments[name].same(forward.arguments[name]) for name in ("x", "mean", "rstd"))
+        ):
+            dy = relu.arguments["dy"]
+            rows = dy._replace(like=dy.like.reshape(taker.arguments["dy"].like.shape))
+            calls = _merge(calls, relu, taker, taker.replaced(relu=True, dy=rows))
+    return calls

@@ -1,0 +1,265 @@
+"""The program: one training step, recorded once and replayed without Python.
+
+    gradient = Gradient(model, lambda logits, y: ops.cross_entropy(logits, y))
+    loss, correct = gradient(x, y)        # arena.grad is dL/dtheta of this batch
+    optimizer.step()
+
+The first call for a batch of some shape runs the model's Python once, with a device that only takes notes (recorder.py).
+What was noted is made shorter (fusion.py), given memory (planning.py), and becomes a table of machine addresses
+(machine.py). Every further call walks the table: no graph is built, no array is made, nothing was compiled for this
+model, and every bit is what the tape would have computed.
+
+    calls       kernels with their arguments, in order
+    regions     memory that each run is given: the workspace, theta, grad, the batch ...; an array is a region's number
+                and an offset, so one program serves a thousand replicas, each with vectors of its own
+
+A batch of another size has a program of its own, recorded in a millisecond or two when it is met first.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from minidl import machine, random
+from minidl.autograd import no_grad
+from minidl.device import aligned
+from minidl.fusion import fuse
+from minidl.nn.module import Module, evaluating, watched
+from minidl.planning import plan, share_buffers, write_gradients_in_place
+from minidl.recorder import Buffer, Drawn, Recorder, Unrecordable
+from minidl.tensor import Tensor
+
+Loss = Callable[[Tensor, np.ndarray], Tensor]
+WORKSPACE = "workspace"
+
+
+class Program:
+    """A table of calls over regions of memory.
+
+    recorder: what was recorded, with its regions; results: name -> an array of the recording that is wanted afterwards.
+    """
+
+    def __init__(self, recorder: Recorder, results: Mapping[str, np.ndarray]) -> None:
+        places = {name: recorder.place(array) for name, array in results.items()}
+        wanted = {place.buffer for place in places.values()}
+        calls = fuse(recorder.recording.calls, wanted)
+        calls = share_buffers(write_gradients_in_place(calls, wanted), wanted)
+        offsets, self.workspace_size = plan(calls, wanted)
+        self.calls = [f"{call.op}.{call.kernel}" for call in calls]
+        self.drawn = recorder.recording.drawn
+        self.results = {name: (offsets[place.buffer] + place.offset, place.like) for name, place in places.items()}
+        self.written = _last_writes(calls)
+
+        blocks: list[int] = []
+        table: list[tuple[int, int]] = []  # (entry, where the block begins)
+        relocations: dict[str, list[tuple[int, int]]] = {}  # region -> (slot, offset in bytes)
+        self._counters: dict[str, list[tuple[int, int]]] = {"seed": [], "offset": []}  # (slot, distance)
+        self._constants: list[Buffer] = []
+        for call in calls:
+            values = [getattr(value, "like", value) for value in call.arguments.values()]
+            signature = tuple(machine.numba_type(value) for value in values)
+            table.append((machine.entry_address(signature), len(blocks)))
+            blocks.append(machine.kernel_address(call.function, signature))
+            for argument, value in zip(call.arguments.values(), values, strict=True):
+                at = len(blocks)
+                blocks.extend(machine.slots(value))
+                if isinstance(argument, Drawn):
+                    self._counters[argument.kind].append((at, int(argument)))
+                elif isinstance(value, np.ndarray):
+                    name, offset = argument.buffer.name or WORKSPACE, argument.offset
+                    if name == "constant":
+                        self._constants.append(argument.buffer)
+                        blocks[at + machine.DATA] = argument.buffer.address + offset
+                        continue
+                    if name == WORKSPACE:
+                        offset += offsets[argument.buffer]
+                    relocations.setdefault(name, []).append((at + machine.DATA, offset))
+        self._blocks = np.array(blocks, np.int64)
+        first = self._blocks.__array_interface__["data"][0]
+        self._table = np.array([(entry, first + at * machine.SLOT) for entry, at in table], np.int64).reshape(-1, 2)
+        self._relocations = {name: np.array(pairs, np.int64).T for name, pairs in relocations.items()}
+        self._bases: dict[str, int] = {}
+
+    def run(self, bases: Mapping[str, int], first: int = 0, last: int | None = None) -> None:
+        """Make the calls first, ..., last - 1 (all, unless given), with each region at the address in `bases`."""
+        for name, base in bases.items():
+            if self._bases.get(name) != base and name in self._relocations:
+                slots, offsets = self._relocations[name]
+                self._blocks[slots] = offsets + base
+            self._bases[name] = base
+        if self.drawn and first == 0:
+            state = random.random_state()
+            for kind, slots in self._counters.items():
+                for slot, distance in slots:
+                    self._blocks[slot] = state["seed"] if kind == "seed" else state["offset"] + distance
+            random.draw(self.drawn)
+        machine.run(self._table, first, len(self._table) if last is None else last)
+
+    def final(self, region: str, start: int, stop: int) -> int:
+        """After how many calls the bytes [start, stop) of a region are not written any more: where to cut."""
+        return max((i + 1 for name, a, b, i in self.written if name == region and a < stop and start < b), default=0)
+
+
+def _last_writes(calls: list[Any]) -> list[tuple[str, int, int, int]]:
+    """(region, first byte, one past the last, index of the last call that touches it) for arrays in named regions."""
+    found: dict[tuple[str, int, int], int] = {}
+    for i, call in enumerate(calls):
+        for _, place in call.places():
+            if place.buffer.name:
+                found[place.buffer.name, place.offset, place.offset + place.like.nbytes] = i
+    return [(*key, i) for key, i in found.items()]
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+class Workspace:
+    """Memory for programs that never run at the same time; it grows to the largest."""
+
+    def __init__(self) -> None:
+        self.memory = aligned(0, np.uint8)
+
+    def reserve(self, size: int) -> None:
+        if size > self.memory.size:
+            self.memory = aligned(size, np.uint8)
+
+    def view(self, offset: int, like: np.ndarray) -> np.ndarray:
+        return self.memory[offset : offset + like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+class Replayed:
+    """What `Gradient` and `Prediction` share: a model, its regions, a program for each shape of batch."""
+
+    def __init__(self, model: Module, workspace: Workspace | None = None) -> None:
+        self.model = model
+        self.arena = model.flatten()
+        self.workspace = workspace or Workspace()
+        self.programs: dict[Any, Program] = {}
+        self.eager = ""  # why this model is not recorded
+
+    def forget(self) -> None:
+        """Record anew at the next call: for when the model, or one of its layers' settings, was changed."""
+        self.programs.clear()
+        self.arena, self.eager = self.model.flatten(), ""
+
+    def record(self, x: np.ndarray, y: np.ndarray | None) -> tuple[Recorder, dict[str, np.ndarray]]:
+        raise NotImplementedError
+
+    def program(self, x: np.ndarray, y: np.ndarray | None) -> Program | None:
+        """The program for batches like this one; None where the model cannot be recorded."""
+        if self.eager or watched():
+            return None
+        key = x.shape, x.dtype.char
+        if key not in self.programs:
+            try:
+                (first, results), (second, _) = self.record(x, y), self.record(x, y)
+                if first.digest() != second.digest():
+                    raise Unrecordable("it does not do the same each time")
+                self.programs[key] = Program(first, results)
+            except Unrecordable as error:
+                self.eager = str(error)
+                warnings.warn(f"this model is not recorded, and trains slower: {self.eager}", stacklevel=4)
+                return None
+        return self.programs[key]
+
+    def recorder(self, x: np.ndarray) -> tuple[Recorder, np.ndarray]:
+        """A recorder that knows the model's memory, and the batch as it should be seen."""
+        recorder = Recorder(next(iter(self.arena.parameters.values())).device)
+        recorder.region("theta", self.arena.theta)
+        recorder.region("grad", self.arena.grad)
+        if self.model.statistics is not None:
+            recorder.region("statistics", self.model.statistics.theta)
+        return recorder, recorder.region("x", x)
+
+    def bases(self, x: np.ndarray) -> dict[str, int]:
+        found = {
+            WORKSPACE: address(self.workspace.memory),
+            "theta": address(self.arena.theta),
+            "grad": address(self.arena.grad),
+            "x": address(x),
+        }
+        if self.model.statistics is not None:
+            found["statistics"] = address(self.model.statistics.theta)
+        return found
+
+
+class Gradient(Replayed):
+    """Computes the gradient of a loss for one batch.
+
+    loss: (logits, labels) -> a tensor with one element. The model should be in training mode.
+    """
+
+    def __init__(self, model: Module, loss: Loss, workspace: Workspace | None = None) -> None:
+        super().__init__(model, workspace)
+        self.loss = loss
+
+    def __call__(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """(the loss, how many answers were right) for images x (B, H, W, C) and labels y (B,); arena.grad is the
+        gradient afterwards: what was in it before is overwritten."""
+        x, y = np.ascontiguousarray(x), np.ascontiguousarray(y, np.int64 if y.dtype.kind in "iu" else y.dtype)
+        program = self.program(x, y)
+        if program is None:
+            return self.by_tape(x, y)
+        self.workspace.reserve(program.workspace_size)
+        program.run(self.bases(x) | {"y": address(y)})
+        self.arena.cleared.clear()
+        if self.model.statistics is not None:
+            self.model.statistics.touch()
+        loss, correct = (self.workspace.view(*program.results[name]) for name in ("loss", "correct"))
+        if not math.isfinite(loss[0]):  # perhaps of a label that there is not, which the loss refuses with a reason
+            logits = program.results["logits"][1]
+            self.loss(Tensor(np.zeros(logits.shape, logits.dtype)), y)
+        return float(loss[0]), int(correct[0])
+
+    def by_tape(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """The same, by the tape."""
+        self.arena.zero_grad()
+        logits = self.model(x)
+        loss = self.loss(logits, y)
+        loss.backward()
+        return loss.item(), int((logits.numpy().argmax(axis=1) == y).sum())
+
+    def record(self, x: np.ndarray, y: np.ndarray | None) -> tuple[Recorder, dict[str, np.ndarray]]:
+        assert y is not None
+        recorder, x = self.recorder(x)
+        y = recorder.region("y", y)
+        arena, cleared = self.arena, self.arena.cleared
+        arena.cleared = set(arena.parameters.values())
+        try:
+            with recorder.active():
+                logits = self.model(Tensor.wrap(x, recorder.device))
+                loss = self.loss(logits, y)
+                correct = recorder.empty((1,), np.int64)
+                recorder.softmax.correct(logits._data, y, correct)
+                loss.backward()
+                for parameter in arena.cleared:  # those that the loss does not depend on
+                    recorder.elementwise.fill(0.0, parameter._grad.reshape(-1))
+        finally:
+            arena.cleared = cleared
+        return recorder, {"loss": loss._data.reshape(1), "correct": correct, "logits": logits._data}
+
+
+class Prediction(Replayed):
+    """Computes the model's outputs, as when it does not train."""
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """The outputs (B, classes) for images x (B, H, W, C): a view that is good until the next call."""
+        x = np.ascontiguousarray(x)
+        program = self.program(x, None)
+        if program is None:
+            with evaluating(self.model):
+                return self.model(x).numpy()
+        self.workspace.reserve(program.workspace_size)
+        program.run(self.bases(x))
+        return self.workspace.view(*program.results["logits"])
+
+    def record(self, x: np.ndarray, y: np.ndarray | None) -> tuple[Recorder, dict[str, np.ndarray]]:
+        recorder, x = self.recorder(x)
+        with recorder.active(), evaluating(self.model), no_grad():
+            return recorder, {"logits": self.model(Tensor.wrap(x, recorder.device))._data}
