@@ -1,6 +1,6 @@
 """Max and average pooling of images: the definition and the oracle of the tests.
 
-x, dx (N, H, W, C); y, dy, argmax (N, OH, OW, C) with OH = (H + 2 padding - kernel) // stride + 1, likewise OW.
+x, dx (N, H, W, C); y, dy, place (N, OH, OW, C) with OH = (H + 2 padding - kernel) // stride + 1, likewise OW.
 kernel, stride and padding are (height, width). As in PyTorch, padding is at most half the kernel, so that
 every window covers at least one pixel.
 """
@@ -17,39 +17,40 @@ __all__ = ["average_pool", "average_pool_backward", "max_pool", "max_pool_backwa
 Pair = tuple[int, int]
 
 
-def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Iterator[Pair]:
-    """The pixels (h, w) of the image, row by row, that output (oh, ow) looks at."""
+def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Iterator[tuple[int, int, int]]:
+    """The pixels (h, w) of the image that output (oh, ow) looks at, row by row, each with its place in the window:
+    kh * kernel width + kw."""
     for kh in range(kernel[0]):
         for kw in range(kernel[1]):
             h = oh * stride[0] - padding[0] + kh
             w = ow * stride[1] - padding[1] + kw
             if 0 <= h < image[0] and 0 <= w < image[1]:
-                yield h, w
+                yield h, w, kh * kernel[1] + kw
 
 
-def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, argmax: ndarray) -> None:
-    """y = the largest pixel of each window, argmax (int32) = its place h * W + w.
+def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, place: ndarray) -> None:
+    """y = the largest pixel of each window, place = where in the window it is.
 
+    place: uint8 where a window has at most 256 pixels, else int32. A byte beside each float32, where the number of the
+    pixel in the image would double what is written, and read again.
     Of equal pixels the first wins. A NaN wins over every number and over an earlier NaN, as in PyTorch.
     """
-    height, width = x.shape[1:3]
     for n, oh, ow, c in _indices(y):
         first = True
-        for h, w in _window(oh, ow, (height, width), kernel, stride, padding):
+        for h, w, tap in _window(oh, ow, x.shape[1:3], kernel, stride, padding):
             pixel = x[n, h, w, c]
             if first or pixel > y[n, oh, ow, c] or pixel != pixel:
                 y[n, oh, ow, c] = pixel
-                argmax[n, oh, ow, c] = h * width + w
+                place[n, oh, ow, c] = tap
             first = False
 
 
-def max_pool_backward(dy: ndarray, argmax: ndarray, dx: ndarray) -> None:
+def max_pool_backward(dy: ndarray, place: ndarray, kernel: Pair, stride: Pair, padding: Pair, dx: ndarray) -> None:
     """dx = for each pixel, the sum of dy over the windows that it won."""
-    width = dx.shape[2]
     dx[...] = 0
     for n, oh, ow, c in _indices(dy):
-        h, w = divmod(argmax[n, oh, ow, c], width)
-        dx[n, h, w, c] += dy[n, oh, ow, c]
+        kh, kw = divmod(int(place[n, oh, ow, c]), kernel[1])
+        dx[n, oh * stride[0] - padding[0] + kh, ow * stride[1] - padding[1] + kw, c] += dy[n, oh, ow, c]
 
 
 def average_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray) -> None:
@@ -57,7 +58,7 @@ def average_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarr
     height, width = x.shape[1:3]
     for n, oh, ow, c in _indices(y):
         total = 0.0
-        for h, w in _window(oh, ow, (height, width), kernel, stride, padding):
+        for h, w, _ in _window(oh, ow, (height, width), kernel, stride, padding):
             total += x[n, h, w, c]
         y[n, oh, ow, c] = total / (kernel[0] * kernel[1])
 
@@ -67,7 +68,7 @@ def average_pool_backward(dy: ndarray, kernel: Pair, stride: Pair, padding: Pair
     height, width = dx.shape[1:3]
     dx[...] = 0
     for n, oh, ow, c in _indices(dy):
-        for h, w in _window(oh, ow, (height, width), kernel, stride, padding):
+        for h, w, _ in _window(oh, ow, (height, width), kernel, stride, padding):
             dx[n, h, w, c] += dy[n, oh, ow, c] / (kernel[0] * kernel[1])
 
 

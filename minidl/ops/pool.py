@@ -21,15 +21,15 @@ def _output_shape(x: np.ndarray, kernel: Pair, stride: Pair, padding: Pair) -> t
 
 class MaxPool2d(Function):
     def forward(self, x: np.ndarray, kernel: Pair, stride: Pair, padding: Pair) -> np.ndarray:
-        self.shape = x.shape
-        y = self.device.empty(_output_shape(x, kernel, stride, padding), x.dtype)
-        self.argmax = self.device.empty(y.shape, np.int32)
-        self.device.pool.max_pool(x, kernel, stride, padding, y, self.argmax)
+        self.shape, self.geometry = x.shape, (kernel, stride, padding)
+        y = self.device.empty(_output_shape(x, *self.geometry), x.dtype)
+        self.place = self.device.empty(y.shape, np.uint8 if kernel[0] * kernel[1] <= 256 else np.int32)
+        self.device.pool.max_pool(x, *self.geometry, y, self.place)
         return y
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         dx = self.device.empty(self.shape, dy.dtype)
-        self.device.pool.max_pool_backward(dy, self.argmax, dx)
+        self.device.pool.max_pool_backward(dy, self.place, *self.geometry, dx)
         return dx
 
 
