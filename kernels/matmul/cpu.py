@@ -1,11 +1,12 @@
-"""Matrix products on the micro-kernel (tile.py): b packed panel by panel, the tiles of the output split over threads.
+"""Matrix products on the micro-kernel (tile.py): panels of b copied close by, tiles of the output split over threads.
 
-The output is cut into panels of two vectors of columns, and those into rows of tiles. Each thread takes an equal run of
-tiles, panel after panel. It copies what a panel needs of b into a narrow buffer of its own, (K, two vectors), so that
-the tile reads it from the nearest cache, one line after the other; a is read where it lies.
+The output is cut into panels of two vectors of columns, and those into strips of a tile's height. Each thread takes an
+equal run of tiles, down the first panel, then down the next. What a panel needs of b it copies into a narrow buffer of
+its own (pack.py), which the tile reads line after line from the nearest cache; a is read where it lies. For one
+strip b would be read once only: there the copy would cost more than it gains, and the tile reads b in place.
 
-No sum is split over threads, and each is added in the order of k: the bits depend neither on the number of threads
-nor on the sizes of blocks.
+No sum is split over threads, and each is added in the order of k: bits depend neither on the number of threads nor on
+the sizes of blocks.
 """
 
 from __future__ import annotations
@@ -15,72 +16,74 @@ from numpy import ndarray
 
 from minidl.jit import VECTOR_BYTES, jit, parallel_jit, prange, threads
 
+from .pack import pack_columns, pack_rows
 from .reference import __all__ as __all__
-from .tile import ROWS, panel, panel_width
+from .tile import ROWS, own_function, panel, panel_width
 
-WIDTH = 2 * VECTOR_BYTES // 4  # columns of a panel of float32; of float64 it has half as many
+LANES = VECTOR_BYTES // 4  # of float32; a vector of float64 holds half as many, and its panels fit where these do
 DEPTH = 1024  # k's in one packed panel: longer sums are taken in pieces
-BLOCK = 2**17  # numbers of a that stay in the second-level cache while the panels pass by
+BLOCK = 2**17  # numbers of a that stay in the second-level cache while panels pass by
+IN_PLACE = 1  # strips for which a panel is not copied
 SMALL = 2**17  # multiplications: below, one thread is faster than two
 
 
 @jit
-def _pack(b: ndarray, at: int, step: int, column: int, depth: int, width: int, packed: ndarray) -> None:
-    """packed (depth, panel width), with zeros beyond `width`: element (k, j) of b is b[at + k step + j column]"""
-    columns = packed.size // depth
-    for k in range(depth):
-        row = packed[k * columns : (k + 1) * columns]
+def _finish(bias: ndarray, relu: bool, out: ndarray, at: int, step: int, rows: int, column: int, width: int) -> None:
+    """out[at + i step + j] [+ bias[column + j]] [max(., 0)] for i < rows, j < width, while they are in the cache"""
+    own_function()
+    lowest = out.dtype.type(0 if relu else -np.inf)
+    for i in range(rows):
         for j in range(width):
-            row[j] = b[at + k * step + j * column]
-        row[width:] = 0
+            value = out[at + i * step + j]
+            if bias.size:
+                value += bias[column + j]
+            out[at + i * step + j] = lowest if value < lowest else value
 
 
 @jit
-def _finish(bias: ndarray, relu: bool, rows: ndarray) -> None:
-    """rows (any, width) [+ bias (width,)] [max(., 0)], while they are in the cache"""
-    for i in range(rows.shape[0]):
-        row = rows[i]
-        if bias.size:
-            for j in range(row.size):
-                row[j] += bias[j]
-        if relu:
-            for j in range(row.size):
-                row[j] = row.dtype.type(0) if row[j] < 0 else row[j]
-
-
-@jit
-def _part(
+def _share(
     part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
-    bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
+    bias: ndarray, relu: bool, packed: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """One thread's share: tiles `first` to `last`, counted down the first panel, then down the next one."""
+    """One thread's share of the tiles, from `first` to `last`."""
+    own_function()
+    none, one = np.int64(0), np.int64(1)  # Numba compiles a function once more for each literal it is called with
     rows, columns = out.shape
     width = panel_width(a)
     strips = (rows + ROWS - 1) // ROWS
     tiles = strips * ((columns + width - 1) // width)
     first, last = part * tiles // parts, (part + 1) * tiles // parts
+    block = min(
+        strips, max(1, BLOCK // min(depth, DEPTH) // ROWS)
+    )  # strips of a for which its numbers stay in the cache
     vector = out.reshape(out.size)
-    block = max(1, BLOCK // min(depth, DEPTH) // ROWS)  # strips
-    nothing = np.zeros(1, np.int64)
-    a_rows, out_rows = np.arange(block * ROWS) * a_row, np.arange(block * ROWS) * columns
+    start, a_rows, out_rows = np.zeros(1, np.int64), np.empty(block * ROWS, np.int64), np.empty(block * ROWS, np.int64)
+    for i in range(a_rows.size):
+        a_rows[i], out_rows[i] = i * a_row, i * columns
     for top in range(0, strips, block):
         for k in range(0, depth, DEPTH):
             deep = min(DEPTH, depth - k)
-            packed = scratch[: deep * width]
             for number in range(first // strips, (last + strips - 1) // strips):
+                # This panel's strips from lo to hi are in the block, and ours.
                 lo = max(top, first - number * strips)
                 hi = min(top + block, strips, last - number * strips)
                 if lo >= hi:
                     continue
-                row, count = lo * ROWS, min(hi * ROWS, rows) - lo * ROWS
-                column = number * width
-                wide = min(width, columns - column)
-                _pack(b, k * b_step + column * b_column, b_step, b_column, deep, wide, packed)
-                panel(count, 1, deep, k > 0, a, nothing, a_rows[:count], row * a_row + k * a_step, a_step,
-                      packed, nothing, 0, width,
-                      vector, out_rows[:count], row * columns + column, wide)  # fmt: skip
-                if k + deep == depth and (relu or bias.size):
-                    _finish(bias[column : column + wide], relu, out[row : row + count, column : column + wide])
+                row, column = lo * ROWS, number * width
+                count, wide = min(hi * ROWS, rows) - row, min(width, columns - column)
+                b_at = k * b_step + column * b_column
+                panel_of_b, panel_at, panel_step = packed, none, width
+                if b_column == 1 and hi - lo <= IN_PLACE and b_at + (deep - 1) * b_step + width <= b.size:
+                    panel_of_b, panel_at, panel_step = b, b_at, b_step
+                elif b_column == 1:
+                    pack_rows(b, b_at, b_step, deep, wide, packed)
+                else:
+                    pack_columns(b, b_at, b_column, deep, wide, packed)
+                out_at = row * columns + column
+                panel(count, one, deep, k > 0, a, start, a_rows, row * a_row + k * a_step, a_step,
+                      panel_of_b, start, panel_at, panel_step, vector, out_rows, out_at, wide)  # fmt: skip
+                if k + deep == depth and (relu or bias.size > 0):
+                    _finish(bias, relu, vector, out_at, columns, count, column, wide)
 
 
 @parallel_jit
@@ -89,43 +92,64 @@ def _product(
     bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """out[m, n] = sum over k < depth of a[m a_row + k a_step] b[k b_step + n b_column]; a and b are vectors."""
+    if out.size == 0:
+        return
     if depth == 0:
         out[:] = 0
-        _finish(bias, relu, out)
+        _finish(bias, relu, out.reshape(out.size), depth, out.shape[1], out.shape[0], depth, out.shape[1])
         return
-    own = min(depth, DEPTH) * WIDTH
-    parts = scratch.size // own
+    each = _packed_size(depth)
+    parts = scratch.size // each
     if parts == 1:
-        _part(0, 1, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, scratch, out)
+        _share(parts - 1, parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, scratch, out)
         return
     for part in prange(parts):
-        _part(part, parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu,
-              scratch[part * own : (part + 1) * own], out)  # fmt: skip
+        packed = scratch[part * each : (part + 1) * each]
+        _share(np.int64(part), parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, packed, out)
+
+
+@jit
+def _steps(matrix: ndarray) -> tuple[int, int]:
+    """From a row to the next one and from a column to the next one, in numbers."""
+    return matrix.shape[1], np.int64(1)
 
 
 @jit
 def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
-    depth, columns = b.shape
-    _product(a.reshape(a.size), depth, 1, b.reshape(b.size), columns, 1, depth, bias, relu, scratch, out)
+    a_row, a_step = _steps(a)
+    b_step, b_column = _steps(b)
+    _product(
+        a.reshape(a.size), a_row, a_step, b.reshape(b.size), b_step, b_column, a.shape[1], bias, relu, scratch, out
+    )
 
 
 @jit
 def nt(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
-    depth = b.shape[1]
-    no_bias = np.empty(0, out.dtype)
-    _product(a.reshape(a.size), depth, 1, b.reshape(b.size), 1, depth, depth, no_bias, False, scratch, out)
+    a_row, a_step = _steps(a)
+    b_column, b_step = _steps(b)
+    bias = scratch[:0]
+    _product(a.reshape(a.size), a_row, a_step, b.reshape(b.size), b_step, b_column, a.shape[1],
+             bias, bias.size > 0, scratch, out)  # fmt: skip
 
 
 @jit
 def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
-    depth, columns = b.shape
-    no_bias = np.empty(0, out.dtype)
-    _product(a.reshape(a.size), 1, out.shape[0], b.reshape(b.size), columns, 1, depth, no_bias, False, scratch, out)
+    a_step, a_row = _steps(a)
+    b_step, b_column = _steps(b)
+    bias = scratch[:0]
+    _product(a.reshape(a.size), a_row, a_step, b.reshape(b.size), b_step, b_column, a.shape[0],
+             bias, bias.size > 0, scratch, out)  # fmt: skip
+
+
+@jit
+def _packed_size(depth: int) -> int:
+    """Numbers of a packed panel, its depth rounded up to whole vectors."""
+    return (min(depth, DEPTH) + LANES - 1) // LANES * LANES * 2 * LANES
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Numbers of scratch that nn wants for out (rows, columns): a packed panel for each thread that is to work."""
-    return (threads() if rows * columns * depth >= SMALL else 1) * min(depth, DEPTH) * WIDTH
+    """Numbers of scratch for out (rows, columns), sums of `depth` products: a packed panel for each thread that works."""
+    return (threads() if rows * columns * depth >= SMALL else 1) * int(_packed_size(depth))
 
 
 nt_scratch = tn_scratch = nn_scratch

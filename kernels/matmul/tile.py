@@ -43,6 +43,17 @@ def lanes(typing: Any, array: Any) -> Any:
     return types.int64(array), generate
 
 
+@intrinsic
+def own_function(typing: Any) -> Any:
+    """Keeps LLVM from copying the function that calls this into each of its callers: it would be compiled as often."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+    return types.void(), generate
+
+
 @jit
 def panel_width(array: ndarray) -> int:
     """Columns of a tile: two vectors."""
@@ -236,6 +247,7 @@ def panel(
     a, b, c: vectors (one axis) of one float type; a_at, b_at, c_at: where the panel begins in them.
     a_taps, b_taps (taps,), a_rows, c_rows (rows,): int64 offsets from there. The other arguments as above.
     """
+    own_function()
     for first in range(0, rows, ROWS):
         count = min(ROWS, rows - first)
         if width <= lanes(a):

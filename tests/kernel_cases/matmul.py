@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 from kernel_cases import Arrays, Cases
-
 from minidl.kernels.matmul import cpu
+
+SHAPES = (
+    *((1, 1, 1), (7, 33, 5), (67, 3, 129), (301, 5, 7), (65, 97, 41), (9, 70, 1100)),
+    *((0, 3, 5), (3, 0, 5), (3, 5, 0)),  # nothing to write; sums of nothing
+)
 
 
 def cases(a: Arrays) -> Cases:
-    shapes = ((1, 1, 1), (7, 33, 5), (67, 3, 129), (301, 5, 7), (0, 3, 5), (3, 0, 5), (3, 5, 0), (65, 97, 41))
-    for i, (m, n, k) in enumerate(shapes):
+    for m, n, k in SHAPES:
         scratch = a.empty(cpu.nn_scratch(m, n, k))
-        bias = a.normal(n if i % 2 else 0)
-        yield "nn", dict(a=a.normal(m, k), b=a.normal(k, n), bias=bias, relu=i % 3 == 1, scratch=scratch, out=a.empty(m, n))
+        for bias, relu in ((0, False), (n, False), (n, True)):
+            yield "nn", dict(a=a.normal(m, k), b=a.normal(k, n), bias=a.normal(bias), relu=relu,
+                             scratch=scratch, out=a.empty(m, n))  # fmt: skip
         yield "nt", dict(a=a.normal(m, k), b=a.normal(n, k), scratch=scratch, out=a.empty(m, n))
         yield "tn", dict(a=a.normal(k, m), b=a.normal(k, n), scratch=scratch, out=a.empty(m, n))
