@@ -1,0 +1,88 @@
+"""Networks that no table names: odd channels, strides, dilations, groups, batches; in minidl and in PyTorch.
+
+`compare` holds minidl's loss and gradients against PyTorch's in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+SHAPE = (29, 31, 3)  # H, W, C
+
+# (outputs, kernel, stride, padding, dilation, groups): each with batch norm and ReLU behind.
+ODD: dict[str, list[tuple[int, int, int, int, int, int]]] = {
+    "strided": [(24, 3, 1, 1, 1, 1), (40, 3, 2, 1, 1, 1), (72, 3, 2, 1, 1, 1)],
+    "grouped": [(24, 3, 1, 1, 1, 1), (40, 5, 1, 2, 1, 4), (72, 3, 2, 1, 1, 8)],
+    "dilated": [(24, 3, 1, 1, 1, 1), (40, 3, 1, 2, 2, 1), (72, 3, 1, 2, 2, 1)],
+    "depthwise": [(24, 3, 2, 1, 1, 1), (24, 3, 1, 1, 1, 24), (40, 1, 1, 0, 1, 1),
+                  (40, 3, 2, 1, 1, 40), (72, 1, 1, 0, 1, 1)],
+    "mixed": [(24, 5, 1, 2, 1, 1), (40, 3, 2, 1, 1, 1), (72, 5, 1, 2, 1, 4), (72, 3, 1, 2, 2, 1), (72, 3, 1, 1, 1, 72)],
+}  # fmt: skip
+BATCH = 37
+
+
+def minidl_net(name: str) -> Any:
+    from minidl import nn
+
+    layers: list[Any] = []
+    inputs = SHAPE[2]
+    for outputs, kernel, stride, padding, dilation, groups in ODD[name]:
+        layers.append(nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups))
+        layers += [nn.BatchNorm2d(outputs), nn.ReLU()]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.GlobalAvgPool2d(), nn.Flatten(), nn.Linear(inputs, 10))
+
+
+def pytorch_net(name: str) -> Any:
+    from torch import nn
+
+    layers: list[Any] = []
+    inputs = SHAPE[2]
+    for outputs, kernel, stride, padding, dilation, groups in ODD[name]:
+        layers.append(nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups))
+        layers += [nn.BatchNorm2d(outputs), nn.ReLU()]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
+
+
+def compare(name: str, size: int) -> dict[str, Any]:
+    """The largest differences from PyTorch in float64, relative to the largest element: of the loss, and of a gradient.
+
+    Of minidl's recorded step, and of PyTorch's own float32 beside it.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    from bench.worker import batch
+    from minidl import ops
+    from minidl.program import Gradient
+
+    ours, x, y = minidl_net(name), *batch(SHAPE, size)
+    gradient = Gradient(ours.train(), ops.cross_entropy)
+    gradient(x, y)  # recorded here ...
+    loss, _ = gradient(x, y)  # ... and replayed
+    found = {"minidl": {name: np.transpose(p.grad, p.torch_axes) for name, p in ours.named_parameters()}}
+    losses = {"minidl": loss}
+    for kind, dtype in (("float32", torch.float32), ("float64", torch.float64)):
+        twin = pytorch_net(name).to(dtype)
+        twin.load_state_dict({name: torch.from_numpy(value) for name, value in ours.state_dict().items()})
+        images = torch.from_numpy(x).to(dtype).permute(0, 3, 1, 2)
+        loss = F.cross_entropy(twin.train()(images), torch.from_numpy(y))
+        loss.backward()
+        losses[kind] = loss.item()
+        found[kind] = {name: p.grad.numpy() for name, p in twin.named_parameters()}
+
+    def error(kind: str, parameter: str) -> float:
+        exact = found["float64"][parameter]
+        return float(np.abs(found[kind][parameter] - exact).max() / max(np.abs(exact).max(), 1e-30))
+
+    # A bias before batch norm has a gradient of 0: whatever is there is rounding.
+    named = [name for name, exact in found["float64"].items() if np.abs(exact).max() > 1e-10]
+    return {
+        "loss": abs(losses["minidl"] - losses["float64"]) / abs(losses["float64"]),
+        "gradient": max(error("minidl", name) for name in named),
+        "pytorch_gradient": max(error("float32", name) for name in named),
+        "worst": max(named, key=lambda name: error("minidl", name)),
+    }

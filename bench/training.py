@@ -1,0 +1,331 @@
+"""One training step, and one prediction, of minidl beside PyTorch and JAX.
+
+    python bench/training.py                                  every row: a quarter of an hour
+    python bench/training.py --quick --only lenet-b64 vgg-b64
+    python bench/training.py --odd                            nets with odd channels, strides, dilations, groups; and
+                                                              how far gradients are from PyTorch's in float64
+    python bench/training.py --memory --startup               peak memory of a step; seconds to the first step
+
+A row NET-bBATCH is a whole training step: forward, loss, backward, momentum SGD. With -predict behind it is a forward
+pass of a trained model, with -avx2 either library is held to AVX2. Each library works in a process of its own; they
+take turns, one at a time, so that a machine whose clock moves does so for all. PyTorch's layout, malloc, threads and
+torch.compile are tried first, and the fastest is what minidl is compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+NETS = {"mlp-b128": ("mlp", 128), "mlp-b32": ("mlp", 32), "mlp-b8": ("mlp", 8), "lenet-b64": ("lenet", 64),
+        "vgg-b64": ("vgg", 64), "resnet20-b128": ("resnet20", 128)}  # fmt: skip
+ROWS = [f"{net}{kind}" for kind in ("", "-avx2", "-predict") for net in NETS]
+GOALS = {"mlp-b128": (3.0, 1.35), "mlp-b32": (2.6, 1.35), "mlp-b8": (3.0, 1.35), "lenet-b64": (2.6, 6.0),
+         "vgg-b64": (3.0, 6.0), "resnet20-b128": (2.0, 3.0)}  # fmt: skip
+AVX2 = {
+    "minidl": {"MINIDL_ISA": "avx2"},
+    "pytorch": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+}
+# glibc gives large blocks back to the system at once, and page faults follow; held on to, PyTorch is faster.
+KEEP = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "268435456"}
+MLP_FLOPS = 2 * 128 * (3 * (512 * 512 + 512 * 10) + 2 * 784 * 512)  # no gradient of the first layer's input
+
+
+def allocators() -> dict[str, dict[str, str]]:
+    """Environments for malloc: glibc's as it is, glibc's that keeps memory, and others that are installed."""
+    found = {"malloc": {}, "malloc that keeps": KEEP}
+    for name in ("tcmalloc_minimal", "jemalloc"):
+        library = ctypes.util.find_library(name)
+        if library:
+            found[name] = {"LD_PRELOAD": library}
+    return found
+
+
+class Worker:
+    """A process with one library (worker.py), asked in lines of JSON."""
+
+    def __init__(self, library: str, threads: int, **environment: str) -> None:
+        cores = sorted(os.sched_getaffinity(0))[:threads]
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "bench" / "worker.py"), library],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if not os.environ.get("BENCH_DEBUG") else None,
+            env={**os.environ, "NUMBA_NUM_THREADS": str(threads), **environment},
+            cwd=ROOT,
+            text=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+
+    def ask(self, timeout: float = 300, **question: Any) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout
+        try:
+            print(json.dumps(question), file=self.process.stdin, flush=True)
+            ready, _, _ = select.select([self.process.stdout], [], [], timeout)
+            line = self.process.stdout.readline() if ready else ""
+        except BrokenPipeError:
+            line, ready = "", [None]
+        if not line:
+            self.close()
+            raise RuntimeError("ended unexpectedly" if ready else f"no answer within {timeout:.0f} s")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+    def build(self, net: str, batch: int, predict: bool, timeout: float = 300, **options: Any) -> float:
+        """Seconds of a step, once it is warm."""
+        seconds = self.ask(timeout, do="build", net=net, batch=batch, predict=predict, options=options)["seconds"]
+        return float(seconds[-1])
+
+    def steps(self, steps: int) -> list[float]:
+        return list(self.ask(do="steps", steps=steps)["seconds"])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def per_turn(seconds: float, quick: bool) -> int:
+    """How many steps a turn has: as many as take a moment."""
+    return max(1, min(100, int((0.03 if quick else 0.15) / seconds)))
+
+
+def candidates(net: str, args: argparse.Namespace) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+    """PyTorch's settings to try: (name, environment, options)."""
+    layouts = {"contiguous": False} if net == "mlp" else {"channels last": True, "contiguous": False}
+    for malloc, environment in allocators().items():
+        if args.quick and malloc == "malloc":
+            continue
+        for layout, channels_last in layouts.items():
+            name = f"{layout}, {malloc}"
+            yield name, environment, {"channels_last": channels_last, "compile": False, "threads": args.threads}
+
+
+def best_pytorch(
+    net: str, batch: int, predict: bool, held: dict[str, str], args: argparse.Namespace
+) -> tuple[Worker, str]:
+    """The fastest setting's worker, with the net built, and the setting's name."""
+    times: dict[str, float] = {}
+    settings = {}
+    workers: dict[str, Worker] = {}
+
+    def attempt(name: str, environment: dict[str, str], options: dict[str, Any]) -> None:
+        settings[name] = environment, options
+        worker = Worker("pytorch", args.threads, **held, **environment)
+        try:
+            seconds = worker.build(net, batch, predict, args.compile_seconds if options["compile"] else 300, **options)
+            took = worker.steps(max(5, 2 * per_turn(seconds, args.quick)))
+        except RuntimeError as error:
+            print(f"    PyTorch, {name}: {str(error).splitlines()[0][:100]}", flush=True)
+            worker.close()
+            return
+        times[name], workers[name] = statistics.median(took), worker
+
+    for name, environment, options in candidates(net, args):
+        attempt(name, environment, options)
+    if not times:
+        raise RuntimeError("no setting of PyTorch works")
+    if not args.quick:
+        environment, options = settings[best := min(times, key=times.__getitem__)]
+        if args.threads > 1:
+            attempt(f"{best}, 1 thread", environment, {**options, "threads": 1})
+        if not args.no_compile:
+            attempt(f"{best}, compiled", environment, {**options, "compile": True})
+    best = min(times, key=times.__getitem__)
+    for name, worker in workers.items():
+        if name != best:
+            worker.close()
+    print(f"    PyTorch: {'; '.join(f'{name} {1e3 * t:.3g} ms' for name, t in times.items())}", flush=True)
+    return workers[best], best
+
+
+def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Build the net in each library, then let them take turns."""
+    base = name.removesuffix("-avx2").removesuffix("-predict")
+    predict, avx2 = name.endswith("-predict"), name.endswith("-avx2")
+    net, batch = NETS[base] if base in NETS else (base.removeprefix("odd-"), args.odd_batch)
+    held = AVX2 if avx2 else {"minidl": {}, "pytorch": {}}
+    print(f"\n{name}", flush=True)
+    row: dict[str, Any] = {"name": name, "minidl_ms": None, "pytorch_ms": None, "jax_ms": None}
+    workers: dict[str, Worker] = {}
+    rates: list[float] = []
+    try:
+        workers["minidl"] = Worker("minidl", args.threads, **held["minidl"])
+        steps = {"minidl": per_turn(workers["minidl"].build(net, batch, predict, eager=args.eager), args.quick)}
+        if not args.no_torch:
+            workers["pytorch"], row["pytorch_setting"] = best_pytorch(net, batch, predict, held["pytorch"], args)
+            steps["pytorch"] = per_turn(statistics.median(workers["pytorch"].steps(3)), args.quick)
+        if not args.no_jax and not avx2 and base in NETS:
+            workers["jax"] = Worker("jax", args.threads)
+            steps["jax"] = per_turn(workers["jax"].build(net, batch, predict), args.quick)
+        taken: dict[str, list[float]] = {library: [] for library in workers}
+        for _ in range(10 if args.quick else args.turns):
+            for library, worker in workers.items():
+                time.sleep(0.005)  # the last one's threads go to sleep
+                worker.steps(1)  # awake, and its data in the caches
+                taken[library] += worker.steps(steps[library])
+            if name == "mlp-b128":
+                rates += workers["minidl"].ask(do="peak")["gflops"]
+    finally:
+        for worker in workers.values():
+            worker.close()
+    for library, seconds in taken.items():
+        row[f"{library}_ms"] = round(1e3 * statistics.median(seconds), 4)
+        row[f"{library}_best"] = round(1e3 * min(seconds), 4)
+    for library, goal in zip(("pytorch", "jax"), goals(base, predict, avx2)):
+        if row[f"{library}_ms"]:
+            row[f"{library}_ratio"] = round(row[f"{library}_ms"] / row["minidl_ms"], 3)
+            row[f"{library}_ratio_of_best"] = round(row[f"{library}_best"] / row["minidl_best"], 3)
+            row[f"{library}_goal"] = goal
+    if rates:
+        floor = MLP_FLOPS / statistics.median(rates) / 1e6
+        row |= {"floor_ms": round(floor, 4), "of_floor": round(row["minidl_ms"] / floor, 3), "floor_goal": 1.25}
+    say(row)
+    return row
+
+
+def goals(base: str, predict: bool, avx2: bool) -> tuple[float | None, float | None]:
+    """How many times as fast as (PyTorch, JAX)."""
+    if base not in NETS:
+        return None, None
+    return (2.0, 1.35) if predict else (1.3, None) if avx2 else GOALS[base]
+
+
+def say(row: dict[str, Any]) -> None:
+    for library in ("minidl", "pytorch", "jax"):
+        if row[f"{library}_ms"] is not None:
+            line = f"    {library:<8} {row[f'{library}_ms']:>9.3f} ms, best {row[f'{library}_best']:>9.3f}"
+            if library != "minidl":
+                goal = row[f"{library}_goal"]
+                line += f"   minidl {row[f'{library}_ratio']:.2f}x, of bests {row[f'{library}_ratio_of_best']:.2f}x"
+                line += f" (goal {goal}x)" if goal else ""
+            print(line + (f"   {row['pytorch_setting']}" if library == "pytorch" else ""), flush=True)
+    if "floor_ms" in row:
+        print(f"    floating-point floor {row['floor_ms']:.3f} ms; minidl {row['of_floor']:.2f} times it (goal 1.25)")
+
+
+def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
+    sys.path.insert(0, str(ROOT))
+    from bench.odd import BATCH, ODD
+
+    args.odd_batch = BATCH
+    rows = []
+    for net in [net for net in ODD if f"odd-{net}" in (args.only or [f"odd-{net}"])]:
+        row = measure_row(f"odd-{net}", args)
+        if not args.no_torch:
+            with Worker("minidl", args.threads) as worker:
+                row["accuracy"] = found = worker.ask(do="compare", net=net, batch=BATCH)
+            print(f"    from PyTorch's float64: loss {found['loss']:.1e}, gradients {found['gradient']:.1e} "
+                  f"({found['worst']}); PyTorch's float32: {found['pytorch_gradient']:.1e}", flush=True)  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def measure_memory(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Peak memory of a training step, beyond a process that only imported the library and made data."""
+    rows = []
+    for name in [name for name in args.only or NETS if name in NETS]:
+        net, batch = NETS[name]
+        found = {}
+        for library in ("minidl",) if args.no_torch else ("minidl", "pytorch"):
+            if library == "minidl":
+                with Worker(library, args.threads) as worker:  # so that kernels are compiled already
+                    worker.build(net, batch, False, eager=args.eager)
+            with Worker(library, args.threads) as worker:
+                found[library] = worker.ask(do="memory", net=net, batch=batch)["bytes"] / 1e6
+            print(f"memory of {name}, {library}: {found[library]:.0f} MB", flush=True)
+            rows.append({"name": f"memory-{name}-{library}", "value": round(found[library], 1), "unit": "MB",
+                         "goal": "<= PyTorch's" if library == "minidl" else ""})  # fmt: skip
+    return rows
+
+
+def measure_startup(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Seconds from the start of a process to the end of the first LeNet step."""
+    rows = []
+    for kind, goal in (("cold", "< 30"), ("warm", "< 2"), ("pytorch", "")):
+        if kind == "pytorch" and args.no_torch:
+            continue
+        took = []
+        library = "pytorch" if kind == "pytorch" else "minidl"
+        command = [sys.executable, str(ROOT / "bench" / "worker.py"), "--first-step", library]
+        for _ in range(1 if kind == "cold" else 3):
+            with tempfile.TemporaryDirectory() as cache:
+                environment = {**os.environ, "NUMBA_NUM_THREADS": str(args.threads)}
+                environment |= {"NUMBA_CACHE_DIR": cache} if kind == "cold" else {}
+                began = time.perf_counter()
+                process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+                assert process.stdout
+                done = process.stdout.readline()
+                took.append(time.perf_counter() - began)
+                if process.wait() or not done:
+                    raise SystemExit(f"{' '.join(command)} failed")
+        value = statistics.median(took)
+        print(f"first step of LeNet, {kind}: {value:.2f} s ({args.threads} threads)", flush=True)
+        rows.append({"name": f"startup-lenet-{kind}", "value": round(value, 2), "unit": "s", "goal": goal})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer turns and settings of PyTorch, no torch.compile")
+    parser.add_argument("--json", action="store_true", help='the last line is one JSON object, {"rows": [...]}')
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"rows: {', '.join(ROWS)}; with --odd, odd-NET")
+    parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--no-jax", action="store_true")
+    parser.add_argument("--no-compile", action="store_true", help="do not try torch.compile")
+    parser.add_argument("--compile-seconds", type=float, default=240, help="give up on torch.compile after")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each library")
+    parser.add_argument("--turns", type=int, default=20, help="of each library for a row")
+    parser.add_argument("--eager", action="store_true", help="minidl by the tape, not recorded")
+    parser.add_argument("--odd", action="store_true", help="networks that have no name: speed and correctness")
+    parser.add_argument("--memory", action="store_true", help="peak memory of a step")
+    parser.add_argument("--startup", action="store_true", help="seconds to the first step")
+    args = parser.parse_args()
+    unknown = [name for name in args.only or [] if name not in ROWS and not name.startswith("odd-")]
+    if unknown:
+        parser.error(f"unknown rows {', '.join(unknown)}: expected some of {', '.join(ROWS)}")
+    if not installed("torch"):
+        args.no_torch = True
+    if not installed("jax"):
+        args.no_jax = True
+
+    rows: list[dict[str, Any]] = []
+    if args.odd:
+        rows += measure_odd(args)
+    if args.memory:
+        rows += measure_memory(args)
+    if args.startup:
+        rows += measure_startup(args)
+    if not (args.odd or args.memory or args.startup):
+        rows += [measure_row(name, args) for name in ROWS if name in (args.only or ROWS)]
+    if args.json:
+        print(json.dumps({"rows": rows}))
+
+
+def installed(library: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(library) is not None
+
+
+if __name__ == "__main__":
+    main()

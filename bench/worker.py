@@ -1,0 +1,226 @@
+"""One library in a process of its own: it builds a net, then takes steps when asked, and sleeps in between.
+
+bench/training.py starts it and talks to it in lines of JSON:
+
+    {"do": "build", "net": "lenet", "batch": 64, "predict": false, "options": {...}}      -> {"seconds": ...}
+    {"do": "steps", "steps": 5}                                                           -> {"seconds": [...]}
+
+Every step is a whole one: forward, loss, backward, momentum SGD, with all weights and gradients.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import numpy as np
+
+LR, MOMENTUM = 1e-4, 0.9  # a small rate: thousands of steps on one batch must not end in zeros
+Step = Callable[[], object]
+SHAPES = {"mlp": (28, 28, 1), "lenet": (28, 28, 1), "vgg": (32, 32, 3), "resnet20": (32, 32, 3)}
+
+
+def batch(shape: tuple[int, int, int], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(images (B, H, W, C), labels (B,))"""
+    random = np.random.default_rng(0)
+    return random.standard_normal((size, *shape), np.float32), random.integers(0, 10, size)
+
+
+# -- minidl ----------------------------------------------------------------------------------------------------------
+
+
+def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -> Step:
+    """What `fit` does for each batch. eager: by the tape, without a program."""
+    from minidl import ops, optim
+    from minidl.program import Gradient
+
+    optimizer = optim.SGD(model.train(), LR, MOMENTUM)
+    gradient = Gradient(model, ops.cross_entropy)
+
+    def step() -> float:
+        loss, _ = gradient.by_tape(x, y) if eager else gradient(x, y)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
+    """What `predict` does for each batch."""
+    from minidl import no_grad
+    from minidl.program import Prediction
+
+    prediction = Prediction(model.eval())
+
+    def tape() -> np.ndarray:
+        with no_grad():
+            return model(x).numpy()
+
+    return tape if eager else lambda: prediction(x)
+
+
+def build_minidl(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
+    """options: eager, or nothing."""
+    from bench import odd
+    from minidl import models
+
+    shape = SHAPES.get(net, odd.SHAPE)
+    model = models.build(net, shape, 10) if net in SHAPES else odd.minidl_net(net)
+    x, y = batch(shape, size)
+    eager = options.get("eager", False)
+    return minidl_prediction(model, x, eager) if predict else minidl_step(model, x, y, eager)
+
+
+# -- PyTorch ---------------------------------------------------------------------------------------------------------
+
+
+def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
+    """options: threads; channels_last; compile."""
+    import torch
+    import torch.nn.functional as F
+
+    from bench import odd
+    from bench.pytorch_twins import TWINS
+
+    torch.set_num_threads(options["threads"])
+    torch._dynamo.reset()
+    shape = SHAPES.get(net, odd.SHAPE)
+    model = TWINS[net](shape, 10) if net in SHAPES else odd.pytorch_net(net)
+    x, y = (torch.from_numpy(array) for array in batch(shape, size))
+    x = x.permute(0, 3, 1, 2)
+    layout = torch.channels_last if options["channels_last"] else torch.contiguous_format
+    x, model = x.contiguous(memory_format=layout), model.to(memory_format=layout)
+    if options["compile"]:
+        from torch._inductor import config
+
+        config.freezing = predict  # batch norm folded into the convolutions, weights packed beforehand
+        if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
+            config.cpp.simdlen = 256
+    if predict:
+        forward = torch.compile(model.eval()) if options["compile"] else model.eval()
+
+        def prediction() -> np.ndarray:
+            with torch.inference_mode() if not options["compile"] else torch.no_grad():  # (freezing wants no_grad)
+                return forward(x).numpy()
+
+        return prediction
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=LR, momentum=MOMENTUM, fused=True)
+
+    def compute_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), y)
+
+    compute = torch.compile(compute_loss) if options["compile"] else compute_loss
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = compute(x, y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+# -- JAX -------------------------------------------------------------------------------------------------------------
+
+
+def build_jax(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
+    from bench import jax_twins
+
+    x, y = batch(SHAPES[net], size)
+    return jax_twins.prediction(net, x) if predict else jax_twins.training_step(net, x, y, LR)
+
+
+BUILD = {"minidl": build_minidl, "pytorch": build_pytorch, "jax": build_jax}
+
+
+# -- the process -----------------------------------------------------------------------------------------------------
+
+
+def timed(step: Step) -> float:
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+def resident(field: str) -> int:
+    """Bytes of this process in memory: VmRSS now, VmHWM at most since the last reset."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split(f"{field}:")[1].split()[0])
+
+
+def peak_memory(library: str, net: str, size: int) -> int:
+    """Bytes that three training steps need at most, beyond a process that imported the library and made data."""
+    batch(SHAPES[net], size)
+    if library == "minidl":
+        import minidl.optim
+        import minidl.program  # noqa: F401
+    else:
+        import torch
+
+        torch._dynamo  # noqa: B018 (imported when first named)
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    options = {"threads": len(os.sched_getaffinity(0)), "channels_last": True, "compile": False}
+    step = BUILD[library](net, size, False, options)
+    for _ in range(3):
+        step()
+    return resident("VmHWM") - before
+
+
+def fma_peak() -> list[float]:
+    """GFLOP/s of multiply-adds on registers, on all threads: a few turns."""
+    from bench import measure
+    from minidl.jit import threads
+
+    loop, flops = measure.peak_loop(threads())
+    loop()
+    return [flops / timed(loop) / 1e9 for _ in range(20)]
+
+
+def serve(library: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints goes to standard error
+    step: Step = lambda: None  # noqa: E731
+    for line in sys.stdin:
+        question = json.loads(line)
+        answer: dict[str, Any]
+        try:
+            if question["do"] == "build":
+                step = lambda: None  # noqa: E731 (the old net's memory is free before the new one is made)
+                step = BUILD[library](question["net"], question["batch"], question["predict"], question["options"])
+                answer = {"seconds": [timed(step) for _ in range(3)]}
+            elif question["do"] == "steps":
+                answer = {"seconds": [timed(step) for _ in range(question["steps"])]}
+            elif question["do"] == "peak":
+                answer = {"gflops": fma_peak()}
+            elif question["do"] == "memory":
+                answer = {"bytes": peak_memory(library, question["net"], question["batch"])}
+            else:
+                from bench import odd
+
+                answer = odd.compare(question["net"], question["batch"])
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def first_step(library: str) -> None:
+    """For --startup: one step of LeNet, then the end."""
+    options = {"threads": len(os.sched_getaffinity(0)), "channels_last": False, "compile": False}
+    BUILD[library]("lenet", 64, False, options)()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--first-step"]:
+        first_step(sys.argv[2])
+    else:
+        serve(sys.argv[1])
