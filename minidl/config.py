@@ -21,6 +21,7 @@ from minidl.options import Limits, option, options
 MODELS = ("mlp", "lenet", "vgg", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
 DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10", "synthetic")
 OPTIMIZERS = ("sgd", "nesterov", "sgdw", "adam", "adamw", "lars")
+CONVOLUTIONS = ("auto", "direct")
 SCHEDULES = ("constant", "steps", "cosine", "one-cycle")
 AUGMENTATIONS = ("pad-crop", "flip", "cutout")
 
@@ -69,7 +70,10 @@ class Config:
     label_smoothing: float = option(0.0, "part of each label spread over all classes", group=HOW, limits=FRACTION)
 
     seed: int = option(0, "decides weights, splits, order and every other chance", group=RUN, limits=SEED)
-    threads: int = option(0, "cores to use, 0 for all; results do not depend on it", group=RUN, limits=ZERO_OR_MORE)
+    threads: int = option(0, "threads of this process, 0: MINIDL_THREADS, or one for each core; results do not depend "
+                          "on it", group=RUN, limits=ZERO_OR_MORE)
+    conv: str = option("auto", "convolution by Winograd's method where that is faster, or always directly, which "
+                       "rounds less", group=RUN, choices=CONVOLUTIONS)
     keep: int = option(2, "checkpoints kept, besides the best", group=RUN, limits=ONE_OR_MORE)
 
     out: str = option("", "the run folder (default: the next free runs/DATA-MODEL-N)", group=CALL, saved=False)

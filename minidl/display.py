@@ -30,6 +30,16 @@ class Display:
                 self.bar.clear()
             print(line, file=sys.stderr, flush=True)
 
+    def compiling(self, ready: int, total: int) -> None:
+        """Show how many of a step's kernels can be called."""
+        if not self.terminal:
+            return  # the timer's line is enough
+        self.timer.cancel()
+        with suppress(OSError):
+            print(f"\rcompiling kernels (on the first run only) {ready}/{total} ", end="", file=sys.stderr, flush=True)
+            if ready == total:
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
+
     def step(self, entry: dict[str, Any], batch: int, loss: float, accuracy: float) -> None:
         """Move the bar: `batch` steps of the epoch are made; loss and accuracy are their means."""
         self.timer.cancel()

@@ -11,7 +11,8 @@ import numpy as np
 from minidl import ops
 from minidl.autograd import no_grad
 from minidl.errors import ConfigError, DivergedError
-from minidl.nn import Module, evaluating, watching
+from minidl.nn import Module, watching
+from minidl.program import Prediction
 from minidl.tensor import Tensor
 
 BATCH = 256
@@ -25,17 +26,23 @@ class Score(NamedTuple):
 
 
 def evaluate(
-    model: Module, x: np.ndarray, y: np.ndarray, batch_size: int = BATCH, check: Callable[[], None] = lambda: None
+    model: Module,
+    x: np.ndarray,
+    y: np.ndarray,
+    batch_size: int = BATCH,
+    check: Callable[[], None] = lambda: None,
+    prediction: Prediction | None = None,
 ) -> Score:
     """The score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
 
-    check: called for every batch; what it raises ends the evaluation. Raises DivergedError for a loss not finite.
+    check: called for every batch; what it raises ends the evaluation. prediction: the model's, to be used again in a
+    later call. Raises DivergedError for a loss not finite.
     """
     if len(x) != len(y):
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
     loss, correct, start = 0.0, 0, 0
-    with evaluating(model):
-        for logits in _logits(model, x, batch_size):
+    with no_grad():
+        for logits in _logits(model, x, batch_size, prediction):
             check()
             part = slice(start, start + batch_size)
             loss += ops.cross_entropy(logits, y[part]).item() * len(y[part])
@@ -51,19 +58,20 @@ def predict(model: Module, x: np.ndarray, batch_size: int = BATCH) -> np.ndarray
 
     Images must be standardised as in training: `dataset.standardise(images)`.
     """
-    with evaluating(model):
+    with no_grad():
         return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
 
 
-def _logits(model: Module, x: np.ndarray, batch_size: int) -> Iterator[Tensor]:
+def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Prediction | None = None) -> Iterator[Tensor]:
     """The model's outputs (B, classes), batch by batch."""
     if not len(x):
         raise ConfigError("no images were given; expected at least one")
     if x.dtype.kind != "f":
         raise ConfigError(f"images hold {x.dtype}; expected floats, standardised as in training: "
                           "dataset.standardise(images)")  # fmt: skip
+    prediction = prediction or Prediction(model)
     for start in range(0, len(x), batch_size):
-        yield model(_as_model(model, x[start : start + batch_size]))
+        yield Tensor(prediction(_as_model(model, x[start : start + batch_size])))
 
 
 def _as_model(model: Module, x: np.ndarray) -> np.ndarray:

@@ -28,6 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from minidl.errors import ConfigError
+
 KERNELS = Path(__file__).parent / "kernels"
 UNUSED = 30 * 24 * 3600  # seconds: older folders of other versions are deleted
 
@@ -63,6 +65,19 @@ def _prune(folder: Path) -> None:
 
 
 _folder = _cache_folder()
+
+
+def _choose_threads() -> None:
+    """MINIDL_THREADS is for this process, and said before Numba starts its threads."""
+    words = os.environ.get("MINIDL_THREADS", "")
+    if not words:
+        return
+    if not words.isdecimal() or int(words) < 1:
+        raise ConfigError(f"MINIDL_THREADS is {words!r}: expected a number of threads of 1 or more")
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(min(int(words), os.cpu_count() or 1)))
+
+
+_choose_threads()
 # A thread that waits for work spins briefly, then sleeps: machines are shared (measured in shared/prototypes).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # Kernels split their work themselves; a BLAS that starts threads of its own would fight with them.
@@ -72,6 +87,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # will run.
 ISA = os.environ.get("MINIDL_ISA", "")
 _CPU_NAMES = {"avx2": "x86-64-v3", "portable": "x86-64-v2"}
+if ISA and ISA not in _CPU_NAMES:
+    raise ConfigError(f"MINIDL_ISA is {ISA!r}: expected {' or '.join(_CPU_NAMES)}, or nothing for all there is")
 if ISA in _CPU_NAMES and platform.machine() in ("x86_64", "AMD64"):
     os.environ.update(NUMBA_CPU_NAME=_CPU_NAMES[ISA], NUMBA_CPU_FEATURES="")
 

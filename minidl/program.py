@@ -4,10 +4,10 @@
     loss, correct = gradient(x, y)        # arena.grad is dL/dtheta of this batch
     optimizer.step()
 
-The first call for a batch of some shape runs the model's Python once, with a device that only takes notes (recorder.py).
-What was noted is made shorter (fusion.py), given memory (planning.py), and becomes a table of machine addresses
-(machine.py). Every further call walks the table: no graph is built, no array is made, nothing was compiled for this
-model, and every bit is what the tape would have computed.
+The first call for a batch of some shape runs the model's Python once, with a device that only takes notes
+(recorder.py). What was noted is made shorter (fusion.py), given memory (planning.py), and becomes a table of machine
+addresses (machine.py). Every further call walks the table: no graph is built, no array is made, nothing was compiled
+for this model, and every bit is what the tape would have computed.
 
     calls       kernels with their arguments, in order
     regions     memory that each run is given: the workspace, theta, grad, the batch ...; an array is a region's number
@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from minidl import machine, random
-from minidl.autograd import no_grad
 from minidl.device import aligned
 from minidl.fusion import fuse
 from minidl.nn.module import Module, evaluating, watched
@@ -41,10 +40,16 @@ WORKSPACE = "workspace"
 class Program:
     """A table of calls over regions of memory.
 
-    recorder: what was recorded, with its regions; results: name -> an array of the recording that is wanted afterwards.
+    recorder: what was recorded, with its regions; results: name -> an array of the recording that is wanted afterwards;
+    progress: called with (kernels ready, all kernels) while they are looked up, and compiled where they are not yet.
     """
 
-    def __init__(self, recorder: Recorder, results: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        results: Mapping[str, np.ndarray],
+        progress: Callable[[int, int], None] = lambda ready, total: None,
+    ) -> None:
         places = {name: recorder.place(array) for name, array in results.items()}
         wanted = {place.buffer for place in places.values()}
         calls = fuse(recorder.recording.calls, wanted)
@@ -65,6 +70,7 @@ class Program:
             signature = tuple(machine.numba_type(value) for value in values)
             table.append((machine.entry_address(signature), len(blocks)))
             blocks.append(machine.kernel_address(call.function, signature))
+            progress(len(table), len(calls))
             for argument, value in zip(call.arguments.values(), values, strict=True):
                 at = len(blocks)
                 blocks.extend(machine.slots(value))
@@ -134,59 +140,73 @@ class Workspace:
 
 
 class Replayed:
-    """What `Gradient` and `Prediction` share: a model, its regions, a program for each shape of batch."""
+    """What `Gradient` and `Prediction` share: a model, and a program for each shape of batch.
 
-    def __init__(self, model: Module, workspace: Workspace | None = None) -> None:
-        self.model = model
-        self.arena = model.flatten()
+    workspace: memory to share with others that never run at the same time. progress: see `Program`.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        workspace: Workspace | None = None,
+        progress: Callable[[int, int], None] = lambda ready, total: None,
+    ) -> None:
+        self.model, self.progress = model, progress
         self.workspace = workspace or Workspace()
         self.programs: dict[Any, Program] = {}
-        self.eager = ""  # why this model is not recorded
+        self.forget()
 
     def forget(self) -> None:
-        """Record anew at the next call: for when the model, or one of its layers' settings, was changed."""
+        """Record anew at the next call: for when layers, or settings of layers, were exchanged."""
         self.programs.clear()
-        self.arena, self.eager = self.model.flatten(), ""
+        self.not_recorded = ""  # why
+        self.modules = [module for _, module in self.model.named_modules()]
+        self.parameters = list(self.model.parameters())
+        self.arena = self.model.arena
+        self.vectors = self.memory()
 
-    def record(self, x: np.ndarray, y: np.ndarray | None) -> tuple[Recorder, dict[str, np.ndarray]]:
+    def memory(self) -> dict[str, np.ndarray]:
+        """What the model's arrays lie in: the arena's vectors, or arrays of their own."""
+        named = dict(self.model.named_parameters())
+        if self.arena is None or not self.arena.holds(named):
+            return {name: tensor._data for name, tensor in [*named.items(), *self.model.named_buffers()]}
+        found = {"theta": self.arena.theta, "grad": self.arena.grad}
+        return found if self.model.statistics is None else found | {"statistics": self.model.statistics.theta}
+
+    def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
+        """(what notes the step for a batch, its results)"""
         raise NotImplementedError
 
-    def program(self, x: np.ndarray, y: np.ndarray | None) -> Program | None:
-        """The program for batches like this one; None where the model cannot be recorded."""
-        if self.eager or watched():
+    def replay(self, **batch: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Run the program for this batch: its results, good until the next call. None where there can be none."""
+        if self.model.arena is not self.arena:
+            self.forget()
+        if self.not_recorded or watched():
             return None
-        key = x.shape, x.dtype.char
-        if key not in self.programs:
+        flags = tuple([module.training for module in self.modules] + [p.requires_grad for p in self.parameters])
+        key = flags, *((array.shape, array.dtype.char) for array in batch.values())
+        program = self.programs.get(key)
+        if program is None:
             try:
-                (first, results), (second, _) = self.record(x, y), self.record(x, y)
+                (first, results), (second, _) = self.record(batch), self.record(batch)
                 if first.digest() != second.digest():
                     raise Unrecordable("it does not do the same each time")
-                self.programs[key] = Program(first, results)
+                program = self.programs[key] = Program(first, results, self.progress)
             except Unrecordable as error:
-                self.eager = str(error)
-                warnings.warn(f"this model is not recorded, and trains slower: {self.eager}", stacklevel=4)
+                self.not_recorded = str(error)
+                warnings.warn(f"this model runs without a recorded program, slower: {error}", stacklevel=3)
                 return None
-        return self.programs[key]
+            self.workspace.reserve(program.workspace_size)
+        vectors = {WORKSPACE: self.workspace.memory, **self.vectors, **batch}
+        program.run({name: address(array) for name, array in vectors.items()})
+        return {name: self.workspace.view(*place) for name, place in program.results.items()}
 
-    def recorder(self, x: np.ndarray) -> tuple[Recorder, np.ndarray]:
-        """A recorder that knows the model's memory, and the batch as it should be seen."""
-        recorder = Recorder(next(iter(self.arena.parameters.values())).device)
-        recorder.region("theta", self.arena.theta)
-        recorder.region("grad", self.arena.grad)
-        if self.model.statistics is not None:
-            recorder.region("statistics", self.model.statistics.theta)
-        return recorder, recorder.region("x", x)
-
-    def bases(self, x: np.ndarray) -> dict[str, int]:
-        found = {
-            WORKSPACE: address(self.workspace.memory),
-            "theta": address(self.arena.theta),
-            "grad": address(self.arena.grad),
-            "x": address(x),
-        }
-        if self.model.statistics is not None:
-            found["statistics"] = address(self.model.statistics.theta)
-        return found
+    def recorder(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
+        """A recorder that knows the model's memory, and the batch as ops should see it."""
+        recorder = Recorder(self.parameters[0].device)
+        for name, vector in self.vectors.items():
+            recorder.region(name, vector)
+        return recorder, {name: recorder.region(name, array) for name, array in batch.items()}
 
 
 class Gradient(Replayed):
@@ -195,51 +215,52 @@ class Gradient(Replayed):
     loss: (logits, labels) -> a tensor with one element. The model should be in training mode.
     """
 
-    def __init__(self, model: Module, loss: Loss, workspace: Workspace | None = None) -> None:
-        super().__init__(model, workspace)
+    def __init__(self, model: Module, loss: Loss, **options: Any) -> None:
+        model.flatten()
+        super().__init__(model, **options)
         self.loss = loss
 
     def __call__(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-        """(the loss, how many answers were right) for images x (B, H, W, C) and labels y (B,); arena.grad is the
-        gradient afterwards: what was in it before is overwritten."""
-        x, y = np.ascontiguousarray(x), np.ascontiguousarray(y, np.int64 if y.dtype.kind in "iu" else y.dtype)
-        program = self.program(x, y)
-        if program is None:
+        """(the loss, how many answers were right) for images x (B, H, W, C) and labels y (B,).
+
+        arena.grad is the gradient afterwards; what was in it before is overwritten.
+        """
+        x, y = np.ascontiguousarray(x), np.ascontiguousarray(y, np.int64)
+        results = self.replay(x=x, y=y)
+        if results is None:
             return self.by_tape(x, y)
-        self.workspace.reserve(program.workspace_size)
-        program.run(self.bases(x) | {"y": address(y)})
+        assert self.arena is not None
         self.arena.cleared.clear()
         if self.model.statistics is not None:
             self.model.statistics.touch()
-        loss, correct = (self.workspace.view(*program.results[name]) for name in ("loss", "correct"))
-        if not math.isfinite(loss[0]):  # perhaps of a label that there is not, which the loss refuses with a reason
-            logits = program.results["logits"][1]
-            self.loss(Tensor(np.zeros(logits.shape, logits.dtype)), y)
-        return float(loss[0]), int(correct[0])
+        loss = float(results["loss"][0])
+        if not math.isfinite(loss):  # perhaps of a label that there is not, which the loss refuses, and says why
+            self.loss(Tensor(np.zeros_like(results["logits"])), y)
+        return loss, int(results["correct"][0])
 
     def by_tape(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """The same, by the tape."""
-        self.arena.zero_grad()
+        self.model.flatten().zero_grad()
         logits = self.model(x)
         loss = self.loss(logits, y)
         loss.backward()
         return loss.item(), int((logits.numpy().argmax(axis=1) == y).sum())
 
-    def record(self, x: np.ndarray, y: np.ndarray | None) -> tuple[Recorder, dict[str, np.ndarray]]:
-        assert y is not None
-        recorder, x = self.recorder(x)
-        y = recorder.region("y", y)
+    def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
+        assert self.arena is not None
+        recorder, batch = self.recorder(batch)
         arena, cleared = self.arena, self.arena.cleared
         arena.cleared = set(arena.parameters.values())
         try:
             with recorder.active():
-                logits = self.model(Tensor.wrap(x, recorder.device))
-                loss = self.loss(logits, y)
+                logits = self.model(Tensor.wrap(batch["x"], recorder.device))
+                loss = self.loss(logits, batch["y"])
                 correct = recorder.empty((1,), np.int64)
-                recorder.softmax.correct(logits._data, y, correct)
+                recorder.softmax.correct(logits._data, batch["y"], correct)
                 loss.backward()
-                for parameter in arena.cleared:  # those that the loss does not depend on
-                    recorder.elementwise.fill(0.0, parameter._grad.reshape(-1))
+                for parameter in arena.parameters.values():
+                    if parameter in arena.cleared and parameter._grad is not None:  # the loss does not depend on it
+                        recorder.elementwise.fill(0.0, parameter._grad.reshape(-1))
         finally:
             arena.cleared = cleared
         return recorder, {"loss": loss._data.reshape(1), "correct": correct, "logits": logits._data}
@@ -249,17 +270,15 @@ class Prediction(Replayed):
     """Computes the model's outputs, as when it does not train."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The outputs (B, classes) for images x (B, H, W, C): a view that is good until the next call."""
+        """The outputs (B, classes) for images x (B, H, W, C): good until the next call."""
         x = np.ascontiguousarray(x)
-        program = self.program(x, None)
-        if program is None:
+        results = self.replay(x=x)
+        if results is None:
             with evaluating(self.model):
                 return self.model(x).numpy()
-        self.workspace.reserve(program.workspace_size)
-        program.run(self.bases(x))
-        return self.workspace.view(*program.results["logits"])
+        return results["logits"]
 
-    def record(self, x: np.ndarray, y: np.ndarray | None) -> tuple[Recorder, dict[str, np.ndarray]]:
-        recorder, x = self.recorder(x)
-        with recorder.active(), evaluating(self.model), no_grad():
-            return recorder, {"logits": self.model(Tensor.wrap(x, recorder.device))._data}
+    def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
+        recorder, batch = self.recorder(batch)
+        with recorder.active(), evaluating(self.model):
+            return recorder, {"logits": self.model(Tensor.wrap(batch["x"], recorder.device))._data}

@@ -44,8 +44,11 @@ class Recorded(np.ndarray):
     __array_ufunc__ = __setitem__ = __iter__ = __bool__ = __float__ = __int__ = __contains__ = _refuse
 
 
-for _name in ("all any argmax argmin argsort astype clip copy cumsum dot fill item max mean min nonzero partition "
-              "prod put repeat round sort std sum take tobytes tofile tolist trace var").split():  # fmt: skip
+_COMPUTING = """
+    all any argmax argmin argsort astype clip copy cumsum dot fill item max mean min nonzero partition prod put repeat
+    round sort std sum take tobytes tofile tolist trace var
+"""
+for _name in _COMPUTING.split():
     setattr(Recorded, _name, _refuse)
 
 

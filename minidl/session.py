@@ -17,6 +17,7 @@ from minidl.display import Display
 from minidl.errors import CheckpointError, ConfigError
 from minidl.evaluation import Score, evaluate
 from minidl.jit import set_threads
+from minidl.ops.conv import winograd
 from minidl.options import read_toml
 from minidl.run import JournalError, Run, read_options
 from minidl.signals import Signals, Stopped
@@ -134,6 +135,7 @@ class Session:
         trainer, config = self.trainer, self.config
         epochs = -(-trainer.total_steps // len(trainer.loader))
         display = Display(config.quiet, len(trainer.loader), epochs)
+        trainer.gradient.progress = display.compiling
         display.say(f"{run.folder}: {config.model} ({_count(self.model):,} parameters) on {config.data} "
                     f"({len(self.data.y_train):,} images), {trainer.total_steps:,} steps")  # fmt: skip
         self.signals.defer(config.quiet)
@@ -173,7 +175,9 @@ class Session:
     def _test(self, run: Run) -> Score:
         """The one look at the test images."""
         self.model.load_state_dict(files.load(self._tested(run)).weights)
-        return evaluate(self.model, self.data.x_test, self.data.y_test, check=self.signals.check)
+        return evaluate(
+            self.model, self.data.x_test, self.data.y_test, check=self.signals.check, prediction=self.trainer.prediction
+        )
 
     def _tested(self, run: Run) -> Path:
         """The checkpoint that is tested: the best on the validation images if there are any, else the last."""
@@ -204,6 +208,7 @@ def _prepare(config: Config) -> tuple[data.Dataset, nn.Module]:
         if numba.get_num_threads() < config.threads and not config.quiet:
             print(f"minidl: --threads {config.threads} is more than there are cores: using {numba.get_num_threads()}",
                   file=sys.stderr, flush=True)  # fmt: skip
+    winograd(config.conv == "auto")
     dataset = data.load(config.data, config.data_dir or None, config.validation, config.seed, config.layout)
     nn.seed(config.seed)
     return dataset, models.build(config.model, dataset.input_shape, dataset.classes)

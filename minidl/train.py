@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Signals() as signals:
         try:
             given = parse(Config, sys.argv[1:] if argv is None else list(argv), **_help())
+            if given.get("threads") and "minidl.jit" not in sys.modules:
+                os.environ["MINIDL_THREADS"] = str(given["threads"])  # before Numba starts its threads
             from minidl.session import execute  # from here on NumPy and Numba, which take their time
 
             result = execute(given, signals)

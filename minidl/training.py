@@ -27,10 +27,13 @@ from minidl.data import Dataset, Loader, from_arrays, load
 from minidl.data.dataset import standardise
 from minidl.display import epoch_line
 from minidl.errors import CheckpointError, ConfigError, DivergedError, nearest
-from minidl.evaluation import Score, correct_answers, evaluate, first_not_finite, predict
+from minidl.evaluation import Score, evaluate, first_not_finite, predict
 from minidl.jit import set_threads
 from minidl.nn import Module, random_state, seed, set_random_state
+from minidl.ops.conv import winograd
 from minidl.options import from_toml, options, to_toml
+from minidl.program import Gradient, Prediction, Workspace
+from minidl.tensor import Tensor
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
 Data = Dataset | str | Path | tuple[np.ndarray, ...]
@@ -67,7 +70,11 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Module, data: Dataset, config: Config, check: Callable[[], None] = lambda: None
+        self,
+        model: Module,
+        data: Dataset,
+        config: Config,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.model, self.data, self.config, self.check = model, data, config, check
         self.loader = Loader(
@@ -78,6 +85,9 @@ class Trainer:
         self.optimizer = optim.build(
             config.optimizer, model, config.lr, config.momentum, config.weight_decay, config.clip or None
         )
+        workspace = Workspace()
+        self.gradient = Gradient(model, self.loss, workspace=workspace)
+        self.prediction = Prediction(model, workspace=workspace)
         self.progress = Progress()
         self._warm = False  # the first step compiles; images/s are of the others
 
@@ -101,15 +111,15 @@ class Trainer:
 
     def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """One step on a batch x (B, H, W, C), y (B,): its mean loss, and how many answers were right."""
-        self.optimizer.zero_grad()
-        logits = self.model(x)
-        loss = ops.cross_entropy(logits, y, self.config.label_smoothing)
-        if not math.isfinite(loss.item()):
-            raise self._diverged(f"the loss is {loss.item()}, {first_not_finite(self.model, x)}", making=1)
-        loss.backward()
+        loss, correct = self.gradient(x, y)
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss is {loss}, {first_not_finite(self.model, x)}", making=1)
         self.progress.lr = self.optimizer.lr = self.config.lr * self.schedule(self.progress.step)
         self.optimizer.step()  # clips, too
-        return loss.item(), correct_answers(logits, y)
+        return loss, correct
+
+    def loss(self, logits: Tensor, y: np.ndarray) -> Tensor:
+        return ops.cross_entropy(logits, y, self.config.label_smoothing)
 
     def _steps(self) -> Iterator[Entry]:
         """The rest of the epoch that `progress` is in."""
@@ -134,7 +144,10 @@ class Trainer:
         scores = {"loss": at.loss_sum / at.images, "accuracy": at.correct / at.images}
         if self.data.x_validation is not None and self.data.y_validation is not None:
             try:
-                score = evaluate(self.model, self.data.x_validation, self.data.y_validation, check=self.check)
+                score = evaluate(
+                    self.model, self.data.x_validation, self.data.y_validation,
+                    check=self.check, prediction=self.prediction,
+                )  # fmt: skip
             except DivergedError as error:
                 raise self._diverged(str(error)) from None
             scores |= {"validation_loss": score.loss, "validation_accuracy": score.accuracy}
@@ -244,6 +257,7 @@ def fit(
     config = _library_config(data, given)
     if config.threads:
         set_threads(config.threads)
+    winograd(config.conv == "auto")
     dataset = _as_dataset(data, config)
     seed(config.seed)
     trainer = Trainer(model, dataset, config)

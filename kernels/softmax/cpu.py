@@ -121,3 +121,14 @@ def cross_entropy_backward(
         for j in range(classes):
             d_row[j] = scale * (p_row[j] - off_label)
         d_row[labels[i]] -= scale * on_label
+
+
+@jit
+def correct(logits: ndarray, labels: ndarray, count: ndarray) -> None:
+    count[0] = 0
+    for i in range(logits.shape[0]):
+        row, best = logits[i], 0
+        for j in range(1, row.size):
+            if row[best] == row[best] and not row[j] <= row[best]:  # NaN wins, as in argmax
+                best = j
+        count[0] += best == labels[i]

@@ -11,7 +11,7 @@ import math
 from numpy import ndarray
 
 __all__ = [
-    "cross_entropy", "cross_entropy_backward", "log_softmax", "log_softmax_backward",
+    "correct", "cross_entropy", "cross_entropy_backward", "log_softmax", "log_softmax_backward",
     "softmax", "softmax_backward",
 ]  # fmt: skip
 
@@ -92,3 +92,10 @@ def cross_entropy_backward(
 
 def _target(is_label: bool, smoothing: float, classes: int) -> float:
     return smoothing / classes + (1 - smoothing if is_label else 0)
+
+
+def correct(logits: np.ndarray, labels: np.ndarray, count: np.ndarray) -> None:
+    """count (1,) int64 = for how many rows of logits (N, classes) the largest, the first of equals, is the label's"""
+    count[0] = 0
+    for row, label in zip(logits, labels, strict=True):
+        count[0] += int(np.argmax(row)) == label

@@ -12,6 +12,8 @@ def cases(a: Arrays) -> Cases:
         for name in ("softmax", "log_softmax"):
             yield name, dict(x=9 * a.normal(*shape), y=a.empty(*shape))
             yield name + "_backward", dict(dy=a.normal(*shape), y=-a.positive(*shape), dx=a.empty(*shape))
+        for logits in (a.normal(*shape), a.integers(3, *shape).astype(a.dtype)):
+            yield "correct", dict(logits=logits, labels=labels, count=np.full(1, -1))
         for smoothing in (0.0, 0.1):
             yield "cross_entropy", dict(
                 logits=9 * a.normal(*shape) + 1, labels=labels, smoothing=smoothing,

@@ -1,0 +1,308 @@
+"""The recorded step: the same bits as the tape, whatever the model does; what cannot be recorded says so."""
+
+from __future__ import annotations
+
+import tracemalloc
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidl import models, nn, ops, optim, random
+from minidl.errors import ShapeError
+from minidl.jit import set_threads, threads
+from minidl.planning import plan
+from minidl.program import Gradient, Prediction, Program, address
+from minidl.recorder import Buffer, Call, Place, Recorder, Unrecordable
+from minidl.tensor import Tensor
+
+
+def cross_entropy(logits: Tensor, y: np.ndarray) -> Tensor:
+    return ops.cross_entropy(logits, y, 0.1)
+
+
+def batch(shape: tuple[int, ...], count: int, classes: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((count, *shape)).astype(np.float32), rng.integers(classes, size=count)
+
+
+def spoil(gradient: Gradient) -> None:
+    """Make sure that every gradient is written, not only added to (the gaps between parameters stay zero)."""
+    for _, view in gradient.arena.views(gradient.arena.grad):
+        view[...] = np.nan
+
+
+class Everything(nn.Module):
+    """One of each op that a model can be made of."""
+
+    def __init__(self) -> None:
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.grouped = nn.Conv2d(8, 12, 3, stride=2, padding=1, groups=4, bias=False)
+        self.dilated = nn.Conv2d(12, 7, (3, 1), dilation=2, padding=(2, 0))
+        self.drop = nn.Dropout(0.3)
+        self.tied = nn.Linear(7, 7)
+        self.layer_norm = nn.LayerNorm(7)
+        self.unused = nn.Linear(3, 3)
+        self.last = nn.Linear(14, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = ops.relu(self.norm(self.first(x)))
+        x = ops.max_pool2d(ops.pad(x, ((0, 0), (1, 1), (0, 1), (0, 0))), 2)
+        x = self.dilated(ops.avg_pool2d(self.grouped(x), 2, stride=1))
+        x = self.drop(ops.global_avg_pool2d(x) + x.max((1, 2), keepdims=True) * 0.5).reshape(-1, 7)
+        y = ops.gelu(self.tied(x)) + ops.tanh(self.tied(ops.silu(x)))
+        y = ops.sigmoid(self.layer_norm(y)) * ops.leaky_relu(x) - ops.softmax(x) / 3.0
+        return self.last(ops.concat([y, (x * x + 1.0).sqrt().log()], axis=1)[:, :])
+
+
+def model_of(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
+    """(model, shape of an image, classes)"""
+    nn.seed(1)
+    if name == "everything":
+        return Everything(), (11, 9, 3), 5
+    shape = (12, 12, 1) if name in ("mlp", "lenet") else (16, 16, 3)
+    return models.build(name, shape, 10), shape, 10
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet", "vgg", "resnet20", "everything"])
+def test_replay_and_tape_have_the_same_bits(name: str) -> None:
+    """Gradients, loss, statistics and dropout's counter, over three steps, with a short batch in the middle."""
+    runs = []
+    for replay in (True, False):
+        model, shape, classes = model_of(name)
+        optimizer = optim.SGD(model, lr=0.01, momentum=0.9)
+        gradient = Gradient(model, cross_entropy)
+        random.seed(5)
+        trace: list[Any] = []
+        for step, count in enumerate((6, 5, 6)):
+            x, y = batch(shape, count, classes, seed=step)
+            spoil(gradient)
+            trace += gradient(x, y) if replay else gradient.by_tape(x, y)
+            optimizer.step()
+            trace += [model.flatten().grad.tobytes(), model.flatten().theta.tobytes(), random.random_state()]
+            trace += [model.statistics.theta.tobytes() if model.statistics is not None else b""]
+        assert not gradient.not_recorded
+        assert len(gradient.programs) == (2 if replay else 0)
+        runs.append(trace)
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet20", "everything"])
+def test_prediction_is_what_the_model_says(name: str) -> None:
+    model, shape, classes = model_of(name)
+    x, y = batch(shape, 7, classes)
+    Gradient(model, cross_entropy)(x, y)  # moves the running statistics
+    model.eval()
+    expected = model(x).numpy()
+    model.train()
+    prediction = Prediction(model)
+    for rows in (slice(0, 7), slice(0, 3), slice(0, 7)):
+        assert prediction(x[rows]).tobytes() == np.ascontiguousarray(expected[rows]).tobytes()
+    assert not prediction.not_recorded
+    assert all(module.training for _, module in model.named_modules())
+
+
+def test_prediction_leaves_a_model_without_an_arena_as_it_is() -> None:
+    model, shape, _ = model_of("lenet")
+    x, _ = batch(shape, 3)
+    before = Prediction(model)(x).copy()
+    assert model.arena is None
+    weight = next(model.parameters())
+    weight.data[...] *= 2  # in place: the program reads it where it lies
+    prediction = Prediction(model)
+    assert not np.array_equal(prediction(x), before)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    before = threads()
+    if before < 2:
+        pytest.skip("needs two threads")
+    found = []
+    try:
+        for count in (1, 2):
+            set_threads(count)
+            model, shape, _ = model_of("resnet20")
+            x, y = batch(shape, 33)
+            Gradient(model, cross_entropy)(x, y)
+            found.append(model.flatten().grad.tobytes())
+    finally:
+        set_threads(before)
+    assert found[0] == found[1]
+
+
+def test_what_can_be_one_call_is_one() -> None:
+    model, shape, _ = model_of("resnet20")
+    x, y = batch(shape, 4)
+    gradient, prediction = Gradient(model, cross_entropy), Prediction(model)
+    gradient(x, y), prediction(x)
+    (program,), (predicting,) = gradient.programs.values(), prediction.programs.values()
+    assert "elementwise.copy" not in program.calls  # gradients are written where they belong
+    assert program.calls.count("activation.relu") == 9  # those behind a residual sum
+    assert program.calls.count("activation.relu_backward") == 9
+    assert "norm.affine" not in predicting.calls
+    assert predicting.calls.count("conv.forward") == 19
+
+
+def test_a_frozen_layer_has_no_gradient_and_a_thawed_one_has() -> None:
+    model, shape, _ = model_of("mlp")
+    x, y = batch(shape, 4)
+    gradient = Gradient(model, cross_entropy)
+    weight, *_ = model.parameters()
+    for requires_grad in (True, False, True):
+        weight.requires_grad = requires_grad
+        spoil(gradient)
+        gradient(x, y)
+        assert np.isfinite(gradient.arena.grad[: weight.size]).all()
+        assert bool(weight.grad.any()) is requires_grad
+
+
+def test_one_program_serves_replicas_with_vectors_of_their_own() -> None:
+    model, shape, _ = model_of("mlp")
+    gradient = Gradient(model, cross_entropy)
+    x, y = batch(shape, 4)
+    gradient(x, y)
+    (program,) = gradient.programs.values()
+    expected = gradient.arena.grad.copy()
+    theta, grad = gradient.arena.new_vector(), gradient.arena.new_vector()
+    theta[:] = gradient.arena.theta
+    gradient.arena.theta[:] = np.nan
+    spoil(gradient)
+    memory = gradient.workspace.memory
+    vectors = {"workspace": memory, "theta": theta, "grad": grad, "x": x, "y": y}
+    program.run({name: address(array) for name, array in vectors.items()})
+    np.testing.assert_array_equal(grad, expected)
+    assert np.isnan(gradient.arena.grad[:10]).all()
+
+
+def test_a_program_can_be_cut_where_part_of_the_gradient_is_final() -> None:
+    model, shape, _ = model_of("mlp")
+    gradient = Gradient(model, cross_entropy)
+    x, y = batch(shape, 4)
+    gradient(x, y)
+    (program,) = gradient.programs.values()
+    expected, slot = gradient.arena.grad.copy(), gradient.arena.slots[-2]  # the last weight: final first
+    cut = program.final("grad", slot.start * 4, slot.stop * 4)
+    assert 0 < cut < len(program.calls)
+    spoil(gradient)
+    vectors = {"workspace": gradient.workspace.memory, **gradient.vectors, "x": x, "y": y}
+    bases = {name: address(array) for name, array in vectors.items()}
+    program.run(bases, 0, cut)
+    last = slice(slot.start, slot.stop)
+    np.testing.assert_array_equal(gradient.arena.grad[last], expected[last])
+    assert np.isnan(gradient.arena.grad[: slot.start]).any()
+    program.run(bases, cut)
+    np.testing.assert_array_equal(gradient.arena.grad, expected)
+
+
+class Peeks(nn.Module):
+    """Asks for values in the middle."""
+
+    def __init__(self, how: str) -> None:
+        self.fc, self.how = nn.Linear(4, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        if self.how == "item":
+            return y * (1.0 if y.sum().item() > 0 else 2.0)
+        if self.how == "numpy":
+            return y + Tensor(np.abs(y.numpy()))
+        if self.how == "array":
+            return y + Tensor(np.asarray(y) * 2)
+        if self.how == "noise":
+            return y * Tensor(np.random.default_rng(0).standard_normal(y.shape).astype(np.float32))
+        return ops.relu(y) if np.random.random() < 0.5 else y  # "chance"
+
+
+@pytest.mark.parametrize("how", ["item", "numpy", "array", "noise"])
+def test_what_cannot_be_recorded_goes_by_the_tape_with_one_warning(how: str) -> None:
+    model = Peeks(how)
+    gradient = Gradient(model, cross_entropy)
+    x, y = batch((4,), 8, 3)
+    with pytest.warns(UserWarning, match="without a recorded program"):
+        found = gradient(x, y)
+    grad = gradient.arena.grad.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gradient(x, y) == found == gradient.by_tape(x, y)
+    np.testing.assert_array_equal(gradient.arena.grad, grad)
+
+
+def test_a_model_that_tosses_coins_is_not_frozen() -> None:
+    np.random.seed(0)  # within the first few recordings, two differ
+    gradient = Gradient(Peeks("chance"), cross_entropy)
+    with pytest.warns(UserWarning, match="does not do the same each time"):
+        for count in range(1, 20):
+            gradient(*batch((4,), count, 3))
+
+
+def test_a_label_that_there_is_not_is_refused_as_by_the_tape() -> None:
+    model, shape, _ = model_of("mlp")
+    gradient = Gradient(model, cross_entropy)
+    x, y = batch(shape, 4)
+    gradient(x, y)
+    with pytest.raises(ShapeError, match="labels from"):
+        gradient(x, np.array([0, 1, 2, 10]))
+
+
+def test_a_wrong_shape_is_refused_as_by_the_tape() -> None:
+    model, _, _ = model_of("lenet")
+    with pytest.raises(ShapeError, match="Conv2d"):
+        Gradient(model, cross_entropy)(*batch((12, 12, 3), 4))
+
+
+def test_a_flattened_anew_model_is_recorded_anew() -> None:
+    model, shape, _ = model_of("mlp")
+    gradient = Gradient(model, cross_entropy)
+    x, y = batch(shape, 4)
+    gradient(x, y)
+    name, _ = list(model.named_children())[-1]
+    setattr(model, name, nn.Linear(512, 10))
+    model.flatten()
+    assert gradient(x, y) == gradient.by_tape(x, y)
+
+
+def test_a_replay_allocates_next_to_nothing() -> None:
+    model, shape, _ = model_of("lenet")
+    gradient = Gradient(model, cross_entropy)
+    x, y = batch(shape, 8)
+    gradient(x, y), gradient(x, y)
+    tracemalloc.start()
+    gradient(x, y)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000  # bytes: names, views and numbers, no arrays
+
+
+def test_unknown_memory_is_refused() -> None:
+    recorder = Recorder(Tensor(np.zeros(1)).device)
+    with pytest.raises(Unrecordable, match="not a result"):
+        recorder.activation.relu(np.zeros(4, np.float32), recorder.empty((4,), np.float32))
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1, 500)), max_size=12))
+def test_arrays_that_live_together_lie_apart(spans: list[tuple[int, int, int]]) -> None:
+    buffers = [Buffer(np.empty(size, np.uint8)) for _, _, size in spans]
+    calls = []
+    for i in range(13):
+        alive = [b for b, (a, z, _) in zip(buffers, spans) if min(a, z) <= i <= max(a, z)]
+        calls.append(Call("op", "kernel", None, {str(k): Place(b, 0, b.array) for k, b in enumerate(alive)}))
+    offsets, size = plan(calls, set())
+    for k, (b, (a, z, _)) in enumerate(zip(buffers, spans)):
+        assert offsets[b] % 64 == 0 and offsets[b] + b.array.size <= size
+        for other, (c, d, _) in list(zip(buffers, spans))[:k]:
+            together = min(a, z) <= max(c, d) and min(c, d) <= max(a, z)
+            apart = offsets[b] + b.array.size <= offsets[other] or offsets[other] + other.array.size <= offsets[b]
+            assert apart or not together
+
+
+def test_a_table_runs_with_no_python_in_it() -> None:
+    model, shape, _ = model_of("mlp")
+    gradient = Gradient(model, cross_entropy)
+    gradient(*batch(shape, 4))
+    (program,) = gradient.programs.values()
+    assert isinstance(program, Program)
+    assert (program._table != 0).all()
