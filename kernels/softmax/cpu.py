@@ -1,6 +1,7 @@
 """Softmax and cross-entropy on one core: a batch of class scores is too small to be worth threads.
 
-Every pass goes along a row, which stays in the first-level cache. Sums are kept in float64.
+A row of ten classes fills no vector register. So what needs no look at the row's other elements, exp above all, goes
+over a block of rows as over one vector; a block stays in the first-level cache. Sums are kept in float64.
 """
 
 from __future__ import annotations
@@ -11,100 +12,155 @@ from numpy import ndarray
 
 from minidl.jit import jit
 
+from ..activation import functions
 from .reference import __all__ as __all__
+
+BLOCK = 4096  # elements
+SHORT = 16  # elements: of so many, the largest is found one by one
 
 
 @jit
-def _largest(row: ndarray) -> float:
-    largest = row[0]
-    for j in range(1, row.size):
-        largest = max(largest, row[j])
+def _block_rows(x: ndarray) -> int:
+    return max(1, BLOCK // max(1, x.shape[1]))
+
+
+@jit
+def _fold(x: ndarray, y: ndarray) -> int:
+    """y = the larger of each element in x's first half and its counterpart in the second; returns their number."""
+    half = (x.size + 1) // 2
+    low, high = x[: x.size - half], x[half:]
+    for j in range(low.size):
+        y[j] = high[j] if high[j] > low[j] else low[j]
+    if low.size < half:
+        y[low.size] = x[low.size]
+    return half
+
+
+@jit
+def _largest(x: ndarray, scratch: ndarray) -> float:
+    """The largest element. A NaN may or may not count: whatever it is subtracted from, the row's sum becomes NaN."""
+    n = x.size
+    if n > SHORT:
+        n = _fold(x, scratch)
+        while n > SHORT:
+            n = _fold(scratch[:n], scratch)
+        x = scratch
+    largest = x[0]
+    for j in range(1, n):
+        largest = x[j] if x[j] > largest else largest
     return largest
 
 
 @jit
-def _center(x: ndarray, y: ndarray) -> None:
-    """y = x - max(x): its softmax is that of x, and exp cannot overflow."""
-    largest = _largest(x)
-    for j in range(x.size):
-        y[j] = x[j] - largest
+def _sum(x: ndarray) -> float:
+    """In four sums: an addition waits for the one before it."""
+    a = b = c = d = 0.0
+    whole = x.size - x.size % 4
+    for j in range(0, whole, 4):
+        a += x[j]
+        b += x[j + 1]
+        c += x[j + 2]
+        d += x[j + 3]
+    for j in range(whole, x.size):
+        a += x[j]
+    return (a + b) + (c + d)
 
 
 @jit
-def _softmax_row(y: ndarray) -> float:
-    """y = softmax(y) for a centered row; returns s = log(sum_j exp(y_j)).
+def _center(x: ndarray, y: ndarray) -> float:
+    """y = x - max(x): its softmax is that of x, and exp cannot overflow. Returns max(x)."""
+    largest = _largest(x, y)
+    for j in range(x.size):
+        y[j] = x[j] - largest
+    return largest
 
-    The logarithm of a probability is y_j - s. That y was stored before s was known matters: x_j - (max(x) + s), which
-    the compiler would be free to make of one expression, loses the digits of s beside a large maximum.
-    """
-    total = 0.0
-    for j in range(y.size):
-        y[j] = math.exp(y[j])
-        total += y[j]
+
+@jit
+def _exp(x: ndarray) -> None:
+    for j in range(x.size):
+        x[j] = functions.exp(x[j])
+
+
+@jit
+def _normalize(y: ndarray) -> float:
+    """y /= sum(y); returns the sum."""
+    total = _sum(y)
     inverse = y.dtype.type(1 / total)
     for j in range(y.size):
         y[j] *= inverse
-    return math.log(total)
+    return total
 
 
 @jit
 def softmax(x: ndarray, y: ndarray) -> None:
-    for i in range(x.shape[0]):
-        _center(x[i], y[i])
-        _softmax_row(y[i])
+    step = _block_rows(x)
+    for first in range(0, x.shape[0], step):
+        x_block, y_block = x[first : first + step], y[first : first + step]
+        for i in range(x_block.shape[0]):
+            _center(x_block[i], y_block[i])
+        _exp(y_block.reshape(-1))
+        for i in range(x_block.shape[0]):
+            _normalize(y_block[i])
 
 
 @jit
 def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
     for i in range(y.shape[0]):
         dy_row, y_row, dx_row = dy[i], y[i], dx[i]
-        total = 0.0
         for j in range(y_row.size):
-            total += dy_row[j] * y_row[j]
-        inner = y.dtype.type(total)
+            dx_row[j] = dy_row[j] * y_row[j]
+        inner = y.dtype.type(_sum(dx_row))
         for j in range(y_row.size):
             dx_row[j] = y_row[j] * (dy_row[j] - inner)
 
 
 @jit
 def log_softmax(x: ndarray, y: ndarray) -> None:
+    """(x_j - max(x)) - log(sum), with the difference rounded first: x_j - (max(x) + log(sum)) would lose the digits of
+    the logarithm beside a large maximum."""
     for i in range(x.shape[0]):
-        row = y[i]
-        _center(x[i], row)
-        total = 0.0
-        for j in range(row.size):
-            total += math.exp(row[j])
-        log_sum = y.dtype.type(math.log(total))
-        for j in range(row.size):
-            row[j] -= log_sum
+        x_row, y_row = x[i], y[i]
+        largest = _center(x_row, y_row)
+        _exp(y_row)
+        log_sum = y.dtype.type(math.log(_sum(y_row)))
+        for j in range(y_row.size):
+            y_row[j] = (x_row[j] - largest) - log_sum
 
 
 @jit
 def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
     for i in range(y.shape[0]):
         dy_row, y_row, dx_row = dy[i], y[i], dx[i]
-        total = 0.0
+        total = y.dtype.type(_sum(dy_row))
         for j in range(y_row.size):
-            total += dy_row[j]
-        total_dy = y.dtype.type(total)
-        for j in range(y_row.size):
-            dx_row[j] = dy_row[j] - math.exp(y_row[j]) * total_dy
+            dx_row[j] = dy_row[j] - functions.exp(y_row[j]) * total
+
+
+@jit
+def _expected(row: ndarray, label: int, smoothing: float) -> float:
+    """The sum of target times centered logit. NaN for a label that there is not: it shows in the loss."""
+    if label < 0 or label >= row.size:
+        return math.nan
+    expected = (1 - smoothing) * row[label]
+    return expected + smoothing / row.size * _sum(row) if smoothing > 0 else expected
 
 
 @jit
 def cross_entropy(
     logits: ndarray, labels: ndarray, smoothing: float, probabilities: ndarray, loss: ndarray
 ) -> None:
-    rows, classes = logits.shape
+    """The logarithm of a probability is centered logit - log(sum), and the targets sum to 1."""
+    rows = logits.shape[0]
+    step = _block_rows(logits)
     total = 0.0
-    for i in range(rows):
-        row = probabilities[i]
-        _center(logits[i], row)
-        expected = (1 - smoothing) * row[labels[i]]  # sum of target times centered logit; the targets sum to 1
-        if smoothing > 0:
-            for j in range(classes):
-                expected += smoothing / classes * row[j]
-        total += _softmax_row(row) - expected
+    for first in range(0, rows, step):
+        block = probabilities[first : first + step]
+        for i in range(block.shape[0]):
+            _center(logits[first + i], block[i])
+            total -= _expected(block[i], labels[first + i], smoothing)
+        _exp(block.reshape(-1))
+        for i in range(block.shape[0]):
+            total += math.log(_normalize(block[i]))
     loss[0] = total / rows
 
 
@@ -113,22 +169,27 @@ def cross_entropy_backward(
     dloss: ndarray, probabilities: ndarray, labels: ndarray, smoothing: float, dlogits: ndarray
 ) -> None:
     rows, classes = probabilities.shape
-    scale = dlogits.dtype.type(dloss[0] / rows)
-    off_label = dlogits.dtype.type(smoothing / classes)
-    on_label = dlogits.dtype.type(1 - smoothing)
+    number = dlogits.dtype.type
+    scale, off_label = number(dloss[0] / rows), number(smoothing / classes)
+    on_label = scale * number(1 - smoothing)
+    p, d = probabilities.reshape(-1), dlogits.reshape(-1)
+    for i in range(p.size):
+        d[i] = scale * (p[i] - off_label)
     for i in range(rows):
-        p_row, d_row = probabilities[i], dlogits[i]
-        for j in range(classes):
-            d_row[j] = scale * (p_row[j] - off_label)
-        d_row[labels[i]] -= scale * on_label
+        if 0 <= labels[i] < classes:
+            dlogits[i, labels[i]] -= on_label
+        else:
+            dlogits[i] = number(math.nan)
 
 
 @jit
 def correct(logits: ndarray, labels: ndarray, count: ndarray) -> None:
-    count[0] = 0
+    found = 0
     for i in range(logits.shape[0]):
-        row, best = logits[i], 0
-        for j in range(1, row.size):
-            if row[best] == row[best] and not row[j] <= row[best]:  # NaN wins, as in argmax
+        row, label = logits[i], labels[i]
+        best = 0
+        for j in range(1, row.size):  # (NaN counts as the largest)
+            if row[j] > row[best] or (row[j] != row[j] and row[best] == row[best]):
                 best = j
-        count[0] += best == labels[i]
+        found += best == label
+    count[0] = found

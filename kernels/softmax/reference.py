@@ -64,11 +64,12 @@ def cross_entropy(
 ) -> None:
     """loss = mean over the rows of -sum_j target_j log(probability_j), probabilities = softmax(logits).
 
-    labels (rows,) lie in 0..classes-1, which the caller checks; loss (1,). The target of a row is
-    1 - smoothing on its label plus smoothing / classes on every class (Szegedy et al. 2016; as in PyTorch).
+    labels (rows,) lie in 0..classes-1: one that does not makes the loss NaN, and its row of the gradient. loss (1,).
+    The target of a row is 1 - smoothing on its label plus smoothing / classes on every class (Szegedy et al. 2016; as
+    in PyTorch).
     """
     rows, classes = logits.shape
-    total = 0.0
+    total = 0.0 if all(0 <= label < classes for label in labels) else math.nan
     for i in range(rows):
         logarithms = _log_probabilities(logits[i])
         for j in range(classes):
@@ -86,7 +87,7 @@ def cross_entropy_backward(
     rows, classes = probabilities.shape
     for i in range(rows):
         for j in range(classes):
-            target = _target(labels[i] == j, smoothing, classes)
+            target = _target(labels[i] == j, smoothing, classes) if 0 <= labels[i] < classes else math.nan
             dlogits[i, j] = dloss[0] * (probabilities[i, j] - target) / rows
 
 
@@ -94,8 +95,8 @@ def _target(is_label: bool, smoothing: float, classes: int) -> float:
     return smoothing / classes + (1 - smoothing if is_label else 0)
 
 
-def correct(logits: np.ndarray, labels: np.ndarray, count: np.ndarray) -> None:
+def correct(logits: ndarray, labels: ndarray, count: ndarray) -> None:
     """count (1,) int64 = for how many rows of logits (N, classes) the largest, the first of equals, is the label's"""
     count[0] = 0
     for row, label in zip(logits, labels, strict=True):
-        count[0] += int(np.argmax(row)) == label
+        count[0] += int(row.argmax()) == label
