@@ -101,6 +101,26 @@ def alternate(
     return {name: Times(tuple(each)) for name, each in taken.items()}
 
 
+def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]:
+    """A function that makes so many calls of a kernel as a recorded step makes them: without Python in between."""
+    from minidl import machine
+
+    signature = tuple(machine.numba_type(value) for value in arguments)
+    words = [machine.kernel_address(kernel, signature)]
+    for value in arguments:
+        at = len(words)
+        words += machine.slots(value)
+        if isinstance(value, np.ndarray):
+            words[at + machine.DATA] = value.ctypes.data
+    block = np.array(words, np.int64)
+    table = np.full((calls, 2), (machine.entry_address(signature), block.ctypes.data), np.int64)
+
+    def run(kept: Any = (block, arguments)) -> None:
+        machine.run(table, 0, calls)
+
+    return run
+
+
 # -- the machine's limits ------------------------------------------------------------------------------------------
 
 LANES = VECTOR_BYTES // 4  # float32 in a vector register
