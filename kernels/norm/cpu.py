@@ -1,8 +1,7 @@
 """Batch and layer normalisation: two passes over memory each, the rows shared out among the threads.
 
-Channels are contiguous, so that vectors go over them. Rows are short, though (16 numbers in the first stage of a
-ResNet), and a loop over 16 numbers is mostly beginning and end. So several rows are taken as one `wide` row, which they
-are in memory, and what belongs to the channels (mean, scale, sums) is repeated to the same width.
+Channels are contiguous, so that vectors go over them; several short rows are taken as one wide row
+(kernels/reduce/rows.py), and what belongs to the channels (mean, scale, sums) is repeated to the same width.
 
 The rows are split into blocks. Sums: as many blocks as the caller gives room for, each in float64 numbers of its own,
 which are added in the blocks' order: results do not depend on the number of threads.
@@ -11,15 +10,16 @@ which are added in the blocks' order: results do not depend on the number of thr
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from minidl.jit import jit, parallel_jit, prange
+from minidl.kernels.reduce.rows import narrow, repeat, wide
 
 from .reference import __all__ as __all__
 
-WIDE = 512  # numbers in a wide row, about
 BLOCK = 16384  # numbers that are worth a task of their own
 BLOCKS = 64  # at most
 
@@ -34,33 +34,6 @@ def _block(a: ndarray, k: int, blocks: int) -> ndarray:
     """The k-th block of rows."""
     rows = a.shape[0]
     return a[rows * k // blocks : rows * (k + 1) // blocks]
-
-
-@jit
-def _width(channels: int) -> int:
-    """Of a wide row: whole rows, at least one."""
-    return max(1, channels) * max(1, WIDE // max(1, channels))
-
-
-@jit
-def _repeat(values: ndarray, width: int) -> ndarray:
-    """values (C,), values, ... up to the width of a wide row"""
-    repeated = np.empty(width, values.dtype)
-    for start in range(0, width, max(1, values.size)):
-        repeated[start : start + values.size] = values
-    return repeated
-
-
-@jit
-def _fold(wide: ndarray, sums: ndarray) -> None:
-    """sums (2, C) = the sums of a wide row (2, width), over the rows in it"""
-    channels = sums.shape[1]
-    sums[:] = 0
-    for k in range(2):
-        for start in range(0, wide.shape[1], max(1, channels)):
-            part = wide[k, start : start + channels]
-            for c in range(channels):
-                sums[k, c] += part[c]
 
 
 @jit
@@ -80,18 +53,28 @@ def _total(partial: ndarray) -> ndarray:
 @jit
 def _sum_moments(x: ndarray, origin: ndarray, sums: ndarray) -> None:
     """sums (2, C) = sum of (x - origin), sum of (x - origin)^2, over the rows"""
-    width = _width(x.shape[1])
-    origin = _repeat(origin, width)
-    wide = np.zeros((2, width))
-    first, second = wide[0], wide[1]
+    width = wide(x.shape[1])
+    origin = repeat(origin, width)
+    first, second = np.zeros(width), np.zeros(width)
     numbers = x.reshape(x.size)
-    for start in range(0, numbers.size, width):
-        row = numbers[start : start + width]
+    begin = 0
+    while begin + 4 * width <= numbers.size:  # four at once: the sums are loaded and stored a quarter as often
+        four = numbers[begin : begin + 4 * width].reshape(4, width)
+        p, q, r, s = four[0], four[1], four[2], four[3]
+        for i in range(width):
+            a, b, c, d = p[i] - origin[i], q[i] - origin[i], r[i] - origin[i], s[i] - origin[i]
+            first[i] += (a + b) + (c + d)
+            second[i] += (a * a + b * b) + (c * c + d * d)
+        begin += 4 * width
+    while begin < numbers.size:
+        row = numbers[begin : begin + width]
         for i in range(row.size):
             distance = row[i] - origin[i]
             first[i] += distance
             second[i] += distance * distance
-    _fold(wide, sums)
+        begin += width
+    narrow(first, sums[0])
+    narrow(second, sums[1])
 
 
 @parallel_jit
@@ -105,8 +88,8 @@ def _moments(x: ndarray, origin: ndarray, partial: ndarray) -> None:
 def _normalize_block(
     x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, y: ndarray
 ) -> None:
-    width = _width(x.shape[1])
-    mean, scale, bias = _repeat(mean, width), _repeat(scale, width), _repeat(bias, width)
+    width = wide(x.shape[1])
+    mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     zero = x.dtype.type(0)
     numbers, results = x.reshape(x.size), y.reshape(y.size)
     for start in range(0, numbers.size, width):
@@ -151,25 +134,47 @@ def batch_norm(
 
 
 @jit
+def _passing(dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, i: int) -> Any:
+    """(dy[i] where the output was positive, else 0; without relu dy[i]), x[i] - mean[i]"""
+    distance = x[i] - mean[i]
+    zero = x.dtype.type(0)
+    return (dy[i] if (not relu) | (distance * scale[i] + bias[i] > zero) else zero), distance
+
+
+@jit
 def _sum_gradient_moments(
     dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, sums: ndarray
 ) -> None:
-    """sums (2, C) = sum of dy, sum of dy (x - mean), over the rows; with relu, where the output was positive"""
-    width = _width(x.shape[1])
-    mean, scale, bias = _repeat(mean, width), _repeat(scale, width), _repeat(bias, width)
-    wide = np.zeros((2, width))
-    first, second = wide[0], wide[1]
-    zero = x.dtype.type(0)
+    """sums (2, C) = sum of dy, sum of dy (x - mean), over the rows; with relu, where the output was positive
+
+    Products of four rows are added in the arrays' type, and then in float64: nothing cancels here as in a variance.
+    """
+    width = wide(x.shape[1])
+    mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
+    first, second = np.zeros(width), np.zeros(width)
     dys, numbers = dy.reshape(dy.size), x.reshape(x.size)
-    for start in range(0, numbers.size, width):
-        dy_row, row = dys[start : start + width], numbers[start : start + width]
+    begin = 0
+    while begin + 4 * width <= numbers.size:
+        g4 = dys[begin : begin + 4 * width].reshape(4, width)
+        x4 = numbers[begin : begin + 4 * width].reshape(4, width)
+        g0, g1, g2, g3, x0, x1, x2, x3 = g4[0], g4[1], g4[2], g4[3], x4[0], x4[1], x4[2], x4[3]
+        for i in range(width):
+            ga, a = _passing(g0, x0, mean, scale, bias, relu, i)
+            gb, b = _passing(g1, x1, mean, scale, bias, relu, i)
+            gc, c = _passing(g2, x2, mean, scale, bias, relu, i)
+            gd, d = _passing(g3, x3, mean, scale, bias, relu, i)
+            first[i] += (ga + gb) + (gc + gd)
+            second[i] += (ga * a + gb * b) + (gc * c + gd * d)
+        begin += 4 * width
+    while begin < numbers.size:
+        dy_row, row = dys[begin : begin + width], numbers[begin : begin + width]
         for i in range(row.size):
-            distance = row[i] - mean[i]
-            passes = (not relu) | (distance * scale[i] + bias[i] > zero)
-            gradient = np.float64(dy_row[i] if passes else zero)
+            gradient, distance = _passing(dy_row, row, mean, scale, bias, relu, i)
             first[i] += gradient
             second[i] += gradient * distance
-    _fold(wide, sums)
+        begin += width
+    narrow(first, sums[0])
+    narrow(second, sums[1])
 
 
 @parallel_jit
@@ -186,17 +191,14 @@ def _input_gradient_block(
     dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
     constant: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
-    width = _width(x.shape[1])
-    mean, scale, bias = _repeat(mean, width), _repeat(scale, width), _repeat(bias, width)
-    slope, constant = _repeat(slope, width), _repeat(constant, width)
-    zero = x.dtype.type(0)
+    width = wide(x.shape[1])
+    mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
+    slope, constant = repeat(slope, width), repeat(constant, width)
     dys, numbers, dxs = dy.reshape(dy.size), x.reshape(x.size), dx.reshape(dx.size)
     for start in range(0, numbers.size, width):
         dy_row, row, dx_row = dys[start : start + width], numbers[start : start + width], dxs[start : start + width]
         for i in range(row.size):
-            distance = row[i] - mean[i]
-            passes = (not relu) | (distance * scale[i] + bias[i] > zero)
-            gradient = dy_row[i] if passes else zero
+            gradient, distance = _passing(dy_row, row, mean, scale, bias, relu, i)
             dx_row[i] = scale[i] * gradient + (slope[i] * distance + constant[i])
 
 

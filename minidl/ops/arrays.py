@@ -54,10 +54,10 @@ def runs(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     return found[::-1]
 
 
-def partial_sums(device: Device, rows: int, *shape: int) -> np.ndarray:
-    """Room for the sums of each part of so many rows of that shape: (parts, *shape), in float64."""
-    parts = max(1, min(CHUNKS, rows // ROWS, rows * math.prod(shape) // NUMBERS))
-    return device.empty((parts, *shape), np.dtype(np.float64))
+def partial_sums(device: Device, rows: int, outer: int, inner: int) -> np.ndarray:
+    """Room for sums over so many rows, (parts, outer, inner) in float64: outer sums of rows of `inner` numbers."""
+    parts = max(1, min(CHUNKS // max(1, outer), rows // ROWS, rows * outer * inner // NUMBERS))
+    return device.empty((parts, outer, inner), np.dtype(np.float64))
 
 
 def reduce_sum(device: Device, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
