@@ -10,7 +10,9 @@ from numpy import ndarray
 
 from minidl.jit import jit
 
-from . import direct
+from . import direct, weight_gradient
+from . import winograd as fast
+from .choice import DIRECT, weight_form, winograd_form
 from .reference import Pair, Shape
 from .reference import __all__ as __all__
 
@@ -18,20 +20,44 @@ from .reference import __all__ as __all__
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)"""
+    """Numbers of scratch; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    kernel, channels, outputs = w_shape[:2], x_shape[3], w_shape[3]
+    if winograd:
+        form = winograd_form(_out(x_shape, kernel, stride, padding, dilation), kernel, channels, outputs,
+                             stride, dilation, groups)  # fmt: skip
+        if form != DIRECT:
+            return fast.forward_scratch(form, x_shape, w_shape, padding)
     return direct.forward_scratch(x_shape, w_shape, groups, stride, padding, dilation)
 
 
 def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
+    if winograd:
+        form = winograd_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, dilation, groups)
+        if form != DIRECT:
+            return fast.backward_input_scratch(form, x_shape, w_shape, padding)
     return direct.backward_input_scratch(x_shape, w_shape, groups, stride, padding, dilation)
 
 
 def backward_weight_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    return direct.backward_weight_scratch(x_shape, w_shape, groups, stride, padding, dilation)
+    if winograd:
+        kernel, channels, outputs = w_shape[:2], x_shape[3], w_shape[3]
+        form = weight_form(_out(x_shape, kernel, stride, padding, dilation), kernel, channels, outputs,
+                           stride, dilation, groups)  # fmt: skip
+        if form != DIRECT:
+            return fast.backward_weight_scratch(form, x_shape, w_shape, padding)
+    return weight_gradient.backward_weight_scratch(x_shape, w_shape, groups, stride, padding, dilation)
+
+
+def _out(x_shape: Shape, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
+    """Height and width of y."""
+    rows, columns = (
+        (x_shape[1 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1)
+    )
+    return rows, columns
 
 
 @jit
@@ -39,7 +65,11 @@ def forward(
     x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    direct.forward(x, weight, bias, scale, shift, relu, groups, stride, padding, dilation, scratch, y)
+    form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
+    if winograd and form != DIRECT:
+        fast.forward(form, x, weight, bias, scale, shift, relu, padding, scratch, y)
+    else:
+        direct.forward(x, weight, bias, scale, shift, relu, groups, stride, padding, dilation, scratch, y)
 
 
 @jit
@@ -47,7 +77,11 @@ def backward_input(
     dy: ndarray, weight: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
-    direct.backward_input(dy, weight, groups, stride, padding, dilation, scratch, dx)
+    form = winograd_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups)
+    if winograd and form != DIRECT:
+        fast.backward_input(form, dy, weight, padding, scratch, dx)
+    else:
+        direct.backward_input(dy, weight, groups, stride, padding, dilation, scratch, dx)
 
 
 @jit
@@ -55,4 +89,8 @@ def backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    direct.backward_weight(x, dy, groups, stride, padding, dilation, scratch, dweight)
+    form = weight_form(dy.shape[1:3], dweight.shape[:2], x.shape[3], dy.shape[3], stride, dilation, groups)
+    if winograd and form != DIRECT:
+        fast.backward_weight(form, x, dy, padding, scratch, dweight)
+    else:
+        weight_gradient.backward_weight(x, dy, groups, stride, padding, dilation, scratch, dweight)

@@ -1,105 +1,399 @@
-"""Direct convolution: first version, plain loops."""
+"""Direct convolution, forward and data gradient: the sum as it stands, on the micro-kernel of matmul/tile.py.
+
+Both are passes as geometry.py describes them. A pass is cut into blocks of output pixels: some rows of an image, or
+several small images. For each,
+
+1. what the block looks at is copied, with zeros around it, into memory that stays in the core's cache: afterwards
+   there are no borders. (Not where nothing looks beyond the borders: then the source itself serves.)
+2. for each panel of output channels, for some pixels at a time, the micro-kernel sums. Its rows are pixels (a table
+   says where each is: any stride, and a tile goes on in the next row of the image), its taps the rows of the kernel;
+   kw taps of C channels lie beside each other in memory and are one depth of kw C.
+3. while these pixels are in L1: bias, scale and shift, relu.
+
+No more than about DEPTH products are summed in one go: a sum of such sums rounds less (README, "Accuracy").
+"""
 
 from __future__ import annotations
 
+import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.jit import VECTOR_BYTES, jit, parallel_jit, prange, threads
+from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
+from .channels import channel_panel
+from .geometry import Axis, copy_with_halo, forward_axis, gradient_axis, inside, span
 from .reference import Pair, Shape
 
+PIXELS = 512  # of a block, at most
+CHUNK = 64  # pixels that are finished together
+BUFFER = 48 * 1024  # numbers that a block's copy may have: it shares L2 with a panel of weights
+DEPTH = 384
+SERIAL = 500_000  # products: fewer are not worth a second thread
+PANEL = VECTOR_BYTES // 2  # panel_width of float32; float64 needs no more memory
 
-@jit
-def _inside(size: int, out: int, offset: int, stride: int) -> Pair:
-    """The first and one past the last i in [0, out) for which 0 <= i stride + offset < size."""
-    first = max(0, -(offset // stride))
-    last = min(out, (size - 1 - offset) // stride + 1)
-    return min(first, out), max(last, min(first, out))
+
+# -- memory ----------------------------------------------------------------------------------------------------
+
+
+def _up(size: int, step: int) -> int:
+    return (size + step - 1) // step * step
+
+
+def _packed(kernel: Pair, inner: int, outer: int, groups: int) -> int:
+    """Numbers of all packed weights, at most."""
+    return kernel[0] * kernel[1] * inner * groups * (outer + PANEL) + PANEL
+
+
+def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, padding: Pair, dilation: Pair) -> int:
+    """Numbers that a task needs: the copy of a block, of one row of outputs at least, and a chunk's sums."""
+    rows = (kernel[0] - 1) * dilation[0] + 1
+    columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1]
+    pixel = inner * (groups * outer + PANEL) if groups > 1 and 4 * outer <= PANEL else inner
+    return max(BUFFER, rows * columns * pixel) + CHUNK * PANEL
+
+
+packed_size, task_memory = jit(_packed), jit(_task_memory)
+
+
+def _scratch(x_shape: Shape, w_shape: Shape, inner: int, outer: int, groups: int, stride: Pair,
+             padding: Pair, dilation: Pair) -> int:  # fmt: skip
+    kernel = w_shape[0], w_shape[1]
+    products = x_shape[0] * x_shape[1] * x_shape[2] * kernel[0] * kernel[1] * w_shape[2] * w_shape[3]
+    tasks = threads() if products > SERIAL * stride[0] * stride[1] else 1
+    return _packed(kernel, inner, outer, groups) + tasks * _task_memory(
+        kernel, x_shape[2], inner, outer, groups, padding, dilation
+    )
 
 
 def forward_scratch(x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair) -> int:
-    return 0
+    return _scratch(x_shape, w_shape, w_shape[2], w_shape[3] // groups, groups, stride, padding, dilation)
 
 
-backward_input_scratch = backward_weight_scratch = forward_scratch
+def backward_input_scratch(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> int:
+    return _scratch(x_shape, w_shape, w_shape[3] // groups, w_shape[2], groups, stride, padding, dilation)
+
+
+@jit
+def aligned(scratch: ndarray) -> ndarray:
+    """From its first cache line on: a vector across two lines costs two loads."""
+    return scratch[(-scratch.ctypes.data % 64) // scratch.itemsize :]
+
+
+# -- weights ---------------------------------------------------------------------------------------------------
+
+
+@jit
+def by_channels(groups: int, outer: int, array: ndarray) -> bool:
+    """Whether groups have so few outputs that vectors should run across groups."""
+    return groups > 1 and 2 * outer <= lanes(array)
+
+
+@jit
+def _row_of_outputs(outer: int, groups: int, array: ndarray) -> int:
+    """Numbers of the packed weights for one input channel."""
+    if by_channels(groups, outer, array):
+        return (groups * outer + lanes(array) - 1) // lanes(array) * lanes(array)
+    width = panel_width(array)
+    return groups * ((outer + width - 1) // width) * width
+
+
+@jit
+def _weight(weight: ndarray, backward: bool, u: int, v: int, k: int, o: int, inner: int, outer: int) -> float:
+    """Of input channel k, within its group, for output channel o."""
+    if backward:
+        return weight[u, v, o % outer, o // outer * inner + k]
+    return weight[u, v, k, o]
+
+
+@jit
+def _pack(
+    number: int, weight: ndarray, backward: bool, v: Axis, h: Axis, groups: int, inner: int, outer: int, packed: ndarray
+) -> None:
+    """Panel `number` of a pass: packed (panels, taps, inner, panel_width), outputs beyond the last one 0."""
+    if by_channels(groups, outer, packed):
+        width, each, first = _row_of_outputs(outer, groups, packed), groups * outer, 0
+    else:
+        width, panels = panel_width(packed), (outer + panel_width(packed) - 1) // panel_width(packed)
+        each, first = min(width, outer - number % panels * width), number // panels * outer + number % panels * width
+    at = number * v.taps * h.taps * inner * width
+    for s in range(v.taps):
+        for t in range(h.taps):
+            tap_row, tap_column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
+            for k in range(inner):
+                row = packed[at : at + width]
+                for j in range(each):
+                    row[j] = _weight(weight, backward, tap_row, tap_column, k, first + j, inner, outer)
+                for j in range(each, width):
+                    row[j] = 0
+                at += width
+
+
+# -- one task --------------------------------------------------------------------------------------------------
+
+
+@jit
+def _finish(
+    rows: ndarray, at: int, width: int, first: int, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
+    y: ndarray,
+) -> None:  # fmt: skip
+    """y + bias, times scale plus shift, relu; for outputs `first` and the next of the pixels at `rows`."""
+    for r in range(rows.size):
+        row = y[at + rows[r] : at + rows[r] + width]
+        if bias.size:
+            b = bias[first : first + width]
+            for j in range(row.size):
+                row[j] += b[j]
+        if scale.size:
+            s, t = scale[first : first + width], shift[first : first + width]
+            for j in range(row.size):
+                row[j] = row[j] * s[j] + t[j]
+        if relu:
+            for j in range(row.size):
+                row[j] = row.dtype.type(0) if row[j] < 0 else row[j]
+
+
+@jit
+def add_rows(sums: ndarray, rows: ndarray, at: int, width: int, total: ndarray) -> None:
+    """total[at + rows[r] + j] += sums[r, j]"""
+    for r in range(rows.size):
+        row, part = total[at + rows[r] : at + rows[r] + width], sums[r * PANEL : r * PANEL + width]
+        for j in range(row.size):
+            row[j] += part[j]
+
+
+@jit
+def _sum(
+    taps: int, depth: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_taps: ndarray,
+    b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int, sums: ndarray, sums_rows: ndarray,
+) -> None:  # fmt: skip
+    """One chunk of pixels and one panel of outputs, in pieces of about DEPTH products."""
+    pieces = (taps * depth + DEPTH - 1) // DEPTH
+    taps_each = (taps + pieces - 1) // pieces
+    pieces = 1 if taps_each > 1 else (depth + DEPTH - 1) // DEPTH
+    depth_each = (depth + pieces - 1) // pieces
+    no, one, nothing = taps < 0, max(1, 1), min(0, 0)  # not literals: Numba would compile `panel` for each
+    for t in range(0, taps, taps_each):
+        for k in range(0, depth, depth_each):
+            some_taps, some_depth = min(taps_each, taps - t), min(depth_each, depth - k)
+            to, rows, at = (c, c_rows, c_at) if t == 0 and k == 0 else (sums, sums_rows, nothing)
+            panel(a_rows.size, some_taps, some_depth, no, a, a_taps[t:], a_rows, a_at + k, one,
+                  b, b_taps[t:], b_at + k * panel_width(b), panel_width(b), to, rows, at, width)  # fmt: skip
+            if t > 0 or k > 0:
+                add_rows(sums, c_rows, c_at, width, c)
+
+
+@jit
+def block_shape(v: Axis, h: Axis, images: int, pixel: int, pixels: int) -> Pair:
+    """How many images, and how many of their rows of outputs, a block has."""
+    columns = span(h, h.count)
+    rows = max(1, min(v.count, pixels // h.count))
+    while rows > 1 and span(v, rows) * columns * pixel > BUFFER:
+        rows -= 1
+    if rows < v.count:
+        blocks = (v.count + rows - 1) // rows
+        return 1, (v.count + blocks - 1) // blocks
+    copy = span(v, rows) * columns * pixel
+    return max(1, min(images, min(pixels // (rows * h.count), BUFFER // copy))), rows
+
+
+@jit
+def expand(
+    image: ndarray, height: int, width: int, pixel: int, top: int, rows: int, left: int, columns: int,
+    inner: int, outer: int, padded: int, target: ndarray,
+) -> None:  # fmt: skip
+    """target (rows, columns, inner, padded): for each output channel, its group's channels."""
+    for i in range(rows):
+        for j in range(columns):
+            at = (i * columns + j) * inner * padded
+            piece = target[at : at + inner * padded]
+            if 0 <= top + i < height and 0 <= left + j < width:
+                at = ((top + i) * width + left + j) * pixel
+                colour = image[at : at + pixel]
+                groups = pixel // inner
+                if inner == 1 and outer == 1:
+                    for o in range(pixel):
+                        piece[o] = colour[o]
+                else:
+                    for k in range(inner):
+                        for g in range(groups):
+                            for o in range(outer):
+                                piece[k * padded + g * outer + o] = colour[g * inner + k]
+                for k in range(inner):
+                    for o in range(groups * outer, padded):
+                        piece[k * padded + o] = 0
+            else:
+                for o in range(piece.size):
+                    piece[o] = 0
+
+
+@jit
+def _clear(task: int, tasks: int, v: Axis, h: Axis, out: ndarray) -> None:
+    """What no tap reaches is 0."""
+    images = out.shape[0]
+    for image in range(task * images // tasks, (task + 1) * images // tasks):
+        for i in range(v.count):
+            for j in range(h.count):
+                pixel = out[image, v.first + i * v.stride, h.first + j * h.stride]
+                for o in range(pixel.size):
+                    pixel[o] = 0
+
+
+@jit
+def _pass(
+    task: int, tasks: int, source: ndarray, v: Axis, h: Axis, groups: int, inner: int, outer: int, packed: ndarray,
+    memory: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, out: ndarray,
+) -> None:  # fmt: skip
+    """This task's blocks of a pass."""
+    images, height, width, pixel = source.shape
+    if v.taps * h.taps == 0:
+        _clear(task, tasks, v, h, out)
+        return
+    x, y = source.reshape(-1), out.reshape(-1)
+    outputs = out.shape[3]
+    across = by_channels(groups, outer, packed)
+    row_of_outputs = _row_of_outputs(outer, groups, packed)
+    one = groups == 1 or v.taps * h.taps == 1
+    in_place = not across and one and inside(v) and inside(h)
+    padded = pixel if in_place else (inner * row_of_outputs if across else inner)
+    columns = width if in_place else span(h, h.count)
+    some_images, some_rows = block_shape(
+        v, h, images, 0 if in_place else padded, min(PIXELS, max(8, images * v.count * h.count // (4 * tasks)))
+    )
+    lines = height if in_place else span(v, some_rows)  # of an image in the buffer
+
+    # where everything is, seen from the block's first pixel
+    a_rows = np.empty(some_images * some_rows * h.count, np.int64)
+    c_rows = np.empty(a_rows.size, np.int64)
+    r = 0
+    for image in range(some_images):
+        for i in range(some_rows):
+            for j in range(h.count):
+                a_rows[r] = ((image * lines + i * v.step) * columns + j * h.step) * padded
+                c_rows[r] = ((image * v.out + i * v.stride) * h.out + j * h.stride) * outputs
+                r += 1
+    side_by_side = not across and (h.spacing == 1 or h.taps == 1)  # the taps of a kernel's row: one depth
+    channels, taps_columns = inner if across else 1, 1 if side_by_side else h.taps
+    depth = h.taps * inner if side_by_side else inner
+    taps = v.taps * taps_columns * channels
+    a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
+    for t in range(taps):
+        place = t // channels
+        row, column = place // taps_columns * v.spacing, place % taps_columns * h.spacing
+        a_taps[t] = (row * columns + column) * padded + t % channels * row_of_outputs
+        b_taps[t] = t * (row_of_outputs if across else depth * panel_width(packed))
+    sums, buffer = memory[: CHUNK * PANEL], memory[CHUNK * PANEL :]
+    sums_rows = np.arange(CHUNK) * PANEL
+
+    down = (v.count + some_rows - 1) // some_rows
+    blocks = (images + some_images - 1) // some_images * down
+    for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
+        image, i = block // down * some_images, block % down * some_rows
+        rows, count = min(some_rows, v.count - i), min(some_images, images - image)
+        pixels = count * rows * h.count
+        c_at = ((image * v.out + v.first + i * v.stride) * h.out + h.first) * outputs
+        top = i * v.step + v.offset
+        for g in range(1 if across else groups):
+            if in_place:
+                a, a_at = x, ((image * height + top) * width + h.offset) * pixel + g * inner
+            else:
+                a, a_at = buffer, 0
+                size = lines * columns * padded
+                for n in range(count):
+                    pixels_of = x[(image + n) * height * width * pixel : (image + n + 1) * height * width * pixel]
+                    if across:
+                        expand(pixels_of, height, width, pixel, top, span(v, rows), h.offset, columns,
+                               inner, outer, row_of_outputs, buffer[n * size :])  # fmt: skip
+                    else:
+                        copy_with_halo(pixels_of, height, width, pixel, top, span(v, rows), h.offset, columns,
+                                       g * inner, inner, padded, buffer[n * size :])  # fmt: skip
+            if across:
+                for first in range(0, pixels, CHUNK):
+                    last = min(first + CHUNK, pixels)
+                    for o in range(0, outputs, lanes(a)):
+                        channel_panel(last - first, taps, a, a_taps, a_rows[first:last], o, packed, b_taps, o,
+                                      y, c_rows[first:last], c_at + o, outputs - o)  # fmt: skip
+                    _finish(c_rows[first:last], c_at, outputs, c_at - c_at, bias, scale, shift, relu, y)
+                continue
+            size = taps * depth * panel_width(packed)
+            for p in range((outer + panel_width(packed) - 1) // panel_width(packed)):
+                o = p * panel_width(packed)
+                wide = min(panel_width(packed), outer - o)
+                number = g * ((outer + panel_width(packed) - 1) // panel_width(packed)) + p
+                for first in range(0, pixels, CHUNK):
+                    last = min(first + CHUNK, pixels)
+                    _sum(taps, depth, a, a_taps, a_rows[first:last], a_at, packed, b_taps, number * size,
+                         y, c_rows[first:last], c_at + g * outer + o, wide, sums, sums_rows)  # fmt: skip
+                    _finish(c_rows[first:last], c_at + g * outer + o, wide, g * outer + o, bias, scale, shift, relu, y)
+
+
+# -- both ------------------------------------------------------------------------------------------------------
+
+
+@jit
+def _axes(
+    remainder: int, source: ndarray, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, backward: bool,
+    out: ndarray,
+) -> tuple[Axis, Axis]:  # fmt: skip
+    """The two axes of a pass: forward there is one, backward one for each remainder in the two directions."""
+    high, wide = source.shape[1:3]
+    out_high, out_wide = out.shape[1:3]
+    if not backward:
+        return (
+            forward_axis(high, out_high, kernel[0], stride[0], padding[0], dilation[0]),
+            forward_axis(wide, out_wide, kernel[1], stride[1], padding[1], dilation[1]),
+        )
+    return (
+        gradient_axis(out_high, high, kernel[0], stride[0], padding[0], dilation[0], remainder // stride[1]),
+        gradient_axis(out_wide, wide, kernel[1], stride[1], padding[1], dilation[1], remainder % stride[1]),
+    )
 
 
 @parallel_jit
+def _run(
+    source: ndarray, weight: ndarray, backward: bool, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, out: ndarray,
+) -> None:  # fmt: skip
+    kernel = weight.shape[:2]
+    inner, outer = source.shape[3] // groups, out.shape[3] // groups
+    memory = aligned(scratch)
+    passes = stride[0] * stride[1] if backward else 1
+    each = task_memory(kernel, out.shape[2] if backward else source.shape[2], inner, outer, groups, padding, dilation)
+    start = packed_size(kernel, inner, outer, groups) - PANEL
+    tasks = (memory.size - start) // each
+    row = _row_of_outputs(outer, groups, memory)
+    panels = 1 if by_channels(groups, outer, memory) else row // panel_width(memory)
+
+    for number in prange(panels):
+        at = 0
+        for remainder in range(passes):
+            v, h = _axes(remainder, source, kernel, stride, padding, dilation, backward, out)
+            _pack(np.int64(number), weight, backward, v, h, groups, inner, outer, memory[at:])
+            at += v.taps * h.taps * inner * row
+    for task in prange(tasks):
+        at = 0
+        mine = memory[start + task * each : start + (task + 1) * each]
+        for remainder in range(passes):
+            v, h = _axes(remainder, source, kernel, stride, padding, dilation, backward, out)
+            _pass(np.int64(task), tasks, source, v, h, groups, inner, outer, memory[at:],
+                  mine, bias, scale, shift, relu, out)  # fmt: skip
+            at += v.taps * h.taps * inner * row
+
+
+@jit
 def forward(
     x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, y: ndarray,
-) -> None:
-    kernel_height, kernel_width, channels, outputs = weight.shape
-    each = outputs // groups
-    for n in prange(x.shape[0]):
-        y[n] = 0
-        for u in range(kernel_height):
-            top, bottom = _inside(x.shape[1], y.shape[1], u * dilation[0] - padding[0], stride[0])
-            for v in range(kernel_width):
-                left, right = _inside(x.shape[2], y.shape[2], v * dilation[1] - padding[1], stride[1])
-                for i in range(top, bottom):
-                    for j in range(left, right):
-                        source = x[n, i * stride[0] + u * dilation[0] - padding[0],
-                                   j * stride[1] + v * dilation[1] - padding[1]]  # fmt: skip
-                        target = y[n, i, j]
-                        for c in range(channels):
-                            w = weight[u, v, c]
-                            for o in range(outputs):
-                                target[o] += source[o // each * channels + c] * w[o]
-        for i in range(y.shape[1]):
-            for j in range(y.shape[2]):
-                target = y[n, i, j]
-                for o in range(outputs):
-                    if bias.size:
-                        target[o] += bias[o]
-                    if scale.size:
-                        target[o] = target[o] * scale[o] + shift[o]
-                    if relu and target[o] < 0:
-                        target[o] = 0
+) -> None:  # fmt: skip
+    _run(x, weight, np.bool_(False), bias, scale, shift, relu, groups, stride, padding, dilation, scratch, y)
 
 
-@parallel_jit
+@jit
 def backward_input(
-    dy: ndarray, weight: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, dx: ndarray
-) -> None:
-    kernel_height, kernel_width, channels, outputs = weight.shape
-    each = outputs // groups
-    for n in prange(dx.shape[0]):
-        dx[n] = 0
-        for u in range(kernel_height):
-            top, bottom = _inside(dx.shape[1], dy.shape[1], u * dilation[0] - padding[0], stride[0])
-            for v in range(kernel_width):
-                left, right = _inside(dx.shape[2], dy.shape[2], v * dilation[1] - padding[1], stride[1])
-                for i in range(top, bottom):
-                    for j in range(left, right):
-                        target = dx[n, i * stride[0] + u * dilation[0] - padding[0],
-                                    j * stride[1] + v * dilation[1] - padding[1]]  # fmt: skip
-                        source = dy[n, i, j]
-                        for c in range(channels):
-                            w = weight[u, v, c]
-                            for o in range(outputs):
-                                target[o // each * channels + c] += source[o] * w[o]
-
-
-@parallel_jit
-def backward_weight(
-    x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, dweight: ndarray
-) -> None:
-    """In parallel over the taps (u, v) of the kernel: each has its own elements of dweight."""
-    kernel_height, kernel_width, channels, outputs = dweight.shape
-    each = outputs // groups
-    for tap in prange(kernel_height * kernel_width):
-        u, v = tap // kernel_width, tap % kernel_width
-        dw = dweight[u, v]
-        dw[:] = 0
-        top, bottom = _inside(x.shape[1], dy.shape[1], u * dilation[0] - padding[0], stride[0])
-        left, right = _inside(x.shape[2], dy.shape[2], v * dilation[1] - padding[1], stride[1])
-        for n in range(x.shape[0]):
-            for i in range(top, bottom):
-                for j in range(left, right):
-                    source = x[n, i * stride[0] + u * dilation[0] - padding[0],
-                               j * stride[1] + v * dilation[1] - padding[1]]  # fmt: skip
-                    gradient = dy[n, i, j]
-                    for c in range(channels):
-                        for o in range(outputs):
-                            dw[c, o] += source[o // each * channels + c] * gradient[o]
+    dy: ndarray, weight: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray,
+    dx: ndarray,
+) -> None:  # fmt: skip
+    none = scratch[:0]
+    _run(dy, weight, np.bool_(True), none, none, none, np.bool_(False), groups, stride, padding, dilation, scratch, dx)

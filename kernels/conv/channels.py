@@ -1,0 +1,90 @@
+"""The tile for few channels a group (depthwise: one): the lanes of a vector share nothing.
+
+    c[c_rows[i] + j]  =  sum over t of   a[a_taps[t] + a_rows[i] + j]  *  b[b_taps[t] + j]
+
+A lane is a channel and each has its own weight: no number is broadcast, both factors are vectors. Every multiply-add
+therefore waits for a load of its own, where the micro-kernel of matmul/tile.py loads ten times for sixteen of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy import ndarray
+
+from minidl.jit import VECTOR_BYTES, jit
+from minidl.kernels.matmul.tile import ROWS, _Tile
+
+
+@intrinsic
+def _tile(
+    typing: Any, rows: Any, taps: Any, a: Any, a_taps: Any, a_rows: Any, a_at: Any,
+    b: Any, b_taps: Any, b_at: Any, c: Any, c_rows: Any, c_at: Any, width: Any,
+) -> Any:  # fmt: skip
+    size = types.int64
+    signature = types.void(size, size, a, a_taps, a_rows, size, b, b_taps, size, c, c_rows, size, size)
+    return signature, lambda *arguments: _ChannelTile(*arguments).emit()
+
+
+class _ChannelTile(_Tile):
+    """Writes the instructions, as matmul's does: a sum for each row stays in a register, `phi` by `phi`."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+        self.b, self.size = builder, ir.IntType(64)
+        array = signature.args[2]
+        self.number, bits = context.get_data_type(array.dtype), array.dtype.bitwidth
+        self.bytes, self.lanes = bits // 8, VECTOR_BYTES * 8 // bits
+        self.vector, self.suffix = ir.VectorType(self.number, self.lanes), f"v{self.lanes}f{bits}"
+
+        def data(i: int) -> Any:
+            return context.make_array(signature.args[i])(context, builder, arguments[i]).data
+
+        self.rows, self.taps, self.width = arguments[0], arguments[1], arguments[12]
+        self.a, self.b_data, self.c = (builder.gep(data(i), [arguments[at]]) for i, at in ((2, 5), (6, 8), (9, 11)))
+        self.a_taps, self.a_rows, self.b_taps, self.c_rows = data(3), data(4), data(7), data(10)
+
+    def emit(self) -> Any:
+        b, nothing = self.b, self.constant(0)
+        last = b.sub(self.rows, self.constant(1))
+        numbers = [self.smaller(self.constant(i), last) for i in range(ROWS)]
+        c_rows = [b.gep(self.c, [b.load(b.gep(self.c_rows, [i]))]) for i in numbers]
+        a_rows = [b.gep(self.a, [b.load(b.gep(self.a_rows, [i]))]) for i in numbers]
+
+        entry, loop = b.block, b.append_basic_block("channels.loop")
+        done = b.append_basic_block("channels.done")
+        b.branch(loop)
+        b.position_at_end(loop)
+        tap, sums = b.phi(self.size), [b.phi(self.vector) for _ in range(ROWS)]
+        weights = self.load(self.column(b.gep(self.b_data, [b.load(b.gep(self.b_taps, [tap]))]), 0))
+        at = b.load(b.gep(self.a_taps, [tap]))
+        added = [
+            self.multiply_add(self.load(self.column(b.gep(row, [at]), 0)), weights, total)
+            for row, total in zip(a_rows, sums)
+        ]
+        following = b.add(tap, self.constant(1))
+        b.cbranch(b.icmp_signed("<", following, self.taps), loop, done)
+        tap.add_incoming(nothing, entry)
+        tap.add_incoming(following, loop)
+        for total, new in zip(sums, added):
+            total.add_incoming(ir.Constant(self.vector, [0.0] * self.lanes), entry)
+            total.add_incoming(new, loop)
+
+        b.position_at_end(done)
+        mask = self.mask(0)
+        for row, new in zip(c_rows, added):
+            self.store_masked(new, self.column(row, 0), mask)
+        return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@jit
+def channel_panel(
+    rows: int, taps: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int,
+    b: ndarray, b_taps: ndarray, b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
+) -> None:  # fmt: skip
+    """A column of tiles: any number of rows, up to one vector of channels. a and b must be readable for all of it."""
+    for first in range(0, rows, ROWS):
+        _tile(min(ROWS, rows - first), taps, a, a_taps, a_rows[first:], a_at, b, b_taps, b_at,
+              c, c_rows[first:], c_at, width)  # fmt: skip

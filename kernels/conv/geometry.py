@@ -1,0 +1,111 @@
+"""Which pixel meets which: one axis of a convolution at a time, and the copy that puts zeros around an image.
+
+A convolution and its gradient with respect to the images are the same sum. Along one axis, output number i of `count`
+
+    stands at pixel  first + i stride  of the output, and sums, for t < taps,
+    source pixel     offset + i step + t spacing   times   weight   tap + t tap_step
+
+    forward:   every output pixel stands for itself (first 0, stride 1) and its window moves by `stride` source pixels.
+    gradient:  pixel p of dx gets dy[i] weight[u] wherever p = i stride + u dilation - padding. The u for which that has
+               a solution are the same for all p with the same remainder modulo the stride: each remainder is a
+               convolution of its own, with steps of 1 and some of the taps. With stride 1 there is one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from numpy import ndarray
+
+from minidl.jit import jit
+
+
+class Axis(NamedTuple):
+    """One axis of a pass, as above."""
+
+    source: int  # pixels of the source
+    out: int  # pixels of the output
+    count: int
+    first: int
+    stride: int
+    step: int
+    offset: int
+    spacing: int
+    taps: int
+    tap: int
+    tap_step: int
+
+
+@jit
+def forward_axis(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
+    return Axis(size, out, out, 0, 1, stride, -padding, dilation, kernel, 0, 1)
+
+
+@jit
+def gradient_axis(
+    size: int, out: int, kernel: int, stride: int, padding: int, dilation: int, remainder: int
+) -> Axis:
+    """For the pixels `remainder`, `remainder` + stride, ... of dx (size), from dy (out)."""
+    divisor, rest = stride, dilation
+    while rest:
+        divisor, rest = rest, divisor % rest
+    tap_step = stride // divisor
+    tap = 0  # the first tap that reaches these pixels; every tap_step-th after it does, too
+    while tap < tap_step and (remainder + padding - tap * dilation) % stride:
+        tap += 1
+    taps = (kernel - tap + tap_step - 1) // tap_step if tap < min(kernel, tap_step) else 0
+    last = tap + (taps - 1) * tap_step
+    offset = (remainder + padding - last * dilation) // stride
+    count = max(0, (size - remainder + stride - 1) // stride)
+    return Axis(out, size, count, remainder, stride, 1, offset, dilation // divisor, taps, last, -tap_step)
+
+
+@jit
+def span(axis: Axis, outputs: int) -> int:
+    """How many source pixels `outputs` neighbouring outputs look at, from the first to the last."""
+    return (outputs - 1) * axis.step + (axis.taps - 1) * axis.spacing + 1
+
+
+@jit
+def inside(axis: Axis) -> bool:
+    """Whether no output looks beyond the source's ends."""
+    return axis.offset >= 0 and axis.offset + span(axis, axis.count) <= axis.source
+
+
+@jit
+def _copy(source: ndarray, target: ndarray) -> None:
+    for i in range(target.size):
+        target[i] = source[i]
+
+
+@jit
+def _clear(target: ndarray) -> None:
+    for i in range(target.size):
+        target[i] = 0
+
+
+@jit
+def copy_with_halo(
+    image: ndarray, height: int, width: int, pixel: int,
+    top: int, rows: int, left: int, columns: int, channel: int, channels: int, padded: int, target: ndarray,
+) -> None:  # fmt: skip
+    """target (rows, columns, padded) = image (height, width, pixel) from [top, left, channel] on; 0 outside of it.
+
+    Both are vectors here. Of `padded` numbers a pixel, the first `channels` are written, unless that is all.
+    """
+    first, last = min(max(0, -left), columns), max(0, min(columns, width - left))
+    last = max(first, last)
+    for i in range(rows):
+        row = target[i * columns * padded : (i + 1) * columns * padded]
+        if top + i < 0 or top + i >= height:
+            _clear(row)
+            continue
+        _clear(row[: first * padded])
+        _clear(row[last * padded :])
+        at = ((top + i) * width + left + first) * pixel + channel
+        if channels == pixel and channels == padded:
+            _copy(image[at : at + (last - first) * pixel], row[first * padded : last * padded])
+            continue
+        for j in range(last - first):
+            start = (first + j) * padded
+            _copy(image[at + j * pixel : at + j * pixel + channels], row[start : start + channels])

@@ -1,0 +1,229 @@
+"""Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] dy[pixel, o].
+
+Again the micro-kernel of matmul/tile.py, with the roles changed: its rows are the weights (v, c) of a kernel row u, its
+columns the output channels, and what it sums over are pixels: a row of output pixels is a depth, rows are taps.
+
+The sum over all pixels of all images is long, the result small. So dweight is cut into pieces that stay in cache, the
+images into `splits` parts, and each task adds up one piece over one part; at the end the parts are added in their
+order. How many there are depends on the sizes alone: neither the number of threads nor who is first changes a bit.
+
+Within a part, each block of pixels is summed from 0 and then added: sums of sums round less (README, "Accuracy").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.jit import jit, parallel_jit, prange, threads
+from minidl.kernels.matmul.tile import lanes, panel, panel_width
+
+from .channels import channel_panel
+from .direct import BUFFER, CHUNK, PANEL, SERIAL, add_rows, aligned, block_shape, by_channels, expand
+from .geometry import copy_with_halo, forward_axis, inside, span
+from .reference import Pair, Shape
+
+PIXELS = 256  # of a block
+PIECE = 96 * 1024  # numbers of dweight that a task sums: they stay in L2
+TASKS = 16  # at least, where there are blocks enough
+
+
+def _pieces(kernel: Pair, inner: int, outer: int, groups: int) -> tuple[int, int, int]:
+    """How dweight is cut: kernel rows of a piece, outputs of a piece, pieces."""
+    if groups > 1 and 4 * outer <= PANEL:
+        return kernel[0], groups * outer, 1
+    panels = (outer + PANEL - 1) // PANEL
+    rows = kernel[0] if kernel[0] * kernel[1] * inner * PANEL <= PIECE else 1
+    most = max(1, PIECE // (rows * kernel[1] * inner * PANEL))  # panels
+    cuts = (panels + most - 1) // most
+    each = (panels + cuts - 1) // cuts
+    return rows, each * PANEL, groups * (kernel[0] // rows) * ((panels + each - 1) // each)
+
+
+pieces_of = jit(_pieces)
+
+
+def _splits(pixels: int, pieces: int) -> int:
+    """Into how many parts the sum over pixels is cut: a function of sizes alone."""
+    return max(1, min((pixels + PIXELS - 1) // PIXELS // 2, TASKS // pieces))
+
+
+splits_of = jit(_splits)
+
+
+def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, padding: Pair, dilation: Pair) -> int:
+    """Numbers that a task needs: a chunk's sums, the copies of a block of dy and of x."""
+    rows = (kernel[0] - 1) * dilation[0] + 1
+    columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1]
+    across = groups > 1 and 4 * outer <= PANEL
+    pixel, gradient = (inner * (groups * outer + PANEL), groups * outer) if across else (inner + PANEL, outer)
+    return CHUNK * PANEL + max(PIXELS, columns) * (gradient + PANEL) + max(BUFFER, rows * columns * pixel)
+
+
+task_memory = jit(_task_memory)
+
+
+def backward_weight_scratch(
+    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> int:
+    kernel, inner, outer = (w_shape[0], w_shape[1]), w_shape[2], w_shape[3] // groups
+    size = w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3]
+    out = [
+        (x_shape[1 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1)
+    ]
+    pixels = x_shape[0] * out[0] * out[1]
+    splits = _splits(pixels, _pieces(kernel, inner, outer, groups)[2])
+    tasks = threads() if pixels * size > SERIAL else 1
+    each = _task_memory(kernel, x_shape[2], inner, outer, groups, padding, dilation)
+    return PANEL + (splits * size if splits > 1 else 0) + tasks * each
+
+
+@jit
+def _copy_gradient(
+    dy: ndarray, at: int, pixels: int, pixel: int, first: int, outputs: int, width: int, target: ndarray
+) -> None:
+    """target (panels, pixels, width) = dy (pixels, pixel) from output `first` on; beyond the last of them 0."""
+    for o in range(0, outputs, width):
+        some = min(width, outputs - o)
+        for i in range(pixels):
+            start = at + i * pixel + first + o
+            source = dy[start : start + some]
+            row = target[o * pixels + i * width : o * pixels + (i + 1) * width]
+            for j in range(some):
+                row[j] = source[j]
+            for j in range(some, width):
+                row[j] = 0
+
+
+@jit
+def _part(
+    piece: int, split: int, splits: int, x: ndarray, dy: ndarray, groups: int, kernel: Pair, stride: Pair,
+    padding: Pair, dilation: Pair, memory: ndarray, total: ndarray,
+) -> None:  # fmt: skip
+    """One piece of dweight, summed over one part of the pixels; total is a whole dweight, as a vector."""
+    images, height, width, pixel = x.shape
+    outputs = dy.shape[3]
+    inner, outer = pixel // groups, outputs // groups
+    across = by_channels(groups, outer, x)
+    source, gradient = x.reshape(-1), dy.reshape(-1)
+
+    # which piece: kernel rows from u on, outputs from o on, of group g
+    some_u, some_o, _ = pieces_of(kernel, inner, outer, groups)
+    cuts = (outputs if across else outer) + some_o - 1
+    cuts = cuts // some_o
+    o, u = piece % cuts * some_o, piece // cuts % (kernel[0] // some_u) * some_u
+    g = piece // cuts // (kernel[0] // some_u)
+    some_o = min(some_o, (outputs if across else outer) - o)
+    o += g * outer
+
+    v = forward_axis(height, dy.shape[1], some_u, stride[0], padding[0] - u * dilation[0], dilation[0])
+    h = forward_axis(width, dy.shape[2], kernel[1], stride[1], padding[1], dilation[1])
+    in_place = not across and inside(v) and inside(h)
+    row_of_outputs = (outputs + lanes(x) - 1) // lanes(x) * lanes(x)
+    padded = pixel if in_place else (inner * row_of_outputs if across else inner)
+    if not in_place and not across and inner % 64 == 0:
+        padded += lanes(x)  # pixels a power of two apart would share few places in L1
+    columns = width if in_place else span(h, h.count)
+    some_images, some_rows = block_shape(v, h, images, 0 if in_place else padded, PIXELS)
+    lines = height if in_place else span(v, some_rows)
+
+    # rows of the tiles: the weights of the piece; what is summed over: pixels
+    weights = some_u * kernel[1] * inner
+    a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
+    for r in range(weights):
+        tap, c = r // inner, r % inner
+        a_rows[r] = (tap // kernel[1] * dilation[0] * columns + tap % kernel[1] * dilation[1]) * padded
+        a_rows[r] += c * (row_of_outputs if across else 1)
+        c_rows[r] = r * outputs
+    depth = 1 if across else h.count
+    taps = some_images * some_rows * h.count // depth
+    panel_of_dy = lanes(x) if across else panel_width(x)
+    a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
+    for t in range(taps):
+        i, j = t * depth // h.count, t * depth % h.count
+        a_taps[t] = ((i // some_rows * lines + i % some_rows * v.step) * columns + j * h.step) * padded
+        b_taps[t] = t * depth * panel_of_dy
+    sums = memory[: CHUNK * PANEL]
+    size = max(PIXELS, h.count) * ((some_o + PANEL - 1) // PANEL * PANEL)
+    db, xb = memory[sums.size : sums.size + size], memory[sums.size + size :]
+    sums_rows = np.arange(CHUNK) * PANEL
+
+    at = u * kernel[1] * inner * outputs + o
+    down = (v.count + some_rows - 1) // some_rows
+    blocks = (images + some_images - 1) // some_images * down
+    first_block, last_block = split * blocks // splits, (split + 1) * blocks // splits
+    if first_block == last_block:
+        for r in range(weights):
+            total[at + c_rows[r] : at + c_rows[r] + some_o] = 0
+    for block in range(first_block, last_block):
+        image, i = block // down * some_images, block % down * some_rows
+        rows, count = min(some_rows, v.count - i), min(some_images, images - image)
+        pixels = count * rows * h.count
+        top = i * v.step + v.offset
+        a, a_at = xb, 0
+        if in_place:
+            a, a_at = source, ((image * height + top) * width + h.offset) * pixel + g * inner
+        for n in range(0 if in_place else count):
+            picture = source[(image + n) * height * width * pixel : (image + n + 1) * height * width * pixel]
+            target = xb[n * lines * columns * padded :]
+            if across:
+                expand(picture, height, width, pixel, top, span(v, rows), h.offset, columns,
+                       inner, outer, row_of_outputs, target)  # fmt: skip
+            else:
+                copy_with_halo(picture, height, width, pixel, top, span(v, rows), h.offset, columns,
+                               g * inner, inner, padded, target)  # fmt: skip
+        _copy_gradient(gradient, ((image * v.out + i) * h.out) * outputs, pixels, outputs, o, some_o, panel_of_dy, db)
+        for p in range(0, some_o, panel_of_dy):
+            some = min(panel_of_dy, some_o - p)
+            for r in range(0, weights, CHUNK):
+                last = min(r + CHUNK, weights)
+                begin = block == first_block
+                to, to_rows, to_at = (total, c_rows[r:last], at + p) if begin else (sums, sums_rows, at - at)
+                if across:
+                    channel_panel(last - r, pixels, a, a_taps, a_rows[r:last], a_at + p, db, b_taps, p * pixels,
+                                  to, to_rows, to_at, some)  # fmt: skip
+                else:
+                    panel(last - r, pixels // depth, depth, some < 0, a, a_taps, a_rows[r:last], a_at, h.step * padded,
+                          db, b_taps, p * pixels, panel_of_dy, to, to_rows, to_at, some)  # fmt: skip
+                if not begin:
+                    add_rows(sums, c_rows[r:last], at + p, some, total)
+
+
+@jit
+def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarray) -> None:
+    """total = the sum of `splits` vectors of its size, in their order; this task's share of it."""
+    lo, hi = task * total.size // tasks, (task + 1) * total.size // tasks
+    sums = total[lo:hi]
+    for split in range(splits):
+        part = parts[split * total.size + lo : split * total.size + hi]
+        if split == 0:
+            for i in range(sums.size):
+                sums[i] = part[i]
+        else:
+            for i in range(sums.size):
+                sums[i] += part[i]
+
+
+@parallel_jit
+def backward_weight(
+    x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray,
+    dweight: ndarray,
+) -> None:  # fmt: skip
+    kernel, inner, outer = dweight.shape[:2], dweight.shape[2], dweight.shape[3] // groups
+    total = dweight.reshape(-1)
+    pieces = pieces_of(kernel, inner, outer, groups)[2]
+    splits = splits_of(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
+    each = task_memory(kernel, x.shape[2], inner, outer, groups, padding, dilation)
+    memory = aligned(scratch)
+    start = splits * total.size if splits > 1 else 0
+    workers = (scratch.size - PANEL - start) // each
+    for worker in prange(workers):
+        mine = memory[start + worker * each : start + (worker + 1) * each]
+        number = np.int64(worker)
+        for task in range(number * pieces * splits // workers, (number + 1) * pieces * splits // workers):
+            piece, split = task % pieces, task // pieces
+            part = memory[split * total.size : (split + 1) * total.size] if splits > 1 else total
+            _part(piece, split, splits, x, dy, groups, kernel, stride, padding, dilation, mine, part)
+    if splits > 1:
+        for worker in prange(workers):
+            _add_parts(np.int64(worker), workers, memory, splits, total)
