@@ -75,6 +75,9 @@ class Optimizer:
         table = np.array(segments, np.float64).reshape(-1, 4)
         self.starts, self.stops = np.ascontiguousarray(table[:, :2].T).astype(np.int64)
         self.rates, self.decays = np.ascontiguousarray(table[:, 2:].T)
+        # Room that every step uses again: the rates of this step, and norms.
+        self.rates_now, self.grad_squares, self.theta_squares = np.zeros((3, len(segments)))
+        self.partial = np.zeros(self.device.optim.norms_partial(len(segments)))
 
     def _check(self, **numbers: float) -> None:
         for name, value in numbers.items():
@@ -91,7 +94,8 @@ class Optimizer:
             self.trained = trained
             self.find_segments()
         self.steps += 1
-        self.update(self.lr * self.rates, self.scale())
+        np.multiply(self.rates, self.lr, out=self.rates_now)
+        self.update(self.rates_now, self.scale())
         self.arena.touch()
 
     def update(self, lr: np.ndarray, scale: float) -> None:
@@ -102,14 +106,13 @@ class Optimizer:
         """min(1, clip / |grad|)"""
         if not self.clip:
             return 1.0
-        norm = math.sqrt(self.squares(self.arena.grad).sum())
+        self.norms(self.arena.grad, self.grad_squares)
+        norm = math.sqrt(self.grad_squares.sum())
         return min(1.0, self.clip / norm) if norm else 1.0
 
-    def squares(self, vector: np.ndarray) -> np.ndarray:
-        """The squared norm of each segment."""
-        squares = np.empty(len(self.starts))
-        self.device.optim.norms(vector, self.starts, self.stops, squares)
-        return squares
+    def norms(self, vector: np.ndarray, squares: np.ndarray) -> None:
+        """squares = the squared norm of each segment."""
+        self.device.optim.norms(vector, self.starts, self.stops, self.partial, squares)
 
     def zero_grad(self) -> None:
         self.arena.zero_grad()
@@ -216,12 +219,18 @@ class LARS(SGD):
         super().__init__(parameters, lr, momentum, weight_decay, clip=clip)
         self.trust = trust
 
+    def find_segments(self) -> None:
+        super().find_segments()
+        self.adapt = np.array([parameter.ndim > 1 for parameter in self.trained], bool)  # each is a segment
+
     def update(self, lr: np.ndarray, scale: float) -> None:
         a = self.arena
+        self.norms(a.theta, self.theta_squares)
+        if not self.clip:  # (else `scale` has found them)
+            self.norms(a.grad, self.grad_squares)
         vectors = a.theta, a.grad, self.state["velocity"]
-        adapt = np.array([parameter.ndim > 1 for parameter in self.trained], bool)  # each is a segment
-        options = self.momentum, self.trust, self.squares(a.theta), self.squares(a.grad), scale
-        self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, adapt, *options)
+        options = self.momentum, self.trust, self.theta_squares, self.grad_squares, scale
+        self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, self.adapt, *options)
 
 
 def parameter_groups(model: Module) -> list[dict[str, Any]]:

@@ -1,152 +1,235 @@
-"""Activation functions on all cores.
+"""Activation functions: one loop each, over vectors of elements, shared out among the threads if there are many.
 
-The threads share out chunks of CHUNK elements, so that small arrays stay on one core. A chunk is sliced
-first and then walked from 0: LLVM vectorises that loop, and not one with an offset in every index.
-Constants carry the arrays' type: a bare 0.5 would turn float32 into float64 and halve the vectors' width.
+The functions themselves are in functions.py; how a vector is cut and stored is in elementwise/stream.py.
 """
 
 from __future__ import annotations
-
-import math
 
 from numpy import ndarray
 
 from minidl.jit import jit, parallel_jit, prange
 
+from ..elementwise.stream import SERIAL, chunks, finish, get, part, passes_caches, put
+from . import functions
 from .reference import __all__ as __all__
 
-CHUNK = 16384
-
 
 @jit
-def _chunks(x: ndarray) -> int:
-    return (x.size + CHUNK - 1) // CHUNK
-
-
-@jit
-def _part(x: ndarray, chunk: int) -> ndarray:
-    return x[chunk * CHUNK : (chunk + 1) * CHUNK]
+def _relu(x: ndarray, y: ndarray, past: bool) -> None:
+    zero = x.dtype.type(0)
+    for i in range(y.size):
+        v = get(x, i)
+        put(y, i, zero if v < zero else v, past)
+    finish(past)
 
 
 @parallel_jit
 def relu(x: ndarray, y: ndarray) -> None:
-    zero = x.dtype.type(0)
-    for chunk in prange(_chunks(x)):
-        x_part, y_part = _part(x, chunk), _part(y, chunk)
-        for i in range(x_part.size):
-            y_part[i] = zero if x_part[i] < zero else x_part[i]
+    if y.size <= SERIAL:
+        _relu(x, y, False)
+        return
+    past = passes_caches(y)
+    for chunk in prange(chunks(y)):
+        _relu(part(x, chunk), part(y, chunk), past)
+
+
+@jit
+def _relu_backward(dy: ndarray, y: ndarray, dx: ndarray, past: bool) -> None:
+    zero = y.dtype.type(0)
+    for i in range(dx.size):
+        v = get(dy, i)
+        put(dx, i, zero if get(y, i) <= zero else v, past)
+    finish(past)
 
 
 @parallel_jit
 def relu_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    zero = y.dtype.type(0)
-    for chunk in prange(_chunks(dy)):
-        dy_part, y_part, dx_part = _part(dy, chunk), _part(y, chunk), _part(dx, chunk)
-        for i in range(dy_part.size):
-            dx_part[i] = zero if y_part[i] <= zero else dy_part[i]
+    if dx.size <= SERIAL:
+        _relu_backward(dy, y, dx, False)
+        return
+    past = passes_caches(dx)
+    for chunk in prange(chunks(dx)):
+        _relu_backward(part(dy, chunk), part(y, chunk), part(dx, chunk), past)
+
+
+@jit
+def _leaky_relu(x: ndarray, slope: float, y: ndarray, past: bool) -> None:
+    zero, factor = x.dtype.type(0), x.dtype.type(slope)
+    for i in range(y.size):
+        v = get(x, i)
+        put(y, i, v if v > zero else factor * v, past)
+    finish(past)
 
 
 @parallel_jit
 def leaky_relu(x: ndarray, slope: float, y: ndarray) -> None:
+    if y.size <= SERIAL:
+        _leaky_relu(x, slope, y, False)
+        return
+    past = passes_caches(y)
+    for chunk in prange(chunks(y)):
+        _leaky_relu(part(x, chunk), slope, part(y, chunk), past)
+
+
+@jit
+def _leaky_relu_backward(dy: ndarray, x: ndarray, slope: float, dx: ndarray, past: bool) -> None:
     zero, factor = x.dtype.type(0), x.dtype.type(slope)
-    for chunk in prange(_chunks(x)):
-        x_part, y_part = _part(x, chunk), _part(y, chunk)
-        for i in range(x_part.size):
-            y_part[i] = x_part[i] if x_part[i] > zero else factor * x_part[i]
+    for i in range(dx.size):
+        v = get(dy, i)
+        put(dx, i, v if get(x, i) > zero else factor * v, past)
+    finish(past)
 
 
 @parallel_jit
 def leaky_relu_backward(dy: ndarray, x: ndarray, slope: float, dx: ndarray) -> None:
-    zero, factor = x.dtype.type(0), x.dtype.type(slope)
-    for chunk in prange(_chunks(dy)):
-        dy_part, x_part, dx_part = _part(dy, chunk), _part(x, chunk), _part(dx, chunk)
-        for i in range(dy_part.size):
-            dx_part[i] = dy_part[i] if x_part[i] > zero else factor * dy_part[i]
+    if dx.size <= SERIAL:
+        _leaky_relu_backward(dy, x, slope, dx, False)
+        return
+    past = passes_caches(dx)
+    for chunk in prange(chunks(dx)):
+        _leaky_relu_backward(part(dy, chunk), part(x, chunk), slope, part(dx, chunk), past)
 
 
 @jit
-def _normal_distribution(x: float) -> float:
-    one, half, root_half = type(x)(1), type(x)(0.5), type(x)(math.sqrt(0.5))
-    return half * (one + math.erf(x * root_half))
-
-
-@jit
-def _normal_density(x: float) -> float:
-    half, peak = type(x)(0.5), type(x)(1 / math.sqrt(2 * math.pi))
-    return peak * math.exp(-half * x * x)
-
-
-@jit
-def _logistic(x: float) -> float:
-    one = type(x)(1)
-    return one / (one + math.exp(-x))  # exp may overflow to infinity here, which gives the right 0
+def _gelu(x: ndarray, y: ndarray, past: bool) -> None:
+    for i in range(y.size):
+        v = get(x, i)
+        put(y, i, v * functions.normal_distribution(v), past)
+    finish(past)
 
 
 @parallel_jit
 def gelu(x: ndarray, y: ndarray) -> None:
-    for chunk in prange(_chunks(x)):
-        x_part, y_part = _part(x, chunk), _part(y, chunk)
-        for i in range(x_part.size):
-            y_part[i] = x_part[i] * _normal_distribution(x_part[i])
+    if y.size <= SERIAL:
+        _gelu(x, y, False)
+        return
+    past = passes_caches(y)
+    for chunk in prange(chunks(y)):
+        _gelu(part(x, chunk), part(y, chunk), past)
+
+
+@jit
+def _gelu_backward(dy: ndarray, x: ndarray, dx: ndarray, past: bool) -> None:
+    for i in range(dx.size):
+        put(dx, i, get(dy, i) * functions.gelu_slope(get(x, i)), past)
+    finish(past)
 
 
 @parallel_jit
 def gelu_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
-    for chunk in prange(_chunks(dy)):
-        dy_part, x_part, dx_part = _part(dy, chunk), _part(x, chunk), _part(dx, chunk)
-        for i in range(dy_part.size):
-            v = x_part[i]
-            dx_part[i] = dy_part[i] * (_normal_distribution(v) + v * _normal_density(v))
+    if dx.size <= SERIAL:
+        _gelu_backward(dy, x, dx, False)
+        return
+    past = passes_caches(dx)
+    for chunk in prange(chunks(dx)):
+        _gelu_backward(part(dy, chunk), part(x, chunk), part(dx, chunk), past)
+
+
+@jit
+def _silu(x: ndarray, y: ndarray, past: bool) -> None:
+    for i in range(y.size):
+        v = get(x, i)
+        put(y, i, v * functions.logistic(v), past)
+    finish(past)
 
 
 @parallel_jit
 def silu(x: ndarray, y: ndarray) -> None:
-    for chunk in prange(_chunks(x)):
-        x_part, y_part = _part(x, chunk), _part(y, chunk)
-        for i in range(x_part.size):
-            y_part[i] = x_part[i] * _logistic(x_part[i])
+    if y.size <= SERIAL:
+        _silu(x, y, False)
+        return
+    past = passes_caches(y)
+    for chunk in prange(chunks(y)):
+        _silu(part(x, chunk), part(y, chunk), past)
+
+
+@jit
+def _silu_backward(dy: ndarray, x: ndarray, dx: ndarray, past: bool) -> None:
+    one = x.dtype.type(1)
+    for i in range(dx.size):
+        v = get(x, i)
+        s = functions.logistic(v)
+        put(dx, i, get(dy, i) * (s * (one + v * (one - s))), past)
+    finish(past)
 
 
 @parallel_jit
 def silu_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
-    one = x.dtype.type(1)
-    for chunk in prange(_chunks(dy)):
-        dy_part, x_part, dx_part = _part(dy, chunk), _part(x, chunk), _part(dx, chunk)
-        for i in range(dy_part.size):
-            v = x_part[i]
-            s = _logistic(v)
-            dx_part[i] = dy_part[i] * s * (one + v * (one - s))
+    if dx.size <= SERIAL:
+        _silu_backward(dy, x, dx, False)
+        return
+    past = passes_caches(dx)
+    for chunk in prange(chunks(dx)):
+        _silu_backward(part(dy, chunk), part(x, chunk), part(dx, chunk), past)
+
+
+@jit
+def _tanh(x: ndarray, y: ndarray, past: bool) -> None:
+    for i in range(y.size):
+        put(y, i, functions.tanh(get(x, i)), past)
+    finish(past)
 
 
 @parallel_jit
 def tanh(x: ndarray, y: ndarray) -> None:
-    for chunk in prange(_chunks(x)):
-        x_part, y_part = _part(x, chunk), _part(y, chunk)
-        for i in range(x_part.size):
-            y_part[i] = math.tanh(x_part[i])
+    if y.size <= SERIAL:
+        _tanh(x, y, False)
+        return
+    past = passes_caches(y)
+    for chunk in prange(chunks(y)):
+        _tanh(part(x, chunk), part(y, chunk), past)
+
+
+@jit
+def _tanh_backward(dy: ndarray, y: ndarray, dx: ndarray, past: bool) -> None:
+    one = y.dtype.type(1)
+    for i in range(dx.size):
+        v = get(y, i)
+        put(dx, i, get(dy, i) * (one - v * v), past)
+    finish(past)
 
 
 @parallel_jit
 def tanh_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    one = y.dtype.type(1)
-    for chunk in prange(_chunks(dy)):
-        dy_part, y_part, dx_part = _part(dy, chunk), _part(y, chunk), _part(dx, chunk)
-        for i in range(dy_part.size):
-            dx_part[i] = dy_part[i] * (one - y_part[i] * y_part[i])
+    if dx.size <= SERIAL:
+        _tanh_backward(dy, y, dx, False)
+        return
+    past = passes_caches(dx)
+    for chunk in prange(chunks(dx)):
+        _tanh_backward(part(dy, chunk), part(y, chunk), part(dx, chunk), past)
+
+
+@jit
+def _sigmoid(x: ndarray, y: ndarray, past: bool) -> None:
+    for i in range(y.size):
+        put(y, i, functions.logistic(get(x, i)), past)
+    finish(past)
 
 
 @parallel_jit
 def sigmoid(x: ndarray, y: ndarray) -> None:
-    for chunk in prange(_chunks(x)):
-        x_part, y_part = _part(x, chunk), _part(y, chunk)
-        for i in range(x_part.size):
-            y_part[i] = _logistic(x_part[i])
+    if y.size <= SERIAL:
+        _sigmoid(x, y, False)
+        return
+    past = passes_caches(y)
+    for chunk in prange(chunks(y)):
+        _sigmoid(part(x, chunk), part(y, chunk), past)
+
+
+@jit
+def _sigmoid_backward(dy: ndarray, y: ndarray, dx: ndarray, past: bool) -> None:
+    one = y.dtype.type(1)
+    for i in range(dx.size):
+        v = get(y, i)
+        put(dx, i, get(dy, i) * (v * (one - v)), past)
+    finish(past)
 
 
 @parallel_jit
 def sigmoid_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    one = y.dtype.type(1)
-    for chunk in prange(_chunks(dy)):
-        dy_part, y_part, dx_part = _part(dy, chunk), _part(y, chunk), _part(dx, chunk)
-        for i in range(dy_part.size):
-            dx_part[i] = dy_part[i] * y_part[i] * (one - y_part[i])
+    if dx.size <= SERIAL:
+        _sigmoid_backward(dy, y, dx, False)
+        return
+    past = passes_caches(dx)
+    for chunk in prange(chunks(dx)):
+        _sigmoid_backward(part(dy, chunk), part(y, chunk), part(dx, chunk), past)

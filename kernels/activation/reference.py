@@ -43,16 +43,16 @@ def leaky_relu_backward(dy: ndarray, x: ndarray, slope: float, dx: ndarray) -> N
 def gelu(x: ndarray, y: ndarray) -> None:
     """y = x P(x), P the distribution function of the standard normal law (Hendrycks, Gimpel 2016).
 
-    The exact form, P(x) = (1 + erf(x / sqrt(2))) / 2: PyTorch's default, not its approximation by tanh.
+    The exact form, P(x) = erfc(-x / sqrt(2)) / 2: PyTorch's default, not its approximation by tanh.
     """
     for i in range(x.size):
-        y[i] = x[i] * (1 + math.erf(x[i] / math.sqrt(2))) / 2
+        y[i] = x[i] * math.erfc(-x[i] / math.sqrt(2)) / 2
 
 
 def gelu_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
     """dx = dy (P(x) + x p(x)), p the density of the standard normal law, p(x) = exp(-x^2 / 2) / sqrt(2 pi)."""
     for i in range(dy.size):
-        distribution = (1 + math.erf(x[i] / math.sqrt(2))) / 2
+        distribution = math.erfc(-x[i] / math.sqrt(2)) / 2
         density = math.exp(-x[i] * x[i] / 2) / math.sqrt(2 * math.pi)
         dx[i] = dy[i] * (distribution + x[i] * density)
 

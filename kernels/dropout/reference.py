@@ -7,23 +7,36 @@ from numpy import ndarray
 __all__ = ["dropout"]
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio: consecutive multiples lie far apart
-MASK = 2**64 - 1
+MASK64, MASK32 = 2**64 - 1, 2**32 - 1
 
 
-def _mix(z: int) -> int:
+def mix64(z: int) -> int:
     """The output function of SplitMix64 (Steele, Lea, Flood 2014): 64 bits, each depending on each bit of z."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
     return z ^ (z >> 31)
 
 
+def mix32(z: int, key: int) -> int:
+    """The same for 32 bits: "triple32" (Wellons 2018), with a key added on the way."""
+    z = ((z ^ (z >> 17)) * 0xED5AD4BB) & MASK32
+    z = ((z ^ (z >> 11)) + key) & MASK32
+    z = (z * 0xAC4C1B51) & MASK32
+    z = ((z ^ (z >> 15)) * 0x31848BAB) & MASK32
+    return z ^ (z >> 14)
+
+
 def dropout(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
-    """y_i = x_i / (1 - p) with probability 1 - p, else 0; x, y (n,), 0 <= p <= 1.
+    """y_i = x_i / (1 - p) with probability 1 - p, else 0; x, y (n,), 0 <= p <= 1, 0 <= offset.
 
     Element i is decided by number offset + i of the random stream that `seed` begins, and by nothing else: a
     second call with the same numbers drops the same elements, so that the backward pass is this kernel on dy.
+
+    Number k of the stream: its upper 32 bits and the seed are mixed into two keys of 32 bits, which 2^32 numbers share;
+    the lower 32 bits of k are mixed with them. So a loop over elements multiplies 32-bit words only, many at once.
     """
-    key = _mix((seed + GOLDEN) & MASK)
     for i in range(x.size):
-        uniform = (_mix((key + (offset + i) * GOLDEN) & MASK) >> 11) / 2**53  # in [0, 1)
+        block, number = divmod(offset + i, 2**32)
+        keys = mix64((mix64((seed + GOLDEN) & MASK64) + block * GOLDEN) & MASK64)
+        uniform = (mix32((number + keys) & MASK32, keys >> 32) >> 1) / 2**31  # in [0, 1)
         y[i] = x[i] / (1 - p) if uniform >= p else 0

@@ -2,7 +2,7 @@
 
 The whole vector is split into CHUNKS parts, always the same number, whatever the segments: a model may have one
 large segment and many small ones. Each part is updated segment by segment. Factors are computed in float64 and
-turned into the arrays' type once, before the loop.
+turned into the arrays' type once, before the loop. A small vector is updated by one thread.
 """
 
 from __future__ import annotations
@@ -14,16 +14,25 @@ from numpy import ndarray
 
 from minidl.jit import jit, parallel_jit, prange
 
+from ..elementwise.stream import SERIAL
 from .reference import __all__ as __all__
 
 CHUNKS = 32
+LINE = 16  # elements: a chunk begins on a cache line of float32, so that no two threads write to one line
+LANES = 128  # sums of squares that are kept side by side
 
 
 @jit
-def _overlap(start: int, stop: int, size: int, chunk: int) -> slice:
-    """What of the segment [start, stop) lies in this chunk of a vector of `size` elements; often nothing."""
-    low = max(start, size * chunk // CHUNKS)
-    high = min(stop, size * (chunk + 1) // CHUNKS)
+def _parts(x: ndarray) -> int:
+    return CHUNKS if x.size > SERIAL else 1
+
+
+@jit
+def _overlap(start: int, stop: int, size: int, part: int, parts: int) -> slice:
+    """What of the segment [start, stop) lies in this part of a vector of `size` elements; often nothing."""
+    lines = size // LINE
+    low = max(start, lines * part // parts * LINE)
+    high = min(stop, lines * (part + 1) // parts * LINE if part + 1 < parts else size)
     return slice(low, max(low, high))
 
 
@@ -43,9 +52,21 @@ def _sgd(
     shrink_, pull_, lr_, momentum_, scale_ = number(shrink), number(pull), number(lr), number(momentum), number(scale)
     for i in range(theta.size):
         g = scale_ * grad[i] + pull_ * theta[i]
-        velocity[i] = momentum_ * velocity[i] + g
-        direction = g + momentum_ * velocity[i] if nesterov else velocity[i]
+        v = momentum_ * velocity[i] + g
+        velocity[i] = v
+        direction = g + momentum_ * v if nesterov else v
         theta[i] = shrink_ * theta[i] - lr_ * direction
+
+
+@jit
+def _sgd_part(
+    part: int, parts: int,
+    theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
+    weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float,
+) -> None:  # fmt: skip
+    for s in range(starts.size):
+        at = _overlap(starts[s], stops[s], theta.size, part, parts)
+        _sgd(theta[at], grad[at], velocity[at], lr[s], weight_decay[s], momentum, nesterov, decoupled, scale)
 
 
 @parallel_jit
@@ -53,13 +74,16 @@ def sgd(
     theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float,
 ) -> None:  # fmt: skip
-    for chunk in prange(CHUNKS):
-        for s in range(starts.size):
-            part = _overlap(starts[s], stops[s], theta.size, chunk)
-            _sgd(
-                theta[part], grad[part], velocity[part], lr[s], weight_decay[s],
-                momentum, nesterov, decoupled, scale,
-            )  # fmt: skip
+    if _parts(theta) == 1:
+        _sgd_part(
+            0, 1, theta, grad, velocity, starts, stops, lr, weight_decay, momentum, nesterov, decoupled, scale
+        )  # fmt: skip
+        return
+    for part in prange(CHUNKS):
+        _sgd_part(
+            part, CHUNKS,
+            theta, grad, velocity, starts, stops, lr, weight_decay, momentum, nesterov, decoupled, scale,
+        )  # fmt: skip
 
 
 @jit
@@ -76,9 +100,25 @@ def _adam(
     correction = number(1 / math.sqrt(1 - beta2**step))
     for i in range(theta.size):
         g = scale_ * grad[i] + pull_ * theta[i]
-        first[i] = keep1 * first[i] + add1 * g
-        second[i] = keep2 * second[i] + add2 * g * g
-        theta[i] = shrink_ * theta[i] - rate * first[i] / (math.sqrt(second[i]) * correction + eps_)
+        m = keep1 * first[i] + add1 * g
+        v = keep2 * second[i] + add2 * g * g
+        first[i] = m
+        second[i] = v
+        theta[i] = shrink_ * theta[i] - rate * m / (math.sqrt(v) * correction + eps_)
+
+
+@jit
+def _adam_part(
+    part: int, parts: int,
+    theta: ndarray, grad: ndarray, first: ndarray, second: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
+    weight_decay: ndarray, beta1: float, beta2: float, eps: float, step: int, decoupled: bool, scale: float,
+) -> None:  # fmt: skip
+    for s in range(starts.size):
+        at = _overlap(starts[s], stops[s], theta.size, part, parts)
+        _adam(
+            theta[at], grad[at], first[at], second[at], lr[s], weight_decay[s],
+            beta1, beta2, eps, step, decoupled, scale,
+        )  # fmt: skip
 
 
 @parallel_jit
@@ -86,33 +126,63 @@ def adam(
     theta: ndarray, grad: ndarray, first: ndarray, second: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, beta1: float, beta2: float, eps: float, step: int, decoupled: bool, scale: float,
 ) -> None:  # fmt: skip
-    for chunk in prange(CHUNKS):
-        for s in range(starts.size):
-            part = _overlap(starts[s], stops[s], theta.size, chunk)
-            _adam(
-                theta[part], grad[part], first[part], second[part], lr[s], weight_decay[s],
-                beta1, beta2, eps, step, decoupled, scale,
-            )  # fmt: skip
+    if _parts(theta) == 1:
+        _adam_part(
+            0, 1, theta, grad, first, second, starts, stops, lr, weight_decay,
+            beta1, beta2, eps, step, decoupled, scale,
+        )  # fmt: skip
+        return
+    for part in prange(CHUNKS):
+        _adam_part(
+            part, CHUNKS, theta, grad, first, second, starts, stops, lr, weight_decay,
+            beta1, beta2, eps, step, decoupled, scale,
+        )  # fmt: skip
+
+
+def norms_partial(segments: int) -> int:
+    """How many float64 `norms` needs: for each chunk LANES sums, and one sum of each segment."""
+    return CHUNKS * (LANES + segments)
 
 
 @jit
-def _sum_of_squares(x: ndarray) -> float:
+def _sum_of_squares(x: ndarray, lanes: ndarray) -> float:
+    """Element i is added to lane i % LANES: that many sums which do not wait for each other, in vector registers."""
+    lanes[:] = 0
+    whole = x.size - x.size % LANES
+    for first in range(0, whole, LANES):
+        row = x[first : first + LANES]
+        for lane in range(LANES):
+            v = np.float64(row[lane])
+            lanes[lane] += v * v
     total = 0.0
-    for i in range(x.size):
-        total += np.float64(x[i]) * np.float64(x[i])
+    for i in range(whole, x.size):
+        v = np.float64(x[i])
+        total += v * v
+    for lane in range(LANES):
+        total += lanes[lane]
     return total
 
 
+@jit
+def _norms_chunk(chunk: int, x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray) -> None:
+    for s in range(starts.size):
+        at = _overlap(starts[s], stops[s], x.size, chunk, CHUNKS)
+        partial[LANES + s] = _sum_of_squares(x[at], partial[:LANES]) if at.start < at.stop else 0.0
+
+
 @parallel_jit
-def norms(x: ndarray, starts: ndarray, stops: ndarray, squares: ndarray) -> None:
-    partial = np.empty((CHUNKS, starts.size))
-    for chunk in prange(CHUNKS):
-        for s in range(starts.size):
-            partial[chunk, s] = _sum_of_squares(x[_overlap(starts[s], stops[s], x.size, chunk)])
+def norms(x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray, squares: ndarray) -> None:
+    width = LANES + starts.size
+    if _parts(x) == 1:
+        for chunk in range(CHUNKS):
+            _norms_chunk(chunk, x, starts, stops, partial[chunk * width : (chunk + 1) * width])
+    else:
+        for chunk in prange(CHUNKS):
+            _norms_chunk(chunk, x, starts, stops, partial[chunk * width : (chunk + 1) * width])
     for s in range(starts.size):
         total = 0.0
         for chunk in range(CHUNKS):
-            total += partial[chunk, s]
+            total += partial[chunk * width + LANES + s]
         squares[s] = total
 
 
@@ -132,8 +202,23 @@ def _lars(
     rate_, pull_, momentum_, scale_ = number(rate), number(weight_decay), number(momentum), number(scale)
     for i in range(theta.size):
         g = scale_ * grad[i] + pull_ * theta[i]
-        velocity[i] = momentum_ * velocity[i] + rate_ * g
-        theta[i] -= velocity[i]
+        v = momentum_ * velocity[i] + rate_ * g
+        velocity[i] = v
+        theta[i] -= v
+
+
+@jit
+def _lars_part(
+    part: int, parts: int,
+    theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
+    weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
+    grad_squares: ndarray, scale: float,
+) -> None:  # fmt: skip
+    for s in range(starts.size):
+        at = _overlap(starts[s], stops[s], theta.size, part, parts)
+        local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s])
+        rate = lr[s] * (local if adapt[s] else 1.0)
+        _lars(theta[at], grad[at], velocity[at], rate, weight_decay[s], momentum, scale)
 
 
 @parallel_jit
@@ -142,9 +227,14 @@ def lars(
     weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
     grad_squares: ndarray, scale: float,
 ) -> None:  # fmt: skip
-    for chunk in prange(CHUNKS):
-        for s in range(starts.size):
-            part = _overlap(starts[s], stops[s], theta.size, chunk)
-            local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s])
-            rate = lr[s] * (local if adapt[s] else 1.0)
-            _lars(theta[part], grad[part], velocity[part], rate, weight_decay[s], momentum, scale)
+    if _parts(theta) == 1:
+        _lars_part(
+            0, 1, theta, grad, velocity, starts, stops, lr, weight_decay, adapt,
+            momentum, trust, theta_squares, grad_squares, scale,
+        )  # fmt: skip
+        return
+    for part in prange(CHUNKS):
+        _lars_part(
+            part, CHUNKS, theta, grad, velocity, starts, stops, lr, weight_decay, adapt,
+            momentum, trust, theta_squares, grad_squares, scale,
+        )  # fmt: skip

@@ -64,8 +64,13 @@ def adam(
         theta[i] -= lr[s] * mean / (math.sqrt(square) + eps)
 
 
-def norms(x: ndarray, starts: ndarray, stops: ndarray, squares: ndarray) -> None:
-    """squares[s] (float64) = the sum of the squares of segment s of x."""
+def norms_partial(segments: int) -> int:
+    """How many float64 `norms` needs as `partial`."""
+    return 0
+
+
+def norms(x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray, squares: ndarray) -> None:
+    """squares[s] (float64) = the sum of the squares of segment s of x; partial: float64, for sums on the way."""
     squares[...] = 0
     for s, i in _elements(starts, stops):
         squares[s] += float(x[i]) ** 2

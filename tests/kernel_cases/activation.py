@@ -15,6 +15,7 @@ def cases(a: Arrays) -> Cases:
             yield name, dict(dy=a.normal(n), x=5 * a.normal(n), dx=a.empty(n))
         yield "leaky_relu", dict(x=a.normal(n), slope=0.01, y=a.empty(n))
         yield "leaky_relu_backward", dict(dy=a.normal(n), x=a.normal(n), slope=0.01, dx=a.empty(n))
+    yield "relu_backward", dict(dy=a.normal(0), y=a.normal(0), dx=a.empty(0))
     edges = np.array([0, -0.0, 1e4, -1e4], a.dtype)  # exp(1e4) is infinite
     yield "sigmoid", dict(x=edges, y=a.empty(4))
     yield "silu_backward", dict(dy=a.normal(4), x=edges, dx=a.empty(4))

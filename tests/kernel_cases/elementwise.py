@@ -22,3 +22,4 @@ def cases(a: Arrays) -> Cases:
         for exponent in (0.0, 2.0, 2.5):
             yield "power", dict(x=a.positive(n), exponent=exponent, out=a.empty(n))
             yield "power_backward", dict(dy=a.normal(n), x=a.positive(n), exponent=exponent, dx=a.empty(n))
+    yield "add", dict(a=a.normal(0), b=a.normal(0), out=a.empty(0))

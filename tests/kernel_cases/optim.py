@@ -3,11 +3,16 @@ from __future__ import annotations
 import numpy as np
 
 from kernel_cases import Arrays, Cases
+from minidl.kernels.optim.cpu import norms_partial
 
 
 def cases(a: Arrays) -> Cases:
-    n = 5003
-    segments = dict(starts=np.array([0, 33, 40]), stops=np.array([1, 40, 5001]))  # with gaps
+    yield from of_size(a, 5003)
+    yield from of_size(a, 70_001)  # several threads
+
+
+def of_size(a: Arrays, n: int) -> Cases:
+    segments = dict(starts=np.array([0, 33, 40]), stops=np.array([1, 40, n - 2]))  # with gaps
     rates = dict(lr=np.array([0.1, 0.2, 0.05]), weight_decay=np.array([0.01, 0.0, 0.1]))
     for nesterov, decoupled, momentum in ((False, False, 0.9), (True, False, 0.9), (False, True, 0.0)):
         yield "sgd", dict(
@@ -19,7 +24,7 @@ def cases(a: Arrays) -> Cases:
             theta=a.normal(n), grad=a.normal(n), first=a.normal(n), second=a.positive(n), **segments, **rates,
             beta1=0.9, beta2=0.999, eps=1e-8, step=step, decoupled=decoupled, scale=0.5,
         )  # fmt: skip
-    yield "norms", dict(x=a.normal(n), **segments, squares=np.full(3, 7.0))
+    yield "norms", dict(x=a.normal(n), **segments, partial=np.full(norms_partial(3), 7.0), squares=np.full(3, 7.0))
     for adapt in ([True, True, False], [False, True, True]):  # the middle one without weight decay
         yield "lars", dict(
             theta=a.normal(n), grad=a.normal(n), velocity=a.normal(n), **segments, **rates, adapt=np.array(adapt),

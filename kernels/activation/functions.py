@@ -1,0 +1,249 @@
+"""exp, log, tanh, the logistic function and the normal distribution as polynomials, for loops over vectors.
+
+`math.exp` in a loop is a call for each element. These are plain arithmetic without a branch, in float32 and float64
+alike, so that LLVM computes 16 or 8 elements at once. Each follows the same three steps (Cody, Waite 1980):
+
+1. reduce: x = n ln 2 + r with an integer n, |r| <= ln(2) / 2; ln 2 in two parts, so that r is not rounded away;
+2. a polynomial in r, near enough that float32 or float64 decides the error (Chebyshev nodes; as found with mpmath);
+3. put together: e^x = 2^n e^r, where 2^n is n written into the exponent's bits.
+
+The largest errors, in units of the last place, stand in README.md. NaN gives NaN; infinities give the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from minidl.jit import HAS_FMA, jit
+
+# -- single instructions that Python has no words for ------------------------------------------------------------
+
+
+def _multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    if not HAS_FMA:
+        return builder.fadd(builder.fmul(x, y), z)
+    name = "llvm.fma.f32" if isinstance(x.type, ir.FloatType) else "llvm.fma.f64"
+    kind = ir.FunctionType(x.type, [x.type] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [x, y, z])
+
+
+@intrinsic
+def multiply_add(typing: Any, x: Any, y: Any, z: Any) -> Any:
+    """x y + z in x's type, rounded once where the CPU can."""
+    return x(x, x, x), lambda context, builder, signature, arguments: _multiply_add(builder, *arguments)
+
+
+@intrinsic
+def choose(typing: Any, x: Any, for_float32: Any, for_float64: Any) -> Any:
+    """The constant for x's type, in x's type."""
+    number = 1 if x == types.float32 else 2
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.cast(builder, arguments[number], signature.args[number], x)
+
+    return x(x, types.float64, types.float64), generate
+
+
+def polynomial(float32: Sequence[float], float64: Sequence[float]) -> Any:
+    """A function p(x) = c0 + c1 x + c2 x^2 + ... by Horner's rule, with the coefficients for x's type."""
+
+    @intrinsic
+    def evaluate(typing: Any, x: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = context.get_value_type(x)
+            total, *rest = (ir.Constant(kind, c) for c in reversed(float32 if x == types.float32 else float64))
+            for c in rest:
+                total = _multiply_add(builder, total, arguments[0], c)
+            return total
+
+        return x(x), generate
+
+    return evaluate
+
+
+class _Layout:
+    """How a float is made of bits: those of the fraction, the exponent's bias, and an integer of its size."""
+
+    def __init__(self, kind: Any) -> None:
+        wide = kind == types.float64
+        self.fraction, self.bias = (52, 1023) if wide else (23, 127)
+        self.integer = ir.IntType(64 if wide else 32)
+        self.float: Any = ir.DoubleType() if wide else ir.FloatType()
+
+    def constant(self, value: int) -> Any:
+        return ir.Constant(self.integer, value)
+
+
+@intrinsic
+def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
+    """y 2^n, for shifted = n + 1.5 2^(bits of the fraction): n stands in shifted's last bits.
+
+    In two factors, since 2^n alone may overflow or vanish where y 2^n does not.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        bits = _Layout(y)
+        zero = b.bitcast(ir.Constant(bits.float, 1.5 * 2.0**bits.fraction), bits.integer)
+        n = b.sub(b.bitcast(arguments[1], bits.integer), zero)
+        half = b.ashr(n, bits.constant(1))
+        result = arguments[0]
+        for exponent in (half, b.sub(n, half)):
+            factor = b.shl(b.add(exponent, bits.constant(bits.bias)), bits.constant(bits.fraction))
+            result = b.fmul(result, b.bitcast(factor, bits.float))
+        return result
+
+    return y(y, y), generate
+
+
+@intrinsic
+def _split(typing: Any, x: Any) -> Any:
+    """(m, n) with x = m 2^n and sqrt(1/2) <= m < sqrt(2), for positive normal x."""
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        bits = _Layout(x)
+        root = b.bitcast(ir.Constant(bits.float, 0.5**0.5), bits.integer)
+        above = b.sub(b.bitcast(arguments[0], bits.integer), root)
+        n = b.ashr(above, bits.constant(bits.fraction))
+        m = b.add(b.and_(above, bits.constant(2**bits.fraction - 1)), root)
+        return context.make_tuple(b, signature.return_type, [b.bitcast(m, bits.float), b.sitofp(n, bits.float)])
+
+    return types.UniTuple(x, 2)(x), generate
+
+
+# -- the functions -----------------------------------------------------------------------------------------------
+
+# (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2
+_exp_rest = polynomial(
+    float32=(0.5, 0.16666576666119928, 0.04166655421298415, 0.008363232883682618, 0.0013926250831497611),
+    float64=(
+        0.5000000000000001, 0.16666666666666669, 0.041666666666623824, 0.008333333333330039, 0.0013888888917367081,
+        0.00019841269863171557, 2.4801521057868204e-05, 2.7557268276905696e-06, 2.7620201591031547e-07,
+        2.5100472505694996e-08,
+    ),
+)  # fmt: skip
+
+
+@jit
+def _reduce(x: float) -> tuple[float, float, float]:
+    """(e^r - 1, n, n as `_times_power_of_2` wants it) for x = n ln 2 + r."""
+    shift = choose(x, 1.5 * 2.0**23, 1.5 * 2.0**52)  # beside it, a sum's fraction is rounded to an integer
+    shifted = multiply_add(x, choose(x, 1.4426950408889634, 1.4426950408889634), shift)
+    n = shifted - shift
+    r = multiply_add(n, choose(x, -0.693359375, -0.693145751953125), x)
+    r = multiply_add(n, choose(x, 2.12194440e-4, -1.42860682030941723212e-6), r)
+    return multiply_add(r * r, _exp_rest(r), r), n, shifted
+
+
+@jit
+def exp(x: float) -> float:
+    low, high, one = choose(x, -104.0, -746.0), choose(x, 89.0, 710.0), choose(x, 1.0, 1.0)
+    x = low if x < low else x  # beyond: 0 and infinity
+    x = high if x > high else x
+    small, _, shifted = _reduce(x)
+    return _times_power_of_2(small + one, shifted)
+
+
+@jit
+def logistic(x: float) -> float:
+    """1 / (1 + e^-x)"""
+    one = choose(x, 1.0, 1.0)
+    return one / (one + exp(-x))  # exp may be infinite: the result is 0, and right
+
+
+@jit
+def tanh(x: float) -> float:
+    """E / (E + 2) with E = e^2x - 1, which keeps its digits near 0, where e^2x alone would lose them."""
+    one, two, limit = choose(x, 1.0, 1.0), choose(x, 2.0, 2.0), choose(x, 10.0, 20.0)  # beyond the limit: -1 and 1
+    x = -limit if x < -limit else x
+    x = limit if x > limit else x
+    small, _, shifted = _reduce(two * x)
+    power = _times_power_of_2(one, shifted)
+    e = multiply_add(power, small, power - one)
+    return e / (e + two)
+
+
+# P(-u) e^(u^2 / 2) / k, for k = 1 / (1 + c u), in t = (k - middle) / half width: P's left tail without its steep part
+_tail = polynomial(
+    float32=(
+        0.25492364198036616, 0.16268318846290405, 0.06821280482469898, 0.015457981064758654, -0.00027140945866052163,
+        -0.0010377702067397541, -4.8641168567896855e-05, 8.473883574486531e-05, 2.197857873765111e-06,
+        -6.734115925054986e-06,
+    ),
+    float64=(
+        0.17033792891176727, 0.14024520173287322, 0.09679797914995926, 0.05544369442075121, 0.025734013027088016,
+        0.00919458659510652, 0.002213075598044591, 0.00017254972400699507, -0.00010487029420733173,
+        -3.864551313818672e-05, 8.942226209247295e-07, 3.5619701808142343e-06, 3.7129603081267644e-07,
+        -3.168520392076192e-07, -5.902496730460374e-08, 3.2062108149079547e-08, 6.964534505223478e-09,
+        -3.746242666048573e-09, -6.989277905610258e-10, 4.369695884786909e-10, 5.385968622089339e-11,
+        -3.414412530965333e-11, -2.2349804897049853e-12,
+    ),
+)  # fmt: skip
+
+
+@jit
+def _normal_tail(x: float) -> tuple[float, float, float]:
+    """(u, P(-u), e^(-u^2 / 2)) for u = |x|, P the distribution function of the standard normal law."""
+    one, half, limit = choose(x, 1.0, 1.0), choose(x, 0.5, 0.5), choose(x, 15.0, 39.0)  # beyond: 0
+    u = abs(x)
+    u = limit if u > limit else u
+    square = u * u
+    lost = multiply_add(u, u, -square)  # what rounding took from the square, which a large u would feel
+    density = exp(-half * square)
+    density = multiply_add(density, -half * lost, density)
+    k = one / multiply_add(u, choose(x, 0.3, 0.2), one)
+    t = multiply_add(
+        k,
+        choose(x, 2.4444444444444444, 2.2564102564102564),
+        choose(x, -1.4444444444444444, -1.2564102564102564),
+    )
+    return u, density * (k * _tail(t)), density
+
+
+@jit
+def normal_distribution(x: float) -> float:
+    """P(x): the integral of the density from minus infinity to x, also (1 + erf(x / sqrt(2))) / 2."""
+    _, tail, _ = _normal_tail(x)
+    return tail if x < choose(x, 0.0, 0.0) else choose(x, 1.0, 1.0) - tail
+
+
+@jit
+def gelu_slope(x: float) -> float:
+    """P(x) + x p(x), the derivative of x P(x), p the density."""
+    u, tail, density = _normal_tail(x)
+    below = multiply_add(choose(x, -0.3989422804014327, -0.3989422804014327) * density, u, tail)
+    return below if x < choose(x, 0.0, 0.0) else choose(x, 1.0, 1.0) - below
+
+
+# (log(1 + f) - f + f^2 / 2) in terms of s = f / (2 + f): fdlibm's coefficients (Sun Microsystems 1993)
+_log_rest = polynomial(
+    float32=(0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841),
+    float64=(
+        6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
+        1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01,
+    ),
+)  # fmt: skip
+
+
+@jit
+def log(x: float) -> float:
+    zero, half, two = choose(x, 0.0, 0.0), choose(x, 0.5, 0.5), choose(x, 2.0, 2.0)
+    infinity = choose(x, float("inf"), float("inf"))
+    small = x < choose(x, 2.0**-126, 2.0**-1022)  # below the normal numbers: 2^64 times as much, and taken off again
+    m, n = _split(x * choose(x, 2.0**64, 2.0**64) if small else x)
+    n = n - choose(x, 64.0, 64.0) if small else n
+    f = m - choose(x, 1.0, 1.0)
+    s = f / (two + f)
+    square = s * s
+    half_square = half * f * f
+    rest = s * (half_square + square * _log_rest(square))
+    low = multiply_add(n, choose(x, -2.12194440e-4, 1.42860682030941723212e-6), rest)
+    y = multiply_add(n, choose(x, 0.693359375, 0.693145751953125), low - half_square + f)
+    y = y if x < infinity else x  # infinity, and NaN
+    y = -infinity if x == zero else y
+    return choose(x, float("nan"), float("nan")) if x < zero else y
