@@ -56,6 +56,7 @@ class Program:
         calls = share_buffers(write_gradients_in_place(calls, wanted), wanted)
         offsets, self.workspace_size = plan(calls, wanted)
         self.calls = [f"{call.op}.{call.kernel}" for call in calls]
+        self.shapes = [" ".join(str(place.like.shape) for _, place in call.places()) for call in calls]
         self.drawn = recorder.recording.drawn
         self.results = {name: (offsets[place.buffer] + place.offset, place.like) for name, place in places.items()}
         self.written = _last_writes(calls)
@@ -87,7 +88,7 @@ class Program:
                     relocations.setdefault(name, []).append((at + machine.DATA, offset))
         self._blocks = np.array(blocks, np.int64)
         first = self._blocks.__array_interface__["data"][0]
-        self._table = np.array([(entry, first + at * machine.SLOT) for entry, at in table], np.int64).reshape(-1, 2)
+        self.table = np.array([(entry, first + at * machine.SLOT) for entry, at in table], np.int64).reshape(-1, 2)
         self._relocations = {name: np.array(pairs, np.int64).T for name, pairs in relocations.items()}
         self._bases: dict[str, int] = {}
 
@@ -104,7 +105,7 @@ class Program:
                 for slot, distance in slots:
                     self._blocks[slot] = state["seed"] if kind == "seed" else state["offset"] + distance
             random.draw(self.drawn)
-        machine.run(self._table, first, len(self._table) if last is None else last)
+        machine.run(self.table, first, len(self.table) if last is None else last)
 
     def final(self, region: str, start: int, stop: int) -> int:
         """After how many calls the bytes [start, stop) of a region are not written any more: where to cut."""

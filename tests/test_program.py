@@ -305,4 +305,4 @@ def test_a_table_runs_with_no_python_in_it() -> None:
     gradient(*batch(shape, 4))
     (program,) = gradient.programs.values()
     assert isinstance(program, Program)
-    assert (program._table != 0).all()
+    assert (program.table != 0).all()
