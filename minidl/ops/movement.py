@@ -129,7 +129,7 @@ def reshape(x: Tensor, shape: Sequence[int] | int) -> Tensor:
 def flatten(x: Tensor, start: int = 1) -> Tensor:
     """Axes from `start` on as one. Images (N, H, W, C) come out in PyTorch's order (C, H, W), so that the weights
     of a linear layer behind it mean the same here and there."""
-    if x.ndim == 4 and start == 1:
+    if x.ndim == 4 and start == 1 and 1 not in (x.shape[3], x.shape[1] * x.shape[2]):  # else the orders are one
         x = transpose(x, (0, 3, 1, 2))
     return reshape(x, (*x.shape[:start], math.prod(x.shape[start:])))
 
