@@ -2,8 +2,9 @@
 
 The output is cut into panels of two vectors of columns, and those into strips of a tile's height. Each thread takes an
 equal run of tiles, down the first panel, then down the next. What a panel needs of b it copies into a narrow buffer of
-its own (pack.py), which the tile reads line after line from the nearest cache; a is read where it lies. For one
-strip b would be read once only: there the copy would cost more than it gains, and the tile reads b in place.
+its own (pack.py), which the tile reads line after line from the nearest cache. a is read where it lies, but for large
+a^T b, where each number would come from another page of memory. For one strip b is read once only: there the copy would
+cost more than it gains, and the tile reads b in place.
 
 No sum is split over threads, and each is added in the order of k: bits depend neither on the number of threads nor on
 the sizes of blocks.
@@ -21,10 +22,35 @@ from .reference import __all__ as __all__
 from .tile import ROWS, own_function, panel, panel_width
 
 LANES = VECTOR_BYTES // 4  # of float32; a vector of float64 holds half as many, and its panels fit where these do
-DEPTH = 1024  # k's in one packed panel: longer sums are taken in pieces
+FEW = 256  # rows: for more of them ...
+DEPTH = 256  # ... a long sum is taken in pieces, so that a panel of b stays in the first-level cache
+LONGEST = 1024  # ... for fewer the pieces are longer: each goes over the output once more
 BLOCK = 2**17  # numbers of a that stay in the second-level cache while panels pass by
-IN_PLACE = 1  # strips for which a panel is not copied
+IN_PLACE = 1  # strips for which a panel of b is not copied
+OFTEN = 16  # panels for which a is copied, too, where its columns are rows (tn)
 SMALL = 2**17  # multiplications: below, one thread is faster than two
+
+
+@jit
+def _piece(rows: int, depth: int) -> int:
+    """How many k's are taken at once."""
+    return min(depth, LONGEST if rows <= FEW else DEPTH)
+
+
+@jit
+def _packed_size(rows: int, depth: int) -> int:
+    """Numbers of a packed panel of b, its depth rounded up to whole vectors."""
+    return (_piece(rows, depth) + LANES - 1) // LANES * LANES * 2 * LANES
+
+
+@jit
+def _scratch_size(rows: int, columns: int, depth: int) -> int:
+    """Numbers that one thread wants: a packed panel of b, and the block of a that is packed for many panels."""
+    own_function()
+    width = 2 * LANES
+    block = min((rows + width - 1) // width * width, max(width, BLOCK // max(1, _piece(rows, depth)) // width * width))
+    packed_a = block * _piece(rows, depth) if columns >= OFTEN * width // 2 else 0
+    return _packed_size(rows, depth) + packed_a
 
 
 @jit
@@ -43,26 +69,31 @@ def _finish(bias: ndarray, relu: bool, out: ndarray, at: int, step: int, rows: i
 @jit
 def _share(
     part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
-    bias: ndarray, relu: bool, packed: ndarray, out: ndarray,
+    bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """One thread's share of the tiles, from `first` to `last`."""
     own_function()
     none, one = np.int64(0), np.int64(1)  # Numba compiles a function once more for each literal it is called with
     rows, columns = out.shape
-    width = panel_width(a)
+    width, piece = panel_width(a), _piece(rows, depth)
     strips = (rows + ROWS - 1) // ROWS
     tiles = strips * ((columns + width - 1) // width)
     first, last = part * tiles // parts, (part + 1) * tiles // parts
-    block = min(
-        strips, max(1, BLOCK // min(depth, DEPTH) // ROWS)
-    )  # strips of a for which its numbers stay in the cache
-    vector = out.reshape(out.size)
-    start, a_rows, out_rows = np.zeros(1, np.int64), np.empty(block * ROWS, np.int64), np.empty(block * ROWS, np.int64)
-    for i in range(a_rows.size):
-        a_rows[i], out_rows[i] = i * a_row, i * columns
+    block = min(strips, max(width, BLOCK // piece // width * width) // ROWS)  # strips of a that stay in the cache
+    often = a_row == 1 and last - first >= OFTEN * strips
+    vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(rows, depth) :], scratch
+    zero, a_rows, out_rows = np.zeros(1, np.int64), np.empty(block * ROWS, np.int64), np.empty(block * ROWS, np.int64)
     for top in range(0, strips, block):
-        for k in range(0, depth, DEPTH):
-            deep = min(DEPTH, depth - k)
+        here = min(block * ROWS, rows - top * ROWS)
+        for k in range(0, depth, piece):
+            deep = min(piece, depth - k)
+            for i in range(here):
+                a_rows[i] = i // width * width * deep + i % width if often else i * a_row
+                out_rows[i] = i * columns
+            if often:
+                for i in range(0, here, width):
+                    a_at, target = (top * ROWS + i) * a_row + k * a_step, packed_a[i * deep :]
+                    pack_rows(a, a_at, a_step, deep, min(width, here - i), target)
             for number in range(first // strips, (last + strips - 1) // strips):
                 # This panel's strips from lo to hi are in the block, and ours.
                 lo = max(top, first - number * strips)
@@ -79,11 +110,15 @@ def _share(
                     pack_rows(b, b_at, b_step, deep, wide, packed)
                 else:
                     pack_columns(b, b_at, b_column, deep, wide, packed)
-                out_at = row * columns + column
-                panel(count, one, deep, k > 0, a, start, a_rows, row * a_row + k * a_step, a_step,
-                      panel_of_b, start, panel_at, panel_step, vector, out_rows, out_at, wide)  # fmt: skip
+                panel_of_a, a_at, step = a, top * ROWS * a_row + k * a_step, a_step
+                if often:
+                    panel_of_a, a_at, step = packed_a, none, width
+                out_at = top * ROWS * columns + column
+                skip = row - top * ROWS
+                panel(count, one, deep, k > 0, panel_of_a, zero, a_rows[skip:], a_at, step,
+                      panel_of_b, zero, panel_at, panel_step, vector, out_rows[skip:], out_at, wide)  # fmt: skip
                 if k + deep == depth and (relu or bias.size > 0):
-                    _finish(bias, relu, vector, out_at, columns, count, column, wide)
+                    _finish(bias, relu, vector, row * columns + column, columns, count, column, wide)
 
 
 @parallel_jit
@@ -98,14 +133,14 @@ def _product(
         out[:] = 0
         _finish(bias, relu, out.reshape(out.size), depth, out.shape[1], out.shape[0], depth, out.shape[1])
         return
-    each = _packed_size(depth)
+    each = _scratch_size(out.shape[0], out.shape[1], depth)
     parts = scratch.size // each
     if parts == 1:
         _share(parts - 1, parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, scratch, out)
         return
     for part in prange(parts):
-        packed = scratch[part * each : (part + 1) * each]
-        _share(np.int64(part), parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, packed, out)
+        own = scratch[part * each : (part + 1) * each]
+        _share(np.int64(part), parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, own, out)
 
 
 @jit
@@ -141,15 +176,9 @@ def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
              bias, bias.size > 0, scratch, out)  # fmt: skip
 
 
-@jit
-def _packed_size(depth: int) -> int:
-    """Numbers of a packed panel, its depth rounded up to whole vectors."""
-    return (min(depth, DEPTH) + LANES - 1) // LANES * LANES * 2 * LANES
-
-
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Numbers of scratch for out (rows, columns), sums of `depth` products: a packed panel for each thread that works."""
-    return (threads() if rows * columns * depth >= SMALL else 1) * int(_packed_size(depth))
+    """Numbers of scratch for out (rows, columns) and sums of `depth` products: packed panels for each thread."""
+    return (threads() if rows * columns * depth >= SMALL else 1) * int(_scratch_size(rows, columns, depth))
 
 
 nt_scratch = tn_scratch = nn_scratch

@@ -1,0 +1,90 @@
+"""Matrix products: the ladder from plain loops to the micro-kernel, and the products of real networks.
+
+    python bench/bench_matmul.py [--quick] [--json] [--threads 2]
+
+Everything takes turns with NumPy (OpenBLAS), PyTorch and a loop of multiply-adds on registers, which is the limit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+# NumPy's OpenBLAS takes recent AMD chips for a Haswell: name the kernels that use all of the vector unit, and let it
+# have its threads (minidl.jit would hold it to one). Both must be set before NumPy is imported.
+os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", str(os.cpu_count()))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench import measure  # isort: skip
+
+import numpy as np
+
+from minidl.kernels.matmul import cpu, ladder
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+SQUARES = ((128, ">= 75"), (256, ">= 92"), (512, ">= 92"), (1024, ">= 92"), (2048, ">= 92"))
+LAYERS = [(rows, depth, columns) for depth, columns in ((784, 512), (512, 512), (512, 10)) for rows in (128, 32, 8)]
+LAYERS += [(64, 3136, 512)]  # LeNet's wide layer
+STEP = 512  # rows, columns and depth of the ladder
+
+Call = Callable[[], object]
+
+
+def calls(kind: str, rows: int, depth: int, columns: int) -> dict[str, Call]:
+    """One product by minidl, NumPy and PyTorch. kind: nn, nt or tn."""
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape, np.float32) for shape in ((rows, depth), (depth, columns)))
+    left = np.ascontiguousarray(a.T) if kind[0] == "t" else a
+    right = np.ascontiguousarray(b.T) if kind[1] == "t" else b
+    out, bias = np.empty((rows, columns), np.float32), np.empty(0, np.float32)
+    scratch = measure.aligned(getattr(cpu, f"{kind}_scratch")(rows, columns, depth))
+    kernel = getattr(cpu, kind)
+    found: dict[str, Call] = {"minidl": lambda: kernel(left, right, scratch, out)}
+    if kind == "nn":
+        found["minidl"] = lambda: cpu.nn(left, right, bias, False, scratch, out)
+    x, w, y = left.T if kind[0] == "t" else left, right.T if kind[1] == "t" else right, np.empty_like(out)
+    found["NumPy"] = lambda: np.matmul(x, w, out=y)
+    if torch is not None:
+        tx, tw, ty = torch.from_numpy(x), torch.from_numpy(w), torch.from_numpy(np.empty_like(out))
+        found["PyTorch"] = lambda: torch.mm(tx, tw, out=ty)
+    return found
+
+
+def rungs() -> dict[str, Call]:
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((STEP, STEP), np.float32) for _ in range(2))
+    found: dict[str, Call] = {}
+    for name, rung in ladder.RUNGS.items():
+        out = np.empty((STEP, STEP), np.float32)
+        found[name] = lambda rung=rung, out=out: rung(a, b, out)  # type: ignore[misc]
+    return found | {"nn: the same on all threads": calls("nn", STEP, STEP, STEP)["minidl"]}
+
+
+def main() -> None:
+    report = measure.Report(measure.arguments(__doc__).parse_args())
+    if torch is not None:
+        torch.set_num_threads(report.threads)
+    report.ladder(f"the ladder: {STEP} x {STEP} x {STEP}", rungs(), flops=2.0 * STEP**3)
+    for size, goal in SQUARES[:3] if report.args.quick else SQUARES:
+        for kind in ("nn", "nt", "tn"):
+            share = report.ladder(f"{kind} {size} x {size} x {size}", calls(kind, size, size, size), 2.0 * size**3)
+            report.row(f"gemm-{kind}-{size}", share["minidl"], "% of peak", goal)
+    for rows, depth, columns in LAYERS[:3] if report.args.quick else LAYERS:
+        # Forward; the gradient of the input; the gradient of the weights.
+        for kind, m, k, n in (("nn", rows, depth, columns), ("nt", rows, columns, depth), ("tn", depth, rows, columns)):
+            share = report.ladder(f"{kind} {m} x {k} x {n}", calls(kind, m, k, n), 2.0 * m * k * n)
+            report.row(f"layer-{kind}-{m}x{k}x{n}", share["minidl"], "% of peak")
+            others = [value for name, value in share.items() if name != "minidl"]
+            report.row(f"layer-{kind}-{m}x{k}x{n}-ratio", share["minidl"] / max(others), "x best other")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

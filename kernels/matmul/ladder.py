@@ -1,0 +1,76 @@
+"""The steps from plain loops to the micro-kernel, as functions to measure: bench/bench_matmul.py prints the table.
+
+Each computes out (M, N) = a (M, K) b (K, N) on one thread. README.md tells what each step changes and why it is faster.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.jit import jit
+
+from .pack import pack_rows
+from .tile import panel, panel_width
+
+BLOCK = 64
+
+
+@jit
+def naive(a: ndarray, b: ndarray, out: ndarray) -> None:
+    """The definition: for each m and n, the sum over k. b is read down a column: a new cache line for each number."""
+    for m in range(out.shape[0]):
+        for n in range(out.shape[1]):
+            total = out.dtype.type(0)
+            for k in range(a.shape[1]):
+                total += a[m, k] * b[k, n]
+            out[m, n] = total
+
+
+@jit
+def rows_inside(a: ndarray, b: ndarray, out: ndarray) -> None:
+    """n innermost: whole lines of b and out, which LLVM turns into vectors. Each sum is loaded and stored K times."""
+    for m in range(out.shape[0]):
+        row = out[m]
+        row[:] = 0
+        for k in range(a.shape[1]):
+            number, line = a[m, k], b[k]
+            for n in range(row.size):
+                row[n] += number * line[n]
+
+
+@jit
+def blocked(a: ndarray, b: ndarray, out: ndarray) -> None:
+    """The same on blocks of b that stay in the first-level cache while all rows of a pass by."""
+    out[:] = 0
+    for k0 in range(0, a.shape[1], BLOCK):
+        for n0 in range(0, out.shape[1], 2 * BLOCK):
+            for m in range(out.shape[0]):
+                row = out[m, n0 : n0 + 2 * BLOCK]
+                for k in range(k0, min(k0 + BLOCK, a.shape[1])):
+                    number, line = a[m, k], b[k, n0 : n0 + 2 * BLOCK]
+                    for n in range(row.size):
+                        row[n] += number * line[n]
+
+
+@jit
+def tiles(a: ndarray, b: ndarray, out: ndarray) -> None:
+    """The micro-kernel on packed panels of b: the sums stay in registers from beginning to end."""
+    zero, one = np.int64(0), np.int64(1)
+    rows, columns = out.shape
+    depth, width = a.shape[1], panel_width(a)
+    packed = np.empty(depth * width, a.dtype)
+    start, a_rows, out_rows = np.zeros(1, np.int64), np.arange(rows) * depth, np.arange(rows) * columns
+    for n in range(0, columns, width):
+        wide = min(width, columns - n)
+        pack_rows(b.reshape(b.size), n, columns, depth, wide, packed)
+        panel(rows, one, depth, False, a.reshape(a.size), start, a_rows, zero, one,
+              packed, start, zero, width, out.reshape(out.size), out_rows, n, wide)  # fmt: skip
+
+
+RUNGS = {
+    "1 naive": naive,
+    "2 rows inside": rows_inside,
+    "3 blocked": blocked,
+    "4 tiles on packed panels": tiles,
+}

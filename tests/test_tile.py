@@ -1,0 +1,129 @@
+"""The micro-kernel against float64, and the products made of it, for each instruction set that this machine has."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+
+from minidl.jit import ISA, VECTOR_BYTES  # before numba: it chooses the instruction set  # isort: skip
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidl.kernels.matmul import cpu
+from minidl.kernels.matmul.tile import ROWS, panel, panel_width
+
+TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
+
+
+def run_panel(dtype: str, rows: int, width: int, taps: int, depth: int, accumulate: bool, a_step: int) -> None:
+    """Rows, taps and columns lie anywhere; what surrounds c must stay as it was."""
+    random = np.random.default_rng(rows * 1000 + width)
+    columns = panel_width(np.empty(0, dtype))
+    a, b = (random.standard_normal(4000).astype(dtype) for _ in range(2))
+    a_at, b_at, c_at, b_step = 3, 5, 7, columns + 1
+    a_taps, b_taps = random.integers(0, 500, taps), random.integers(0, 500, taps)
+    a_rows, c_rows = random.integers(0, 500, rows), random.permutation(rows) * (width + 2)
+    c = random.standard_normal(c_at + rows * (width + 2) + columns).astype(dtype)
+    expected = c.astype(np.float64)
+    for i in range(rows):
+        row = expected[c_at + c_rows[i] :][:width]
+        if not accumulate:
+            row[:] = 0
+        for t in range(taps):
+            for k in range(depth):
+                number = np.float64(a[a_at + a_taps[t] + a_rows[i] + k * a_step])
+                row += number * b[b_at + b_taps[t] + k * b_step :][:width]
+    panel(rows, taps, depth, accumulate, a, a_taps, a_rows, a_at, a_step, b, b_taps, b_at, b_step,
+          c, c_rows, c_at, width)  # fmt: skip
+    np.testing.assert_allclose(c, expected, rtol=0, atol=TOLERANCE[dtype] * abs(expected).max())
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 2, 3, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1, 17])
+def test_any_number_of_rows(dtype: str, rows: int) -> None:
+    run_panel(dtype, rows, width=3, taps=2, depth=7, accumulate=True, a_step=1)
+
+
+@DTYPES
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_any_width(dtype: str, accumulate: bool) -> None:
+    for width in range(1, panel_width(np.empty(0, dtype)) + 1):
+        run_panel(dtype, rows=ROWS + 2, width=width, taps=3, depth=4, accumulate=accumulate, a_step=9)
+
+
+@DTYPES
+@pytest.mark.parametrize(("taps", "depth"), [(1, 1), (1, 50), (9, 1), (5, 13)])
+def test_any_sum(dtype: str, taps: int, depth: int) -> None:
+    run_panel(dtype, rows=3, width=3, taps=taps, depth=depth, accumulate=False, a_step=2)
+
+
+SIZES = st.one_of(st.integers(1, 70), st.sampled_from([127, 257, 300]))
+
+
+@DTYPES
+@settings(deadline=None, max_examples=30)
+@given(m=SIZES, n=SIZES, k=st.one_of(SIZES, st.sampled_from([1023, 1500])), relu=st.booleans(), biased=st.booleans())
+def test_products_of_any_shape(dtype: str, m: int, n: int, k: int, relu: bool, biased: bool) -> None:
+    random = np.random.default_rng(m * n * k)
+    a, b = random.standard_normal((m, k)).astype(dtype), random.standard_normal((k, n)).astype(dtype)
+    bias = random.standard_normal(n if biased else 0).astype(dtype)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    # Filled with NaN: whatever is read of it must be written first, and the guard behind it must stay.
+    size = cpu.nn_scratch(m, n, k)
+    raw = np.full(size + 64, np.nan, dtype)
+    scratch = raw[:size]
+
+    def check(out: np.ndarray, expected: np.ndarray) -> None:
+        np.testing.assert_allclose(out, expected, rtol=0, atol=TOLERANCE[dtype] * abs(exact).max())
+        assert np.isnan(raw[size:]).all()
+
+    out = np.full((m, n), np.nan, dtype)
+    cpu.nn(a, b, bias, relu, scratch, out)
+    expected = exact + bias if biased else exact
+    check(out, np.maximum(expected, 0) if relu else expected)
+    cpu.nt(a, np.ascontiguousarray(b.T), scratch, out)
+    check(out, exact)
+    cpu.tn(np.ascontiguousarray(a.T), b, scratch, out)
+    check(out, exact)
+
+
+@pytest.mark.parametrize("shape", [(300, 1100, 300), (100, 1040, 40)])
+def test_products_large_enough_to_copy_a(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((k, m)).astype(np.float32), random.standard_normal((k, n)).astype(np.float32)
+    out = np.empty((m, n), np.float32)
+    cpu.tn(a, b, np.empty(cpu.tn_scratch(m, n, k), np.float32), out)
+    np.testing.assert_allclose(out, a.T.astype(np.float64) @ b, rtol=0, atol=1e-3)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names x86's instructions")
+def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
+    run_panel("float32", 1, 1, 1, 1, False, 1)
+    kinds = next(kinds for kinds in panel.signatures if kinds[4].dtype.name == "float32")
+    fresh = numba.njit(panel.py_func)  # what comes from the cache cannot be looked at
+    fresh.compile(kinds)
+    assembly = fresh.inspect_asm(kinds)
+    register = {64: "zmm", 32: "ymm"}.get(VECTOR_BYTES)
+    instruction = rf"vfmadd\w+ps.*%{register}" if register else r"mulps.*%xmm"
+    assert len(re.findall(instruction, assembly)) >= 3 * ROWS  # ROWS x 2 in the wide tile, ROWS x 1 in the narrow one
+
+
+@pytest.mark.skipif(bool(ISA), reason="is itself such a run")
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_other_instruction_sets(isa: str) -> None:
+    tests = [f"{__file__}::{name}" for name in (
+        "test_any_width", "test_any_number_of_rows", "test_products_of_any_shape",
+        "test_products_large_enough_to_copy_a", "test_the_tile_is_multiply_adds_on_whole_vectors",
+    )]  # fmt: skip
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+                         env={**os.environ, "MINIDL_ISA": isa}, capture_output=True, text=True)  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
