@@ -97,13 +97,13 @@ def convolution(layer: Layer, which: str, winograd: bool) -> tuple[Function, flo
 
 def conv(report: measure.Report) -> None:
     for net, layers in NETS.items():
-        total_seconds, total_flops = 0.0, 0.0
+        total_seconds, total_flops = 0.0, 0.0  # seconds: in units of peak
         for number, layer in enumerate(layers):
+            passes = {}
             for which in PASSES:
-                if which == "backward_input" and number == 0:
-                    continue  # nobody needs the gradient of the images
-                function, flops = convolution(layer, which, winograd=False)
-                share = report.ladder(f"{net}, {layer}, {which}, direct", {which: function}, flops=flops)[which]
+                if which != "backward_input" or number:  # nobody needs the gradient of the images
+                    passes[which], flops = convolution(layer, which, winograd=False)
+            for which, share in report.ladder(f"{net}, {layer}, direct", passes, flops=flops).items():
                 report.row(f"conv-{net}-{layer}-{which}", share, "% of peak", ">= 85")
                 total_flops += flops
                 total_seconds += flops / share

@@ -59,7 +59,7 @@ class Worker:
     def __init__(self, library: str, threads: int, **environment: str) -> None:
         cores = sorted(os.sched_getaffinity(0))[:threads]
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "bench" / "worker.py"), library],
+            [sys.executable, "-m", "bench.worker", library],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if not os.environ.get("BENCH_DEBUG") else None,
@@ -241,20 +241,21 @@ def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_memory(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Peak memory of a training step, beyond a process that only imported the library and made data."""
+    """Peak memory of a training step: of the process, and beyond one that only imported the library and made data."""
     rows = []
     for name in [name for name in args.only or NETS if name in NETS]:
         net, batch = NETS[name]
-        found = {}
         for library in ("minidl",) if args.no_torch else ("minidl", "pytorch"):
             if library == "minidl":
                 with Worker(library, args.threads) as worker:  # so that kernels are compiled already
                     worker.build(net, batch, False, eager=args.eager)
             with Worker(library, args.threads) as worker:
-                found[library] = worker.ask(do="memory", net=net, batch=batch)["bytes"] / 1e6
-            print(f"memory of {name}, {library}: {found[library]:.0f} MB", flush=True)
-            rows.append({"name": f"memory-{name}-{library}", "value": round(found[library], 1), "unit": "MB",
-                         "goal": "<= PyTorch's" if library == "minidl" else ""})  # fmt: skip
+                found = worker.ask(do="memory", net=net, batch=batch)
+            for kind in ("growth", "peak"):
+                value = round(found[kind] / 1e6, 1)
+                print(f"memory of {name}, {kind}, {library}: {value:.0f} MB", flush=True)
+                goal = "<= PyTorch's" if library == "minidl" else ""
+                rows.append({"name": f"memory-{name}-{kind}-{library}", "value": value, "unit": "MB", "goal": goal})
     return rows
 
 
@@ -266,7 +267,7 @@ def measure_startup(args: argparse.Namespace) -> list[dict[str, Any]]:
             continue
         took = []
         library = "pytorch" if kind == "pytorch" else "minidl"
-        command = [sys.executable, str(ROOT / "bench" / "worker.py"), "--first-step", library]
+        command = [sys.executable, "-m", "bench.worker", "--first-step", library]
         for _ in range(1 if kind == "cold" else 3):
             with tempfile.TemporaryDirectory() as cache:
                 environment = {**os.environ, "NUMBA_NUM_THREADS": str(args.threads)}

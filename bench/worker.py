@@ -1,6 +1,6 @@
 """One library in a process of its own: it builds a net, then takes steps when asked, and sleeps in between.
 
-bench/training.py starts it and talks to it in lines of JSON:
+bench/training.py starts it (`python -m bench.worker LIBRARY`) and talks to it in lines of JSON:
 
     {"do": "build", "net": "lenet", "batch": 64, "predict": false, "options": {...}}      -> {"seconds": ...}
     {"do": "steps", "steps": 5}                                                           -> {"seconds": [...]}
@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
 
@@ -166,8 +164,9 @@ def resident(field: str) -> int:
     return 1024 * int(status.split(f"{field}:")[1].split()[0])
 
 
-def peak_memory(library: str, net: str, size: int) -> int:
-    """Bytes that three training steps need at most, beyond a process that imported the library and made data."""
+def peak_memory(library: str, net: str, size: int) -> dict[str, int]:
+    """Bytes that three training steps need at most, beyond a process that imported the library and made data; and in
+    all."""
     batch(SHAPES[net], size)
     if library == "minidl":
         import minidl.optim
@@ -182,7 +181,7 @@ def peak_memory(library: str, net: str, size: int) -> int:
     step = BUILD[library](net, size, False, options)
     for _ in range(3):
         step()
-    return resident("VmHWM") - before
+    return {"growth": resident("VmHWM") - before, "peak": resident("VmHWM")}
 
 
 def fma_peak() -> list[float]:
@@ -215,7 +214,7 @@ def serve(library: str) -> None:
             elif question["do"] == "peak":
                 answer = {"gflops": fma_peak()}
             elif question["do"] == "memory":
-                answer = {"bytes": peak_memory(library, question["net"], question["batch"])}
+                answer = peak_memory(library, question["net"], question["batch"])
             else:
                 from bench import odd
 

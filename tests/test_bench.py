@@ -1,0 +1,86 @@
+"""Every bench runs, quickly, and its last line is what --json promises. What it measured decides nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+ONE_FOR_EACH_OP = sorted(path.name for path in BENCH.glob("bench_*.py"))
+
+
+def rows_of(root: Path, script: str, *options: str) -> list[dict[str, Any]]:
+    command = [sys.executable, f"bench/{script}", "--quick", "--json", *options]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert rows and len({row["name"] for row in rows}) == len(rows)
+    return rows
+
+
+def check_values(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        assert {"name", "value", "unit", "goal"} <= set(row)
+        assert math.isfinite(row["value"]) and row["value"] > 0 and row["unit"], row
+
+
+def test_measure(root: Path) -> None:
+    check_values(rows_of(root, "measure.py"))
+
+
+def test_training(root: Path) -> None:
+    rows = rows_of(root, "training.py", "--no-torch", "--no-jax", "--only", "mlp-b8", "mlp-b8-avx2", "mlp-b8-predict")
+    assert [row["name"] for row in rows] == ["mlp-b8", "mlp-b8-avx2", "mlp-b8-predict"]
+    for row in rows:
+        assert row["minidl_ms"] >= row["minidl_best"] > 0
+        assert row["pytorch_ms"] is None and row["jax_ms"] is None
+
+
+def test_training_names_the_issues_rows() -> None:
+    from bench.training import ROWS
+
+    nets = ["mlp-b128", "mlp-b32", "mlp-b8", "lenet-b64", "vgg-b64", "resnet20-b128"]
+    assert set(ROWS) == {net + kind for net in nets for kind in ("", "-avx2", "-predict")}
+
+
+def test_training_refuses_unknown_rows(root: Path) -> None:
+    command = [sys.executable, "bench/training.py", "--only", "mlp-b7"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2 and "mlp-b7" in done.stderr
+
+
+@pytest.mark.slow
+def test_memory(root: Path) -> None:
+    check_values(rows_of(root, "training.py", "--no-torch", "--memory", "--only", "mlp-b8"))
+
+
+@pytest.mark.slow
+def test_startup(root: Path) -> None:
+    rows = rows_of(root, "training.py", "--no-torch", "--startup")
+    check_values(rows)
+    assert {row["name"] for row in rows} == {"startup-lenet-cold", "startup-lenet-warm"}
+
+
+@pytest.mark.slow
+def test_odd_networks_agree_with_pytorch(root: Path) -> None:
+    pytest.importorskip("torch")
+    for row in rows_of(root, "training.py", "--no-jax", "--odd"):
+        assert row["accuracy"]["loss"] < 1e-5 and row["accuracy"]["gradient"] < 1e-3, row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["gemm", "conv", "stream", "threads"])
+def test_kernels(root: Path, part: str) -> None:
+    check_values(rows_of(root, "kernels.py", "--only", part))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ONE_FOR_EACH_OP)
+def test_one_for_each_op(root: Path, script: str) -> None:
+    check_values(rows_of(root, script))
