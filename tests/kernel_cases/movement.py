@@ -8,6 +8,13 @@ from kernel_cases import Arrays, Cases
 def cases(a: Arrays) -> Cases:
     transpose = dict(source_offset=0, target_offset=0, source_strides=np.array([1, 7]), target_strides=np.array([5, 1]))
     yield "copy", dict(source=a.normal(35), **transpose, shape=np.array([7, 5]), target=a.empty(35))
+    for n, rows, columns in ((3, 70, 131), (2, 300, 3), (40, 7, 260)):  # transposes, some large
+        size = n * rows * columns
+        yield "copy", dict(
+            source=a.normal(size), source_offset=0, source_strides=np.array([rows * columns, 1, columns]),
+            shape=np.array([n, columns, rows]), target_offset=0,
+            target_strides=np.array([rows * columns, rows, 1]), target=a.empty(size),
+        )  # fmt: skip
     broadcast = dict(source_offset=1, target_offset=2, source_strides=np.array([0]), target_strides=np.array([3]))
     yield "copy", dict(source=a.normal(2), **broadcast, shape=np.array([4]), target=a.empty(12))
     for source_strides, shape in (([15, 5, 1], [2, 3, 5]), ([-15, 5, -2], [2, 3, 3]), ([15, 5, 1], [2, 0, 5])):
