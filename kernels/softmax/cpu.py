@@ -25,54 +25,64 @@ def _block_rows(x: ndarray) -> int:
 
 
 @jit
-def _fold(x: ndarray, y: ndarray) -> int:
-    """y = the larger of each element in x's first half and its counterpart in the second; returns their number."""
-    half = (x.size + 1) // 2
-    low, high = x[: x.size - half], x[half:]
-    for j in range(low.size):
-        y[j] = high[j] if high[j] > low[j] else low[j]
-    if low.size < half:
-        y[low.size] = x[low.size]
-    return half
+def _largest_of_few(x: ndarray) -> float:
+    largest = x[0]
+    for v in x[1:]:
+        largest = v if v > largest else largest
+    return largest
 
 
 @jit
-def _largest(x: ndarray, scratch: ndarray) -> float:
-    """The largest element. A NaN may or may not count: whatever it is subtracted from, the row's sum becomes NaN."""
+def _largest_of_many(x: ndarray, scratch: ndarray) -> float:
+    """Folds a copy of the row in half, the larger of each pair staying, until few are left."""
+    scratch[:] = x
     n = x.size
-    if n > SHORT:
-        n = _fold(x, scratch)
-        while n > SHORT:
-            n = _fold(scratch[:n], scratch)
-        x = scratch
-    largest = x[0]
-    for j in range(1, n):
-        largest = x[j] if x[j] > largest else largest
-    return largest
+    while n > SHORT:
+        half = (n + 1) // 2
+        low, high = scratch[: n - half], scratch[half:n]
+        for j in range(low.size):
+            low[j] = high[j] if high[j] > low[j] else low[j]
+        n = half
+    return _largest_of_few(scratch[:n])
+
+
+@jit
+def _subtract(x: ndarray, number: float, y: ndarray) -> None:
+    for j in range(x.size):
+        y[j] = x[j] - number
+
+
+@jit
+def _center(x: ndarray, y: ndarray) -> None:
+    """y = x - max(x) in each row: the same softmax, and exp cannot overflow.
+
+    A NaN may or may not count as the largest: whatever it is subtracted from, the row's sum becomes NaN.
+    """
+    if x.shape[1] <= SHORT:
+        for i in range(x.shape[0]):
+            _subtract(x[i], _largest_of_few(x[i]), y[i])
+    else:
+        for i in range(x.shape[0]):
+            _subtract(x[i], _largest_of_many(x[i], y[i]), y[i])
 
 
 @jit
 def _sum(x: ndarray) -> float:
-    """In four sums: an addition waits for the one before it."""
-    a = b = c = d = 0.0
-    whole = x.size - x.size % 4
-    for j in range(0, whole, 4):
+    """In eight sums: an addition waits for the one before it."""
+    a = b = c = d = e = f = g = h = 0.0
+    whole = x.size - x.size % 8
+    for j in range(0, whole, 8):
         a += x[j]
         b += x[j + 1]
         c += x[j + 2]
         d += x[j + 3]
+        e += x[j + 4]
+        f += x[j + 5]
+        g += x[j + 6]
+        h += x[j + 7]
     for j in range(whole, x.size):
         a += x[j]
-    return (a + b) + (c + d)
-
-
-@jit
-def _center(x: ndarray, y: ndarray) -> float:
-    """y = x - max(x): its softmax is that of x, and exp cannot overflow. Returns max(x)."""
-    largest = _largest(x, y)
-    for j in range(x.size):
-        y[j] = x[j] - largest
-    return largest
+    return ((a + b) + (c + d)) + ((e + f) + (g + h))
 
 
 @jit
@@ -82,25 +92,20 @@ def _exp(x: ndarray) -> None:
 
 
 @jit
-def _normalize(y: ndarray) -> float:
-    """y /= sum(y); returns the sum."""
-    total = _sum(y)
-    inverse = y.dtype.type(1 / total)
+def _scale(y: ndarray, factor: float) -> None:
     for j in range(y.size):
-        y[j] *= inverse
-    return total
+        y[j] *= factor
 
 
 @jit
 def softmax(x: ndarray, y: ndarray) -> None:
     step = _block_rows(x)
     for first in range(0, x.shape[0], step):
-        x_block, y_block = x[first : first + step], y[first : first + step]
-        for i in range(x_block.shape[0]):
-            _center(x_block[i], y_block[i])
-        _exp(y_block.reshape(-1))
-        for i in range(x_block.shape[0]):
-            _normalize(y_block[i])
+        block = y[first : first + step]
+        _center(x[first : first + step], block)
+        _exp(block.reshape(-1))
+        for i in range(block.shape[0]):
+            _scale(block[i], y.dtype.type(1 / _sum(block[i])))
 
 
 @jit
@@ -119,12 +124,11 @@ def log_softmax(x: ndarray, y: ndarray) -> None:
     """(x_j - max(x)) - log(sum), with the difference rounded first: x_j - (max(x) + log(sum)) would lose the digits of
     the logarithm beside a large maximum."""
     for i in range(x.shape[0]):
-        x_row, y_row = x[i], y[i]
-        largest = _center(x_row, y_row)
-        _exp(y_row)
-        log_sum = y.dtype.type(math.log(_sum(y_row)))
-        for j in range(y_row.size):
-            y_row[j] = (x_row[j] - largest) - log_sum
+        _center(x[i : i + 1], y[i : i + 1])
+        _exp(y[i])
+        log_sum = y.dtype.type(math.log(_sum(y[i])))
+        _center(x[i : i + 1], y[i : i + 1])  # once more: y was all the room there is
+        _subtract(y[i], log_sum, y[i])
 
 
 @jit
@@ -155,12 +159,14 @@ def cross_entropy(
     total = 0.0
     for first in range(0, rows, step):
         block = probabilities[first : first + step]
+        _center(logits[first : first + step], block)
         for i in range(block.shape[0]):
-            _center(logits[first + i], block[i])
             total -= _expected(block[i], labels[first + i], smoothing)
         _exp(block.reshape(-1))
         for i in range(block.shape[0]):
-            total += math.log(_normalize(block[i]))
+            row_sum = _sum(block[i])
+            total += math.log(row_sum)
+            _scale(block[i], block.dtype.type(1 / row_sum))
     loss[0] = total / rows
 
 
