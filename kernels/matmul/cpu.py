@@ -12,6 +12,8 @@ the sizes of blocks.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy import ndarray
 
@@ -73,7 +75,9 @@ def _share(
 ) -> None:  # fmt: skip
     """One thread's share of the tiles, from `first` to `last`."""
     own_function()
-    none, one = np.int64(0), np.int64(1)  # Numba compiles a function once more for each literal it is called with
+    # Numba compiles a function once more for each literal that it is called with: these are none.
+    none: Any = np.int64(0)
+    one: Any = np.int64(1)
     rows, columns = out.shape
     width, piece = panel_width(a), _piece(rows, depth)
     strips = (rows + ROWS - 1) // ROWS
@@ -146,7 +150,8 @@ def _product(
 @jit
 def _steps(matrix: ndarray) -> tuple[int, int]:
     """From a row to the next one and from a column to the next one, in numbers."""
-    return matrix.shape[1], np.int64(1)
+    one: Any = np.int64(1)  # a plain 1 would be one more literal
+    return matrix.shape[1], one
 
 
 @jit

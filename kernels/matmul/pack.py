@@ -18,12 +18,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 from numpy import ndarray
 
 from minidl.jit import VECTOR_BYTES, jit
 
-from .tile import lanes, own_function, panel_width
+from .tile import intrinsic, lanes, own_function, panel_width
 
 
 @intrinsic

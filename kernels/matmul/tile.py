@@ -23,13 +23,13 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy import ndarray
 
 from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, jit
 
+intrinsic: Any = extending.intrinsic  # Numba's annotation of it would have callers pass `typing`, too
 ROWS = 8 if REGISTERS == 32 else 6  # with 2 vectors each, and those of b and a, they fill the registers
 
 
