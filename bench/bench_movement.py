@@ -1,0 +1,43 @@
+"""Strided copies, as a share of the fastest contiguous copy: transposes and every second pixel, beside PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench import measure
+
+import numpy as np  # isort: skip
+
+from minidl.device import Device
+from minidl.ops.arrays import strided_copy
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+
+def main() -> None:
+    report = measure.Report(measure.arguments(__doc__).parse_args())
+    device = Device("cpu")
+    for shape in ((128, 32, 32, 16), (64, 7, 7, 64), (64, 32, 32, 3)):
+        x = np.random.default_rng(0).standard_normal(shape, np.float32)
+        for what, view in (("channels first", x.transpose(0, 3, 1, 2)), ("every second pixel", x[:, ::2, ::2])):
+            target = np.empty(view.shape, np.float32)
+            functions = {"planes": lambda: strided_copy(device, x, view, target, target)}  # noqa: B023
+            if torch is not None:
+                torch.set_num_threads(report.threads)
+                into, strided = torch.from_numpy(target), torch.from_numpy(view)
+                functions["PyTorch"] = lambda: into.copy_(strided)  # noqa: B023
+            name = "x".join(map(str, shape))
+            traffic = 2 * target.nbytes
+            share = report.ladder(f"{what}, {name}", functions, traffic=traffic, bytes_=target.nbytes)
+            report.row(f"{what.replace(' ', '-')}-{name}", share["planes"], "% of copying", ">= 90")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

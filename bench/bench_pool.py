@@ -1,0 +1,48 @@
+"""2 x 2 max pooling, as a share of the fastest copy of as many bytes, beside PyTorch (channels last)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench import measure
+
+import numpy as np  # isort: skip
+
+from minidl.device import Device
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+WINDOW = ((2, 2), (2, 2), (0, 0))
+
+
+def main() -> None:
+    report = measure.Report(measure.arguments(__doc__).parse_args())
+    pool = Device("cpu").pool
+    for n, height, width, channels in ((64, 28, 28, 32), (64, 14, 14, 64), (64, 32, 32, 64), (64, 32, 32, 3)):
+        x = np.random.default_rng(0).standard_normal((n, height, width, channels), np.float32)
+        y = np.empty((n, height // 2, width // 2, channels), np.float32)
+        place, dx = np.empty(y.shape, np.uint8), np.empty_like(x)
+        forward = {"four in registers": lambda: pool.max_pool(x, *WINDOW, y, place)}  # noqa: B023
+        backward = {"four in registers": lambda: pool.max_pool_backward(y, place, *WINDOW, dx)}  # noqa: B023
+        if torch is not None:
+            torch.set_num_threads(report.threads)
+            image = torch.from_numpy(x).permute(0, 3, 1, 2).requires_grad_()
+            pooled = torch.nn.functional.max_pool2d(image, 2)
+            dy = torch.randn_like(pooled)
+            forward["PyTorch"] = lambda: torch.nn.functional.max_pool2d(image, 2)  # noqa: B023
+            backward["PyTorch"] = lambda: torch.autograd.grad(pooled, image, dy, retain_graph=True)  # noqa: B023
+        name, traffic = f"{n}x{height}x{width}x{channels}", x.nbytes + y.nbytes + place.nbytes
+        for what, functions in (("forward", forward), ("backward", backward)):
+            share = report.ladder(f"max pool {what}, {name}", functions, traffic=traffic, bytes_=x.nbytes)
+            report.row(f"max-pool-{what}-{name}", share["four in registers"], "% of copying", ">= 90")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Sums, as a share of the fastest copy of the same bytes: a bias gradient, a global average, a whole array."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench import measure
+
+import numpy as np  # isort: skip
+
+from minidl.device import Device
+from minidl.ops.arrays import reduce_sum
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+CASES = {"bias gradient": (0, 1, 2), "global average": (1, 2), "everything": (0, 1, 2, 3)}
+
+
+def main() -> None:
+    report = measure.Report(measure.arguments(__doc__).parse_args())
+    device, x = Device("cpu"), np.random.default_rng(0).standard_normal((128, 32, 32, 16), np.float32)
+    for name, axes in CASES.items():
+        functions = {"wide rows": lambda: reduce_sum(device, x, axes)}  # noqa: B023
+        if torch is not None:
+            torch.set_num_threads(report.threads)
+            tensor = torch.from_numpy(x)
+            functions["PyTorch"] = lambda: tensor.sum(axes)  # noqa: B023
+        share = report.ladder(f"{name}, 128x32x32x16", functions, traffic=x.nbytes, bytes_=x.nbytes)
+        report.row(f"sum-{name.replace(' ', '-')}", share["wide rows"], "% of copying", ">= 90")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
