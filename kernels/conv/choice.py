@@ -19,7 +19,7 @@ def _possible(kernel: Pair, stride: Pair, dilation: Pair, groups: int) -> bool:
 def winograd_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """The form for y (out, outputs) from x (channels). For dx: out = x's height and width, channels and outputs swapped."""
+    """The form for y (out, outputs) from x (channels); for dx: out is x's size, channels and outputs swapped."""
     if not _possible(kernel, stride, dilation, groups) or channels < 16 or outputs < 16 or min(out) < 4:
         return DIRECT
     return F4X4_3X3 if kernel[0] == 3 else F2X2_5X5

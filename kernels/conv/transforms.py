@@ -7,13 +7,12 @@ F(m, r) computes m outputs of a 1-D convolution with r taps in n = m + r - 1 mul
 It is polynomial multiplication: G and A evaluate two polynomials at n points, BT takes the product's coefficients from
 its values there (Toom and Cook; transposed, as Winograd did). In 2-D each matrix is applied along both axes.
 
-The points decide what rounding costs: 0, +-1, +-2 and infinity, the usual ones for n = 6, lose four times as many digits as
-0, +-3/4, +-3/2 and infinity, which cost as many instructions (measured in WINOGRAD.md).
+The points decide what rounding costs: with 0, +-1, +-2 and infinity, the usual ones for n = 6, errors are twice to four
+times those with 0, +-3/4, +-3/2 and infinity, which cost as many instructions (measured in WINOGRAD.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -153,20 +152,40 @@ def _constant(kind: Any, value: Fraction) -> Any:
 
 
 def make_transform(matrix: Matrix) -> Any:
-    """transform(x, x_at, x_row, x_column, y, y_at, y_row, y_column): Y = matrix X matrix^T, for one vector of channels
+    """transform(x, x_at, x_row, x_column, rows, columns, zeros, y, y_at, y_row, y_column): Y = matrix X matrix^T
 
-    X[i][j] are the numbers from x[x_at + i x_row + j x_column] on, as many as a vector holds; Y[i][j] the same in y.
+    for one vector of channels: X[i][j] are the numbers from x[x_at + i x_row + j x_column] on, as many as a vector
+    holds; Y[i][j] the same in y. X is 0 where i is outside of the range `rows`, or j of `columns`: there x is not
+    read, but `zeros`, a whole row of them.
     """
 
     @intrinsic
-    def transform(typing: Any, x: Any, x_at: Any, x_row: Any, x_column: Any,
+    def transform(typing: Any, x: Any, x_at: Any, x_row: Any, x_column: Any, rows: Any, columns: Any, zeros: Any,
                   y: Any, y_at: Any, y_row: Any, y_column: Any) -> Any:  # fmt: skip
         size = types.int64
-        signature = types.void(x, size, size, size, y, size, size, size)
+        pair = types.UniTuple(size, 2)
+        signature = types.void(x, size, size, size, pair, pair, zeros, y, size, size, size)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = _Transform(context, builder, signature, arguments)
-            code.emit(matrix, lambda row: row)
+            x, x_at, x_row, x_column, rows, columns, zeros, y, y_at, y_row, y_column = arguments
+            code = _Writer(context, builder, signature)
+            x, zeros, y = (
+                builder.gep(code.data(0, x), [x_at]),
+                code.data(6, zeros),
+                builder.gep(code.data(7, y), [y_at]),
+            )
+            starts = [
+                builder.select(code.within(i, rows), builder.gep(x, [code.times(x_row, i)]), zeros)
+                for i in range(len(matrix[0]))
+            ]
+            middle = []
+            for j in range(len(matrix[0])):
+                begin = code.begin_if(code.within(j, columns))
+                column = multiply(matrix, [code.load(start, code.times(x_column, j)) for start in starts])
+                middle.append(code.end_if(begin, column, [code.zero()] * len(matrix)))
+            for i in range(len(matrix)):
+                for j, vector in enumerate(multiply(matrix, [column[i] for column in middle])):
+                    code.store(vector, builder.gep(y, [code.times(y_row, i)]), code.times(y_column, j))
             return context.get_dummy_value()
 
         return signature, generate
@@ -175,44 +194,41 @@ def make_transform(matrix: Matrix) -> Any:
 
 
 def make_output_transform(matrix: Matrix) -> Any:
-    """The same with an end: if `finish`, y is (y + bias) scale + shift, then 0 where that is below `floor`.
+    """The same from planes to an image, where only the first `rows` x `columns` of Y exist, and with an end:
 
-    The four lie in `end`: bias from end[end_at] on, the others each `end_step` numbers later. Each step is rounded.
+    if `finish`, y becomes (y + bias) scale + shift, then 0 where that is below `floor`; each step is rounded. The
+    four lie in `end`: bias from end[end_at] on, the others each `end_step` numbers later.
     """
 
     @intrinsic
     def transform(typing: Any, x: Any, x_at: Any, x_row: Any, x_column: Any,
-                  y: Any, y_at: Any, y_row: Any, y_column: Any,
+                  y: Any, y_at: Any, y_row: Any, y_column: Any, rows: Any, columns: Any,
                   finish: Any, end: Any, end_at: Any, end_step: Any) -> Any:  # fmt: skip
         size = types.int64
-        signature = types.void(x, size, size, size, y, size, size, size, types.boolean, end, size, size)
+        signature = types.void(x, size, size, size, y, size, size, size, size, size, types.boolean, end, size, size)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = _Transform(context, builder, signature, arguments[:8])
-            finish, end, end_at, end_step = arguments[8:]
-            start = builder.gep(code.data(9, end), [end_at])
-
-            def finished(row: list[_Vector]) -> list[_Vector]:
-                before = builder.block
-                with builder.if_then(finish):
-                    bias, scale, shift, floor = (
-                        code.load(start, builder.mul(end_step, ir.Constant(code.size, i))) for i in range(4)
-                    )
-                    after = []
-                    for v in row:
-                        value = builder.fadd(builder.fmul(builder.fadd(v.value, bias), scale), shift)
-                        below = builder.fcmp_ordered("<", value, floor)
-                        after.append(builder.select(below, ir.Constant(code.vector, [0.0] * code.lanes), value))
-                    inside = builder.block
-                merged = []
-                for v, value in zip(row, after, strict=True):
-                    phi = builder.phi(code.vector)
-                    phi.add_incoming(v.value, before)
-                    phi.add_incoming(value, inside)
-                    merged.append(_Vector(builder, phi))
-                return merged
-
-            code.emit(matrix, finished)
+            x, x_at, x_row, x_column, y, y_at, y_row, y_column, rows, columns, finish, end, end_at, end_step = arguments
+            code = _Writer(context, builder, signature)
+            x, y, end = (
+                builder.gep(code.data(i, array), [at])
+                for i, array, at in ((0, x, x_at), (4, y, y_at), (11, end, end_at))
+            )
+            n = range(len(matrix[0]))
+            middle = [
+                multiply(
+                    matrix, [code.load(builder.gep(x, [code.times(x_row, i)]), code.times(x_column, j)) for i in n]
+                )
+                for j in n
+            ]
+            for i in range(len(matrix)):
+                with builder.if_then(code.less(i, rows)):
+                    row = multiply(matrix, [column[i] for column in middle])
+                    begin = code.begin_if(finish)
+                    row = code.end_if(begin, [code.finish(v, end, end_step) for v in row], row)
+                    for j, vector in enumerate(row):
+                        with builder.if_then(code.less(j, columns)):
+                            code.store(vector, builder.gep(y, [code.times(y_row, i)]), code.times(y_column, j))
             return context.get_dummy_value()
 
         return signature, generate
@@ -220,39 +236,65 @@ def make_output_transform(matrix: Matrix) -> Any:
     return transform
 
 
-class _Transform:
-    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+class _Writer:
+    """Short names for what the two transforms write."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any) -> None:
         self.context, self.builder, self.signature = context, builder, signature
-        x, x_at, self.x_row, self.x_column, y, y_at, self.y_row, self.y_column = arguments
-        number = signature.args[0].dtype.bitwidth
+        number = signature.args[0].dtype
         self.size = ir.IntType(64)
-        self.bytes = number // 8
-        self.lanes = VECTOR_BYTES // self.bytes
-        self.vector = ir.VectorType(context.get_data_type(signature.args[0].dtype), self.lanes)
-        self.x, self.y = builder.gep(self.data(0, x), [x_at]), builder.gep(self.data(4, y), [y_at])
+        self.bytes = number.bitwidth // 8
+        self.vector = ir.VectorType(context.get_data_type(number), VECTOR_BYTES // self.bytes)
 
     def data(self, i: int, array: Any) -> Any:
         return self.context.make_array(self.signature.args[i])(self.context, self.builder, array).data
 
-    def emit(self, matrix: Matrix, end: Callable[[list[_Vector]], list[_Vector]]) -> None:
-        """Along the columns, then along each row."""
-        b, n = self.builder, len(matrix[0])
-        columns = []
-        for j in range(n):
-            x = [self.load(self.x, self.offset(i, self.x_row, j, self.x_column)) for i in range(n)]
-            columns.append(multiply(matrix, [_Vector(b, v) for v in x]))
-        for i in range(len(matrix)):
-            row = end(multiply(matrix, [columns[j][i] for j in range(n)]))
-            for j, vector in enumerate(row):
-                pointer = self.pointer(self.y, self.offset(i, self.y_row, j, self.y_column))
-                b.store(vector.value, pointer, align=self.bytes)
+    def times(self, step: Any, i: int) -> Any:
+        return self.builder.mul(step, ir.Constant(self.size, i))
 
-    def offset(self, i: int, row: Any, j: int, column: Any) -> Any:
-        b = self.builder
-        return b.add(b.mul(row, ir.Constant(self.size, i)), b.mul(column, ir.Constant(self.size, j)))
+    def less(self, i: int, end: Any) -> Any:
+        return self.builder.icmp_signed("<", ir.Constant(self.size, i), end)
+
+    def within(self, i: int, pair: Any) -> Any:
+        first, end = (self.builder.extract_value(pair, k) for k in range(2))
+        return self.builder.and_(self.builder.icmp_signed("<=", first, ir.Constant(self.size, i)), self.less(i, end))
 
     def pointer(self, start: Any, offset: Any) -> Any:
         return self.builder.bitcast(self.builder.gep(start, [offset]), self.vector.as_pointer())
 
-    def load(self, start: Any, offset: Any) -> Any:
-        return self.builder.load(self.pointer(start, offset), align=self.bytes)
+    def load(self, start: Any, offset: Any) -> _Vector:
+        return _Vector(self.builder, self.builder.load(self.pointer(start, offset), align=self.bytes))
+
+    def store(self, vector: _Vector, start: Any, offset: Any) -> None:
+        self.builder.store(vector.value, self.pointer(start, offset), align=self.bytes)
+
+    def zero(self) -> _Vector:
+        return _Vector(self.builder, _constant(self.vector, Fraction(0)))
+
+    def finish(self, v: _Vector, end: Any, step: Any) -> _Vector:
+        b = self.builder
+        bias, scale, shift, floor = (self.load(end, self.times(step, i)).value for i in range(4))
+        value = b.fadd(b.fmul(b.fadd(v.value, bias), scale), shift)
+        return _Vector(b, b.select(b.fcmp_ordered("<", value, floor), self.zero().value, value))
+
+    def begin_if(self, condition: Any) -> tuple[Any, Any]:
+        """What is written from here to end_if runs only if `condition`."""
+        before = self.builder.block
+        inside, after = (self.builder.append_basic_block(name) for name in ("inside", "after"))
+        self.builder.cbranch(condition, inside, after)
+        self.builder.position_at_end(inside)
+        return before, after
+
+    def end_if(self, begin: tuple[Any, Any], inside: list[_Vector], otherwise: list[_Vector]) -> list[_Vector]:
+        """The vectors `inside`, or `otherwise` where the condition did not hold."""
+        before, after = begin
+        last = self.builder.block
+        self.builder.branch(after)
+        self.builder.position_at_end(after)
+        merged = []
+        for yes, no in zip(inside, otherwise, strict=True):
+            phi = self.builder.phi(self.vector)
+            phi.add_incoming(yes.value, last)
+            phi.add_incoming(no.value, before)
+            merged.append(_Vector(self.builder, phi))
+        return merged

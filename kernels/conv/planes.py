@@ -1,0 +1,264 @@
+"""Tiles and weights into Winograd's planes, and out of them. transforms.py holds the matrices, winograd.py the rest.
+
+A plane holds one place (i, j) of every transformed tile: n n planes, in each a matrix (tiles, channels) or, of weights,
+(channels, outputs). Rows of them are whole vectors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.jit import VECTOR_BYTES, jit
+from minidl.kernels.matmul.tile import lanes, own_function
+
+from .choice import F2X2_3X3, F4X4_3X3
+from .reference import Pair
+from .transforms import FOUR_POINTS, SIX_POINTS, make_output_transform, make_transform, matrices, transposed
+
+WIDTH = VECTOR_BYTES // 4  # float32 numbers in a vector
+
+_AT4, _G3, _BT6 = matrices(SIX_POINTS, 4, 3)
+_AT2, _G5, _ = matrices(SIX_POINTS, 2, 5)
+_AT2_SMALL, _G3_SMALL, _BT4 = matrices(FOUR_POINTS, 2, 3)
+_input6, _input4 = make_transform(_BT6), make_transform(_BT4)
+_weight3, _weight5, _weight3_small = make_transform(_G3), make_transform(_G5), make_transform(_G3_SMALL)
+_output4, _output2, _output2_small = (make_output_transform(a) for a in (_AT4, _AT2, _AT2_SMALL))
+_spread4, _spread2, _spread2_small = (make_transform(transposed(a)) for a in (_AT4, _AT2, _AT2_SMALL))
+_gather3, _gather5, _gather3_small = (make_transform(transposed(g)) for g in (_G3, _G5, _G3_SMALL))
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------
+
+
+@jit
+def tile_of(form: int) -> tuple[int, int, int]:
+    """m, r, n"""
+    if form == F4X4_3X3:
+        return 4, 3, 6
+    if form == F2X2_3X3:
+        return 2, 3, 4
+    return 2, 5, 6
+
+
+@jit
+def up(x: int, step: int) -> int:
+    return (x + step - 1) // step * step
+
+
+@jit
+def row_of(channels: int) -> int:
+    return up(channels, WIDTH)
+
+
+@jit
+def plane_of(rows: int, row: int) -> int:
+    """Numbers from one plane to the next: one vector more than they hold.
+
+    A tile's n n vectors go to n n planes. Planes a multiple of 4 KB apart would all fall into the same few places of
+    the caches, each pushing out the one before.
+    """
+    return rows * row + WIDTH
+
+
+@jit
+def aligned(scratch: ndarray) -> int:
+    """The first element of scratch on a 64-byte boundary: vectors that straddle two cache lines take twice as long."""
+    return -(scratch.ctypes.data // scratch.itemsize) % (64 // scratch.itemsize)
+
+
+@jit
+def tiles_of(m: int, height: int, width: int) -> Pair:
+    return (height + m - 1) // m, (width + m - 1) // m
+
+
+# -- tiles, into planes and out of them ---------------------------------------------------------------------------
+
+
+@jit
+def _cut(x: ndarray, image: int, top: int, left: int, rows: Pair, columns: Pair, patch: ndarray, row: int) -> None:
+    """patch[i row + j step + c] = x[image, top + i, left + j, c], step a whole number of vectors, with 0 for c >= C"""
+    channels = x.shape[3]
+    step = row_of(channels)
+    for i in range(rows[0], rows[1]):
+        for j in range(columns[0], columns[1]):
+            source = x[image, top + i, left + j]
+            target = patch[i * row + j * step : i * row + (j + 1) * step]
+            for c in range(channels):
+                target[c] = source[c]
+            for c in range(channels, step):
+                target[c] = 0
+
+
+@jit
+def _next(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
+    """The tile after this one. (Counting on: a division takes longer than a good part of a small tile.)"""
+    across += 1
+    if across == tiles[1]:
+        down, across = down + 1, 0
+        if down == tiles[0]:
+            image, down = image + 1, 0
+    return image, down, across
+
+
+@jit
+def to_planes(
+    form: int, spread: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
+    planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
+) -> None:  # fmt: skip
+    """BT d B of the tiles first ... first + count of x, or (spread) A dy AT, into planes from tile `at_tile` on.
+
+    A plane holds blocks of channels: (channels / block, tiles, block). Where the channels are not a whole number of
+    vectors, a tile is read through `patch`.
+    """
+    own_function()
+    m, _, n = tile_of(form)
+    height, width, channels = x.shape[1:]
+    side = m if spread else n
+    pixels = x.reshape(-1)
+    step = row_of(channels)
+    image, place = divmod(first, tiles[0] * tiles[1])
+    down, across = divmod(place, tiles[1])
+    per_block = (plane - WIDTH) // up(channels, block) * block
+    for t in range(at_tile, at_tile + count):
+        top, left = down * m - padding[0], across * m - padding[1]
+        rows, columns = (max(0, -top), min(side, height - top)), (max(0, -left), min(side, width - left))
+        source, at, x_row = pixels, ((image * height + top) * width + left) * channels, width * channels
+        if step != channels:
+            source, at, x_row = patch, 0, side * step
+            _cut(x, image, top, left, rows, columns, patch, x_row)
+        for c in range(0, step, lanes(x)):
+            to = c // block * per_block + t * block + c % block
+            if not spread and n == 6:
+                _input6(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+            elif not spread:
+                _input4(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+            elif m == 4:
+                _spread4(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+            elif n == 6:
+                _spread2(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+            else:
+                _spread2_small(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+        image, down, across = _next(image, down, across, tiles)
+
+
+@jit
+def from_planes(
+    form: int, planes: ndarray, plane: int, row: int, tiles: Pair, first: int, count: int,
+    finish: bool, end: ndarray, patch: ndarray, y: ndarray,
+) -> None:  # fmt: skip
+    """y = AT M A of the tiles first ... first + count, finished with `end` (bias, scale, shift, floor)."""
+    own_function()
+    m, _, n = tile_of(form)
+    height, width, outputs = y.shape[1:]
+    vector = lanes(y)
+    pixels = y.reshape(-1)
+    step = max(outputs, vector)
+    image, place = divmod(first, tiles[0] * tiles[1])
+    down, across = divmod(place, tiles[1])
+    for t in range(count):
+        top, left = down * m, across * m
+        rows, columns = min(m, height - top), min(m, width - left)
+        target, at, y_row = pixels, ((image * height + top) * width + left) * outputs, width * outputs
+        if outputs < vector:
+            target, at, y_row = patch, 0, m * step
+        for begin in range(0, step, vector):
+            o = min(begin, step - vector)  # the last vector overlaps the one before
+            here = t * row + o
+            if m == 4:
+                _output4(planes, here, n * plane, plane, target, at + o, y_row, step, rows, columns,
+                         finish, end, o, row_of(outputs))  # fmt: skip
+            elif n == 6:
+                _output2(planes, here, n * plane, plane, target, at + o, y_row, step, rows, columns,
+                         finish, end, o, row_of(outputs))  # fmt: skip
+            else:
+                _output2_small(planes, here, n * plane, plane, target, at + o, y_row, step, rows, columns,
+                               finish, end, o, row_of(outputs))  # fmt: skip
+        if outputs < vector:
+            for i in range(rows):
+                for j in range(columns):
+                    for o in range(outputs):
+                        y[image, top + i, left + j, o] = patch[i * y_row + j * step + o]
+        image, down, across = _next(image, down, across, tiles)
+
+
+# -- weights --------------------------------------------------------------------------------------------------------
+
+
+@jit
+def weight_to_planes(form: int, weight: ndarray, flip: int, block: int, u: ndarray, plane: int) -> None:
+    """u = G g GT for one vector's worth of input channels, packed for the micro-kernel: panels (C, panel width).
+
+    flip: for dx. The kernel is turned around, and what were outputs are the channels.
+    """
+    own_function()
+    r = weight.shape[0]
+    vector = lanes(weight)
+    panel_columns = 2 * vector
+    channels, outputs = (weight.shape[3], weight.shape[2]) if flip else (weight.shape[2], weight.shape[3])
+    first = block * vector
+    count = min(vector, channels - first)
+    patch = np.empty(r * r * vector * vector, weight.dtype)  # (r, r, channels, outputs)
+    flat = weight.reshape(-1)
+    n = tile_of(form)[2]
+    all_ = (0, r)
+    for o in range(0, outputs, vector):
+        through = flip or o + vector > outputs
+        if through:
+            wide = min(vector, outputs - o)
+            patch[:] = 0
+            for u_ in range(r):
+                for v_ in range(r):
+                    part = patch[(u_ * r + v_) * vector * vector :]
+                    for c in range(count):
+                        for j in range(wide):
+                            if flip:
+                                part[c * vector + j] = weight[r - 1 - u_, r - 1 - v_, o + j, first + c]
+                            else:
+                                part[c * vector + j] = weight[u_, v_, first + c, o + j]
+        for c in range(count):
+            source, at, step = flat, (first + c) * outputs + o, channels * outputs
+            if through:
+                source, at, step = patch, c * vector, vector * vector
+            to = o // panel_columns * panel_columns * channels + (first + c) * panel_columns + o % panel_columns
+            if r == 5:
+                _weight5(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
+            elif n == 6:
+                _weight3(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
+            else:
+                _weight3_small(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
+
+
+@jit
+def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int, c: int, dweight: ndarray) -> None:
+    """dweight[:, :, c] = GT dU G, the partial sums of dU added in their order"""
+    own_function()
+    _, r, n = tile_of(form)
+    channels, outputs = dweight.shape[2:]
+    vector = lanes(dweight)
+    row = row_of(outputs)
+    flat = dweight.reshape(-1)
+    for k in range(n * n):
+        total = du[k * plane + c * row : k * plane + c * row + outputs]
+        for q in range(1, parts):
+            other = du[q * part + k * plane + c * row : q * part + k * plane + c * row + outputs]
+            for o in range(outputs):
+                total[o] += other[o]
+    through = outputs < vector
+    all_ = (0, n)
+    patch = np.empty(r * r * vector, dweight.dtype)
+    for begin in range(0, max(outputs, vector), vector):
+        o = max(0, min(begin, outputs - vector))
+        target, at, step = flat, c * outputs + o, channels * outputs
+        if through:
+            target, at, step = patch, 0, vector
+        if r == 5:
+            _gather5(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
+        elif n == 6:
+            _gather3(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
+        else:
+            _gather3_small(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
+    if through:
+        for i in range(r):
+            for j in range(r):
+                dweight[i, j, c] = patch[(i * r + j) * vector : (i * r + j) * vector + outputs]
