@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from minidl.autograd import Function
+from minidl.device import acting
 from minidl.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -149,8 +150,18 @@ def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     like = a if isinstance(a, Tensor) else b
     if not isinstance(like, Tensor):
         raise TypeError(f"{type(a).__name__} and {type(b).__name__}: one of them must be a Tensor: Tensor(array) is")
-    x, y = (v if isinstance(v, Tensor) else Tensor(np.asarray(v, like.dtype), device=like.device) for v in (a, b))
-    return x, y
+
+    def tensor(v: Operand) -> Tensor:
+        if isinstance(v, Tensor):
+            return v
+        if not _is_number(v):
+            return Tensor(np.asarray(v, like.dtype), device=like.device)
+        device = acting(like.device)
+        number = device.empty((), like.dtype)
+        device.elementwise.fill(float(v), number.reshape(1))
+        return Tensor.wrap(number, like.device)
+
+    return tensor(a), tensor(b)
 
 
 def _tensors(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
