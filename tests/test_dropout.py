@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from minidl import ops
 from minidl.errors import ConfigError
+from minidl.kernels.dropout.reference import mix32
 from minidl.tensor import Tensor
 
 N = 100_003
@@ -77,3 +78,14 @@ def test_an_offset_shifts_the_sequence(offset: int, shift: int, seed: int) -> No
 @given(st.integers(0, 2**62), st.integers(-(2**63), 2**63 - 1), st.floats(0.001, 0.999))
 def test_the_plain_loops_keep_the_same_ones(offset: int, seed: int, p: float) -> None:
     np.testing.assert_array_equal(kept(33, p, seed, offset), kept(33, p, seed, offset, "reference"))
+
+
+@pytest.mark.parametrize("key", [0, 1, 0x9E3779B9])
+@pytest.mark.parametrize("shift", [0, 8, 16, 24])
+def test_every_byte_of_the_random_words_is_uniform(shift: int, key: int) -> None:
+    """Chi-square with 255 degrees of freedom over consecutive counters: 5 standard deviations on either side."""
+    n = 1 << 18
+    words = mix32(np.arange(n, dtype=np.uint64), key)  # type: ignore[arg-type]
+    counts = np.bincount((words >> np.uint64(shift)) & np.uint64(255), minlength=256)
+    chi_square = ((counts - n / 256) ** 2).sum() / (n / 256)
+    assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)
