@@ -128,3 +128,38 @@ def test_what_does_not_fit(x: tuple[int, ...], weight: tuple[int, ...], options:
 def test_a_bias_of_the_wrong_length() -> None:
     with pytest.raises(ShapeError, match=r"conv2d: bias \(5,\) for a weight \(3, 3, 3, 6\)"):
         ops.conv2d(*(Tensor(np.zeros(shape)) for shape in ((2, 5, 5, 3), (3, 3, 3, 6), (5,))))
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "outputs", "groups", "stride", "padding", "dilation"),
+    [
+        ((9, 8, 8, 256), 3, 40, 1, 1, 1, 1),  # K = 2304
+        ((20, 16, 16, 16), 3, 33, 1, 1, 1, 1),  # 5120 pixels
+        ((3, 17, 16, 64), 3, 64, 64, 1, 1, 1),
+        ((3, 17, 16, 24), 3, 48, 12, 2, 1, 1),
+        ((5, 15, 16, 7), 5, 48, 1, 2, 3, 2),
+        ((4, 16, 16, 96), 1, 70, 2, 3, 0, 1),
+        ((64, 6, 6, 3), 3, 5, 1, 1, 2, 1),
+    ],
+)
+def test_direct_convolution_is_accurate(
+    image: tuple[int, ...], kernel: int, outputs: int, groups: int, stride: int, padding: int, dilation: int
+) -> None:
+    """Against float64 by the same kernels, which the loops confirm at smaller sizes; relative to the largest element."""
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal(shape) for shape in (image, (kernel, kernel, image[3] // groups, outputs))]
+    options = dict(groups=groups, stride=stride, padding=padding, dilation=dilation)
+    found: dict[str, list[np.ndarray]] = {}
+    ops.conv.winograd(False)
+    try:
+        for dtype in ("float32", "float64"):
+            x, weight = (Tensor(array.astype(np.float32).astype(dtype), requires_grad=True) for array in arrays)
+            y = ops.conv2d(x, weight, **options)
+            y.backward(np.random.default_rng(1).standard_normal(y.shape).astype(np.float32).astype(dtype))
+            found[dtype] = [y.numpy(), x.grad, weight.grad]
+    finally:
+        ops.conv.winograd(True)
+    for ours, exact in zip(found["float32"], found["float64"]):
+        error = ours - exact
+        assert np.max(abs(error)) < 2e-6 * np.max(abs(exact))
+        assert np.linalg.norm(error) < 5e-7 * np.linalg.norm(exact)

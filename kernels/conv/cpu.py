@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numpy import ndarray
 
 from minidl.jit import jit
@@ -69,7 +70,8 @@ def forward(
     if winograd and form != DIRECT:
         fast.forward(form, x, weight, bias, scale, shift, relu, padding, scratch, y)
     else:
-        direct.forward(x, weight, bias, scale, shift, relu, groups, stride, padding, dilation, scratch, y)
+        direct.convolve(x, weight, np.bool_(False), bias, scale, shift, relu,
+                        groups, stride, padding, dilation, scratch, y)  # fmt: skip
 
 
 @jit
@@ -81,7 +83,9 @@ def backward_input(
     if winograd and form != DIRECT:
         fast.backward_input(form, dy, weight, padding, scratch, dx)
     else:
-        direct.backward_input(dy, weight, groups, stride, padding, dilation, scratch, dx)
+        none = scratch[:0]
+        direct.convolve(dy, weight, np.bool_(True), none, none, none, np.bool_(False),
+                        groups, stride, padding, dilation, scratch, dx)  # fmt: skip
 
 
 @jit

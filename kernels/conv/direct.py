@@ -24,6 +24,7 @@ from minidl.kernels.matmul.tile import lanes, panel, panel_width
 from .channels import channel_panel
 from .geometry import Axis, copy_with_halo, forward_axis, gradient_axis, inside, span
 from .reference import Pair, Shape
+from .rows import add_rows, fill_end, finish_rows
 
 PIXELS = 512  # of a block, at most
 CHUNK = 64  # pixels that are finished together
@@ -41,8 +42,8 @@ def _up(size: int, step: int) -> int:
 
 
 def _packed(kernel: Pair, inner: int, outer: int, groups: int) -> int:
-    """Numbers of all packed weights, at most."""
-    return kernel[0] * kernel[1] * inner * groups * (outer + PANEL) + PANEL
+    """Numbers of all packed weights, and of the end of a layer, at most."""
+    return (kernel[0] * kernel[1] * inner + 4) * groups * (outer + PANEL) + PANEL
 
 
 def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, padding: Pair, dilation: Pair) -> int:
@@ -135,36 +136,6 @@ def _pack(
 
 
 @jit
-def _finish(
-    rows: ndarray, at: int, width: int, first: int, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
-    y: ndarray,
-) -> None:  # fmt: skip
-    """y + bias, times scale plus shift, relu; for outputs `first` and the next of the pixels at `rows`."""
-    for r in range(rows.size):
-        row = y[at + rows[r] : at + rows[r] + width]
-        if bias.size:
-            b = bias[first : first + width]
-            for j in range(row.size):
-                row[j] += b[j]
-        if scale.size:
-            s, t = scale[first : first + width], shift[first : first + width]
-            for j in range(row.size):
-                row[j] = row[j] * s[j] + t[j]
-        if relu:
-            for j in range(row.size):
-                row[j] = row.dtype.type(0) if row[j] < 0 else row[j]
-
-
-@jit
-def add_rows(sums: ndarray, rows: ndarray, at: int, width: int, total: ndarray) -> None:
-    """total[at + rows[r] + j] += sums[r, j]"""
-    for r in range(rows.size):
-        row, part = total[at + rows[r] : at + rows[r] + width], sums[r * PANEL : r * PANEL + width]
-        for j in range(row.size):
-            row[j] += part[j]
-
-
-@jit
 def _sum(
     taps: int, depth: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_taps: ndarray,
     b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int, sums: ndarray, sums_rows: ndarray,
@@ -244,9 +215,9 @@ def _clear(task: int, tasks: int, v: Axis, h: Axis, out: ndarray) -> None:
 @jit
 def _pass(
     task: int, tasks: int, source: ndarray, v: Axis, h: Axis, groups: int, inner: int, outer: int, packed: ndarray,
-    memory: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, out: ndarray,
+    memory: ndarray, end: ndarray, finish: bool, out: ndarray,
 ) -> None:  # fmt: skip
-    """This task's blocks of a pass."""
+    """This task's blocks of a pass; end: what `finish_rows` wants, if it is to finish."""
     images, height, width, pixel = source.shape
     if v.taps * h.taps == 0:
         _clear(task, tasks, v, h, out)
@@ -285,7 +256,9 @@ def _pass(
         a_taps[t] = (row * columns + column) * padded + t % channels * row_of_outputs
         b_taps[t] = t * (row_of_outputs if across else depth * panel_width(packed))
     sums, buffer = memory[: CHUNK * PANEL], memory[CHUNK * PANEL :]
-    sums_rows = np.arange(CHUNK) * PANEL
+    sums_rows = np.empty(CHUNK, np.int64)
+    for r in range(CHUNK):
+        sums_rows[r] = r * panel_width(packed)
 
     down = (v.count + some_rows - 1) // some_rows
     blocks = (images + some_images - 1) // some_images * down
@@ -313,9 +286,11 @@ def _pass(
                 for first in range(0, pixels, CHUNK):
                     last = min(first + CHUNK, pixels)
                     for o in range(0, outputs, lanes(a)):
+                        wide = min(lanes(a), outputs - o)
                         channel_panel(last - first, taps, a, a_taps, a_rows[first:last], o, packed, b_taps, o,
-                                      y, c_rows[first:last], c_at + o, outputs - o)  # fmt: skip
-                    _finish(c_rows[first:last], c_at, outputs, c_at - c_at, bias, scale, shift, relu, y)
+                                      y, c_rows[first:last], c_at + o, wide)  # fmt: skip
+                        if finish:
+                            finish_rows(y, c_rows[first:last], c_at + o, wide, end, o)
                 continue
             size = taps * depth * panel_width(packed)
             for p in range((outer + panel_width(packed) - 1) // panel_width(packed)):
@@ -326,7 +301,8 @@ def _pass(
                     last = min(first + CHUNK, pixels)
                     _sum(taps, depth, a, a_taps, a_rows[first:last], a_at, packed, b_taps, number * size,
                          y, c_rows[first:last], c_at + g * outer + o, wide, sums, sums_rows)  # fmt: skip
-                    _finish(c_rows[first:last], c_at + g * outer + o, wide, g * outer + o, bias, scale, shift, relu, y)
+                    if finish:
+                        finish_rows(y, c_rows[first:last], c_at + g * outer + o, wide, end, number * panel_width(end))
 
 
 # -- both ------------------------------------------------------------------------------------------------------
@@ -351,49 +327,45 @@ def _axes(
     )
 
 
+@jit
+def _task(
+    phase: int, task: int, tasks: int, each: int, source: ndarray, weight: ndarray, backward: bool,
+    bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, memory: ndarray, out: ndarray,
+) -> None:  # fmt: skip
+    """First some panels of weights are packed, then some blocks of pixels computed."""
+    inner, outer = source.shape[3] // groups, out.shape[3] // groups
+    row = _row_of_outputs(outer, groups, memory)
+    end, packed = memory[: 4 * row], memory[4 * row :]
+    mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
+    across = by_channels(groups, outer, memory)
+    panels = 1 if across else row // panel_width(memory)
+    if phase == 0 and task == 0:
+        fill_end(bias, scale, shift, relu, 1 if across else groups, end)
+    at = 0
+    for remainder in range(stride[0] * stride[1] if backward else 1):
+        v, h = _axes(remainder, source, weight.shape[:2], stride, padding, dilation, backward, out)
+        if phase == 0:
+            for number in range(task * panels // tasks, (task + 1) * panels // tasks):
+                _pack(number, weight, backward, v, h, groups, inner, outer, packed[at:])
+        else:
+            _pass(task, tasks, source, v, h, groups, inner, outer, packed[at:],
+                  mine, end, relu or bias.size + scale.size > 0, out)  # fmt: skip
+        at += v.taps * h.taps * inner * row
+
+
 @parallel_jit
-def _run(
+def convolve(
     source: ndarray, weight: ndarray, backward: bool, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
+    """out = y from source = x; backward: out = dx from source = dy, and nothing after it."""
     kernel = weight.shape[:2]
     inner, outer = source.shape[3] // groups, out.shape[3] // groups
-    memory = aligned(scratch)
-    passes = stride[0] * stride[1] if backward else 1
     each = task_memory(kernel, out.shape[2] if backward else source.shape[2], inner, outer, groups, padding, dilation)
-    start = packed_size(kernel, inner, outer, groups) - PANEL
-    tasks = (memory.size - start) // each
-    row = _row_of_outputs(outer, groups, memory)
-    panels = 1 if by_channels(groups, outer, memory) else row // panel_width(memory)
-
-    for number in prange(panels):
-        at = 0
-        for remainder in range(passes):
-            v, h = _axes(remainder, source, kernel, stride, padding, dilation, backward, out)
-            _pack(np.int64(number), weight, backward, v, h, groups, inner, outer, memory[at:])
-            at += v.taps * h.taps * inner * row
-    for task in prange(tasks):
-        at = 0
-        mine = memory[start + task * each : start + (task + 1) * each]
-        for remainder in range(passes):
-            v, h = _axes(remainder, source, kernel, stride, padding, dilation, backward, out)
-            _pass(np.int64(task), tasks, source, v, h, groups, inner, outer, memory[at:],
-                  mine, bias, scale, shift, relu, out)  # fmt: skip
-            at += v.taps * h.taps * inner * row
-
-
-@jit
-def forward(
-    x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
-    groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, y: ndarray,
-) -> None:  # fmt: skip
-    _run(x, weight, np.bool_(False), bias, scale, shift, relu, groups, stride, padding, dilation, scratch, y)
-
-
-@jit
-def backward_input(
-    dy: ndarray, weight: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray,
-    dx: ndarray,
-) -> None:  # fmt: skip
-    none = scratch[:0]
-    _run(dy, weight, np.bool_(True), none, none, none, np.bool_(False), groups, stride, padding, dilation, scratch, dx)
+    tasks = (scratch.size - packed_size(kernel, inner, outer, groups)) // each
+    memory = aligned(scratch)
+    for phase in range(2):
+        for task in prange(tasks):
+            _task(phase, np.int64(task), tasks, each, source, weight, backward, bias, scale, shift, relu,
+                  groups, stride, padding, dilation, memory, out)  # fmt: skip

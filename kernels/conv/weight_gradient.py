@@ -19,12 +19,14 @@ from minidl.jit import jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
 from .channels import channel_panel
-from .direct import BUFFER, CHUNK, PANEL, SERIAL, add_rows, aligned, block_shape, by_channels, expand
+from .direct import BUFFER, CHUNK, PANEL, SERIAL, aligned, block_shape, by_channels, expand
 from .geometry import copy_with_halo, forward_axis, inside, span
 from .reference import Pair, Shape
+from .rows import add_rows
 
 PIXELS = 256  # of a block
 PIECE = 96 * 1024  # numbers of dweight that a task sums: they stay in L2
+FEW = 64  # rows of tiles for which a copy of dy would not pay
 TASKS = 16  # at least, where there are blocks enough
 
 
@@ -124,7 +126,7 @@ def _part(
     if not in_place and not across and inner % 64 == 0:
         padded += lanes(x)  # pixels a power of two apart would share few places in L1
     columns = width if in_place else span(h, h.count)
-    some_images, some_rows = block_shape(v, h, images, 0 if in_place else padded, PIXELS)
+    some_images, some_rows = block_shape(v, h, images, 0 if in_place else padded, max(PIXELS, min(0, images)))
     lines = height if in_place else span(v, some_rows)
 
     # rows of the tiles: the weights of the piece; what is summed over: pixels
@@ -135,18 +137,23 @@ def _part(
         a_rows[r] = (tap // kernel[1] * dilation[0] * columns + tap % kernel[1] * dilation[1]) * padded
         a_rows[r] += c * (row_of_outputs if across else 1)
         c_rows[r] = r * outputs
+    # dy is read where it lies, or copied into panels: fewer cache lines, and zeros beyond the last output
+    dy_in_place = not across and outer % lanes(x) == 0 and weights <= FEW
     depth = 1 if across else h.count
     taps = some_images * some_rows * h.count // depth
     panel_of_dy = lanes(x) if across else panel_width(x)
+    dy_step = outputs if dy_in_place else panel_of_dy
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
     for t in range(taps):
         i, j = t * depth // h.count, t * depth % h.count
         a_taps[t] = ((i // some_rows * lines + i % some_rows * v.step) * columns + j * h.step) * padded
-        b_taps[t] = t * depth * panel_of_dy
+        b_taps[t] = t * depth * dy_step
     sums = memory[: CHUNK * PANEL]
     size = max(PIXELS, h.count) * ((some_o + PANEL - 1) // PANEL * PANEL)
     db, xb = memory[sums.size : sums.size + size], memory[sums.size + size :]
-    sums_rows = np.arange(CHUNK) * PANEL
+    sums_rows = np.empty(CHUNK, np.int64)
+    for r in range(CHUNK):
+        sums_rows[r] = r * panel_width(x)
 
     at = u * kernel[1] * inner * outputs + o
     down = (v.count + some_rows - 1) // some_rows
@@ -172,7 +179,10 @@ def _part(
             else:
                 copy_with_halo(picture, height, width, pixel, top, span(v, rows), h.offset, columns,
                                g * inner, inner, padded, target)  # fmt: skip
-        _copy_gradient(gradient, ((image * v.out + i) * h.out) * outputs, pixels, outputs, o, some_o, panel_of_dy, db)
+        b, b_at, b_panel = gradient, (image * v.out + i) * h.out * outputs + o, 1
+        if not dy_in_place:
+            _copy_gradient(gradient, b_at - o, pixels, outputs, o, some_o, panel_of_dy, db)
+            b, b_at, b_panel = db, 0, pixels
         for p in range(0, some_o, panel_of_dy):
             some = min(panel_of_dy, some_o - p)
             for r in range(0, weights, CHUNK):
@@ -180,11 +190,11 @@ def _part(
                 begin = block == first_block
                 to, to_rows, to_at = (total, c_rows[r:last], at + p) if begin else (sums, sums_rows, at - at)
                 if across:
-                    channel_panel(last - r, pixels, a, a_taps, a_rows[r:last], a_at + p, db, b_taps, p * pixels,
+                    channel_panel(last - r, pixels, a, a_taps, a_rows[r:last], a_at + p, b, b_taps, p * b_panel,
                                   to, to_rows, to_at, some)  # fmt: skip
                 else:
                     panel(last - r, pixels // depth, depth, some < 0, a, a_taps, a_rows[r:last], a_at, h.step * padded,
-                          db, b_taps, p * pixels, panel_of_dy, to, to_rows, to_at, some)  # fmt: skip
+                          b, b_taps, b_at + p * b_panel, dy_step, to, to_rows, to_at, some)  # fmt: skip
                 if not begin:
                     add_rows(sums, c_rows[r:last], at + p, some, total)
 
@@ -204,26 +214,35 @@ def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarra
                 sums[i] += part[i]
 
 
+@jit
+def _task(
+    phase: int, worker: int, workers: int, pieces: int, splits: int, each: int, x: ndarray, dy: ndarray,
+    groups: int, stride: Pair, padding: Pair, dilation: Pair, memory: ndarray, dweight: ndarray,
+) -> None:  # fmt: skip
+    """First some pieces of some parts of the sum, then, if there are several parts, a share of dweight."""
+    total = dweight.reshape(-1)
+    mine = memory[memory.size - (worker + 1) * each : memory.size - worker * each]
+    if phase == 1:
+        _add_parts(worker, workers, memory, splits, total)
+        return
+    for task in range(worker * pieces * splits // workers, (worker + 1) * pieces * splits // workers):
+        piece, split = task % pieces, task // pieces
+        part = memory[split * total.size : (split + 1) * total.size] if splits > 1 else total
+        _part(piece, split, splits, x, dy, groups, dweight.shape[:2], stride, padding, dilation, mine, part)
+
+
 @parallel_jit
 def backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray,
     dweight: ndarray,
 ) -> None:  # fmt: skip
     kernel, inner, outer = dweight.shape[:2], dweight.shape[2], dweight.shape[3] // groups
-    total = dweight.reshape(-1)
     pieces = pieces_of(kernel, inner, outer, groups)[2]
     splits = splits_of(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
     each = task_memory(kernel, x.shape[2], inner, outer, groups, padding, dilation)
+    workers = (scratch.size - PANEL - (splits * dweight.size if splits > 1 else 0)) // each
     memory = aligned(scratch)
-    start = splits * total.size if splits > 1 else 0
-    workers = (scratch.size - PANEL - start) // each
-    for worker in prange(workers):
-        mine = memory[start + worker * each : start + (worker + 1) * each]
-        number = np.int64(worker)
-        for task in range(number * pieces * splits // workers, (number + 1) * pieces * splits // workers):
-            piece, split = task % pieces, task // pieces
-            part = memory[split * total.size : (split + 1) * total.size] if splits > 1 else total
-            _part(piece, split, splits, x, dy, groups, kernel, stride, padding, dilation, mine, part)
-    if splits > 1:
+    for phase in range(2 if splits > 1 else 1):
         for worker in prange(workers):
-            _add_parts(np.int64(worker), workers, memory, splits, total)
+            _task(phase, np.int64(worker), workers, pieces, splits, each, x, dy,
+                  groups, stride, padding, dilation, memory, dweight)  # fmt: skip

@@ -1,0 +1,115 @@
+"""What is done to rows of sums after the micro-kernel: adding others to them, and the end of a layer.
+
+A row is at most panel_width numbers: one or two vectors, the second or both of them only in part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy import ndarray
+
+from minidl.jit import VECTOR_BYTES, jit
+from minidl.kernels.matmul.tile import _Tile, panel_width
+
+
+class _Row(_Tile):
+    """Its instructions, one vector at a time; loads, stores and masks are the tile's."""
+
+    def __init__(self, context: Any, builder: Any, array: Any, width: Any) -> None:
+        bits = array.dtype.bitwidth
+        self.b, self.size, self.width = builder, ir.IntType(64), width
+        self.number, self.bytes, self.lanes = context.get_data_type(array.dtype), bits // 8, VECTOR_BYTES * 8 // bits
+        self.vector, self.suffix = ir.VectorType(self.number, self.lanes), f"v{self.lanes}f{bits}"
+
+    def update(self, row: Any, new: Any) -> Any:
+        """row[j] = new(v, vector) for the one or two vectors of the row. A vector that is not there is not touched."""
+        b = self.b
+        for v in range(2):
+            with b.if_else(b.icmp_signed(">=", self.width, self.constant((v + 1) * self.lanes))) as (whole, other):
+                with whole:
+                    b.store(new(v, self.load(self.column(row, v))), self.column(row, v), align=self.bytes)
+                with other, b.if_then(b.icmp_signed(">", self.width, self.constant(v * self.lanes))):
+                    mask = self.mask(v)
+                    self.store_masked(new(v, self.load_masked(self.column(row, v), mask)), self.column(row, v), mask)
+        return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _place(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+
+
+@intrinsic
+def _add(typing: Any, total: Any, at: Any, sums: Any, sums_at: Any, width: Any) -> Any:
+    """total[at + j] += sums[sums_at + j]; sums must be readable for two vectors."""
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        row = _Row(context, b, total, arguments[4])
+        part = _place(context, b, sums, *arguments[2:4])
+        return row.update(
+            _place(context, b, total, *arguments[:2]), lambda v, x: b.fadd(x, row.load(row.column(part, v)))
+        )
+
+    return types.void(total, types.int64, sums, types.int64, types.int64), generate
+
+
+@intrinsic
+def _end(typing: Any, y: Any, at: Any, end: Any, end_at: Any, step: Any, width: Any) -> Any:
+    """y = max((y + end[0]) end[1] + end[2], end[3]), each rounded; NaN stays. end[i] begins at end_at + i step."""
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        row = _Row(context, b, y, arguments[5])
+        places, place = [], _place(context, b, end, *arguments[2:4])
+        for _ in range(4):
+            places.append(place)
+            place = b.gep(place, [arguments[4]])
+
+        def new(v: int, x: Any) -> Any:
+            bias, scale, shift, least = (row.load(row.column(p, v)) for p in places)
+            x = b.fadd(b.fmul(b.fadd(x, bias), scale), shift)
+            return b.select(b.fcmp_ordered("<", x, least), least, x)
+
+        return row.update(_place(context, b, y, *arguments[:2]), new)
+
+    size = types.int64
+    return types.void(y, size, end, size, size, size), generate
+
+
+@jit
+def add_rows(sums: ndarray, rows: ndarray, at: int, width: int, total: ndarray) -> None:
+    """total[at + rows[r] + j] += sums[r, j]; sums (any, panel_width), as a vector"""
+    for r in range(rows.size):
+        _add(total, at + rows[r], sums, r * panel_width(sums), width)
+
+
+@jit
+def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, end: ndarray) -> None:
+    """end (4, groups, columns): what finish_rows wants for (y + bias) scale + shift and relu, 0 and 1 where unwanted.
+
+    bias, scale, shift (O,) or of size 0; columns: the outputs of a group, and what fills up its last panel.
+    """
+    columns = end.size // 4 // groups
+    outputs = max(bias.size, scale.size) // groups
+    for i in range(end.size):
+        end[i] = 1 if i // (groups * columns) == 1 else 0
+        if i // (groups * columns) == 3 and not relu:
+            end[i] = -np.inf
+    for g in range(groups):
+        for o in range(outputs):
+            at = g * columns + o
+            if bias.size:
+                end[at] = bias[g * outputs + o]
+            if scale.size:
+                end[groups * columns + at] = scale[g * outputs + o]
+                end[2 * groups * columns + at] = shift[g * outputs + o]
+
+
+@jit
+def finish_rows(y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int) -> None:
+    """The end of a layer, for `width` outputs of the pixels at `rows`; end as fill_end left it."""
+    for r in range(rows.size):
+        _end(y, at + rows[r], end, end_at, end.size // 4, width)
