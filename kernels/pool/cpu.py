@@ -68,7 +68,7 @@ def _is_2x2(kernel: Pair, stride: Pair, padding: Pair) -> bool:
 
 
 @jit
-def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, int]:
+def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, np.uint8]:
     """The largest of four, and which it is."""
     best, where = a, np.uint8(0)
     wins = (b > best) | (b != b)  # NaN wins
