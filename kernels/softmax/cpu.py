@@ -35,8 +35,9 @@ def _largest_of_few(x: ndarray) -> float:
 @jit
 def _largest_of_many(x: ndarray, scratch: ndarray) -> float:
     """Folds a copy of the row in half, the larger of each pair staying, until few are left."""
-    scratch[:] = x
     n = x.size
+    for j in range(n):
+        scratch[j] = x[j]
     while n > SHORT:
         half = (n + 1) // 2
         low, high = scratch[: n - half], scratch[half:n]
