@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from minidl.errors import ConfigError
+from minidl.environment import isa, prepare
 
 KERNELS = Path(__file__).parent / "kernels"
 UNUSED = 30 * 24 * 3600  # seconds: older folders of other versions are deleted
@@ -36,7 +36,7 @@ UNUSED = 30 * 24 * 3600  # seconds: older folders of other versions are deleted
 
 def _cache_folder() -> str | None:
     """A folder for compiled kernels that can be written to, keyed by their source; None where there is none."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(isa().encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
     for file in sorted([*root.rglob("*.py"), Path(__file__)]):
         digest.update(file.read_bytes())
@@ -67,43 +67,21 @@ def _prune(folder: Path) -> None:
 _folder = _cache_folder()
 
 
-def _choose_threads() -> None:
-    """MINIDL_THREADS is for this process, and said before Numba starts its threads."""
-    words = os.environ.get("MINIDL_THREADS", "")
-    if not words:
-        return
-    if not words.isdecimal() or int(words) < 1:
-        raise ConfigError(f"MINIDL_THREADS is {words!r}: expected a number of threads of 1 or more")
-    os.environ.setdefault("NUMBA_NUM_THREADS", str(min(int(words), os.cpu_count() or 1)))
-
-
-_choose_threads()
-# A thread that waits for work spins briefly, then sleeps: machines are shared (measured in shared/prototypes).
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# Kernels split their work themselves; a BLAS that starts threads of its own would fight with them.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-# MINIDL_ISA=avx2 or =portable compiles for less than this CPU can: to compare, and to test on one machine what others
-# will run.
-ISA = os.environ.get("MINIDL_ISA", "")
-_CPU_NAMES = {"avx2": "x86-64-v3", "portable": "x86-64-v2"}
-if ISA and ISA not in _CPU_NAMES:
-    raise ConfigError(f"MINIDL_ISA is {ISA!r}: expected {' or '.join(_CPU_NAMES)}, or nothing for all there is")
-if ISA in _CPU_NAMES and platform.machine() in ("x86_64", "AMD64"):
-    os.environ.update(NUMBA_CPU_NAME=_CPU_NAMES[ISA], NUMBA_CPU_FEATURES="")
-
+prepare()
 import numba  # noqa: E402
 from llvmlite import binding  # noqa: E402
 from numba import prange  # noqa: E402
+
+numba.config.reload_config()  # type: ignore[attr-defined]  # it may have been imported before
 
 
 def _vector_unit() -> tuple[int, int, bool]:
     """Of the CPU that is compiled for: bytes in a vector register, how many there are, and whether x y + z is one
     instruction."""
     features = binding.get_host_cpu_features()
-    if not ISA and features.get("avx512f"):
+    if not isa() and features.get("avx512f"):
         return 64, 32, True
-    if ISA in ("", "avx2") and features.get("avx2") and features.get("fma"):
+    if isa() in ("", "avx2") and features.get("avx2") and features.get("fma"):
         return 32, 16, True
     return 16, 32 if platform.machine() in ("aarch64", "arm64") else 16, platform.machine() in ("aarch64", "arm64")
 
@@ -141,6 +119,10 @@ def threads() -> int:
 def set_threads(threads: int) -> None:
     """Use this many threads in parallel kernels, at most the machine's cores."""
     numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))  # type: ignore[attr-defined]
+
+
+if os.environ.get("MINIDL_THREADS"):
+    set_threads(int(os.environ["MINIDL_THREADS"]))  # where Numba was imported before, with other threads
 
 
 __all__ = ["HAS_FMA", "REGISTERS", "VECTOR_BYTES", "jit", "parallel_jit", "prange", "set_threads", "threads"]

@@ -1,7 +1,7 @@
 """Where the time of a training step goes: each call of the recorded program, timed by itself.
 
-    python bench/profile.py resnet20 --batch 128
-    python bench/profile.py vgg --calls          every call in order, not one line for each kernel
+    python bench/breakdown.py resnet20 --batch 128
+    python bench/breakdown.py vgg --calls          every call in order, not one line for each kernel
 
 The times are best of many repetitions, each with its operands as warm as the repetition before left them, so their sum
 is a little below a step's time.

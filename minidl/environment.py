@@ -1,0 +1,38 @@
+"""What the environment says about a process, and what libraries must be told before they are imported.
+
+    MINIDL_THREADS=n     threads of this process (`--threads` on the command line); all cores unless set
+    MINIDL_ISA=avx2      compile for less than this CPU can (or =portable): to compare, and to test on one machine what
+                         others will run
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from minidl.errors import ConfigError
+
+CPU_NAMES = {"avx2": "x86-64-v3", "portable": "x86-64-v2"}  # as LLVM calls them
+
+
+def isa() -> str:
+    """What to compile for; empty for all that this CPU can."""
+    chosen = os.environ.get("MINIDL_ISA", "")
+    if chosen and chosen not in CPU_NAMES:
+        raise ConfigError(f"MINIDL_ISA is {chosen!r}: expected {' or '.join(CPU_NAMES)}, or nothing for all there is")
+    return chosen
+
+
+def prepare() -> None:
+    """Set what libraries read when they are imported. Raises ConfigError for a value that makes no sense."""
+    words = os.environ.get("MINIDL_THREADS", "")
+    if words:
+        if not words.isdecimal() or int(words) < 1:
+            raise ConfigError(f"MINIDL_THREADS is {words!r}: expected a number of threads of 1 or more")
+        os.environ.setdefault("NUMBA_NUM_THREADS", str(min(int(words), os.cpu_count() or 1)))
+    # A thread that waits for work spins briefly, then sleeps: machines are shared (measured in shared/prototypes).
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # Kernels split their work themselves; a BLAS that starts threads of its own would fight with them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if isa() and platform.machine() in ("x86_64", "AMD64"):
+        os.environ.update(NUMBA_CPU_NAME=CPU_NAMES[isa()], NUMBA_CPU_FEATURES="")
