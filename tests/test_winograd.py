@@ -1,0 +1,125 @@
+"""Winograd's convolution: the matrices, every form against PyTorch in float64, and the rule that chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from ops_helper import torch
+
+from minidl.kernels.conv import winograd
+from minidl.kernels.conv.choice import DIRECT, F2X2_3X3, F2X2_5X5, F4X4_3X3, winograd_form
+from minidl.kernels.conv.transforms import FOUR_POINTS, SIX_POINTS, matrices
+
+Arrays = dict[str, np.ndarray]
+LIMITS = {F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F2X2_5X5: 3e-5}  # float32, relative to the largest element
+FORMS = list(LIMITS)
+GEOMETRIES = [  # N, H, W, C, O, padding
+    (1, 5, 7, 1, 1, (1, 0)),
+    (2, 9, 6, 3, 5, (0, 0)),
+    (3, 7, 7, 17, 33, (1, 1)),
+    (1, 6, 6, 16, 48, (4, 5)),  # more padding than a kernel is wide
+    (2, 14, 13, 40, 16, (2, 1)),
+    (16, 16, 16, 32, 32, (1, 1)),  # several partial sums of dweight
+    (4, 24, 24, 96, 128, (1, 1)),  # one sum, in several groups
+]
+
+
+@pytest.mark.parametrize(("points", "m", "r"), [(SIX_POINTS, 4, 3), (SIX_POINTS, 2, 5), (FOUR_POINTS, 2, 3)])
+def test_matrices_give_the_convolution_exactly(points: Any, m: int, r: int) -> None:
+    at, g, bt = (np.array(matrix) for matrix in matrices(points, m, r))  # fractions
+    for i in range(r):
+        for j in range(m + r - 1):
+            tap, d = np.eye(r, dtype=int)[i], np.eye(m + r - 1, dtype=int)[j]
+            y = at @ ((g @ tap) * (bt @ d))
+            assert [int(v) if v == int(v) else v for v in y] == [int(k + i == j) for k in range(m)]
+
+
+def inputs(form: int, geometry: Any, dtype: str) -> tuple[Arrays, tuple[int, int]]:
+    n, height, width, channels, outputs, padding = geometry
+    r = 5 if form == F2X2_5X5 else 3
+    rng = np.random.default_rng(0)
+    out = height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1
+    shapes = dict(x=(n, height, width, channels), weight=(r, r, channels, outputs), dy=(n, *out, outputs),
+                  bias=(outputs,), scale=(outputs,), shift=(outputs,))  # fmt: skip
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}, padding
+
+
+def computed(form: int, a: Arrays, padding: tuple[int, int], finish: bool) -> Arrays:
+    shapes = a["x"].shape, a["weight"].shape
+    y, dx, dweight = np.full_like(a["dy"], np.nan), np.full_like(a["x"], np.nan), np.full_like(a["weight"], np.nan)
+
+    def scratch(size: Any) -> np.ndarray:
+        return np.full(size(form, *shapes, padding), np.nan, y.dtype)
+
+    end = [a[name] if finish else a[name][:0] for name in ("bias", "scale", "shift")]
+    winograd.forward(form, a["x"], a["weight"], *end, finish, padding, scratch(winograd.forward_scratch), y)
+    winograd.backward_input(form, a["dy"], a["weight"], padding, scratch(winograd.backward_input_scratch), dx)
+    winograd.backward_weight(form, a["x"], a["dy"], padding, scratch(winograd.backward_weight_scratch), dweight)
+    return dict(y=y, dx=dx, dweight=dweight)
+
+
+def expected(a: Arrays, padding: tuple[int, int], finish: bool) -> Arrays:
+    x = torch.from_numpy(a["x"]).double().permute(0, 3, 1, 2).requires_grad_()
+    weight = torch.from_numpy(a["weight"]).double().permute(3, 2, 0, 1).requires_grad_()
+    y = torch.nn.functional.conv2d(x, weight, padding=padding)
+    y.backward(torch.from_numpy(a["dy"]).double().permute(0, 3, 1, 2))
+    out = y.detach().permute(0, 2, 3, 1).numpy()
+    if finish:
+        out = np.maximum((out + a["bias"]) * a["scale"] + a["shift"], 0)
+    return dict(y=out, dx=x.grad.permute(0, 2, 3, 1).numpy(), dweight=weight.grad.permute(2, 3, 1, 0).numpy())
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
+    pytest.importorskip("torch")
+    a, padding = inputs(form, geometry, dtype)
+    for finish in (False, True):
+        found, right = computed(form, a, padding, finish), expected(a, padding, finish)
+        limit = LIMITS[form] if dtype == "float32" else 1e-12
+        for name, array in found.items():
+            difference = array - right[name]
+            assert abs(difference).max() <= limit * abs(right[name]).max(), name
+            assert np.linalg.norm(difference) <= limit / 4 * np.linalg.norm(right[name]), name
+
+
+@pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")
+@pytest.mark.parametrize("geometry", GEOMETRIES[-3:], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_bits_do_not_depend_on_the_number_of_threads(form: int, geometry: Any) -> None:
+    a, padding = inputs(form, geometry, "float32")
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        alone = computed(form, a, padding, True)
+        numba.set_num_threads(2)
+        together = computed(form, a, padding, True)
+    finally:
+        numba.set_num_threads(before)
+    assert {k: v.tobytes() for k, v in alone.items()} == {k: v.tobytes() for k, v in together.items()}
+
+
+def test_nan_passes_through() -> None:
+    a, padding = inputs(F4X4_3X3, GEOMETRIES[2], "float32")
+    a["x"][0, 3, 3, 0] = np.nan
+    assert np.isnan(computed(F4X4_3X3, a, padding, True)["y"]).any()
+
+
+def test_the_rule() -> None:
+    one, three, five = (1, 1), (3, 3), (5, 5)
+    assert winograd_form((32, 32), three, 16, 16, one, one, 1) == F4X4_3X3
+    assert winograd_form((2, 2), three, 64, 64, one, one, 1) == F2X2_3X3
+    assert winograd_form((14, 14), five, 32, 64, one, one, 1) == F2X2_5X5
+    for out, kernel, channels, stride, dilation, groups in (
+        ((32, 32), three, 3, one, one, 1),
+        ((32, 32), three, 16, (2, 2), one, 1),
+        ((32, 32), three, 16, one, (2, 2), 1),
+        ((32, 32), three, 16, one, one, 16),
+        ((32, 32), (3, 5), 16, one, one, 1),
+        ((1, 1), three, 64, one, one, 1),
+    ):
+        assert winograd_form(out, kernel, channels, 16, stride, dilation, groups) == DIRECT
