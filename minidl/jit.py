@@ -72,7 +72,7 @@ import numba  # noqa: E402
 from llvmlite import binding  # noqa: E402
 from numba import prange  # noqa: E402
 
-numba.config.reload_config()  # type: ignore[attr-defined]  # it may have been imported before
+numba.config.reload_config()  # it may have been imported before
 
 
 def _vector_unit() -> tuple[int, int, bool]:
@@ -118,7 +118,7 @@ def threads() -> int:
 
 def set_threads(threads: int) -> None:
     """Use this many threads in parallel kernels, at most the machine's cores."""
-    numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))  # type: ignore[attr-defined]
+    numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))
 
 
 if os.environ.get("MINIDL_THREADS"):
