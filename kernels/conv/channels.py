@@ -86,5 +86,5 @@ def channel_panel(
 ) -> None:  # fmt: skip
     """A column of tiles: any number of rows, up to one vector of channels. a and b must be readable for all of it."""
     for first in range(0, rows, ROWS):
-        _tile(min(ROWS, rows - first), taps, a, a_taps, a_rows[first:], a_at, b, b_taps, b_at,
-              c, c_rows[first:], c_at, width)  # fmt: skip
+        _tile(min(ROWS, rows - first), taps, a, a_taps, a_rows[first:], a_at,  # type: ignore[call-arg]
+              b, b_taps, b_at, c, c_rows[first:], c_at, width)  # fmt: skip

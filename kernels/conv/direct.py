@@ -159,15 +159,15 @@ def _sum(
 @jit
 def block_shape(v: Axis, h: Axis, images: int, pixel: int, pixels: int) -> Pair:
     """How many images, and how many of their rows of outputs, a block has."""
-    columns = span(h, h.count)
-    rows = max(1, min(v.count, pixels // h.count))
+    columns = span(h, h.pixels)
+    rows = max(1, min(v.pixels, pixels // h.pixels))
     while rows > 1 and span(v, rows) * columns * pixel > BUFFER:
         rows -= 1
-    if rows < v.count:
-        blocks = (v.count + rows - 1) // rows
-        return 1, (v.count + blocks - 1) // blocks
+    if rows < v.pixels:
+        blocks = (v.pixels + rows - 1) // rows
+        return 1, (v.pixels + blocks - 1) // blocks
     copy = span(v, rows) * columns * pixel
-    return max(1, min(images, min(pixels // (rows * h.count), BUFFER // copy))), rows
+    return max(1, min(images, min(pixels // (rows * h.pixels), BUFFER // copy))), rows
 
 
 @jit
@@ -205,8 +205,8 @@ def _clear(task: int, tasks: int, v: Axis, h: Axis, out: ndarray) -> None:
     """What no tap reaches is 0."""
     images = out.shape[0]
     for image in range(task * images // tasks, (task + 1) * images // tasks):
-        for i in range(v.count):
-            for j in range(h.count):
+        for i in range(v.pixels):
+            for j in range(h.pixels):
                 pixel = out[image, v.first + i * v.stride, h.first + j * h.stride]
                 for o in range(pixel.size):
                     pixel[o] = 0
@@ -229,19 +229,19 @@ def _pass(
     one = groups == 1 or v.taps * h.taps == 1
     in_place = not across and one and inside(v) and inside(h)
     padded = pixel if in_place else (inner * row_of_outputs if across else inner)
-    columns = width if in_place else span(h, h.count)
+    columns = width if in_place else span(h, h.pixels)
     some_images, some_rows = block_shape(
-        v, h, images, 0 if in_place else padded, min(PIXELS, max(8, images * v.count * h.count // (4 * tasks)))
+        v, h, images, 0 if in_place else padded, min(PIXELS, max(8, images * v.pixels * h.pixels // (4 * tasks)))
     )
     lines = height if in_place else span(v, some_rows)  # of an image in the buffer
 
     # where everything is, seen from the block's first pixel
-    a_rows = np.empty(some_images * some_rows * h.count, np.int64)
+    a_rows = np.empty(some_images * some_rows * h.pixels, np.int64)
     c_rows = np.empty(a_rows.size, np.int64)
     r = 0
     for image in range(some_images):
         for i in range(some_rows):
-            for j in range(h.count):
+            for j in range(h.pixels):
                 a_rows[r] = ((image * lines + i * v.step) * columns + j * h.step) * padded
                 c_rows[r] = ((image * v.out + i * v.stride) * h.out + j * h.stride) * outputs
                 r += 1
@@ -260,12 +260,12 @@ def _pass(
     for r in range(CHUNK):
         sums_rows[r] = r * panel_width(packed)
 
-    down = (v.count + some_rows - 1) // some_rows
+    down = (v.pixels + some_rows - 1) // some_rows
     blocks = (images + some_images - 1) // some_images * down
     for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
         image, i = block // down * some_images, block % down * some_rows
-        rows, count = min(some_rows, v.count - i), min(some_images, images - image)
-        pixels = count * rows * h.count
+        rows, count = min(some_rows, v.pixels - i), min(some_images, images - image)
+        pixels = count * rows * h.pixels
         c_at = ((image * v.out + v.first + i * v.stride) * h.out + h.first) * outputs
         top = i * v.step + v.offset
         for g in range(1 if across else groups):

@@ -1,6 +1,6 @@
 """Which pixel meets which: one axis of a convolution at a time, and the copy that puts zeros around an image.
 
-A convolution and its gradient with respect to the images are the same sum. Along one axis, output number i of `count`
+A convolution and its gradient with respect to the images are the same sum. Along one axis, output number i of `pixels`
 
     stands at pixel  first + i stride  of the output, and sums, for t < taps,
     source pixel     offset + i step + t spacing   times   weight   tap + t tap_step
@@ -25,7 +25,7 @@ class Axis(NamedTuple):
 
     source: int  # pixels of the source
     out: int  # pixels of the output
-    count: int
+    pixels: int  # outputs of this pass
     first: int
     stride: int
     step: int
@@ -69,7 +69,7 @@ def span(axis: Axis, outputs: int) -> int:
 @jit
 def inside(axis: Axis) -> bool:
     """Whether no output looks beyond the source's ends."""
-    return axis.offset >= 0 and axis.offset + span(axis, axis.count) <= axis.source
+    return axis.offset >= 0 and axis.offset + span(axis, axis.pixels) <= axis.source
 
 
 @jit

@@ -83,7 +83,7 @@ def _end(typing: Any, y: Any, at: Any, end: Any, end_at: Any, step: Any, width: 
 def add_rows(sums: ndarray, rows: ndarray, at: int, width: int, total: ndarray) -> None:
     """total[at + rows[r] + j] += sums[r, j]; sums (any, panel_width), as a vector"""
     for r in range(rows.size):
-        _add(total, at + rows[r], sums, r * panel_width(sums), width)
+        _add(total, at + rows[r], sums, r * panel_width(sums), width)  # type: ignore[call-arg]
 
 
 @jit
@@ -112,4 +112,4 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: 
 def finish_rows(y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int) -> None:
     """The end of a layer, for `width` outputs of the pixels at `rows`; end as fill_end left it."""
     for r in range(rows.size):
-        _end(y, at + rows[r], end, end_at, end.size // 4, width)
+        _end(y, at + rows[r], end, end_at, end.size // 4, width)  # type: ignore[call-arg]

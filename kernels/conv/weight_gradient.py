@@ -125,7 +125,7 @@ def _part(
     padded = pixel if in_place else (inner * row_of_outputs if across else inner)
     if not in_place and not across and inner % 64 == 0:
         padded += lanes(x)  # pixels a power of two apart would share few places in L1
-    columns = width if in_place else span(h, h.count)
+    columns = width if in_place else span(h, h.pixels)
     some_images, some_rows = block_shape(v, h, images, 0 if in_place else padded, max(PIXELS, min(0, images)))
     lines = height if in_place else span(v, some_rows)
 
@@ -139,24 +139,24 @@ def _part(
         c_rows[r] = r * outputs
     # dy is read where it lies, or copied into panels: fewer cache lines, and zeros beyond the last output
     dy_in_place = not across and outer % lanes(x) == 0 and weights <= FEW
-    depth = 1 if across else h.count
-    taps = some_images * some_rows * h.count // depth
+    depth = 1 if across else h.pixels
+    taps = some_images * some_rows * h.pixels // depth
     panel_of_dy = lanes(x) if across else panel_width(x)
     dy_step = outputs if dy_in_place else panel_of_dy
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
     for t in range(taps):
-        i, j = t * depth // h.count, t * depth % h.count
+        i, j = t * depth // h.pixels, t * depth % h.pixels
         a_taps[t] = ((i // some_rows * lines + i % some_rows * v.step) * columns + j * h.step) * padded
         b_taps[t] = t * depth * dy_step
     sums = memory[: CHUNK * PANEL]
-    size = max(PIXELS, h.count) * ((some_o + PANEL - 1) // PANEL * PANEL)
+    size = max(PIXELS, h.pixels) * ((some_o + PANEL - 1) // PANEL * PANEL)
     db, xb = memory[sums.size : sums.size + size], memory[sums.size + size :]
     sums_rows = np.empty(CHUNK, np.int64)
     for r in range(CHUNK):
         sums_rows[r] = r * panel_width(x)
 
     at = u * kernel[1] * inner * outputs + o
-    down = (v.count + some_rows - 1) // some_rows
+    down = (v.pixels + some_rows - 1) // some_rows
     blocks = (images + some_images - 1) // some_images * down
     first_block, last_block = split * blocks // splits, (split + 1) * blocks // splits
     if first_block == last_block:
@@ -164,8 +164,8 @@ def _part(
             total[at + c_rows[r] : at + c_rows[r] + some_o] = 0
     for block in range(first_block, last_block):
         image, i = block // down * some_images, block % down * some_rows
-        rows, count = min(some_rows, v.count - i), min(some_images, images - image)
-        pixels = count * rows * h.count
+        rows, count = min(some_rows, v.pixels - i), min(some_images, images - image)
+        pixels = count * rows * h.pixels
         top = i * v.step + v.offset
         a, a_at = xb, 0
         if in_place:
