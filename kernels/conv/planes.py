@@ -17,6 +17,7 @@ from .reference import Pair
 from .transforms import FOUR_POINTS, SIX_POINTS, make_output_transform, make_transform, matrices, transposed
 
 WIDTH = VECTOR_BYTES // 4  # float32 numbers in a vector
+ALIGN = 16  # ... in a cache line
 
 _AT4, _G3, _BT6 = matrices(SIX_POINTS, 4, 3)
 _AT2, _G5, _ = matrices(SIX_POINTS, 2, 5)
@@ -64,7 +65,7 @@ def plane_of(rows: int, row: int) -> int:
 @jit
 def aligned(scratch: ndarray) -> int:
     """The first element of scratch on a 64-byte boundary: vectors that straddle two cache lines take twice as long."""
-    return -(scratch.ctypes.data // scratch.itemsize) % (64 // scratch.itemsize)
+    return -(scratch.ctypes.data // scratch.itemsize) % (4 * ALIGN // scratch.itemsize)
 
 
 @jit

@@ -25,6 +25,7 @@ from minidl.jit import jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
 from .planes import (
+    ALIGN,
     WIDTH,
     aligned,
     from_planes,
@@ -159,7 +160,7 @@ def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: 
     total = images * tiles[0] * tiles[1]
     group, u_plane, _, _, each = _convolve_sizes(form, channels, outputs, total)
     tasks = max(1, min(threads(), -(-total // group)))
-    return int(WIDTH + n * n * u_plane + 4 * row_of(outputs) + tasks * each)
+    return int(ALIGN + n * n * u_plane + 4 * row_of(outputs) + tasks * each)
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
@@ -300,4 +301,4 @@ def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: 
     parts, _, du_plane, v_plane, d_plane, each = _gradient_sizes(form, channels, w_shape[3], total)
     pair = n * n * (v_plane + d_plane)
     tasks = max(1, min(threads(), parts if parts > 1 else n * n))
-    return int(WIDTH + parts * n * n * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))
+    return int(ALIGN + parts * n * n * du_plane + (tasks * (pair + each) if parts > 1 else pair + tasks * each))

@@ -1,0 +1,121 @@
+"""Winograd's convolution beside the direct kernel and PyTorch: the 3x3 and 5x5 layers of LeNet, VGG and ResNet-20.
+
+    python bench/bench_winograd.py [--quick] [--json] [--threads 2]
+
+Rates count the operations of the direct sum, so that they compare; with F(4x4,3x3) four times the machine's peak would
+be the limit. The last table is what rounding costs, against float64.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench import measure  # isort: skip
+
+import numpy as np
+
+from minidl import jit
+from minidl.kernels.conv import cpu, winograd
+from minidl.kernels.conv.choice import F2X2_3X3, F2X2_5X5, F4X4_3X3
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+Call = Callable[[], object]
+NAMES = {F4X4_3X3: "F(4x4,3x3)", F2X2_3X3: "F(2x2,3x3)", F2X2_5X5: "F(2x2,5x5)"}
+PASSES = ("forward", "backward_input", "backward_weight")
+LAYERS = {  # N, size, C, O, r
+    "lenet-2": (64, 14, 32, 64, 5),
+    "vgg-2": (64, 32, 64, 64, 3),
+    "vgg-3": (64, 16, 64, 128, 3),
+    "vgg-4": (64, 16, 128, 128, 3),
+    "vgg-5": (64, 8, 128, 256, 3),
+    "vgg-6": (64, 8, 256, 256, 3),
+    "resnet-16": (128, 32, 16, 16, 3),
+    "resnet-32": (128, 16, 32, 32, 3),
+    "resnet-64": (128, 8, 64, 64, 3),
+}
+QUICK = ("lenet-2", "resnet-32")
+
+
+def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
+    """For each pass: Winograd's form that the rule takes, the direct kernel, PyTorch."""
+    n, size, channels, outputs, r = layer
+    random = np.random.default_rng(0)
+    x, dy = (measure.aligned(n * size * size * c).reshape(n, size, size, c) for c in (channels, outputs))
+    for array in (x, dy):
+        array[...] = random.standard_normal(array.shape, np.float32)
+    weight = random.standard_normal((r, r, channels, outputs), np.float32)
+    y, dx, dw, none = np.empty_like(dy), np.empty_like(x), np.empty_like(weight), np.empty(0, np.float32)
+    found: dict[str, dict[str, Call]] = {name: {} for name in PASSES}
+    for way, allowed in (("winograd", True), ("direct", False)):
+        o = 1, (1, 1), (r // 2, r // 2), (1, 1), allowed
+        s = {p: measure.aligned(getattr(cpu, f"{p}_scratch")(x.shape, weight.shape, *o)) for p in PASSES}
+        found["forward"][way] = lambda o=o, s=s["forward"]: cpu.forward(  # type: ignore[misc]
+            x, weight, none, none, none, False, *o, s, y
+        )
+        found["backward_input"][way] = lambda o=o, s=s["backward_input"]: cpu.backward_input(  # type: ignore[misc]
+            dy, weight, *o, s, dx
+        )
+        found["backward_weight"][way] = lambda o=o, s=s["backward_weight"]: cpu.backward_weight(  # type: ignore[misc]
+            x, dy, *o, s, dw
+        )
+    if torch is not None:
+        image, gradient = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (x, dy))
+        kernels = torch.from_numpy(weight).permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
+        geometry = [1, 1], [r // 2] * 2, [1, 1]
+        found["forward"]["PyTorch"] = lambda: torch.conv2d(image, kernels, None, *geometry)
+        for name, mask in (("backward_input", [True, False, False]), ("backward_weight", [False, True, False])):
+            found[name]["PyTorch"] = lambda mask=mask: torch.ops.aten.convolution_backward(  # type: ignore[misc]
+                gradient, image, kernels, None, *geometry, False, [0, 0], 1, mask
+            )
+    return found
+
+
+def accuracy() -> None:
+    """Errors of each form on normal data, 64 channels: the largest relative to the largest number, and in L2."""
+    print(f"\n{'float32 against float64':<30}{'largest':>10}{'L2':>10}")
+    random = np.random.default_rng(0)
+    for form, name in NAMES.items():
+        r = 5 if form == F2X2_5X5 else 3
+        x, weight = random.standard_normal((8, 16, 16, 64)), random.standard_normal((r, r, 64, 64))
+        found = []
+        for dtype in (np.float32, np.float64):
+            a, w = x.astype(np.float32).astype(dtype), weight.astype(np.float32).astype(dtype)
+            pad, none = (r // 2, r // 2), np.empty(0, dtype)
+            y, dx, dw = np.empty_like(a), np.empty_like(a), np.empty_like(w)
+            shapes = form, a.shape, w.shape, pad
+            scratch = [np.empty(getattr(winograd, f"{p}_scratch")(*shapes), dtype) for p in PASSES]
+            winograd.forward(form, a, w, none, none, none, False, pad, scratch[0], y)
+            winograd.backward_input(form, a, w, pad, scratch[1], dx)
+            winograd.backward_weight(form, a, a, pad, scratch[2], dw)
+            found.append((y, dx, dw))
+        for kind, ours, exact in zip(PASSES, *found, strict=True):
+            error = ours - exact
+            largest, l2 = abs(error).max() / abs(exact).max(), np.linalg.norm(error) / np.linalg.norm(exact)
+            print(f"{name + ' ' + kind:<30}{largest:>10.1e}{l2:>10.1e}")
+
+
+def main() -> None:
+    report = measure.Report(measure.arguments(__doc__).parse_args())
+    jit.set_threads(report.threads)
+    if torch is not None:
+        torch.set_num_threads(report.threads)
+    for name in QUICK if report.args.quick else LAYERS:
+        n, size, channels, outputs, r = LAYERS[name]
+        for kind, ways in calls(LAYERS[name]).items():
+            title = f"{name}: {channels} -> {outputs} on {size} x {size}, {r} x {r}, batch {n}: {kind}"
+            share = report.ladder(title, ways, 2.0 * n * size * size * channels * outputs * r * r)
+            report.row(f"{name}-{kind}", share["winograd"] / share["direct"], "x direct")
+    accuracy()
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
