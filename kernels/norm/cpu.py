@@ -18,6 +18,7 @@ from numpy import ndarray
 from minidl.jit import jit, parallel_jit, prange
 from minidl.kernels.reduce.rows import narrow, repeat, wide
 
+from ..elementwise.stream import get, put
 from .reference import __all__ as __all__
 
 BLOCK = 16384  # numbers that are worth a task of their own
@@ -136,9 +137,10 @@ def batch_norm(
 @jit
 def _passing(dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, i: int) -> Any:
     """(dy[i] where the output was positive, else 0; without relu dy[i]), x[i] - mean[i]"""
-    distance = x[i] - mean[i]
+    distance = get(x, i) - mean[i]
+    gradient = get(dy, i)
     zero = x.dtype.type(0)
-    return (dy[i] if (not relu) | (distance * scale[i] + bias[i] > zero) else zero), distance
+    return (gradient if (not relu) | (distance * scale[i] + bias[i] > zero) else zero), distance
 
 
 @jit
@@ -199,7 +201,7 @@ def _input_gradient_block(
         dy_row, row, dx_row = dys[start : start + width], numbers[start : start + width], dxs[start : start + width]
         for i in range(row.size):
             gradient, distance = _passing(dy_row, row, mean, scale, bias, relu, i)
-            dx_row[i] = scale[i] * gradient + (slope[i] * distance + constant[i])
+            put(dx_row, i, scale[i] * gradient + (slope[i] * distance + constant[i]), False)  # dx may lie where dy does
 
 
 @parallel_jit
