@@ -37,7 +37,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from minidl.jit import HAS_FMA, ISA, REGISTERS, VECTOR_BYTES, jit, parallel_jit, prange
+from minidl.environment import isa
+from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, jit, parallel_jit, prange
 
 SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector: the MLP's weights; and more than any cache holds
 TURNS = 10
@@ -283,7 +284,7 @@ def machine() -> dict[str, Any]:
         "cpu": name,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": compiler.threads(),
-        "isa": ISA or "the CPU's own",
+        "isa": isa() or "the CPU's own",
         "vector": f"{8 * VECTOR_BYTES} bits",
         **{name: version(name) for name in ("numpy", "numba")},
     }

@@ -12,6 +12,7 @@ kind of device is a new file beside these two, with the same names and signature
 from __future__ import annotations
 
 import importlib
+import math
 import threading
 from types import ModuleType
 from typing import ClassVar
@@ -51,8 +52,11 @@ class Device:
         return table
 
     def empty(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-        """Uninitialised memory: only for a kernel that writes every element."""
-        return np.empty(shape, dtype)
+        """Uninitialised memory, on a boundary of 64 bytes: only for a kernel that writes every element."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        raw = np.empty(size + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return raw[start : start + size].view(dtype).reshape(shape)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
         return np.zeros(shape, dtype)
