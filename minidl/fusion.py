@@ -7,11 +7,15 @@ at that array, since it will not exist any more.
     (affine is batch norm when evaluating; the convolution's last loop still holds the numbers in registers)
 
     da -> relu backward -> dy -> batch norm backward -> dx      becomes      da -> batch norm backward -> dx
+
+    dp -> max pool backward -> da -> relu backward -> dy        becomes the other way round, on fewer numbers
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+
+import numpy as np
 
 from minidl.recorder import Buffer, Call, Place
 
@@ -27,7 +31,8 @@ def fuse(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
     """The calls after all rules; arrays in the wanted buffers are looked at from outside."""
     calls = _fold_batch_norm_into_convolution(calls, wanted)
     calls = _relu_with_what_makes_its_input(calls, wanted)
-    return _relu_backward_with_batch_norm_backward(calls, wanted)
+    calls = _relu_backward_with_batch_norm_backward(calls, wanted)
+    return _relu_backward_before_max_pool_backward(calls, wanted)
 
 
 def users(calls: list[Call]) -> dict[Buffer, list[Call]]:
@@ -104,4 +109,30 @@ def _relu_backward_with_batch_norm_backward(calls: list[Call], wanted: set[Buffe
             dy = relu.arguments["dy"]
             rows = dy._replace(like=dy.like.reshape(taker.arguments["dy"].like.shape))
             calls = _merge(calls, relu, taker, taker.replaced(relu=True, dy=rows))
+    return calls
+
+
+def _relu_backward_before_max_pool_backward(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
+    """A pixel that is the largest of its window equals the pooled one, so relu let both through, or neither."""
+    pooled = {  # where the input of a max pooling lies -> the call
+        (call.arguments["x"].buffer, call.arguments["x"].offset): call
+        for call in calls
+        if (call.op, call.kernel) == ("pool", "max_pool")
+    }
+    for relu in [call for call in calls if (call.op, call.kernel) == ("activation", "relu_backward")]:
+        using, da, y = users(calls), relu.arguments["dy"], relu.arguments["y"]
+        pool, forward = using[da.buffer][0], pooled.get((y.buffer, y.offset))
+        if (
+            forward
+            and (pool.op, pool.kernel) == ("pool", "max_pool_backward")
+            and da.same(pool.arguments["dx"])
+            and _only_between(da, pool, relu, using, wanted)
+            and pool.arguments["place"].same(forward.arguments["place"])
+        ):
+            dp, p, dy = pool.arguments["dy"], forward.arguments["y"], relu.arguments["dx"]
+            passed = Place(Buffer(np.empty(dp.like.nbytes, np.uint8)), 0, dp.like)
+            flat = [place._replace(like=place.like.reshape(-1)) for place in (dp, p, passed)]
+            first = relu.replaced(**dict(zip(("dy", "y", "dx"), flat, strict=True)))
+            second = pool.replaced(dy=passed, dx=dy._replace(like=dy.like.reshape(pool.arguments["dx"].like.shape)))
+            calls = [{pool: first, relu: second}.get(call, call) for call in calls]
     return calls

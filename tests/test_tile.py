@@ -8,14 +8,14 @@ import re
 import subprocess
 import sys
 
-from minidl.jit import ISA, VECTOR_BYTES  # before numba: it chooses the instruction set  # isort: skip
-
 import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidl.environment import isa
+from minidl.jit import VECTOR_BYTES
 from minidl.kernels.matmul import cpu
 from minidl.kernels.matmul.tile import ROWS, panel, panel_width
 
@@ -117,7 +117,7 @@ def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
     assert len(re.findall(instruction, assembly)) >= 3 * ROWS  # ROWS x 2 in the wide tile, ROWS x 1 in the narrow one
 
 
-@pytest.mark.skipif(bool(ISA), reason="is itself such a run")
+@pytest.mark.skipif(bool(isa()), reason="is itself such a run")
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_other_instruction_sets(isa: str) -> None:
     tests = [f"{__file__}::{name}" for name in (
