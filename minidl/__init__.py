@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors
     from minidl.autograd import no_grad as no_grad
     from minidl.device import Device as Device
     from minidl.errors import MinidlError as MinidlError
+    from minidl.program import Gradient as Gradient
+    from minidl.program import Prediction as Prediction
     from minidl.random import seed as seed
     from minidl.tensor import Tensor as Tensor
     from minidl.training import evaluate as evaluate
@@ -41,7 +43,9 @@ __version__ = "0.1.0"
 _EXPORTS: dict[str, str | None] = {
     "Device": "device",
     "Function": "autograd",
+    "Gradient": "program",
     "MinidlError": "errors",
+    "Prediction": "program",
     "Tensor": "tensor",
     "checkpoint": None,
     "data": None,
