@@ -1,7 +1,8 @@
 """How kernels are compiled: the one place that imports Numba's decorators and chooses their flags.
 
     @jit            serial machine code, no GIL, cached on disk
-    @parallel_jit   the same with `prange` loops spread over the threads
+    @apart_jit      the same for long functions: callers do not contain them, they call them
+    @parallel_jit   apart, and with `prange` loops spread over the threads
 
 Three choices hold for every kernel:
 
@@ -17,14 +18,19 @@ Three choices hold for every kernel:
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +42,8 @@ UNUSED = 30 * 24 * 3600  # seconds: older folders of other versions are deleted
 
 def _cache_folder() -> str | None:
     """A folder for compiled kernels that can be written to, keyed by their source; None where there is none."""
-    digest = hashlib.sha256(isa().encode())
+    target = cpu_target.target_context.codegen().magic_tuple()  # the CPU compiled for, with its features
+    digest = hashlib.sha256(repr(target).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
     for file in sorted([*root.rglob("*.py"), Path(__file__)]):
         digest.update(file.read_bytes())
@@ -64,15 +71,15 @@ def _prune(folder: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-_folder = _cache_folder()
-
-
 prepare()
 import numba  # noqa: E402
 from llvmlite import binding  # noqa: E402
-from numba import prange  # noqa: E402
+from numba import prange, types  # noqa: E402
+from numba.core.base import user_function  # noqa: E402
+from numba.core.registry import cpu_target  # noqa: E402
 
 numba.config.reload_config()  # it may have been imported before
+_folder = _cache_folder()
 
 
 def _vector_unit() -> tuple[int, int, bool]:
@@ -89,26 +96,108 @@ def _vector_unit() -> tuple[int, int, bool]:
 VECTOR_BYTES, REGISTERS, HAS_FMA = _vector_unit()
 
 
-def _compile(function: Callable[..., Any], parallel: bool) -> Any:
+# -- what decorators do -----------------------------------------------------------------------------------------------
+
+
+def _compile(function: Callable[..., Any], parallel: bool, apart: bool) -> Any:
     config: Any = numba.config
     before = config.CACHE_DIR
     config.CACHE_DIR = _folder or before
     try:
-        return numba.njit(
-            nogil=True, cache=bool(_folder), error_model="numpy", parallel=parallel
+        kernel = numba.njit(
+            nogil=True, cache=bool(_folder), error_model="numpy", parallel=parallel, no_cfunc_wrapper=True
         )(function)
     finally:
         config.CACHE_DIR = before
+    if _folder:
+        kernel._cache.save_overload = partial(_save, kernel._cache.save_overload)
+    kernel.get_call_template = partial(_call_template, kernel, apart)
+    if apart:
+        _apart[kernel.__module__, kernel.__qualname__] = kernel
+    return kernel
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """A kernel, or a helper of kernels, as serial machine code."""
-    return _compile(function, parallel=False)
+    return _compile(function, parallel=False, apart=False)
+
+
+def apart_jit(function: Callable[..., Any]) -> Any:
+    """A long function, compiled once and called, never copied into its callers."""
+    return _compile(function, parallel=False, apart=True)
 
 
 def parallel_jit(function: Callable[..., Any]) -> Any:
-    """A kernel whose `prange` loops are spread over the threads."""
-    return _compile(function, parallel=True)
+    """A kernel whose `prange` loops are spread over the threads. It is long: apart, too."""
+    return _compile(function, parallel=True, apart="<locals>" not in function.__qualname__)
+
+
+def _save(save: Callable[..., None], *arguments: Any) -> None:
+    """Numba numbers a function's files by an index of them: two processes at once would take one number for two."""
+    with suppress(OSError), open(f"{_folder}/lock", "w") as lock:  # not saved: the next process compiles again
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        save(*arguments)
+
+
+def cached(kernel: Any, signature: tuple[Any, ...]) -> bool:
+    """Whether the machine code for arguments of these types lies in the cache."""
+    if not _folder:
+        return False
+    cache = kernel._cache
+    return cache._index_key(signature, kernel.targetctx.codegen()) in cache._cache_file._load_index()
+
+
+# -- how compiled functions call one another --------------------------------------------------------------------------
+
+_apart: dict[tuple[str, str], Any] = {}  # (module, name) -> function
+_symbols: set[str] = set()  # under which linkers know them
+
+
+def _call_template(kernel: Any, apart: bool, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """What Numba asks when compiled code calls `kernel` with arguments of some types."""
+    _, folded = kernel._compiler.fold_argument_types(arguments, keywords)
+    folded = tuple(types.unliteral(argument) for argument in folded)  # f(0) and f(1) are one function
+    template = type(kernel).get_call_template(kernel, folded, {})
+    if apart:
+        _Symbol(kernel.__module__, kernel.__qualname__, folded)()
+    return template
+
+
+@dataclass(frozen=True)
+class _Symbol:
+    """A function apart, for arguments of some types.
+
+    Numba would link it into each caller, and optimise and emit it there once more, at each level of calls. Instead
+    its address gets a name, and callers refer to the name.
+    """
+
+    module: str
+    function: str
+    arguments: tuple[Any, ...]
+
+    def __call__(self) -> None:
+        """Make the name known. A caller loaded from the cache does this first (its `_reload_init`)."""
+        import_module(self.module)
+        kernel = _apart[self.module, self.function]
+        kernel.compile(self.arguments)  # or loads it
+        compiled = kernel.overloads[self.arguments]
+        name = f"{self.module}.{self.function}{self.arguments}"
+        if name in _symbols:
+            return
+        _symbols.add(name)
+        binding.add_symbol(name, compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+        named = copy(compiled.fndesc)
+        named.mangled_name = name
+        call_name = user_function(named, ())
+
+        def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            context.active_code_library._reload_init.add(self)
+            return call_name(context, builder, signature, arguments)
+
+        call.signature, call.libs = call_name.signature, ()  # type: ignore[attr-defined]
+        context = kernel.targetctx
+        context.remove_user_function(compiled.entry_point)  # as Numba would call it
+        context._defns[compiled.entry_point].append(call, call.signature)  # type: ignore[attr-defined]
 
 
 def threads() -> int:
@@ -125,4 +214,7 @@ if os.environ.get("MINIDL_THREADS"):
     set_threads(int(os.environ["MINIDL_THREADS"]))  # where Numba was imported before, with other threads
 
 
-__all__ = ["HAS_FMA", "REGISTERS", "VECTOR_BYTES", "jit", "parallel_jit", "prange", "set_threads", "threads"]
+__all__ = [
+    "HAS_FMA", "REGISTERS", "VECTOR_BYTES", "apart_jit", "cached", "jit", "parallel_jit", "prange", "set_threads",
+    "threads",
+]  # fmt: skip

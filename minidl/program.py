@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from minidl import machine, random
+from minidl.compiler import Kernel, Progress, compile_all
 from minidl.device import aligned
 from minidl.fusion import fuse
 from minidl.nn.module import Module, evaluating, watched
@@ -41,14 +42,16 @@ class Program:
     """A table of calls over regions of memory.
 
     recorder: what was recorded, with its regions; results: name -> an array of the recording that is wanted afterwards;
-    progress: called with (kernels ready, all kernels) while they are looked up, and compiled where they are not yet.
+    progress: called with (kernels ready, all kernels) while those that are not in the cache are compiled; also: others
+    that will soon be wanted, compiled along with them.
     """
 
     def __init__(
         self,
         recorder: Recorder,
         results: Mapping[str, np.ndarray],
-        progress: Callable[[int, int], None] = lambda ready, total: None,
+        progress: Progress = lambda ready, total: None,
+        also: Sequence[Kernel] = (),
     ) -> None:
         places = {name: recorder.place(array) for name, array in results.items()}
         wanted = {place.buffer for place in places.values()}
@@ -66,12 +69,15 @@ class Program:
         relocations: dict[str, list[tuple[int, int]]] = {}  # region -> (slot, offset in bytes)
         self._counters: dict[str, list[tuple[int, int]]] = {"seed": [], "offset": []}  # (slot, distance)
         self._constants: list[Buffer] = []
-        for call in calls:
-            values = [getattr(value, "like", value) for value in call.arguments.values()]
-            signature = tuple(machine.numba_type(value) for value in values)
-            table.append((machine.entry_address(signature), len(blocks)))
-            blocks.append(machine.kernel_address(call.function, signature))
-            progress(len(table), len(calls))
+        arguments = [[getattr(value, "like", value) for value in call.arguments.values()] for call in calls]
+        kernels = [
+            Kernel(recorder.name, call.op, call.kernel, tuple(map(machine.numba_type, values)))
+            for call, values in zip(calls, arguments, strict=True)
+        ]
+        compile_all([*kernels, *also], progress)
+        for call, kernel, values in zip(calls, kernels, arguments, strict=True):
+            table.append((machine.entry_address(kernel.signature), len(blocks)))
+            blocks.append(machine.kernel_address(call.function, kernel.signature))
             for argument, value in zip(call.arguments.values(), values, strict=True):
                 at = len(blocks)
                 blocks.extend(machine.slots(value))
@@ -143,16 +149,17 @@ class Workspace:
 class Replayed:
     """What `Gradient` and `Prediction` share: a model, and a program for each shape of batch.
 
-    workspace: memory to share with others that never run at the same time. progress: see `Program`.
+    workspace: memory to share with others that never run at the same time. progress, also: see `Program`.
     """
 
     def __init__(
         self,
         model: Module,
         workspace: Workspace | None = None,
-        progress: Callable[[int, int], None] = lambda ready, total: None,
+        progress: Progress = lambda ready, total: None,
+        also: Sequence[Kernel] = (),
     ) -> None:
-        self.model, self.progress = model, progress
+        self.model, self.progress, self.also = model, progress, also
         self.workspace = workspace or Workspace()
         self.programs: dict[Any, Program] = {}
         self.forget()
@@ -192,7 +199,7 @@ class Replayed:
                 (first, results), (second, _) = self.record(batch), self.record(batch)
                 if first.digest() != second.digest():
                     raise Unrecordable("it does not do the same each time")
-                program = self.programs[key] = Program(first, results, self.progress)
+                program = self.programs[key] = Program(first, results, self.progress, self.also)
             except Unrecordable as error:
                 self.not_recorded = str(error)
                 warnings.warn(f"this model runs without a recorded program, slower: {error}", stacklevel=3)

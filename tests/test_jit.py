@@ -96,3 +96,40 @@ def test_compiled_and_loaded_kernels_give_the_same_bits(root: Path, tmp_path: Pa
         for _ in range(2)
     )
     assert first == second
+
+
+LITERALS = """
+import sys, types
+from minidl.jit import apart_jit, jit
+
+@jit
+def inner(a, flag):
+    return a + 1 if flag else a
+
+@apart_jit
+def outer(a):
+    return inner(a, True) + inner(3, False) + inner(4, a > 2)
+
+@jit
+def top(a):
+    return outer(a) + outer(5)
+assert top(2) == 3 + 3 + 4 + (6 + 3 + 5), top(2)
+print(len(inner.signatures), len(outer.signatures), *top.stats.cache_hits.values(), *outer.stats.cache_hits.values())
+"""
+
+
+def test_literals_do_not_multiply_functions_and_apart_ones_are_loaded_with_their_callers(
+    tmp_path: Path, root: Path
+) -> None:
+    (tmp_path / "functions.py").write_text(LITERALS)
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": f"{root}:{tmp_path}"}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", "import functions"], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    )  # fmt: skip
+    assert first == ["1", "1"]
+    assert second == ["0", "1", "1", "1"]  # `inner` lies within `outer`, `outer` only its name within `top`

@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, jit
+from minidl.jit import VECTOR_BYTES, apart_jit
 from minidl.kernels.matmul.tile import ROWS, _Tile
 
 
@@ -79,7 +79,7 @@ class _ChannelTile(_Tile):
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
-@jit
+@apart_jit
 def channel_panel(
     rows: int, taps: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int,
     b: ndarray, b_taps: ndarray, b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, jit, parallel_jit, prange, threads
+from minidl.jit import VECTOR_BYTES, apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
 from .channels import channel_panel
@@ -109,7 +109,7 @@ def _weight(weight: ndarray, backward: bool, u: int, v: int, k: int, o: int, inn
     return weight[u, v, k, o]
 
 
-@jit
+@apart_jit
 def _pack(
     number: int, weight: ndarray, backward: bool, v: Axis, h: Axis, groups: int, inner: int, outer: int, packed: ndarray
 ) -> None:
@@ -170,7 +170,7 @@ def block_shape(v: Axis, h: Axis, images: int, pixel: int, pixels: int) -> Pair:
     return max(1, min(images, min(pixels // (rows * h.pixels), BUFFER // copy))), rows
 
 
-@jit
+@apart_jit
 def expand(
     image: ndarray, height: int, width: int, pixel: int, top: int, rows: int, left: int, columns: int,
     inner: int, outer: int, padded: int, target: ndarray,
@@ -212,7 +212,7 @@ def _clear(task: int, tasks: int, v: Axis, h: Axis, out: ndarray) -> None:
                     pixel[o] = 0
 
 
-@jit
+@apart_jit
 def _pass(
     task: int, tasks: int, source: ndarray, v: Axis, h: Axis, groups: int, inner: int, outer: int, packed: ndarray,
     memory: ndarray, end: ndarray, finish: bool, out: ndarray,
@@ -327,7 +327,7 @@ def _axes(
     )
 
 
-@jit
+@apart_jit
 def _task(
     phase: int, task: int, tasks: int, each: int, source: ndarray, weight: ndarray, backward: bool,
     bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from numpy import ndarray
 
-from minidl.jit import jit
+from minidl.jit import apart_jit, jit
 
 
 class Axis(NamedTuple):
@@ -84,7 +84,7 @@ def _clear(target: ndarray) -> None:
         target[i] = 0
 
 
-@jit
+@apart_jit
 def copy_with_halo(
     image: ndarray, height: int, width: int, pixel: int,
     top: int, rows: int, left: int, columns: int, channel: int, channels: int, padded: int, target: ndarray,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, jit
-from minidl.kernels.matmul.tile import lanes, own_function
+from minidl.jit import VECTOR_BYTES, apart_jit, jit
+from minidl.kernels.matmul.tile import lanes
 
 from .choice import F2X2_3X3, F4X4_3X3
 from .reference import Pair
@@ -102,7 +102,7 @@ def _next(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, in
     return image, down, across
 
 
-@jit
+@apart_jit
 def to_planes(
     form: int, spread: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
     planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
@@ -112,7 +112,6 @@ def to_planes(
     A plane holds blocks of channels: (channels / block, tiles, block). Where the channels are not a whole number of
     vectors, a tile is read through `patch`.
     """
-    own_function()
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]
     side = m if spread else n
@@ -143,13 +142,12 @@ def to_planes(
         image, down, across = _next(image, down, across, tiles)
 
 
-@jit
+@apart_jit
 def from_planes(
     form: int, planes: ndarray, plane: int, row: int, tiles: Pair, first: int, count: int,
     finish: bool, end: ndarray, patch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     """y = AT M A of the tiles first ... first + count, finished with `end` (bias, scale, shift, floor)."""
-    own_function()
     m, _, n = tile_of(form)
     height, width, outputs = y.shape[1:]
     vector = lanes(y)
@@ -186,13 +184,12 @@ def from_planes(
 # -- weights --------------------------------------------------------------------------------------------------------
 
 
-@jit
+@apart_jit
 def weight_to_planes(form: int, weight: ndarray, flip: int, block: int, u: ndarray, plane: int) -> None:
     """u = G g GT for one vector's worth of input channels, packed for the micro-kernel: panels (C, panel width).
 
     flip: for dx. The kernel is turned around, and what were outputs are the channels.
     """
-    own_function()
     r = weight.shape[0]
     vector = lanes(weight)
     panel_columns = 2 * vector
@@ -230,10 +227,9 @@ def weight_to_planes(form: int, weight: ndarray, flip: int, block: int, u: ndarr
                 _weight3_small(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
 
 
-@jit
+@apart_jit
 def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int, c: int, dweight: ndarray) -> None:
     """dweight[:, :, c] = GT dU G, the partial sums of dU added in their order"""
-    own_function()
     _, r, n = tile_of(form)
     channels, outputs = dweight.shape[2:]
     vector = lanes(dweight)

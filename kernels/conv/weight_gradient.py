@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange, threads
+from minidl.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
 from .channels import channel_panel
@@ -97,7 +97,7 @@ def _copy_gradient(
                 row[j] = 0
 
 
-@jit
+@apart_jit
 def _part(
     piece: int, split: int, splits: int, x: ndarray, dy: ndarray, groups: int, kernel: Pair, stride: Pair,
     padding: Pair, dilation: Pair, memory: ndarray, total: ndarray,
@@ -214,7 +214,7 @@ def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarra
                 sums[i] += part[i]
 
 
-@jit
+@apart_jit
 def _task(
     phase: int, worker: int, workers: int, pieces: int, splits: int, each: int, x: ndarray, dy: ndarray,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, memory: ndarray, dweight: ndarray,

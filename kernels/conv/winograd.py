@@ -21,7 +21,7 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange, threads
+from minidl.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
 from .planes import (
@@ -64,7 +64,7 @@ def _convolve_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple
     return group, u_plane, v_plane, m_plane, n * n * (v_plane + m_plane) + patch + WIDTH
 
 
-@jit
+@apart_jit
 def _convolve_group(
     form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
@@ -201,7 +201,7 @@ def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple
     return parts, group, du_plane, v_plane, d_plane, (n * n + n) * max(row_of(channels), row_of(outputs))
 
 
-@jit
+@apart_jit
 def _gradient_tiles(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, first: int, count: int, at_tile: int,
     v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray,
@@ -216,7 +216,7 @@ def _gradient_tiles(
     to_planes(form, yes, dy, tiles, (no, no), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros)
 
 
-@jit
+@apart_jit
 def _gradient_products(
     begin: int, end: int, channels: int, outputs: int, count: int, accumulate: bool,
     v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
@@ -235,7 +235,7 @@ def _gradient_products(
                   du, du_rows, k * du_plane + o, min(columns, outputs - o))  # fmt: skip
 
 
-@jit
+@apart_jit
 def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, begin: int, end: int, group: int, own: ndarray,
     v_plane: int, d_plane: int, du: ndarray, du_plane: int,

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, jit, parallel_jit, prange, threads
+from minidl.jit import VECTOR_BYTES, apart_jit, jit, parallel_jit, prange, threads
 
 from .pack import pack_columns, pack_rows
 from .reference import __all__ as __all__
-from .tile import ROWS, own_function, panel, panel_width
+from .tile import ROWS, panel, panel_width
 
 LANES = VECTOR_BYTES // 4  # of float32; a vector of float64 holds half as many, and its panels fit where these do
 FEW = 256  # rows: for more of them ...
@@ -48,17 +48,15 @@ def _packed_size(rows: int, depth: int) -> int:
 @jit
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
     """Numbers that one thread wants: a packed panel of b, and the block of a that is packed for many panels."""
-    own_function()
     width = 2 * LANES
     block = min((rows + width - 1) // width * width, max(width, BLOCK // max(1, _piece(rows, depth)) // width * width))
     packed_a = block * _piece(rows, depth) if columns >= OFTEN * width // 2 else 0
     return _packed_size(rows, depth) + packed_a
 
 
-@jit
+@apart_jit
 def _finish(bias: ndarray, relu: bool, out: ndarray, at: int, step: int, rows: int, column: int, width: int) -> None:
     """out[at + i step + j] [+ bias[column + j]] [max(., 0)] for i < rows, j < width, while they are in the cache"""
-    own_function()
     lowest = out.dtype.type(0 if relu else -np.inf)
     for i in range(rows):
         for j in range(width):
@@ -68,13 +66,12 @@ def _finish(bias: ndarray, relu: bool, out: ndarray, at: int, step: int, rows: i
             out[at + i * step + j] = lowest if value < lowest else value
 
 
-@jit
+@apart_jit
 def _share(
     part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
     bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """One thread's share of the tiles, from `first` to `last`."""
-    own_function()
     # Numba compiles a function once more for each literal that it is called with: these are none.
     none: Any = np.int64(0)
     one: Any = np.int64(1)

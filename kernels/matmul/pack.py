@@ -20,9 +20,9 @@ from llvmlite import ir
 from numba import types
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, jit
+from minidl.jit import VECTOR_BYTES, apart_jit
 
-from .tile import intrinsic, lanes, own_function, panel_width
+from .tile import intrinsic, lanes, panel_width
 
 
 @intrinsic
@@ -84,10 +84,9 @@ def _copy(typing: Any, source: Any, at: Any, target: Any, to: Any) -> Any:
     return types.void(source, types.int64, target, types.int64), generate
 
 
-@jit
+@apart_jit
 def pack_rows(b: ndarray, at: int, step: int, depth: int, width: int, packed: ndarray) -> None:
     """packed (depth, panel width): number (k, j < width) is b[at + k step + j]"""
-    own_function()
     columns = panel_width(b)
     inside = max(0, min(depth, (b.size - at - columns) // step + 1))  # k's whose two vectors end within b
     for k in range(inside):
@@ -99,13 +98,12 @@ def pack_rows(b: ndarray, at: int, step: int, depth: int, width: int, packed: nd
             packed[k * columns + j] = b[at + k * step + j]
 
 
-@jit
+@apart_jit
 def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packed: ndarray) -> None:
     """packed (depth, panel width): number (k, j < width) is b[at + k + j column].
 
     Whole squares are turned, so packed has room for a depth rounded up to a multiple of `lanes`.
     """
-    own_function()
     columns, side = panel_width(b), lanes(b)
     for left in range(0, width, side):
         count = min(side, width - left)

@@ -27,7 +27,7 @@ from numba import extending, types
 from numba.core import cgutils
 from numpy import ndarray
 
-from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, jit
+from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, apart_jit, jit
 
 intrinsic: Any = extending.intrinsic  # Numba's annotation of it would have callers pass `typing`, too
 ROWS = 8 if REGISTERS == 32 else 6  # with 2 vectors each, and those of b and a, they fill the registers
@@ -41,17 +41,6 @@ def lanes(typing: Any, array: Any) -> Any:
         return ir.Constant(ir.IntType(64), VECTOR_BYTES // (array.dtype.bitwidth // 8))
 
     return types.int64(array), generate
-
-
-@intrinsic
-def own_function(typing: Any) -> Any:
-    """Keeps LLVM from copying the function that calls this into each of its callers: it would be compiled as often."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.function.attributes.add("noinline")
-        return ir.Constant(ir.IntType(8).as_pointer(), None)
-
-    return types.void(), generate
 
 
 @jit
@@ -235,7 +224,7 @@ class _Tile:
 _narrow, _wide = _make_tile(1), _make_tile(2)
 
 
-@jit
+@apart_jit
 def panel(
     rows: int, taps: int, depth: int, accumulate: bool,
     a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, a_step: int,
@@ -247,7 +236,6 @@ def panel(
     a, b, c: vectors (one axis) of one float type; a_at, b_at, c_at: where the panel begins in them.
     a_taps, b_taps (taps,), a_rows, c_rows (rows,): int64 offsets from there. The other arguments as above.
     """
-    own_function()
     for first in range(0, rows, ROWS):
         count = min(ROWS, rows - first)
         if width <= lanes(a):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.jit import apart_jit, jit, parallel_jit, prange
 
 from .reference import __all__ as __all__
 
@@ -21,7 +21,7 @@ TASKS = 32
 BLOCK = 128
 
 
-@jit
+@apart_jit
 def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) -> ndarray:
     """The same copy with as few axes as possible, but at least two: (3, rank), rows shape, source and target strides.
 
@@ -43,7 +43,8 @@ def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) ->
     if rank < 2:  # a plane of one row, or of one number
         padded = np.ones((3, 2), np.int64)
         if rank:
-            padded[:, 1] = axes[:, 0]
+            for k in range(3):
+                padded[k, 1] = axes[k, 0]
         return padded
     axes = axes[:, :rank].copy()
     if axes[2, rank - 1] != 1:
@@ -101,7 +102,7 @@ def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray)
             target[to + c * t_column] = source[from_ + c * s_column]
 
 
-@jit
+@apart_jit
 def _copy_planes(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray, first: int, last: int) -> None:
     """The planes first..last-1, counted over all axes but the last two."""
     outer = axes.shape[1] - 2
@@ -122,7 +123,7 @@ def _copy_in_tasks(source: ndarray, s: int, target: ndarray, t: int, axes: ndarr
         _copy_planes(source, s, target, t, axes, task * planes // TASKS, (task + 1) * planes // TASKS)
 
 
-@jit
+@apart_jit
 def _split(axes: ndarray) -> ndarray:
     """A plane's rows in TASKS parts, where there are too few planes to share out."""
     parts = 1
@@ -130,11 +131,13 @@ def _split(axes: ndarray) -> ndarray:
         parts *= 2
     rank = axes.shape[1]
     split = np.empty((3, rank + 1), np.int64)
-    split[:, : rank - 2] = axes[:, : rank - 2]
-    split[:, rank - 1 :] = axes[:, rank - 2 :]
+    for k in range(3):  # number by number: Numba takes a second to compile a slice that is assigned
+        for axis in range(rank):
+            split[k, axis if axis < rank - 2 else axis + 1] = axes[k, axis]
     split[0, rank - 1] //= parts
     split[0, rank - 2] = parts
-    split[1:, rank - 2] = split[1:, rank - 1] * split[0, rank - 1]
+    for k in range(1, 3):
+        split[k, rank - 2] = split[k, rank - 1] * split[0, rank - 1]
     return split
 
 

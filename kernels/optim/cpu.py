@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.jit import apart_jit, jit, parallel_jit, prange
 
 from ..elementwise.stream import SERIAL
 from .reference import __all__ as __all__
@@ -58,7 +58,7 @@ def _sgd(
         theta[i] = shrink_ * theta[i] - lr_ * direction
 
 
-@jit
+@apart_jit
 def _sgd_part(
     part: int, parts: int,
     theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
@@ -107,7 +107,7 @@ def _adam(
         theta[i] = shrink_ * theta[i] - rate * m / (math.sqrt(v) * correction + eps_)
 
 
-@jit
+@apart_jit
 def _adam_part(
     part: int, parts: int,
     theta: ndarray, grad: ndarray, first: ndarray, second: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
@@ -163,7 +163,7 @@ def _sum_of_squares(x: ndarray, lanes: ndarray) -> float:
     return total
 
 
-@jit
+@apart_jit
 def _norms_chunk(chunk: int, x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray) -> None:
     for s in range(starts.size):
         at = _overlap(starts[s], stops[s], x.size, chunk, CHUNKS)
@@ -207,7 +207,7 @@ def _lars(
         theta[i] -= v
 
 
-@jit
+@apart_jit
 def _lars_part(
     part: int, parts: int,
     theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,

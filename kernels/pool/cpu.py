@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.jit import apart_jit, jit, parallel_jit, prange
 
 from .reference import Pair
 from .reference import __all__ as __all__
@@ -46,7 +46,7 @@ def _keep_largest(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
         place[c] = here if wins else place[c]
 
 
-@jit
+@apart_jit
 def _max_pool_image(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, place: ndarray) -> None:
     height, width = x.shape[:2]
     for oh in range(y.shape[0]):
@@ -86,7 +86,7 @@ def _max_pool_pixel(a: ndarray, b: ndarray, c: ndarray, d: ndarray, y: ndarray, 
         y[i], place[i] = _first_largest(a[i], b[i], c[i], d[i])
 
 
-@jit
+@apart_jit
 def _max_pool_2x2(x: ndarray, y: ndarray, place: ndarray) -> None:
     for oh in range(y.shape[0]):
         top, bottom = x[2 * oh], x[2 * oh + 1]
@@ -111,7 +111,7 @@ def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, 
             _max_pool_image(x[n], kernel, stride, padding, y[n], place[n])
 
 
-@jit
+@apart_jit
 def _max_pool_backward_image(
     dy: ndarray, place: ndarray, kernel: Pair, stride: Pair, padding: Pair, dx: ndarray
 ) -> None:
@@ -135,7 +135,7 @@ def _max_pool_backward_pixel(dy: ndarray, place: ndarray, a: ndarray, b: ndarray
         d[i] = gradient if where == np.uint8(3) else zero
 
 
-@jit
+@apart_jit
 def _max_pool_backward_2x2(dy: ndarray, place: ndarray, dx: ndarray) -> None:
     height, width, channels = dy.shape
     zero = dy.dtype.type(0)
@@ -174,7 +174,7 @@ def _add(x: ndarray, factor: float, y: ndarray) -> None:
         y[c] += factor * x[c]
 
 
-@jit
+@apart_jit
 def _average_pool_image(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray) -> None:
     factor = x.dtype.type(1 / (kernel[0] * kernel[1]))
     y[:] = 0
@@ -193,7 +193,7 @@ def average_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarr
         _average_pool_image(x[n], kernel, stride, padding, y[n])
 
 
-@jit
+@apart_jit
 def _average_pool_backward_image(dy: ndarray, kernel: Pair, stride: Pair, padding: Pair, dx: ndarray) -> None:
     factor = dx.dtype.type(1 / (kernel[0] * kernel[1]))
     dx[:] = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.jit import apart_jit, jit, parallel_jit, prange
 
 from .reference import __all__ as __all__
 from .rows import narrow, wide
@@ -61,7 +61,7 @@ def _sum_rows(x: ndarray, total: ndarray) -> None:
     narrow(sums, total)
 
 
-@jit
+@apart_jit
 def _sum_part(x: ndarray, task: int, partial: ndarray) -> None:
     chunks, outer = partial.shape[:2]
     n, chunk, o = x.shape[1], task // outer, task % outer
