@@ -27,6 +27,7 @@ from numba import types
 
 from minidl.device import Device
 from minidl.jit import cached, threads
+from minidl.machine import numba_type
 
 # Seconds, about, of those that take more than one: the longest first. The others of matmul and conv need little but
 # what these have compiled.
@@ -50,6 +51,28 @@ class Kernel(NamedTuple):
 
     def ready(self) -> bool:
         return self.signature in self.function.overloads or cached(self.function, self.signature)
+
+
+class Noting:
+    """Stands in for a device: notes which kernels it is asked for, and calls none."""
+
+    def __init__(self, device: Device) -> None:
+        self.name, self.kernels = device.name, list[Kernel]()
+
+    def __getattr__(self, op: str) -> Any:
+        return _NotingOp(self, op)
+
+
+class _NotingOp(NamedTuple):
+    noting: Noting
+    op: str
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def note(*arguments: Any) -> None:
+            signature = tuple(map(numba_type, arguments))
+            self.noting.kernels.append(Kernel(self.noting.name, self.op, name, signature))
+
+        return note
 
 
 def compile_all(kernels: Iterable[Kernel], progress: Progress = lambda ready, total: None) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidl.arena import Arena
+from minidl.compiler import Kernel, Noting
 from minidl.device import Device
 from minidl.errors import CheckpointError, ConfigError, nearest
 from minidl.nn.module import Module
@@ -97,6 +98,16 @@ class Optimizer:
         np.multiply(self.rates, self.lr, out=self.rates_now)
         self.update(self.rates_now, self.scale())
         self.arena.touch()
+
+    def kernels(self) -> list[Kernel]:
+        """What `step` calls: to be compiled before."""
+        device, noting = self.device, Noting(self.device)
+        self.device = noting  # type: ignore[assignment]
+        try:
+            self.update(self.rates_now, self.scale())
+        finally:
+            self.device = device
+        return noting.kernels
 
     def update(self, lr: np.ndarray, scale: float) -> None:
         """The rule. lr: for each segment; scale: what the gradient is multiplied with first."""

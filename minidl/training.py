@@ -86,7 +86,7 @@ class Trainer:
             config.optimizer, model, config.lr, config.momentum, config.weight_decay, config.clip or None
         )
         workspace = Workspace()
-        self.gradient = Gradient(model, self.loss, workspace=workspace)
+        self.gradient = Gradient(model, self.loss, workspace=workspace, also=self.optimizer.kernels())
         self.prediction = Prediction(model, workspace=workspace)
         self.progress = Progress()
         self._warm = False  # the first step compiles; images/s are of the others

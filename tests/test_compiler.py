@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidl import compiler
+from minidl import compiler, models, optim
 from minidl.device import Device
 from minidl.machine import numba_type
 
@@ -123,3 +123,16 @@ def test_types_survive_being_words() -> None:
         kind = numba_type(value)
         assert compiler._kind(compiler._word(kind)) == kind
     assert Device("cpu").conv.forward is compiler.Kernel("cpu", "conv", "forward", ()).function
+
+
+@pytest.mark.parametrize("name", list(optim.OPTIMIZERS))
+def test_an_optimizer_says_which_kernels_it_calls(name: str) -> None:
+    model = models.build("mlp", (4, 4, 1), 3)
+    optimizer = optim.build(name, model, lr=0.1, clip=1.0)
+    before = model.flatten().theta.copy()
+    kernels = optimizer.kernels()
+    assert kernels and (model.flatten().theta == before).all()
+    compiler.compile_all(kernels)
+    compiled = {kernel.function: len(kernel.function.signatures) for kernel in kernels}
+    optimizer.step()
+    assert compiled == {function: len(function.signatures) for function in compiled}
