@@ -65,7 +65,7 @@ def test_any_sum(dtype: str, taps: int, depth: int) -> None:
     run_panel(dtype, rows=3, width=3, taps=taps, depth=depth, accumulate=False, a_step=2)
 
 
-SIZES = st.one_of(st.integers(1, 70), st.sampled_from([127, 257, 300]))
+SIZES = st.one_of(st.integers(1, 70), st.sampled_from([127, 250, 257, 300]))
 
 
 @DTYPES

@@ -50,7 +50,7 @@ def _scratch_size(rows: int, columns: int, depth: int) -> int:
     """Numbers that one thread wants: a packed panel of b, and the block of a that is packed for many panels."""
     width = 2 * LANES
     block = min((rows + width - 1) // width * width, max(width, BLOCK // max(1, _piece(rows, depth)) // width * width))
-    packed_a = block * _piece(rows, depth) if columns >= OFTEN * width // 2 else 0
+    packed_a = block * _piece(rows, depth) if columns > (OFTEN - 1) * LANES else 0  # OFTEN panels of float64
     return _packed_size(rows, depth) + packed_a
 
 
