@@ -95,6 +95,16 @@ def test_products_of_any_shape(dtype: str, m: int, n: int, k: int, relu: bool, b
     check(out, exact)
 
 
+@DTYPES
+@pytest.mark.parametrize("columns", [15 * cpu.LANES + 1, 16 * cpu.LANES - 1, 30 * cpu.LANES + 1, 32 * cpu.LANES - 1])
+def test_scratch_suffices_where_the_last_panel_decides_to_copy_a(dtype: str, columns: int) -> None:
+    a, b = np.ones((4, 57), dtype), np.ones((4, columns), dtype)
+    size = cpu.tn_scratch(57, columns, 4)
+    raw, out = np.full(size + 4096, np.nan, dtype), np.empty((57, columns), dtype)
+    cpu.tn(a, b, raw[:size], out)
+    assert np.isnan(raw[size:]).all() and (out == 4).all()
+
+
 @pytest.mark.parametrize("shape", [(300, 1100, 300), (100, 1040, 40)])
 def test_products_large_enough_to_copy_a(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
