@@ -17,10 +17,12 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from numba import types
@@ -150,11 +152,20 @@ def _kind(word: str) -> types.Type:
     return types.UniTuple(number, int(parts[3])) if parts[3] else number
 
 
+def _read(lines: SimpleQueue[str]) -> None:
+    """End this process, in the middle of a kernel if need be, as soon as who started it has ended."""
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
+
+
 def main() -> None:
     """What a process does: compile what standard input names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
-    for line in sys.stdin:
-        device, op, name, *words = line.split()
+    lines: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_read, args=[lines], daemon=True).start()
+    while True:
+        device, op, name, *words = lines.get().split()
         kernel = Kernel(device, op, name, tuple(map(_kind, words)))
         kernel.function.compile(kernel.signature)
         if not cached(kernel.function, kernel.signature):
