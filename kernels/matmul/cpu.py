@@ -20,23 +20,26 @@ from numpy import ndarray
 from minidl.jit import VECTOR_BYTES, apart_jit, jit, parallel_jit, prange, threads
 
 from .pack import pack_columns, pack_rows
+from .product import narrow_tile, wide_tile
 from .reference import __all__ as __all__
-from .tile import ROWS, panel, panel_width
+from .tile import ROWS, lanes, panel_width
 
 LANES = VECTOR_BYTES // 4  # of float32; a vector of float64 holds half as many, and its panels fit where these do
 FEW = 256  # rows: for more of them ...
 DEPTH = 256  # ... a long sum is taken in pieces, so that a panel of b stays in the first-level cache
-LONGEST = 1024  # ... for fewer the pieces are longer: each goes over the output once more
+LONGEST = 1024  # ... for fewer only a longer sum is, in pieces of half this: each goes over the output once more
 BLOCK = 2**17  # numbers of a that stay in the second-level cache while panels pass by
 IN_PLACE = 1  # strips for which a panel of b is not copied
 OFTEN = 16  # panels for which a is copied, too, where its columns are rows (tn)
+GROUP = 2 * LANES // ROWS * ROWS  # rows of a that are copied side by side: whole strips (float32)
 SMALL = 2**17  # multiplications: below, one thread is faster than two
 
 
 @jit
 def _piece(rows: int, depth: int) -> int:
     """How many k's are taken at once."""
-    return min(depth, LONGEST if rows <= FEW else DEPTH)
+    longest = LONGEST if rows <= FEW else DEPTH
+    return depth if depth <= longest else min(longest, LONGEST // 2)
 
 
 @jit
@@ -48,9 +51,9 @@ def _packed_size(rows: int, depth: int) -> int:
 @jit
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
     """Numbers that one thread wants: a packed panel of b, and the block of a that is packed for many panels."""
-    width = 2 * LANES
-    block = min((rows + width - 1) // width * width, max(width, BLOCK // max(1, _piece(rows, depth)) // width * width))
-    packed_a = block * _piece(rows, depth) if columns > (OFTEN - 1) * LANES else 0  # OFTEN panels of float64
+    width, piece = 2 * LANES, _piece(rows, depth)
+    block = min(rows, BLOCK // max(1, piece) + width)
+    packed_a = (block + GROUP - 1) // GROUP * width * piece if columns > (OFTEN - 1) * LANES else 0  # or of float64
     return _packed_size(rows, depth) + packed_a
 
 
@@ -81,28 +84,25 @@ def _share(
     tiles = strips * ((columns + width - 1) // width)
     first, last = part * tiles // parts, (part + 1) * tiles // parts
     block = min(strips, max(width, BLOCK // piece // width * width) // ROWS)  # strips of a that stay in the cache
-    often = a_row == 1 and last - first >= OFTEN * strips
+    group = width // ROWS * ROWS
+    often = a_row == 1 and group > 0 and last - first >= OFTEN * strips
     vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(rows, depth) :], scratch
-    zero, a_rows, out_rows = np.zeros(1, np.int64), np.empty(block * ROWS, np.int64), np.empty(block * ROWS, np.int64)
     for top in range(0, strips, block):
         here = min(block * ROWS, rows - top * ROWS)
         for k in range(0, depth, piece):
             deep = min(piece, depth - k)
-            for i in range(here):
-                a_rows[i] = i // width * width * deep + i % width if often else i * a_row
-                out_rows[i] = i * columns
             if often:
-                for i in range(0, here, width):
-                    a_at, target = (top * ROWS + i) * a_row + k * a_step, packed_a[i * deep :]
-                    pack_rows(a, a_at, a_step, deep, min(width, here - i), target)
+                for i in range(0, here, group):
+                    a_at, target = (top * ROWS + i) * a_row + k * a_step, packed_a[i // group * width * deep :]
+                    pack_rows(a, a_at, a_step, deep, min(group, here - i), target)
             for number in range(first // strips, (last + strips - 1) // strips):
                 # This panel's strips from lo to hi are in the block, and ours.
                 lo = max(top, first - number * strips)
                 hi = min(top + block, strips, last - number * strips)
                 if lo >= hi:
                     continue
-                row, column = lo * ROWS, number * width
-                count, wide = min(hi * ROWS, rows) - row, min(width, columns - column)
+                column = number * width
+                wide = min(width, columns - column)
                 b_at = k * b_step + column * b_column
                 panel_of_b, panel_at, panel_step = packed, none, width
                 if b_column == 1 and hi - lo <= IN_PLACE and b_at + (deep - 1) * b_step + width <= b.size:
@@ -111,15 +111,31 @@ def _share(
                     pack_rows(b, b_at, b_step, deep, wide, packed)
                 else:
                     pack_columns(b, b_at, b_column, deep, wide, packed)
-                panel_of_a, a_at, step = a, top * ROWS * a_row + k * a_step, a_step
-                if often:
-                    panel_of_a, a_at, step = packed_a, none, width
-                out_at = top * ROWS * columns + column
-                skip = row - top * ROWS
-                panel(count, one, deep, k > 0, panel_of_a, zero, a_rows[skip:], a_at, step,
-                      panel_of_b, zero, panel_at, panel_step, vector, out_rows[skip:], out_at, wide)  # fmt: skip
-                if k + deep == depth and (relu or bias.size > 0):
-                    _finish(bias, relu, vector, row * columns + column, columns, count, column, wide)
+                # The next panel begins to come while this one's first tile is computed.
+                soon_at, soon_step = b_at, none
+                if column + width < columns and b_column == 1:
+                    soon_at, soon_step = b_at + width, b_step
+                elif column + width < columns and deep == depth:
+                    soon_at, soon_step = b_at + width * b_column, width  # its rows lie one after the other
+                finish = k + deep == depth and (relu or bias.size > 0)
+                biased = wide if bias.size > 0 else none
+                for strip in range(lo, hi):
+                    row = strip * ROWS
+                    count = min(ROWS, rows - row)
+                    panel_of_a, a_at, a_to_row, a_to_k = a, row * a_row + k * a_step, a_row, a_step
+                    if often:
+                        i = row - top * ROWS
+                        panel_of_a, a_at = packed_a, i // group * width * deep + i % group
+                        a_to_row, a_to_k = one, width
+                    if wide > lanes(a):
+                        wide_tile(count, wide, deep, k > 0, panel_of_a, a_at, a_to_row, a_to_k, panel_of_b, panel_at,
+                                  panel_step, vector, row * columns + column, columns, finish, bias, column, biased,
+                                  relu, b, soon_at, soon_step)  # fmt: skip
+                    else:
+                        narrow_tile(count, wide, deep, k > 0, panel_of_a, a_at, a_to_row, a_to_k, panel_of_b, panel_at,
+                                    panel_step, vector, row * columns + column, columns, finish, bias, column, biased,
+                                    relu, b, soon_at, soon_step)  # fmt: skip
+                    soon_step = none
 
 
 @parallel_jit
