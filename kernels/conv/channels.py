@@ -12,28 +12,32 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, apart_jit
-from minidl.kernels.matmul.tile import ROWS, _Tile
+from minidl.jit import REGISTERS, VECTOR_BYTES, apart_jit, jit
+from minidl.kernels.matmul.tile import _Tile, intrinsic, lanes
+
+ROWS = 9  # the taps of a 3 x 3 kernel, which are the rows of its gradient
 
 
-@intrinsic
-def _tile(
-    typing: Any, rows: Any, taps: Any, a: Any, a_taps: Any, a_rows: Any, a_at: Any,
-    b: Any, b_taps: Any, b_at: Any, c: Any, c_rows: Any, c_at: Any, width: Any,
-) -> Any:  # fmt: skip
-    size = types.int64
-    signature = types.void(size, size, a, a_taps, a_rows, size, b, b_taps, size, c, c_rows, size, size)
-    return signature, lambda *arguments: _ChannelTile(*arguments).emit()
+def _make_tile(vectors: int) -> Any:
+    @intrinsic
+    def tile(
+        typing: Any, rows: Any, taps: Any, a: Any, a_taps: Any, a_rows: Any, a_at: Any,
+        b: Any, b_taps: Any, b_at: Any, c: Any, c_rows: Any, c_at: Any, width: Any,
+    ) -> Any:  # fmt: skip
+        size = types.int64
+        signature = types.void(size, size, a, a_taps, a_rows, size, b, b_taps, size, c, c_rows, size, size)
+        return signature, lambda *arguments: _ChannelTile(vectors, *arguments).emit()
+
+    return tile
 
 
 class _ChannelTile(_Tile):
     """Writes the instructions, as matmul's does: a sum for each row stays in a register, `phi` by `phi`."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-        self.b, self.size = builder, ir.IntType(64)
+    def __init__(self, vectors: int, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+        self.vectors, self.b, self.size = vectors, builder, ir.IntType(64)
         array = signature.args[2]
         self.number, bits = context.get_data_type(array.dtype), array.dtype.bitwidth
         self.bytes, self.lanes = bits // 8, VECTOR_BYTES * 8 // bits
@@ -48,6 +52,7 @@ class _ChannelTile(_Tile):
 
     def emit(self) -> Any:
         b, nothing = self.b, self.constant(0)
+        tiles = [(i, v) for i in range(ROWS) for v in range(self.vectors)]
         last = b.sub(self.rows, self.constant(1))
         numbers = [self.smaller(self.constant(i), last) for i in range(ROWS)]
         c_rows = [b.gep(self.c, [b.load(b.gep(self.c_rows, [i]))]) for i in numbers]
@@ -57,12 +62,13 @@ class _ChannelTile(_Tile):
         done = b.append_basic_block("channels.done")
         b.branch(loop)
         b.position_at_end(loop)
-        tap, sums = b.phi(self.size), [b.phi(self.vector) for _ in range(ROWS)]
-        weights = self.load(self.column(b.gep(self.b_data, [b.load(b.gep(self.b_taps, [tap]))]), 0))
+        tap, sums = b.phi(self.size), [b.phi(self.vector) for _ in tiles]
+        weights = b.gep(self.b_data, [b.load(b.gep(self.b_taps, [tap]))])
         at = b.load(b.gep(self.a_taps, [tap]))
+        columns = [self.load(self.column(weights, v)) for v in range(self.vectors)]
         added = [
-            self.multiply_add(self.load(self.column(b.gep(row, [at]), 0)), weights, total)
-            for row, total in zip(a_rows, sums)
+            self.multiply_add(self.load(self.column(b.gep(a_rows[i], [at]), v)), columns[v], total)
+            for (i, v), total in zip(tiles, sums)
         ]
         following = b.add(tap, self.constant(1))
         b.cbranch(b.icmp_signed("<", following, self.taps), loop, done)
@@ -73,10 +79,19 @@ class _ChannelTile(_Tile):
             total.add_incoming(new, loop)
 
         b.position_at_end(done)
-        mask = self.mask(0)
-        for row, new in zip(c_rows, added):
-            self.store_masked(new, self.column(row, 0), mask)
+        masks = [self.mask(v) for v in range(self.vectors)]
+        for (i, v), new in zip(tiles, added):
+            self.store_masked(new, self.column(c_rows[i], v), masks[v])
         return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+_narrow, _wide = _make_tile(1), _make_tile(2)
+
+
+@jit
+def channel_width(array: ndarray) -> int:
+    """Channels of a tile: two vectors, where there are registers for so many sums."""
+    return 2 * lanes(array) if REGISTERS == 32 else lanes(array)
 
 
 @apart_jit
@@ -84,7 +99,10 @@ def channel_panel(
     rows: int, taps: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int,
     b: ndarray, b_taps: ndarray, b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
-    """A column of tiles: any number of rows, up to one vector of channels. a and b must be readable for all of it."""
+    """A column of tiles: any number of rows, up to channel_width channels; a and b must be readable for all of them."""
     for first in range(0, rows, ROWS):
-        _tile(min(ROWS, rows - first), taps, a, a_taps, a_rows[first:], a_at,  # type: ignore[call-arg]
-              b, b_taps, b_at, c, c_rows[first:], c_at, width)  # fmt: skip
+        count = min(ROWS, rows - first)
+        if width <= lanes(a):
+            _narrow(count, taps, a, a_taps, a_rows[first:], a_at, b, b_taps, b_at, c, c_rows[first:], c_at, width)
+        else:
+            _wide(count, taps, a, a_taps, a_rows[first:], a_at, b, b_taps, b_at, c, c_rows[first:], c_at, width)

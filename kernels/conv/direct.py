@@ -21,8 +21,19 @@ from numpy import ndarray
 from minidl.jit import VECTOR_BYTES, apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
-from .channels import channel_panel
-from .geometry import Axis, copy_with_halo, forward_axis, gradient_axis, inside, span
+from .channels import channel_panel, channel_width
+from .geometry import (
+    MOST,
+    Axis,
+    blocks_of,
+    copy_with_halo,
+    forward_axis,
+    forward_blocks,
+    gradient_axis,
+    gradient_blocks,
+    inside,
+    span,
+)
 from .reference import Pair, Shape
 from .rows import add_rows, fill_end, finish_rows
 
@@ -41,17 +52,19 @@ def _up(size: int, step: int) -> int:
     return (size + step - 1) // step * step
 
 
-def _packed(kernel: Pair, inner: int, outer: int, groups: int) -> int:
+def _packed(kernel: Pair, inner: int, outer: int, groups: int, stride: Pair) -> int:
     """Numbers of all packed weights, and of the end of a layer, at most."""
-    return (kernel[0] * kernel[1] * inner + 4) * groups * (outer + PANEL) + PANEL
+    taps = kernel[0] * (kernel[1] + (MOST * stride[1] if groups == 1 and 2 * outer <= PANEL else 0))
+    return (taps * inner + 4) * groups * (outer + PANEL) + PANEL
 
 
-def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, padding: Pair, dilation: Pair) -> int:
+def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, stride: Pair, padding: Pair,
+                 dilation: Pair) -> int:  # fmt: skip
     """Numbers that a task needs: the copy of a block, of one row of outputs at least, and a chunk's sums."""
     rows = (kernel[0] - 1) * dilation[0] + 1
-    columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1]
+    columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1] + 2 * MOST * stride[1]
     pixel = inner * (groups * outer + PANEL) if groups > 1 and 4 * outer <= PANEL else inner
-    return max(BUFFER, rows * columns * pixel) + CHUNK * PANEL
+    return max(BUFFER, rows * columns * pixel) + (CHUNK + 1) * PANEL
 
 
 packed_size, task_memory = jit(_packed), jit(_task_memory)
@@ -62,8 +75,8 @@ def _scratch(x_shape: Shape, w_shape: Shape, inner: int, outer: int, groups: int
     kernel = w_shape[0], w_shape[1]
     products = x_shape[0] * x_shape[1] * x_shape[2] * kernel[0] * kernel[1] * w_shape[2] * w_shape[3]
     tasks = threads() if products > SERIAL * stride[0] * stride[1] else 1
-    return _packed(kernel, inner, outer, groups) + tasks * _task_memory(
-        kernel, x_shape[2], inner, outer, groups, padding, dilation
+    return _packed(kernel, inner, outer, groups, stride) + tasks * _task_memory(
+        kernel, x_shape[2], inner, outer, groups, stride, padding, dilation
     )
 
 
@@ -104,6 +117,8 @@ def _row_of_outputs(outer: int, groups: int, array: ndarray) -> int:
 @jit
 def _weight(weight: ndarray, backward: bool, u: int, v: int, k: int, o: int, inner: int, outer: int) -> float:
     """Of input channel k, within its group, for output channel o."""
+    if v < 0 or v >= weight.shape[1]:
+        return weight.dtype.type(0)
     if backward:
         return weight[u, v, o % outer, o // outer * inner + k]
     return weight[u, v, k, o]
@@ -117,16 +132,21 @@ def _pack(
     if by_channels(groups, outer, packed):
         width, each, first = _row_of_outputs(outer, groups, packed), groups * outer, 0
     else:
-        width, panels = panel_width(packed), (outer + panel_width(packed) - 1) // panel_width(packed)
-        each, first = min(width, outer - number % panels * width), number // panels * outer + number % panels * width
+        width, panels = panel_width(packed), (h.block * outer + panel_width(packed) - 1) // panel_width(packed)
+        first = number % panels * width
+        each, first = min(width, h.block * outer - first), number // panels * outer + first
     at = number * v.taps * h.taps * inner * width
     for s in range(v.taps):
         for t in range(h.taps):
             tap_row, tap_column = v.tap + s * v.tap_step, h.tap + t * h.tap_step
             for k in range(inner):
                 row = packed[at : at + width]
-                for j in range(each):
-                    row[j] = _weight(weight, backward, tap_row, tap_column, k, first + j, inner, outer)
+                for p in range(h.block):
+                    part = row[p * outer : p * outer + each // h.block]
+                    for j in range(part.size):
+                        part[j] = _weight(
+                            weight, backward, tap_row, tap_column + p * h.tap_pixel, k, first + j, inner, outer
+                        )
                 for j in range(each, width):
                     row[j] = 0
                 at += width
@@ -135,12 +155,15 @@ def _pack(
 # -- one task --------------------------------------------------------------------------------------------------
 
 
-@jit
-def _sum(
-    taps: int, depth: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_taps: ndarray,
-    b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int, sums: ndarray, sums_rows: ndarray,
+@apart_jit
+def _chunk(
+    across: bool, taps: int, depth: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, b: ndarray,
+    b_taps: ndarray, b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int, sums: ndarray, sums_rows: ndarray,
 ) -> None:  # fmt: skip
     """One chunk of pixels and one panel of outputs, in pieces of about DEPTH products."""
+    if across:
+        channel_panel(a_rows.size, taps, a, a_taps, a_rows, a_at, b, b_taps, b_at, c, c_rows, c_at, width)
+        return
     pieces = (taps * depth + DEPTH - 1) // DEPTH
     taps_each = (taps + pieces - 1) // pieces
     pieces = 1 if taps_each > 1 else (depth + DEPTH - 1) // DEPTH
@@ -184,14 +207,10 @@ def expand(
                 at = ((top + i) * width + left + j) * pixel
                 colour = image[at : at + pixel]
                 groups = pixel // inner
-                if inner == 1 and outer == 1:
-                    for o in range(pixel):
-                        piece[o] = colour[o]
-                else:
-                    for k in range(inner):
-                        for g in range(groups):
-                            for o in range(outer):
-                                piece[k * padded + g * outer + o] = colour[g * inner + k]
+                for k in range(inner):
+                    for g in range(groups):
+                        for o in range(outer):
+                            piece[k * padded + g * outer + o] = colour[g * inner + k]
                 for k in range(inner):
                     for o in range(groups * outer, padded):
                         piece[k * padded + o] = 0
@@ -207,9 +226,10 @@ def _clear(task: int, tasks: int, v: Axis, h: Axis, out: ndarray) -> None:
     for image in range(task * images // tasks, (task + 1) * images // tasks):
         for i in range(v.pixels):
             for j in range(h.pixels):
-                pixel = out[image, v.first + i * v.stride, h.first + j * h.stride]
-                for o in range(pixel.size):
-                    pixel[o] = 0
+                at = h.first + j * h.stride
+                pixels = out[image, v.first + i * v.stride, at : at + h.block].reshape(-1)
+                for o in range(pixels.size):
+                    pixels[o] = 0
 
 
 @apart_jit
@@ -225,26 +245,29 @@ def _pass(
     x, y = source.reshape(-1), out.reshape(-1)
     outputs = out.shape[3]
     across = by_channels(groups, outer, packed)
-    row_of_outputs = _row_of_outputs(outer, groups, packed)
+    row_of_outputs = _row_of_outputs(h.block * outer, groups, packed)
+    expanded = across and inner * outer > 1  # else each channel stands in its output's lane already
     one = groups == 1 or v.taps * h.taps == 1
     in_place = not across and one and inside(v) and inside(h)
-    padded = pixel if in_place else (inner * row_of_outputs if across else inner)
+    padded = pixel if in_place or across else inner
+    if expanded:
+        padded = inner * row_of_outputs
     columns = width if in_place else span(h, h.pixels)
     some_images, some_rows = block_shape(
         v, h, images, 0 if in_place else padded, min(PIXELS, max(8, images * v.pixels * h.pixels // (4 * tasks)))
     )
     lines = height if in_place else span(v, some_rows)  # of an image in the buffer
 
-    # where everything is, seen from the block's first pixel
+    # where everything is, seen from the block's first pixel; what is left over at the end of each row comes last
+    whole = h.pixels - 1 if h.rest < h.block else h.pixels
     a_rows = np.empty(some_images * some_rows * h.pixels, np.int64)
     c_rows = np.empty(a_rows.size, np.int64)
-    r = 0
-    for image in range(some_images):
-        for i in range(some_rows):
-            for j in range(h.pixels):
-                a_rows[r] = ((image * lines + i * v.step) * columns + j * h.step) * padded
-                c_rows[r] = ((image * v.out + i * v.stride) * h.out + j * h.stride) * outputs
-                r += 1
+    for line in range(some_images * some_rows):
+        image, i = line // some_rows, line % some_rows
+        for j in range(h.pixels):
+            r = line * whole + j if j < whole else some_images * some_rows * whole + line
+            a_rows[r] = ((image * lines + i * v.step) * columns + j * h.step) * padded
+            c_rows[r] = ((image * v.out + i * v.stride) * h.out + j * h.stride) * outputs
     side_by_side = not across and (h.spacing == 1 or h.taps == 1)  # the taps of a kernel's row: one depth
     channels, taps_columns = inner if across else 1, 1 if side_by_side else h.taps
     depth = h.taps * inner if side_by_side else inner
@@ -253,7 +276,7 @@ def _pass(
     for t in range(taps):
         place = t // channels
         row, column = place // taps_columns * v.spacing, place % taps_columns * h.spacing
-        a_taps[t] = (row * columns + column) * padded + t % channels * row_of_outputs
+        a_taps[t] = (row * columns + column) * padded + (t % channels * row_of_outputs if expanded else 0)
         b_taps[t] = t * (row_of_outputs if across else depth * panel_width(packed))
     sums, buffer = memory[: CHUNK * PANEL], memory[CHUNK * PANEL :]
     sums_rows = np.empty(CHUNK, np.int64)
@@ -265,7 +288,6 @@ def _pass(
     for block in range(task * blocks // tasks, (task + 1) * blocks // tasks):
         image, i = block // down * some_images, block % down * some_rows
         rows, count = min(some_rows, v.pixels - i), min(some_images, images - image)
-        pixels = count * rows * h.pixels
         c_at = ((image * v.out + v.first + i * v.stride) * h.out + h.first) * outputs
         top = i * v.step + v.offset
         for g in range(1 if across else groups):
@@ -276,55 +298,57 @@ def _pass(
                 size = lines * columns * padded
                 for n in range(count):
                     pixels_of = x[(image + n) * height * width * pixel : (image + n + 1) * height * width * pixel]
-                    if across:
+                    if expanded:
                         expand(pixels_of, height, width, pixel, top, span(v, rows), h.offset, columns,
                                inner, outer, row_of_outputs, buffer[n * size :])  # fmt: skip
                     else:
                         copy_with_halo(pixels_of, height, width, pixel, top, span(v, rows), h.offset, columns,
-                                       g * inner, inner, padded, buffer[n * size :])  # fmt: skip
-            if across:
-                for first in range(0, pixels, CHUNK):
-                    last = min(first + CHUNK, pixels)
-                    for o in range(0, outputs, lanes(a)):
-                        wide = min(lanes(a), outputs - o)
-                        channel_panel(last - first, taps, a, a_taps, a_rows[first:last], o, packed, b_taps, o,
-                                      y, c_rows[first:last], c_at + o, wide)  # fmt: skip
+                                       g * inner, min(pixel, padded), padded, buffer[n * size :])  # fmt: skip
+            panel_of = channel_width(packed) if across else panel_width(packed)
+            size = panel_of if across else taps * depth * panel_of
+            together = outputs if across else h.block * outer
+            panels = (together + panel_of - 1) // panel_of
+            for p in range(panels):
+                number, at = g * panels + p, c_at + g * outer + p * panel_of
+                for part in range(1 + h.pixels - whole):
+                    begin = part * some_images * some_rows * whole
+                    stop = begin + count * rows * (1 if part else whole)
+                    wide = h.rest * outer if part else min(panel_of, together - p * panel_of)
+                    for first in range(begin, stop, CHUNK):
+                        last = min(first + CHUNK, stop)
+                        some, to = a_rows[first:last], c_rows[first:last]
+                        _chunk(across, taps, depth, a, a_taps, some, a_at + (p * panel_of if across else 0), packed,
+                               b_taps, number * size, y, to, at, wide, sums, sums_rows)  # fmt: skip
                         if finish:
-                            finish_rows(y, c_rows[first:last], c_at + o, wide, end, o)
-                continue
-            size = taps * depth * panel_width(packed)
-            for p in range((outer + panel_width(packed) - 1) // panel_width(packed)):
-                o = p * panel_width(packed)
-                wide = min(panel_width(packed), outer - o)
-                number = g * ((outer + panel_width(packed) - 1) // panel_width(packed)) + p
-                for first in range(0, pixels, CHUNK):
-                    last = min(first + CHUNK, pixels)
-                    _sum(taps, depth, a, a_taps, a_rows[first:last], a_at, packed, b_taps, number * size,
-                         y, c_rows[first:last], c_at + g * outer + o, wide, sums, sums_rows)  # fmt: skip
-                    if finish:
-                        finish_rows(y, c_rows[first:last], c_at + g * outer + o, wide, end, number * panel_width(end))
-
-
-# -- both ------------------------------------------------------------------------------------------------------
+                            finish_rows(y, to, at, wide, end, number * panel_of)
 
 
 @jit
 def _axes(
-    remainder: int, source: ndarray, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, backward: bool,
-    out: ndarray,
+    remainder: int, source: ndarray, kernel: Pair, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    backward: bool, out: ndarray,
 ) -> tuple[Axis, Axis]:  # fmt: skip
-    """The two axes of a pass: forward there is one, backward one for each remainder in the two directions."""
+    """The two axes of a pass: forward there is one, backward one for each remainder in the two directions.
+
+    With blocks of pixels, that of the horizontal remainder 0 is for all of them.
+    """
     high, wide = source.shape[1:3]
     out_high, out_wide = out.shape[1:3]
-    if not backward:
-        return (
-            forward_axis(high, out_high, kernel[0], stride[0], padding[0], dilation[0]),
-            forward_axis(wide, out_wide, kernel[1], stride[1], padding[1], dilation[1]),
-        )
-    return (
-        gradient_axis(out_high, high, kernel[0], stride[0], padding[0], dilation[0], remainder // stride[1]),
-        gradient_axis(out_wide, wide, kernel[1], stride[1], padding[1], dilation[1], remainder % stride[1]),
-    )
+    block = 1
+    if groups == 1 and dilation[1] == 1:
+        size, places = (out_wide, wide) if backward else (wide, out_wide)
+        block = blocks_of(size, places, kernel, stride[1], padding[1], backward, source.shape[3], out.shape[3], source)
+    if backward:
+        v = gradient_axis(out_high, high, kernel[0], stride[0], padding[0], dilation[0], remainder // stride[1])
+        h = gradient_axis(out_wide, wide, kernel[1], stride[1], padding[1], dilation[1], remainder % stride[1])
+        if block > 1:
+            h = gradient_blocks(out_wide, wide, kernel[1], stride[1], padding[1], block)
+    else:
+        v = forward_axis(high, out_high, kernel[0], stride[0], padding[0], dilation[0])
+        h = forward_axis(wide, out_wide, kernel[1], stride[1], padding[1], dilation[1])
+        if block > 1:
+            h = forward_blocks(wide, out_wide, kernel[1], stride[1], padding[1], block)
+    return v, h
 
 
 @apart_jit
@@ -335,16 +359,19 @@ def _task(
 ) -> None:  # fmt: skip
     """First some panels of weights are packed, then some blocks of pixels computed."""
     inner, outer = source.shape[3] // groups, out.shape[3] // groups
-    row = _row_of_outputs(outer, groups, memory)
+    v, h = _axes(min(0, 0), source, weight.shape[:2], groups, stride, padding, dilation, backward, out)
+    row = _row_of_outputs(h.block * outer, groups, memory)
     end, packed = memory[: 4 * row], memory[4 * row :]
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     across = by_channels(groups, outer, memory)
     panels = 1 if across else row // panel_width(memory)
     if phase == 0 and task == 0:
-        fill_end(bias, scale, shift, relu, 1 if across else groups, end)
+        fill_end(bias, scale, shift, relu, 1 if across else groups, h.block, end)
     at = 0
     for remainder in range(stride[0] * stride[1] if backward else 1):
-        v, h = _axes(remainder, source, weight.shape[:2], stride, padding, dilation, backward, out)
+        v, h = _axes(remainder, source, weight.shape[:2], groups, stride, padding, dilation, backward, out)
+        if h.block > 1 and remainder % stride[1]:
+            continue  # the blocks have these pixels, too
         if phase == 0:
             for number in range(task * panels // tasks, (task + 1) * panels // tasks):
                 _pack(number, weight, backward, v, h, groups, inner, outer, packed[at:])
@@ -362,8 +389,9 @@ def convolve(
     """out = y from source = x; backward: out = dx from source = dy, and nothing after it."""
     kernel = weight.shape[:2]
     inner, outer = source.shape[3] // groups, out.shape[3] // groups
-    each = task_memory(kernel, out.shape[2] if backward else source.shape[2], inner, outer, groups, padding, dilation)
-    tasks = (scratch.size - packed_size(kernel, inner, outer, groups)) // each
+    each = task_memory(kernel, out.shape[2] if backward else source.shape[2], inner, outer, groups,
+                       stride, padding, dilation)  # fmt: skip
+    tasks = (scratch.size - packed_size(kernel, inner, outer, groups, stride)) // each
     memory = aligned(scratch)
     for phase in range(2):
         for task in prange(tasks):

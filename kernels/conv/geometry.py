@@ -9,6 +9,11 @@ A convolution and its gradient with respect to the images are the same sum. Alon
     gradient:  pixel p of dx gets dy[i] weight[u] wherever p = i stride + u dilation - padding. The u for which that has
                a solution are the same for all p with the same remainder modulo the stride: each remainder is a
                convolution of its own, with steps of 1 and some of the taps. With stride 1 there is one.
+
+Where there are few outputs, `block` neighbouring pixels are computed as if they were one pixel with block times as many
+outputs: they lie beside each other in memory, and fill a vector. The window is then wide enough for all of them, and
+pixel p of the block finds at place t the weight  tap + t tap_step + p tap_pixel, or 0 if there is no such weight.
+The price: NaN times 0 is NaN, so that one in x reaches the whole block.
 """
 
 from __future__ import annotations
@@ -18,6 +23,11 @@ from typing import NamedTuple
 from numpy import ndarray
 
 from minidl.jit import apart_jit, jit
+from minidl.kernels.matmul.tile import lanes, panel_width
+
+from .reference import Pair
+
+MOST = 8  # pixels of a block, at most: the window of a block has many zeros if it is wide
 
 
 class Axis(NamedTuple):
@@ -25,7 +35,7 @@ class Axis(NamedTuple):
 
     source: int  # pixels of the source
     out: int  # pixels of the output
-    pixels: int  # outputs of this pass
+    pixels: int  # outputs of this pass, or blocks of them
     first: int
     stride: int
     step: int
@@ -34,11 +44,36 @@ class Axis(NamedTuple):
     taps: int
     tap: int
     tap_step: int
+    block: int
+    rest: int  # pixels of the last block
+    tap_pixel: int
 
 
 @jit
 def forward_axis(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
-    return Axis(size, out, out, 0, 1, stride, -padding, dilation, kernel, 0, 1)
+    return Axis(size, out, out, 0, 1, stride, -padding, dilation, kernel, 0, 1, 1, 1, 0)
+
+
+@jit
+def forward_blocks(size: int, out: int, kernel: int, stride: int, padding: int, block: int) -> Axis:
+    """forward_axis without dilation, `block` pixels at a time."""
+    blocks = (out + block - 1) // block
+    taps = kernel + (block - 1) * stride
+    rest = out - (blocks - 1) * block
+    return Axis(size, out, blocks, 0, block, block * stride, -padding, 1, taps, 0, 1, block, rest, -stride)
+
+
+@jit
+def gradient_blocks(size: int, out: int, kernel: int, stride: int, padding: int, block: int) -> Axis:
+    """For all pixels of dx (size), from dy (out), without dilation; block is a multiple of the stride.
+
+    Pixel p looks at dy[i] for  p + padding - kernel < i stride <= p + padding.
+    """
+    offset = -((kernel - 1 - padding) // stride)
+    taps = (block - 1 + padding) // stride - offset + 1
+    blocks = (size + block - 1) // block
+    rest, tap = size - (blocks - 1) * block, padding - offset * stride
+    return Axis(out, size, blocks, 0, block, block // stride, offset, 1, taps, tap, -stride, block, rest, 1)
 
 
 @jit
@@ -57,7 +92,37 @@ def gradient_axis(
     last = tap + (taps - 1) * tap_step
     offset = (remainder + padding - last * dilation) // stride
     count = max(0, (size - remainder + stride - 1) // stride)
-    return Axis(out, size, count, remainder, stride, 1, offset, dilation // divisor, taps, last, -tap_step)
+    return Axis(out, size, count, remainder, stride, 1, offset, dilation // divisor, taps, last, -tap_step, 1, 1, 0)
+
+
+@jit
+def _cost(axis: Axis, products: int, outer: int, array: ndarray) -> int:
+    """About how long it takes: a row of a tile with one vector costs 3/4 of one with two, and each row as much as ten
+    products of it besides. products: those of one pixel and one output, for each tap of the axis."""
+    return ((3 if axis.block * outer <= lanes(array) else 4) * axis.taps * products + 40) * axis.pixels
+
+
+@jit
+def blocks_of(
+    size: int, out: int, kernel: Pair, stride: int, padding: int, backward: bool, inner: int, outer: int, array: ndarray
+) -> int:
+    """How many pixels to compute as one."""
+    products, best, least = kernel[0] * inner, 1, 0
+    for remainder in range(stride if backward else 1):
+        axis = forward_axis(size, out, kernel[1], stride, padding, max(1, 1))
+        if backward:
+            axis = gradient_axis(size, out, kernel[1], stride, padding, max(1, 1), remainder)
+        least += _cost(axis, products, outer, array)
+    for block in range(2, min(MOST, panel_width(array) // outer) + 1):
+        if backward and block % stride:
+            continue
+        axis = forward_blocks(size, out, kernel[1], stride, padding, block)
+        if backward:
+            axis = gradient_blocks(size, out, kernel[1], stride, padding, block)
+        cost = _cost(axis, products, outer, array)
+        if cost < least:
+            best, least = block, cost
+    return best
 
 
 @jit

@@ -83,14 +83,17 @@ def _end(typing: Any, y: Any, at: Any, end: Any, end_at: Any, step: Any, width: 
 def add_rows(sums: ndarray, rows: ndarray, at: int, width: int, total: ndarray) -> None:
     """total[at + rows[r] + j] += sums[r, j]; sums (any, panel_width), as a vector"""
     for r in range(rows.size):
-        _add(total, at + rows[r], sums, r * panel_width(sums), width)  # type: ignore[call-arg]
+        _add(total, at + rows[r], sums, r * panel_width(sums), width)
 
 
 @jit
-def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, end: ndarray) -> None:
+def fill_end(
+    bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, block: int, end: ndarray
+) -> None:
     """end (4, groups, columns): what finish_rows wants for (y + bias) scale + shift and relu, 0 and 1 where unwanted.
 
-    bias, scale, shift (O,) or of size 0; columns: the outputs of a group, and what fills up its last panel.
+    bias, scale, shift (O,) or of size 0; columns: the outputs of a group for each of `block` pixels, and what fills up
+    the last panel.
     """
     columns = end.size // 4 // groups
     outputs = max(bias.size, scale.size) // groups
@@ -99,17 +102,17 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: 
         if i // (groups * columns) == 3 and not relu:
             end[i] = -np.inf
     for g in range(groups):
-        for o in range(outputs):
-            at = g * columns + o
+        for j in range(block * outputs):
+            at, o = g * columns + j, g * outputs + j % outputs
             if bias.size:
-                end[at] = bias[g * outputs + o]
+                end[at] = bias[o]
             if scale.size:
-                end[groups * columns + at] = scale[g * outputs + o]
-                end[2 * groups * columns + at] = shift[g * outputs + o]
+                end[groups * columns + at] = scale[o]
+                end[2 * groups * columns + at] = shift[o]
 
 
 @jit
 def finish_rows(y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int) -> None:
     """The end of a layer, for `width` outputs of the pixels at `rows`; end as fill_end left it."""
     for r in range(rows.size):
-        _end(y, at + rows[r], end, end_at, end.size // 4, width)  # type: ignore[call-arg]
+        _end(y, at + rows[r], end, end_at, end.size // 4, width)

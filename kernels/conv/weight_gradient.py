@@ -7,6 +7,9 @@ The sum over all pixels of all images is long, the result small. So dweight is c
 images into `splits` parts, and each task adds up one piece over one part; at the end the parts are added in their
 order. How many there are depends on the sizes alone: neither the number of threads nor who is first changes a bit.
 
+With few outputs, blocks of neighbouring pixels are computed as one pixel (geometry.py): the tile's rows are then the
+places of the block's window, and each weight is the sum of what it got from every pixel of the block.
+
 Within a part, each block of pixels is summed from 0 and then added: sums of sums round less (README, "Accuracy").
 """
 
@@ -18,9 +21,9 @@ from numpy import ndarray
 from minidl.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
-from .channels import channel_panel
+from .channels import channel_panel, channel_width
 from .direct import BUFFER, CHUNK, PANEL, SERIAL, aligned, block_shape, by_channels, expand
-from .geometry import copy_with_halo, forward_axis, inside, span
+from .geometry import MOST, Axis, blocks_of, copy_with_halo, forward_axis, forward_blocks, inside, span
 from .reference import Pair, Shape
 from .rows import add_rows
 
@@ -53,13 +56,16 @@ def _splits(pixels: int, pieces: int) -> int:
 splits_of = jit(_splits)
 
 
-def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, padding: Pair, dilation: Pair) -> int:
-    """Numbers that a task needs: a chunk's sums, the copies of a block of dy and of x."""
+def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, stride: Pair, padding: Pair,
+                 dilation: Pair) -> int:  # fmt: skip
+    """Numbers that a task needs: a chunk's sums, the copies of a block of dy and of x, the gradient of a block."""
     rows = (kernel[0] - 1) * dilation[0] + 1
-    columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1]
+    columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1] + 2 * MOST * stride[1]
+    blocks = kernel[0] * (kernel[1] + MOST * stride[1]) * inner * PANEL if groups == 1 and 2 * outer <= PANEL else 0
     across = groups > 1 and 4 * outer <= PANEL
     pixel, gradient = (inner * (groups * outer + PANEL), groups * outer) if across else (inner + PANEL, outer)
-    return CHUNK * PANEL + max(PIXELS, columns) * (gradient + PANEL) + max(BUFFER, rows * columns * pixel)
+    copies = max(PIXELS, columns) * (gradient + PANEL) + max(BUFFER, rows * columns * pixel)
+    return (CHUNK + 1) * PANEL + blocks + copies
 
 
 task_memory = jit(_task_memory)
@@ -76,7 +82,7 @@ def backward_weight_scratch(
     pixels = x_shape[0] * out[0] * out[1]
     splits = _splits(pixels, _pieces(kernel, inner, outer, groups)[2])
     tasks = threads() if pixels * size > SERIAL else 1
-    each = _task_memory(kernel, x_shape[2], inner, outer, groups, padding, dilation)
+    each = _task_memory(kernel, x_shape[2], inner, outer, groups, stride, padding, dilation)
     return PANEL + (splits * size if splits > 1 else 0) + tasks * each
 
 
@@ -95,6 +101,33 @@ def _copy_gradient(
                 row[j] = source[j]
             for j in range(some, width):
                 row[j] = 0
+
+
+@jit
+def _copy_lines(dy: ndarray, at: int, lines: int, size: int, padded: int, target: ndarray) -> None:
+    """target (lines, padded) = dy (lines, size) from `at` on; 0 after them"""
+    for i in range(lines):
+        source = dy[at + i * size : at + (i + 1) * size]
+        row = target[i * padded : (i + 1) * padded]
+        for j in range(size):
+            row[j] = source[j]
+        for j in range(size, padded):
+            row[j] = 0
+
+
+@jit
+def _unfold(blocks: ndarray, h: Axis, kernel: Pair, inner: int, outputs: int, total: ndarray) -> None:
+    """total (kh, kw, C, O) from blocks (kh, taps, C, panel_width): pixel p saw tap v at place v - p tap_pixel."""
+    total[:] = 0
+    for u in range(kernel[0]):
+        for v in range(kernel[1]):
+            for c in range(inner):
+                to = total[((u * kernel[1] + v) * inner + c) * outputs :]
+                for p in range(h.block):
+                    place = v - p * h.tap_pixel
+                    part = blocks[((u * h.taps + place) * inner + c) * panel_width(blocks) + p * outputs :]
+                    for o in range(outputs):
+                        to[o] += part[o]
 
 
 @apart_jit
@@ -120,9 +153,18 @@ def _part(
 
     v = forward_axis(height, dy.shape[1], some_u, stride[0], padding[0] - u * dilation[0], dilation[0])
     h = forward_axis(width, dy.shape[2], kernel[1], stride[1], padding[1], dilation[1])
+    together = 1
+    if groups == 1 and dilation[1] == 1 and some_u == kernel[0]:
+        together = blocks_of(width, dy.shape[2], kernel, stride[1], padding[1], some_o < 0, inner, outer, x)
+    if together > 1:
+        h = forward_blocks(width, dy.shape[2], kernel[1], stride[1], padding[1], together)
+    columns_of_dy = together * some_o
     in_place = not across and inside(v) and inside(h)
     row_of_outputs = (outputs + lanes(x) - 1) // lanes(x) * lanes(x)
-    padded = pixel if in_place else (inner * row_of_outputs if across else inner)
+    expanded = across and inner * outer > 1
+    padded = pixel if in_place or across else inner
+    if expanded:
+        padded = inner * row_of_outputs
     if not in_place and not across and inner % 64 == 0:
         padded += lanes(x)  # pixels a power of two apart would share few places in L1
     columns = width if in_place else span(h, h.pixels)
@@ -130,38 +172,40 @@ def _part(
     lines = height if in_place else span(v, some_rows)
 
     # rows of the tiles: the weights of the piece; what is summed over: pixels
-    weights = some_u * kernel[1] * inner
+    weights = some_u * h.taps * inner
     a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
     for r in range(weights):
         tap, c = r // inner, r % inner
-        a_rows[r] = (tap // kernel[1] * dilation[0] * columns + tap % kernel[1] * dilation[1]) * padded
+        a_rows[r] = (tap // h.taps * dilation[0] * columns + tap % h.taps * dilation[1]) * padded
         a_rows[r] += c * (row_of_outputs if across else 1)
-        c_rows[r] = r * outputs
+        c_rows[r] = r * (outputs if together == 1 else panel_width(x))
     # dy is read where it lies, or copied into panels: fewer cache lines, and zeros beyond the last output
-    dy_in_place = not across and outer % lanes(x) == 0 and weights <= FEW
+    dy_in_place = together == 1 and (outputs if across else outer) % lanes(x) == 0 and (across or weights <= FEW)
     depth = 1 if across else h.pixels
     taps = some_images * some_rows * h.pixels // depth
-    panel_of_dy = lanes(x) if across else panel_width(x)
-    dy_step = outputs if dy_in_place else panel_of_dy
+    panel_of_dy = channel_width(x) if across else panel_width(x)
+    dy_step = outputs if dy_in_place else (columns_of_dy if together > 1 else panel_of_dy)
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
     for t in range(taps):
         i, j = t * depth // h.pixels, t * depth % h.pixels
         a_taps[t] = ((i // some_rows * lines + i % some_rows * v.step) * columns + j * h.step) * padded
         b_taps[t] = t * depth * dy_step
     sums = memory[: CHUNK * PANEL]
-    size = max(PIXELS, h.pixels) * ((some_o + PANEL - 1) // PANEL * PANEL)
+    size = max(PIXELS, h.pixels) * ((columns_of_dy + PANEL - 1) // PANEL * PANEL)
     db, xb = memory[sums.size : sums.size + size], memory[sums.size + size :]
+    result, at = total, u * kernel[1] * inner * outputs + o
+    if together > 1:
+        result, xb, at = xb[: weights * PANEL], xb[weights * PANEL :], at - at
     sums_rows = np.empty(CHUNK, np.int64)
     for r in range(CHUNK):
         sums_rows[r] = r * panel_width(x)
 
-    at = u * kernel[1] * inner * outputs + o
     down = (v.pixels + some_rows - 1) // some_rows
     blocks = (images + some_images - 1) // some_images * down
     first_block, last_block = split * blocks // splits, (split + 1) * blocks // splits
     if first_block == last_block:
         for r in range(weights):
-            total[at + c_rows[r] : at + c_rows[r] + some_o] = 0
+            result[at + c_rows[r] : at + c_rows[r] + columns_of_dy] = 0
     for block in range(first_block, last_block):
         image, i = block // down * some_images, block % down * some_rows
         rows, count = min(some_rows, v.pixels - i), min(some_images, images - image)
@@ -173,30 +217,35 @@ def _part(
         for n in range(0 if in_place else count):
             picture = source[(image + n) * height * width * pixel : (image + n + 1) * height * width * pixel]
             target = xb[n * lines * columns * padded :]
-            if across:
+            if expanded:
                 expand(picture, height, width, pixel, top, span(v, rows), h.offset, columns,
                        inner, outer, row_of_outputs, target)  # fmt: skip
             else:
                 copy_with_halo(picture, height, width, pixel, top, span(v, rows), h.offset, columns,
-                               g * inner, inner, padded, target)  # fmt: skip
+                               g * inner, pixel if across else inner, padded, target)  # fmt: skip
         b, b_at, b_panel = gradient, (image * v.out + i) * h.out * outputs + o, 1
-        if not dy_in_place:
+        if together > 1:
+            _copy_lines(gradient, b_at, count * rows, dy.shape[2] * outputs, h.pixels * columns_of_dy, db)
+        elif not dy_in_place:
             _copy_gradient(gradient, b_at - o, pixels, outputs, o, some_o, panel_of_dy, db)
+        if not dy_in_place:
             b, b_at, b_panel = db, 0, pixels
-        for p in range(0, some_o, panel_of_dy):
-            some = min(panel_of_dy, some_o - p)
+        for p in range(0, columns_of_dy, panel_of_dy):
+            some = min(panel_of_dy, columns_of_dy - p)
             for r in range(0, weights, CHUNK):
                 last = min(r + CHUNK, weights)
                 begin = block == first_block
-                to, to_rows, to_at = (total, c_rows[r:last], at + p) if begin else (sums, sums_rows, at - at)
+                to, to_rows, to_at = (result, c_rows[r:last], at + p) if begin else (sums, sums_rows, at - at)
                 if across:
-                    channel_panel(last - r, pixels, a, a_taps, a_rows[r:last], a_at + p, b, b_taps, p * b_panel,
+                    channel_panel(last - r, pixels, a, a_taps, a_rows[r:last], a_at + p, b, b_taps, b_at + p * b_panel,
                                   to, to_rows, to_at, some)  # fmt: skip
                 else:
                     panel(last - r, pixels // depth, depth, some < 0, a, a_taps, a_rows[r:last], a_at, h.step * padded,
                           b, b_taps, b_at + p * b_panel, dy_step, to, to_rows, to_at, some)  # fmt: skip
                 if not begin:
-                    add_rows(sums, c_rows[r:last], at + p, some, total)
+                    add_rows(sums, c_rows[r:last], at + p, some, result)
+    if together > 1:
+        _unfold(result, h, kernel, inner, outputs, total)
 
 
 @jit
@@ -239,7 +288,7 @@ def backward_weight(
     kernel, inner, outer = dweight.shape[:2], dweight.shape[2], dweight.shape[3] // groups
     pieces = pieces_of(kernel, inner, outer, groups)[2]
     splits = splits_of(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
-    each = task_memory(kernel, x.shape[2], inner, outer, groups, padding, dilation)
+    each = task_memory(kernel, x.shape[2], inner, outer, groups, stride, padding, dilation)
     workers = (scratch.size - PANEL - (splits * dweight.size if splits > 1 else 0)) // each
     memory = aligned(scratch)
     for phase in range(2 if splits > 1 else 1):
