@@ -14,7 +14,15 @@ from minidl.kernels.matmul.tile import lanes
 
 from .choice import F2X2_3X3, F4X4_3X3
 from .reference import Pair
-from .transforms import FOUR_POINTS, SIX_POINTS, make_output_transform, make_transform, matrices, transposed
+from .transforms import (
+    FOUR_POINTS,
+    SIX_POINTS,
+    make_output_transform,
+    make_prefetch,
+    make_transform,
+    matrices,
+    transposed,
+)
 
 WIDTH = VECTOR_BYTES // 4  # float32 numbers in a vector
 ALIGN = 16  # ... in a cache line
@@ -27,6 +35,9 @@ _weight3, _weight5, _weight3_small = make_transform(_G3), make_transform(_G5), m
 _output4, _output2, _output2_small = (make_output_transform(a) for a in (_AT4, _AT2, _AT2_SMALL))
 _spread4, _spread2, _spread2_small = (make_transform(transposed(a)) for a in (_AT4, _AT2, _AT2_SMALL))
 _gather3, _gather5, _gather3_small = (make_transform(transposed(g)) for g in (_G3, _G5, _G3_SMALL))
+
+
+_bring_to_read, _bring_to_write = make_prefetch(False), make_prefetch(True)
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------
@@ -102,6 +113,26 @@ def _next(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, in
     return image, down, across
 
 
+@jit
+def under(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
+    """About where the pixels under these tiles, of `total`, lie in memory: (first number, numbers).
+
+    Tiles are in the order of memory, so a range of them is taken for the same share of the array, `ahead` rows later.
+    """
+    return array.size // total * first + ahead * array.shape[2] * array.shape[3], array.size // total * count
+
+
+@jit
+def bring(array: ndarray, place: Pair, part: int, parts: int) -> None:
+    """Begin to bring one of so many parts of a place from memory into the cache, while products are computed."""
+    flat = array.reshape(-1)
+    line = 64 // array.itemsize
+    each = (place[1] // line + parts - 1) // parts * line
+    begin = place[0] + part * each
+    for at in range(begin, min(begin + each, place[0] + place[1], array.size), line):
+        _bring_to_read(flat, at)
+
+
 @apart_jit
 def to_planes(
     form: int, spread: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
@@ -159,6 +190,12 @@ def from_planes(
         top, left = down * m, across * m
         rows, columns = min(m, height - top), min(m, width - left)
         target, at, y_row = pixels, ((image * height + top) * width + left) * outputs, width * outputs
+        image, down, across = _next(image, down, across, tiles)
+        following = ((image * height + down * m) * width + across * m) * outputs
+        for i in range(m):  # a store waits for its cache line: begin to bring those of the next tile
+            for o in range(following + i * y_row, following + i * y_row + m * outputs, 64 // y.itemsize):
+                _bring_to_write(pixels, o)
+        there = at
         if outputs < vector:
             target, at, y_row = patch, 0, m * step
         for begin in range(0, step, vector):
@@ -177,8 +214,7 @@ def from_planes(
             for i in range(rows):
                 for j in range(columns):
                     for o in range(outputs):
-                        y[image, top + i, left + j, o] = patch[i * y_row + j * step + o]
-        image, down, across = _next(image, down, across, tiles)
+                        pixels[there + (i * width + j) * outputs + o] = patch[i * y_row + j * step + o]
 
 
 # -- weights --------------------------------------------------------------------------------------------------------

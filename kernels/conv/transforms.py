@@ -236,6 +236,25 @@ def make_output_transform(matrix: Matrix) -> Any:
     return transform
 
 
+def make_prefetch(write: bool) -> Any:
+    """prefetch(x, at): begin to bring the cache line of x[at], to read it (from the second cache) or to write it."""
+
+    @intrinsic
+    def prefetch(typing: Any, x: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            small = ir.IntType(32)
+            x = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            place = builder.bitcast(builder.gep(x, [arguments[1]]), ir.IntType(8).as_pointer())
+            kind = ir.FunctionType(ir.VoidType(), [place.type, small, small, small])
+            call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            builder.call(call, [place, *(ir.Constant(small, c) for c in (int(write), 2, 1))])  # 2: near, 1: data
+            return context.get_dummy_value()
+
+        return types.void(x, types.int64), generate
+
+    return prefetch
+
+
 class _Writer:
     """Short names for what the two transforms write."""
 

@@ -28,12 +28,14 @@ from .planes import (
     ALIGN,
     WIDTH,
     aligned,
+    bring,
     from_planes,
     plane_of,
     row_of,
     tile_of,
     tiles_of,
     to_planes,
+    under,
     up,
     weight_from_planes,
     weight_to_planes,
@@ -66,10 +68,11 @@ def _convolve_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple
 
 @apart_jit
 def _convolve_group(
-    form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, u: ndarray, u_plane: int,
+    form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
 ) -> None:  # fmt: skip
-    n = tile_of(form)[2]
+    """y of the tiles first ... first + count; the next `more` tiles come after it."""
+    _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
     products = own[n * n * v_plane : n * n * (v_plane + m_plane)]
@@ -83,8 +86,12 @@ def _convolve_group(
     no = np.int64(0)  # not a literal: for each one that it is called with, Numba would compile a function once more
     to_planes(form, no, x, tiles, padding, first, count, v, v_plane, v_row, no, patch, zeros)
     columns = panel_width(x)
+    total = x.shape[0] * tiles[0] * tiles[1]
+    following = under(x, first + count, more, total, r - 1 - padding[0])
+    panels = (outputs + columns - 1) // columns
     for k in range(n * n):
         for o in range(0, outputs, columns):
+            bring(x, following, k * panels + o // columns, n * n * panels)
             panel(count, 1, channels, False, v, taps, v_rows, k * v_plane, 1,
                   u, taps, k * u_plane + o * channels, columns,
                   products, m_rows, k * m_plane + o, min(columns, outputs - o))  # fmt: skip
@@ -132,8 +139,10 @@ def _convolve(
             else:
                 own = rest[q * each : (q + 1) * each]
                 for g in range(q * groups // tasks, (q + 1) * groups // tasks):
-                    first = g * group
-                    _convolve_group(form, x, tiles, padding, first, min(group, total - first), u, u_plane,
+                    first, last = g * group, min(total, (q + 1) * groups // tasks * group)
+                    count = min(group, last - first)
+                    more = min(group, last - first - count)
+                    _convolve_group(form, x, tiles, padding, first, count, more, u, u_plane,
                                     finish, end, own, v_plane, m_plane, y)  # fmt: skip
 
 
@@ -196,6 +205,8 @@ def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple
     group, parts = 64, 8 if channels * outputs <= 2048 else 4
     if channels * outputs > 8192 or tiles < group * parts:
         group, parts = min(tiles, 256), 1
+    each = (tiles + parts - 1) // parts  # groups of about one size, not a small one at the end
+    group = (each + (each + group - 1) // group - 1) // ((each + group - 1) // group)
     du_plane = plane_of(channels, row_of(outputs))
     v_plane, d_plane = plane_of(group, up(channels, _block(channels))), plane_of(group, up(outputs, _block(outputs)))
     return parts, group, du_plane, v_plane, d_plane, (n * n + n) * max(row_of(channels), row_of(outputs))
@@ -218,18 +229,22 @@ def _gradient_tiles(
 
 @apart_jit
 def _gradient_products(
-    begin: int, end: int, channels: int, outputs: int, count: int, accumulate: bool,
-    v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
+    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair,
+    count: int, accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """dU[k] (+)= V[k]^T D[k] for k in [begin, end)"""
+    """dU[k] (+)= V[k]^T D[k] for k in [begin, end) of so many planes; brings what the next group will read"""
+    channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels), _block(outputs)
     v_tiles = (v_plane - WIDTH) // up(channels, v_block)
     v_columns, du_rows, taps = np.empty(channels, np.int64), np.empty(channels, np.int64), np.zeros(1, np.int64)
     for c in range(channels):
         v_columns[c], du_rows[c] = c // v_block * v_tiles * v_block + c % v_block, c * row_of(outputs)
     columns = panel_width(v)
+    panels = (outputs + columns - 1) // columns
     for k in range(begin, end):
         for o in range(0, outputs, columns):
+            bring(x, x_next, k * panels + o // columns, planes * panels)
+            bring(dy, dy_next, k * panels + o // columns, planes * panels)
             panel(channels, 1, count, accumulate, v, taps, v_columns, k * v_plane, v_block,
                   d, taps, k * d_plane + o // d_block * v_tiles * d_block + o % d_block, d_block,
                   du, du_rows, k * du_plane + o, min(columns, outputs - o))  # fmt: skip
@@ -241,14 +256,17 @@ def _gradient_part(
     v_plane: int, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
     """du = the sum over the tiles [begin, end)"""
-    n = tile_of(form)[2]
+    _, r, n = tile_of(form)
+    total = x.shape[0] * tiles[0] * tiles[1]
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
     patch = own[n * n * (v_plane + d_plane) :]
     for first in range(begin, end, group):
         count, zero = min(group, end - first), np.int64(0)
         _gradient_tiles(form, x, dy, tiles, padding, first, count, zero, v, v_plane, d, d_plane, patch)
-        _gradient_products(zero, n * n, x.shape[3], dy.shape[3], count, first > begin, v, v_plane, d, d_plane,
-                           du, du_plane)  # fmt: skip
+        more = min(group, end - first - count)
+        x_next = under(x, first + count, more, total, r - 1 - padding[0])
+        _gradient_products(zero, n * n, n * n, x, dy, x_next, under(dy, first + count, more, total, zero),
+                           count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
 @parallel_jit
@@ -273,6 +291,7 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
         transform = parts > 1 or step % 2 == 0
         first = step // 2 * group
         count = min(group, total - first)
+        none = np.int64(0), np.int64(0)  # nothing to bring: who reads which tiles next is open, images are small
         jobs = channels if end else tasks if transform else n * n
         for job in prange(jobs):
             t = np.int64(job)
@@ -289,7 +308,7 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
                                 shared, v_plane, shared[n * n * v_plane :], d_plane,
                                 own[t * each : (t + 1) * each])  # fmt: skip
             else:
-                _gradient_products(t, t + 1, channels, outputs, count, first > 0,
+                _gradient_products(t, t + 1, n * n, x, dy, none, none, count, first > 0,
                                    shared, v_plane, shared[n * n * v_plane :], d_plane, du, du_plane)  # fmt: skip
 
 
