@@ -234,7 +234,8 @@ def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
         if not args.no_torch:
             with Worker("minidl", args.threads) as worker:
                 row["accuracy"] = found = worker.ask(do="compare", net=net, batch=BATCH)
-            print(f"    from PyTorch's float64: loss {found['loss']:.1e}, gradients {found['gradient']:.1e} "
+            print(f"    from PyTorch's float64: loss {found['loss']:.1e}, gradients {found['gradient64']:.1e}, in "
+                  f"float32 {found['gradient']:.1e} "
                   f"({found['worst']}); PyTorch's float32: {found['pytorch_gradient']:.1e}", flush=True)  # fmt: skip
         rows.append(row)
     return rows
