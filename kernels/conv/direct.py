@@ -42,6 +42,7 @@ CHUNK = 64  # pixels that are finished together
 BUFFER = 48 * 1024  # numbers that a block's copy may have: it shares L2 with a panel of weights
 DEPTH = 384
 SERIAL = 500_000  # products: fewer are not worth a second thread
+LINE = 16  # numbers of a cache line, which `aligned` may leave out
 PANEL = VECTOR_BYTES // 2  # panel_width of float32; float64 needs no more memory
 
 
@@ -55,7 +56,7 @@ def _up(size: int, step: int) -> int:
 def _packed(kernel: Pair, inner: int, outer: int, groups: int, stride: Pair) -> int:
     """Numbers of all packed weights, and of the end of a layer, at most."""
     taps = kernel[0] * (kernel[1] + (MOST * stride[1] if groups == 1 and 2 * outer <= PANEL else 0))
-    return (taps * inner + 4) * groups * (outer + PANEL) + PANEL
+    return (taps * inner + 4) * groups * (outer + PANEL) + PANEL + LINE
 
 
 def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, stride: Pair, padding: Pair,
@@ -102,7 +103,7 @@ def aligned(scratch: ndarray) -> ndarray:
 @jit
 def by_channels(groups: int, outer: int, array: ndarray) -> bool:
     """Whether groups have so few outputs that vectors should run across groups."""
-    return groups > 1 and 2 * outer <= lanes(array)
+    return groups > 1 and 4 * outer <= PANEL  # whatever the type: the sizes of scratch depend on it
 
 
 @jit

@@ -22,7 +22,7 @@ from minidl.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
 from .channels import channel_panel, channel_width
-from .direct import BUFFER, CHUNK, PANEL, SERIAL, aligned, block_shape, by_channels, expand
+from .direct import BUFFER, CHUNK, LINE, PANEL, SERIAL, aligned, block_shape, by_channels, expand
 from .geometry import MOST, Axis, blocks_of, copy_with_halo, forward_axis, forward_blocks, inside, span
 from .reference import Pair, Shape
 from .rows import add_rows
@@ -83,7 +83,7 @@ def backward_weight_scratch(
     splits = _splits(pixels, _pieces(kernel, inner, outer, groups)[2])
     tasks = threads() if pixels * size > SERIAL else 1
     each = _task_memory(kernel, x_shape[2], inner, outer, groups, stride, padding, dilation)
-    return PANEL + (splits * size if splits > 1 else 0) + tasks * each
+    return LINE + (splits * size if splits > 1 else 0) + tasks * each
 
 
 @jit
@@ -289,7 +289,7 @@ def backward_weight(
     pieces = pieces_of(kernel, inner, outer, groups)[2]
     splits = splits_of(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
     each = task_memory(kernel, x.shape[2], inner, outer, groups, stride, padding, dilation)
-    workers = (scratch.size - PANEL - (splits * dweight.size if splits > 1 else 0)) // each
+    workers = (scratch.size - LINE - (splits * dweight.size if splits > 1 else 0)) // each
     memory = aligned(scratch)
     for phase in range(2 if splits > 1 else 1):
         for worker in prange(workers):
