@@ -145,7 +145,7 @@ def test_a_bias_of_the_wrong_length() -> None:
 def test_direct_convolution_is_accurate(
     image: tuple[int, ...], kernel: int, outputs: int, groups: int, stride: int, padding: int, dilation: int
 ) -> None:
-    """Against float64 by the same kernels, which the loops confirm at smaller sizes; relative to the largest element."""
+    """Against float64 by the same kernels, which the loops confirm at smaller sizes, relative to the largest one."""
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape) for shape in (image, (kernel, kernel, image[3] // groups, outputs))]
     options = dict(groups=groups, stride=stride, padding=padding, dilation=dilation)
