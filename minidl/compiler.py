@@ -1,7 +1,7 @@
 """Compiles the kernels of a step before it runs: as many at once as there are cores.
 
-Each kernel that is not in the cache yet is given to a process of its own (`python -m minidl.compiler`), which compiles
-it into the cache, from where this process loads it. A process is asked in one line for each kernel,
+Kernels that are not in the cache yet are given to processes (`python -m minidl.compiler`), which compile them into the
+cache, from where this process loads them. A process is asked in one line for each kernel,
 
     cpu conv forward float32[4] float32[4] ... bool int64 int64x2        device, op, kernel, types of arguments
 
@@ -95,7 +95,8 @@ def _compile_in_processes(kernels: Sequence[Kernel], progress: Callable[[int], N
     """Give kernels to processes until all are compiled, or no process is left."""
     waiting, ready = deque(kernels), 0
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")])),
+        "PYTHONSAFEPATH": "1",  # or a file of the user's called queue.py would be taken for the library's
         "NUMBA_NUM_THREADS": "1",
         "MINIDL_THREADS": "",
     }

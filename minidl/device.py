@@ -2,10 +2,10 @@
 
 An op asks its device for a kernel by name and hands it arrays:
 
-    device.conv.forward(x, weight, stride, padding, dilation, columns, y)
+    device.matmul.nn(a, b, bias, relu, scratch, out)
 
-and never asks which device that is. `Device("cpu")` finds `forward` in kernels/conv/cpu.py, compiled by Numba;
-`Device("reference")` finds it in kernels/conv/reference.py, plain loops that are slow and easy to believe. A new
+and never asks which device that is. `Device("cpu")` finds `nn` in kernels/matmul/cpu.py, compiled by Numba;
+`Device("reference")` finds it in kernels/matmul/reference.py, plain loops that are slow and easy to believe. A new
 kind of device is a new file beside these two, with the same names and signatures in it.
 """
 
@@ -15,7 +15,7 @@ import importlib
 import math
 import threading
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -72,6 +72,13 @@ class Device:
 def acting(device: Device) -> Device:
     """The device itself, or what records in its place."""
     return getattr(recording, "recorder", None) or device
+
+
+def values_exist(device: Device) -> None:
+    """Asked before values are looked at: while a step is recorded, there are none yet, and its recorder refuses."""
+    recorder: Any = acting(device)
+    if recorder is not device:
+        recorder.refuse()
 
 
 def aligned(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from minidl import ops
 from minidl.autograd import no_grad
 from minidl.errors import ConfigError, DivergedError
-from minidl.nn import Module, watching
+from minidl.nn import Module, evaluating, watching
 from minidl.program import Prediction
 from minidl.tensor import Tensor
 
@@ -41,7 +41,7 @@ def evaluate(
     if len(x) != len(y):
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
     loss, correct, start = 0.0, 0, 0
-    with no_grad():
+    with evaluating(model):
         for logits in _logits(model, x, batch_size, prediction):
             check()
             part = slice(start, start + batch_size)
@@ -58,7 +58,7 @@ def predict(model: Module, x: np.ndarray, batch_size: int = BATCH) -> np.ndarray
 
     Images must be standardised as in training: `dataset.standardise(images)`.
     """
-    with no_grad():
+    with evaluating(model):
         return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
 
 

@@ -27,9 +27,11 @@ import numpy as np
 
 from minidl import machine, random
 from minidl.compiler import Kernel, Progress, compile_all
-from minidl.device import aligned
+from minidl.device import Device, aligned
+from minidl.errors import ShapeError
 from minidl.fusion import fuse
-from minidl.nn.module import Module, evaluating, watched
+from minidl.nn.module import Module, evaluating, structure, watched
+from minidl.ops.conv import uses_winograd
 from minidl.planning import plan, share_buffers, write_gradients_in_place
 from minidl.recorder import Buffer, Drawn, Recorder, Unrecordable
 from minidl.tensor import Tensor
@@ -54,6 +56,8 @@ class Program:
         also: Sequence[Kernel] = (),
     ) -> None:
         places = {name: recorder.place(array) for name, array in results.items()}
+        if any(place.buffer.name for place in places.values()):
+            raise Unrecordable("a result is empty, or no result of minidl's operations")
         wanted = {place.buffer for place in places.values()}
         calls = fuse(recorder.recording.calls, wanted)
         calls = share_buffers(write_gradients_in_place(calls, wanted), wanted)
@@ -165,21 +169,28 @@ class Replayed:
         self.forget()
 
     def forget(self) -> None:
-        """Record anew at the next call: for when layers, or settings of layers, were exchanged."""
+        """Record anew at the next call: for when settings of layers were changed, such as dropout's p."""
         self.programs.clear()
         self.not_recorded = ""  # why
+        self.structure = structure()
         self.modules = [module for _, module in self.model.named_modules()]
         self.parameters = list(self.model.parameters())
         self.arena = self.model.arena
         self.vectors = self.memory()
+        tensors = [*self.parameters, *(buffer for _, buffer in self.model.named_buffers())]
+        self.arrays = [(tensor, tensor._data) for tensor in tensors]
 
     def memory(self) -> dict[str, np.ndarray]:
         """What the model's arrays lie in: the arena's vectors, or arrays of their own."""
         named = dict(self.model.named_parameters())
         if self.arena is None or not self.arena.holds(named):
-            return {name: tensor._data for name, tensor in [*named.items(), *self.model.named_buffers()]}
+            tensors = [*named.items(), *self.model.named_buffers()]
+            return {f"parameter {name}": tensor._data for name, tensor in tensors}
         found = {"theta": self.arena.theta, "grad": self.arena.grad}
         return found if self.model.statistics is None else found | {"statistics": self.model.statistics.theta}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "programs": {}}  # a copy's programs would point into this one's memory
 
     def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         """(what notes the step for a batch, its results)"""
@@ -187,12 +198,13 @@ class Replayed:
 
     def replay(self, **batch: np.ndarray) -> dict[str, np.ndarray] | None:
         """Run the program for this batch: its results, good until the next call. None where there can be none."""
-        if self.model.arena is not self.arena:
+        moved = any([tensor._data is not array for tensor, array in self.arrays])
+        if moved or self.structure != structure() or self.model.arena is not self.arena:
             self.forget()
         if self.not_recorded or watched():
             return None
         flags = tuple([module.training for module in self.modules] + [p.requires_grad for p in self.parameters])
-        key = flags, *((array.shape, array.dtype.char) for array in batch.values())
+        key = flags, uses_winograd(), *((array.shape, array.dtype.str) for array in batch.values())
         program = self.programs.get(key)
         if program is None:
             try:
@@ -211,7 +223,7 @@ class Replayed:
 
     def recorder(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         """A recorder that knows the model's memory, and the batch as ops should see it."""
-        recorder = Recorder(self.parameters[0].device)
+        recorder = Recorder(self.parameters[0].device if self.parameters else Device("cpu"))
         for name, vector in self.vectors.items():
             recorder.region(name, vector)
         return recorder, {name: recorder.region(name, array) for name, array in batch.items()}
@@ -233,7 +245,9 @@ class Gradient(Replayed):
 
         arena.grad is the gradient afterwards; what was in it before is overwritten.
         """
-        x, y = np.ascontiguousarray(x), np.ascontiguousarray(y, np.int64)
+        if np.asarray(y).dtype.kind not in "iu":
+            raise ShapeError(f"Gradient: labels hold {np.asarray(y).dtype}; expected integers")
+        x, y = np.ascontiguousarray(Tensor(x)._data), np.ascontiguousarray(y, np.int64)
         results = self.replay(x=x, y=y)
         if results is None:
             return self.by_tape(x, y)
@@ -279,7 +293,7 @@ class Prediction(Replayed):
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """The outputs (B, classes) for images x (B, H, W, C): good until the next call."""
-        x = np.ascontiguousarray(x)
+        x = np.ascontiguousarray(Tensor(x)._data)
         results = self.replay(x=x)
         if results is None:
             with evaluating(self.model):

@@ -104,6 +104,7 @@ class Drawn(int):
     """A number that is another one in each replay: `offset` numbers beyond where the random sequence then stands."""
 
     kind: str  # "seed" or "offset"
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __xor__ = _refuse
 
     @classmethod
     def make(cls, kind: str, value: int) -> Drawn:
@@ -141,6 +142,8 @@ class Recorder(Device):
             yield
         finally:
             recording.recorder = before
+
+    refuse = staticmethod(_refuse)
 
     # -- what ops see of a device ------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minidl.autograd import Function, GraphError, backward
-from minidl.device import Device, acting
+from minidl.device import Device, acting, values_exist
 from minidl.errors import ConfigError, ShapeError
 
 Scalar = int | float | np.floating | np.integer
@@ -100,19 +100,20 @@ class Tensor:
 
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array (not a copy: do not write to it)."""
+        values_exist(self.device)
         return self._data
 
     def item(self) -> float:
         """The value of a tensor with one element."""
         if self.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.shape} is not a single number")
-        return float(self._data.reshape(())[()])
+        return float(self.numpy().reshape(())[()])
 
     def __float__(self) -> float:
         return self.item()
 
     def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self._data, dtype, copy=copy)
+        return np.array(self.numpy(), dtype, copy=copy)
 
     def __len__(self) -> int:
         if not self.shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tracemalloc
 import warnings
 from typing import Any
@@ -206,6 +207,48 @@ def test_a_program_can_be_cut_where_part_of_the_gradient_is_final() -> None:
     assert np.isnan(gradient.arena.grad[: slot.start]).any()
     program.run(bases, cut)
     np.testing.assert_array_equal(gradient.arena.grad, expected)
+
+
+def test_arrays_that_moved_and_layers_that_changed_are_noticed() -> None:
+    nn.seed(0)
+    inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    outer = nn.Sequential(inner, nn.Linear(8, 3))
+    x, y = batch((4,), 6, 3)
+    prediction = Prediction(inner)
+    prediction(x)
+    outer.flatten()  # inner's arrays move into outer's arena
+    Gradient(outer, cross_entropy)(x, y)
+    optim.SGD(outer, lr=1.0).step()
+    inner.eval()
+    assert prediction(x).tobytes() == inner(x).numpy().tobytes()
+    setattr(inner, "0", nn.Linear(4, 8))
+    assert prediction(x).tobytes() == inner(x).numpy().tobytes()
+
+
+def test_a_copy_has_programs_of_its_own() -> None:
+    model, shape, _ = model_of("mlp")
+    gradient = Gradient(model, cross_entropy)
+    x, y = batch(shape, 4)
+    found = gradient(x, y)
+    twin = copy.deepcopy(gradient)
+    spoil(gradient)
+    assert twin(x, y) == found
+    assert twin.arena is not gradient.arena and np.isnan(gradient.arena.grad[:10]).all()
+    assert np.isfinite(twin.arena.grad).all()
+
+
+def test_inputs_of_other_types() -> None:
+    model, shape, _ = model_of("mlp")
+    gradient, prediction = Gradient(model, cross_entropy), Prediction(model)
+    x, y = batch(shape, 4)
+    pixels = (x > 0).astype(np.uint8)
+    assert gradient(pixels, y) == gradient(pixels.astype(np.float32), y)
+    assert gradient(x[:, ::-1], y) == gradient(np.ascontiguousarray(x[:, ::-1]), y)
+    with pytest.raises(ShapeError, match="integers"):
+        gradient(x, y + 0.5)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    assert prediction(frozen).tobytes() == prediction(x).tobytes()
 
 
 class Peeks(nn.Module):

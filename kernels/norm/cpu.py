@@ -140,7 +140,7 @@ def _passing(dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarr
     distance = get(x, i) - mean[i]
     gradient = get(dy, i)
     zero = x.dtype.type(0)
-    return (gradient if (not relu) | (distance * scale[i] + bias[i] > zero) else zero), distance
+    return (gradient if (not relu) | (not distance * scale[i] + bias[i] <= zero) else zero), distance
 
 
 @jit

@@ -18,6 +18,7 @@ Watcher = Callable[["Module", Tensor], None]
 Self = TypeVar("Self", bound="Module")
 
 _watchers: list[Watcher] = []
+_changes = 0  # how often a layer or a parameter was assigned, to any module
 
 
 @contextmanager
@@ -28,6 +29,11 @@ def watching(watcher: Watcher) -> Iterator[None]:
         yield
     finally:
         _watchers.remove(watcher)
+
+
+def structure() -> int:
+    """Another number whenever a layer or a parameter was assigned since."""
+    return _changes
 
 
 def watched() -> bool:
@@ -78,6 +84,9 @@ class Module:
         if name in ("arena", "statistics", "training") and isinstance(value, Module | Parameter):
             raise ConfigError(f"{type(self).__name__}.{name} means something else in every module: choose another name")
         self._refuse_hidden(name, value)
+        if isinstance(value, Module | Parameter):
+            global _changes
+            _changes += 1
         super().__setattr__(name, value)
 
     def _refuse_hidden(self, name: str, value: Any) -> None:

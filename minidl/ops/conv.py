@@ -19,6 +19,10 @@ Pair = tuple[int, int]  # (vertical, horizontal)
 _winograd = True
 
 
+def uses_winograd() -> bool:
+    return _winograd
+
+
 def winograd(enabled: bool) -> None:
     """Whether convolutions may be computed in Winograd's form: faster, and rounded more (kernels/conv/WINOGRAD.md)."""
     global _winograd
