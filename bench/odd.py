@@ -24,28 +24,27 @@ ODD: dict[str, list[tuple[int, int, int, int, int, int]]] = {
 BATCH = 37
 
 
-def minidl_net(name: str) -> Any:
-    from minidl import nn
-
+def _net(nn: Any, name: str, pool: Any) -> Any:
+    """nn: minidl's or PyTorch's, which have the same layers."""
     layers: list[Any] = []
     inputs = SHAPE[2]
     for outputs, kernel, stride, padding, dilation, groups in ODD[name]:
         layers.append(nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups))
         layers += [nn.BatchNorm2d(outputs), nn.ReLU()]
         inputs = outputs
-    return nn.Sequential(*layers, nn.GlobalAvgPool2d(), nn.Flatten(), nn.Linear(inputs, 10))
+    return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(inputs, 10))
+
+
+def minidl_net(name: str) -> Any:
+    from minidl import nn
+
+    return _net(nn, name, nn.GlobalAvgPool2d())
 
 
 def pytorch_net(name: str) -> Any:
     from torch import nn
 
-    layers: list[Any] = []
-    inputs = SHAPE[2]
-    for outputs, kernel, stride, padding, dilation, groups in ODD[name]:
-        layers.append(nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups))
-        layers += [nn.BatchNorm2d(outputs), nn.ReLU()]
-        inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
+    return _net(nn, name, nn.AdaptiveAvgPool2d(1))
 
 
 def compare(name: str, size: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Device:
         """Uninitialised memory, on a boundary of 64 bytes: only for a kernel that writes every element."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         raw = np.empty(size + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
+        start = -address(raw) % ALIGNMENT
         return raw[start : start + size].view(dtype).reshape(shape)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
@@ -74,6 +74,11 @@ def acting(device: Device) -> Device:
     return getattr(recording, "recorder", None) or device
 
 
+def address(array: np.ndarray) -> int:
+    """Of its first byte. (`array.ctypes.data` is the same and takes five times as long.)"""
+    return int(array.__array_interface__["data"][0])
+
+
 def values_exist(device: Device) -> None:
     """Asked before values are looked at: while a step is recorded, there are none yet, and its recorder refuses."""
     recorder: Any = acting(device)
@@ -85,5 +90,5 @@ def aligned(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
     """A zeroed vector of `size` elements whose first byte lies on a 64-byte boundary."""
     bytes_ = size * np.dtype(dtype).itemsize
     raw = np.zeros(bytes_ + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    start = -address(raw) % ALIGNMENT
     return raw[start : start + bytes_].view(dtype)

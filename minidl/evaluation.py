@@ -12,7 +12,7 @@ from minidl import ops
 from minidl.autograd import no_grad
 from minidl.errors import ConfigError, DivergedError
 from minidl.nn import Module, evaluating, watching
-from minidl.program import Prediction
+from minidl.program import Prediction, correct_answers
 from minidl.tensor import Tensor
 
 BATCH = 256
@@ -77,11 +77,6 @@ def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Predictio
 def _as_model(model: Module, x: np.ndarray) -> np.ndarray:
     """x in the floating-point type of the model's parameters."""
     return x.astype(next((parameter.dtype for parameter in model.parameters()), x.dtype), copy=False)
-
-
-def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
-    """For how many rows of logits (B, classes) the largest is that of the label."""
-    return int((logits.numpy().argmax(axis=1) == labels).sum())
 
 
 def first_not_finite(model: Module, x: np.ndarray) -> str:

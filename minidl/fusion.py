@@ -47,8 +47,7 @@ def users(calls: list[Call]) -> dict[Buffer, list[Call]]:
 
 def _only_between(place: Place, maker: Call, taker: Call, using: dict[Buffer, list[Call]], wanted: set[Buffer]) -> bool:
     """Whether an array is a buffer of its own that one call makes, another takes, and nobody else ever sees."""
-    buffer = place.buffer
-    return not buffer.name and buffer not in wanted and place.covers() and using[buffer] == [maker, taker]
+    return place.is_inner(wanted) and using[place.buffer] == [maker, taker]
 
 
 def _merge(calls: list[Call], maker: Call, taker: Call, merged: Call) -> list[Call]:

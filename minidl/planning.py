@@ -29,8 +29,7 @@ def write_gradients_in_place(calls: list[Call], wanted: set[Buffer]) -> list[Cal
     using = users(calls)
     for copy in [call for call in calls if (call.op, call.kernel) == ("elementwise", "copy")]:
         source, target = copy.arguments["x"], copy.arguments["out"]
-        own = not source.buffer.name and source.buffer not in wanted and source.covers()
-        if own and target.buffer.name and using[source.buffer][-1] is copy:
+        if source.is_inner(wanted) and target.buffer.name and using[source.buffer][-1] is copy:
             calls = [_moved(call, source.buffer, target) for call in calls if call is not copy]
             using = users(calls)
     return calls
@@ -55,12 +54,12 @@ def share_buffers(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
         source, target = (calls[i].arguments[name] for name in names)
         using = users(calls)
         if (
-            not source.buffer.name and source.buffer not in wanted and source.covers()
-            and not target.buffer.name and target.buffer not in wanted and target.covers()
+            source.is_inner(wanted)
+            and target.is_inner(wanted)
             and source.like.nbytes == target.like.nbytes
             and using[source.buffer][-1] is calls[i]
             and using[target.buffer][0] is calls[i]
-        ):  # fmt: skip
+        ):
             calls = [_moved(call, target.buffer, source._replace(offset=0)) for call in calls]
     return calls
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from minidl import machine, random
 from minidl.compiler import Kernel, Progress, compile_all
-from minidl.device import Device, aligned
+from minidl.device import Device, address, aligned
 from minidl.errors import ShapeError
 from minidl.fusion import fuse
 from minidl.nn.module import Module, evaluating, structure, watched
@@ -97,7 +97,7 @@ class Program:
                         offset += offsets[argument.buffer]
                     relocations.setdefault(name, []).append((at + machine.DATA, offset))
         self._blocks = np.array(blocks, np.int64)
-        first = self._blocks.__array_interface__["data"][0]
+        first = address(self._blocks)
         self.table = np.array([(entry, first + at * machine.SLOT) for entry, at in table], np.int64).reshape(-1, 2)
         self._relocations = {name: np.array(pairs, np.int64).T for name, pairs in relocations.items()}
         self._bases: dict[str, int] = {}
@@ -132,8 +132,9 @@ def _last_writes(calls: list[Any]) -> list[tuple[str, int, int, int]]:
     return [(*key, i) for key, i in found.items()]
 
 
-def address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
+    """For how many rows of logits (B, classes) the largest is that of the label."""
+    return int((logits.numpy().argmax(axis=1) == labels).sum())
 
 
 class Workspace:
@@ -266,7 +267,7 @@ class Gradient(Replayed):
         logits = self.model(x)
         loss = self.loss(logits, y)
         loss.backward()
-        return loss.item(), int((logits.numpy().argmax(axis=1) == y).sum())
+        return loss.item(), correct_answers(logits, y)
 
     def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         assert self.arena is not None

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl.device import Device, recording
+from minidl.device import Device, address, recording
 from minidl.errors import MinidlError
 
 
@@ -61,7 +61,7 @@ class Buffer:
 
     @property
     def address(self) -> int:
-        return int(self.array.__array_interface__["data"][0])
+        return address(self.array)
 
 
 class Place(NamedTuple):
@@ -71,9 +71,10 @@ class Place(NamedTuple):
     offset: int
     like: np.ndarray
 
-    def covers(self) -> bool:
-        """Whether it is the whole buffer."""
-        return self.offset == 0 and self.like.nbytes == self.buffer.array.nbytes
+    def is_inner(self, wanted: set[Buffer]) -> bool:
+        """Whether it is a whole buffer of the step's own, at which nobody looks from outside."""
+        whole = self.offset == 0 and self.like.nbytes == self.buffer.array.nbytes
+        return whole and not self.buffer.name and self.buffer not in wanted
 
     def same(self, other: Any) -> bool:
         """Whether both are the same bytes."""
@@ -216,10 +217,10 @@ class Recorder(Device):
             raise Unrecordable("an array is not contiguous")
         if not array.size:  # stands for "none"
             return Place(Buffer(np.zeros(1, np.uint8), "constant"), 0, array)
-        address = int(array.__array_interface__["data"][0])
-        i = bisect.bisect_right(self._starts, address) - 1
-        if i >= 0 and address + array.nbytes <= self._starts[i] + self._buffers[i].array.nbytes:
-            return Place(self._buffers[i], address - self._starts[i], array)
+        start = address(array)
+        i = bisect.bisect_right(self._starts, start) - 1
+        if i >= 0 and start + array.nbytes <= self._starts[i] + self._buffers[i].array.nbytes:
+            return Place(self._buffers[i], start - self._starts[i], array)
         if constants and array.dtype == np.int64:
             return Place(Buffer(array.copy().reshape(-1).view(np.uint8), "constant"), 0, array)
         raise Unrecordable("an array is not a result of minidl's operations")

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl import models, nn, ops, optim, random
+from minidl.device import address
 from minidl.errors import ShapeError
 from minidl.jit import set_threads, threads
 from minidl.planning import plan
-from minidl.program import Gradient, Prediction, Program, address
+from minidl.program import Gradient, Prediction, Program
 from minidl.recorder import Buffer, Call, Place, Recorder, Unrecordable
 from minidl.tensor import Tensor
 
@@ -353,7 +354,7 @@ def test_arrays_that_live_together_lie_apart(spans: list[tuple[int, int, int]]) 
             assert apart or not together
 
 
-def test_a_table_runs_with_no_python_in_it() -> None:
+def test_every_call_of_a_table_has_an_entry_and_a_block() -> None:
     model, shape, _ = model_of("mlp")
     gradient = Gradient(model, cross_entropy)
     gradient(*batch(shape, 4))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from minidl.device import Device
+from minidl.device import Device, address
 
 CHUNKS = 32  # a long sum is split into as many parts: a fixed number, so that bits do not depend on threads
 ROWS = 64  # with at least so many summands in each, so that the parts' sums take little memory beside them
@@ -29,7 +29,7 @@ def strided_copy(
 
     def place(look: np.ndarray, array: np.ndarray) -> tuple[int, np.ndarray]:
         """Offset and strides, in elements, of a view of an array."""
-        offset = look.__array_interface__["data"][0] - array.__array_interface__["data"][0]
+        offset = address(look) - address(array)
         return offset // array.itemsize, np.array(look.strides or (0,), np.int64) // array.itemsize
 
     shape = np.array(view.shape or (1,), np.int64)
