@@ -115,7 +115,7 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
     draws = random.integers(0, 15 * elements, 4096).tolist()
     lengths = random.integers(elements // 2, elements + 1, 4096).tolist()
     step = 0
-    while fabric.board[:, Column.CLOCK].sum() < options["exchanges"]:
+    while fabric.board[:, Column.SPEED].sum() < options["exchanges"]:
         start, length = draws[step % 4096], lengths[step % 4096]
         step += 1
         own = table[start : start + length]
@@ -131,7 +131,7 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
         for letter in fabric.poll():
             look(letter)
         if step % 64 == 0:
-            fabric.announce(Column.CLOCK, counts["seen"])
+            fabric.announce(Column.SPEED, counts["seen"])
     fabric.drain(look)
     counts["missed"] = fabric.meter.misses
     return counts
