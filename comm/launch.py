@@ -165,7 +165,7 @@ class Job:
             self.code = self.code or (128 + self.words[memory.STOP] if stopped else code)
         if 0 < code < 128:  # not a signal; it is not called DEAD, since the others shall end without a word
             self.words[memory.ABORT] = 1
-        elif code < 0 or self.numbers[self._state(rank)] < memory.PAUSED:
+        elif code < 0 or self.numbers[self._state(rank)] <= memory.PAUSED:
             self.numbers[self._state(rank)] = memory.DEAD
 
     def _stop(self, signum: int, quiet: bool) -> bool:

@@ -15,7 +15,7 @@ class Display:
 
     def __init__(self, quiet: bool, steps: int, epochs: int) -> None:
         self.quiet, self.steps, self.epochs = quiet, steps, epochs
-        self.terminal = sys.stderr.isatty() and not quiet
+        self.terminal = sys.stderr.isatty()
         self.bar: Any = None
         self.timer = threading.Timer(PATIENCE, self.say, ["compiling kernels (on the first run only) ..."])
         self.timer.daemon = True
@@ -32,7 +32,7 @@ class Display:
 
     def compiling(self, ready: int, total: int) -> None:
         """Show how many of a step's kernels can be called."""
-        if not self.terminal:
+        if self.quiet or not self.terminal:
             return  # the timer's line is enough
         self.timer.cancel()
         with suppress(OSError):
@@ -43,7 +43,7 @@ class Display:
     def step(self, entry: dict[str, Any], batch: int, loss: float, accuracy: float) -> None:
         """Move the bar: `batch` steps of the epoch are made; loss and accuracy are their means."""
         self.timer.cancel()
-        if not self.terminal:
+        if self.quiet or not self.terminal:
             return
         if self.bar is None:
             from tqdm import tqdm

@@ -1,6 +1,6 @@
 """All replicas in one place: what an average, a checkpoint and a summary are made of.
 
-    members = collect(trainer)            every replica calls it; the leader gets a list, the others None
+    members = collect(trainer)            every replica calls it; the leader gets a list, the others an empty one
     with averaged(trainer, members): ...  the leader's model is the average, with batch norm's statistics made for it
 """
 
@@ -36,7 +36,7 @@ class Member:
     numbers: dict[str, Any]
 
 
-def collect(trainer: Trainer) -> list[Member] | None:
+def collect(trainer: Trainer) -> list[Member]:
     """The state of every replica that is alive, in order, at the leader."""
     own = member(trainer)
     lengths = {name: vector.size for name, vector in own.vectors.items()}
@@ -49,7 +49,7 @@ def collect(trainer: Trainer) -> list[Member] | None:
     numbers = dict(gather_numbers(trainer, own.numbers))
     for one in found:
         one.numbers = numbers.get(one.rank, {})
-    return [one for one in found if one.numbers] or None
+    return [one for one in found if one.numbers]
 
 
 def member(trainer: Trainer) -> Member:

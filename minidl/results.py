@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidl.checkpoint import Checkpoint
 from minidl.comm import meter
 from minidl.comm.consensus import consensus_distance
 from minidl.evaluation import Score
@@ -34,28 +35,43 @@ class Snapshots:
         self.taken: list[tuple[int, float, np.ndarray]] = []  # step, seconds, theta
 
     def take(self) -> None:
-        at = self.trainer.progress
-        if self.trainer.data.x_validation is not None and at.epoch > self.trainer.furthest:
-            self.taken.append((at.step, at.seconds, self.trainer.replica.theta.copy()))
+        """At the end of an epoch, but for the last: what is kept at the end is validated itself."""
+        trainer, at = self.trainer, self.trainer.progress
+        if trainer.data.x_validation is not None and at.epoch > trainer.furthest and not trainer.finished:
+            self.taken.append((at.step, at.seconds, trainer.replica.theta.copy()))
 
-    def validate(self, session: Session) -> None:
-        """Called by all replicas; the leader says which average did best on the validation images, and keeps it."""
-        trainer = self.trainer
+    def validate(self, session: Session, last: list[Member]) -> None:
+        """Called by all replicas; the leader says which average did best on the validation images, and keeps it.
+
+        last: all replicas as they are at the end, at the leader.
+        """
+        trainer, at = self.trainer, self.trainer.progress
         for number, (step, seconds, theta) in enumerate(self.taken):
             members = [Member(rank, {"theta": vector.copy()}, {}) for rank, vector in trainer.fabric.gather(theta)]
-            if not members:
-                continue
-            with averaged(trainer, members):
-                scores = trainer.validate(step)
-                if trainer.progress.best_step == step:
-                    session.keep_best(step)
-            entry = {"event": "average", "step": step, "epoch": trainer.progress.epoch - len(self.taken) + number + 1,
-                     **scores, "consensus_distance": distance(members), "seconds": seconds}  # fmt: skip
-            session.log(entry)
+            if members:
+                checkpoint = self._look(session, members, step, at.epoch - len(self.taken) + number, seconds)
+                if at.best_step == step:
+                    session.write(checkpoint, step)
+        if last and session.last_epoch is None and trainer.data.x_validation is not None:
+            self._look(session, last, at.step, at.epoch, at.seconds)
+            session.keep(last, None)  # anew, since it says which one is best
+
+    def _look(self, session: Session, members: list[Member], step: int, epoch: int, seconds: float) -> Checkpoint:
+        """Validate an average; returns what would keep it."""
+        with averaged(self.trainer, members):
+            scores = self.trainer.validate(step)
+            checkpoint = self.trainer.checkpoint()
+        session.log({"event": "average", "step": step, "epoch": epoch, **scores,
+                     "consensus_distance": distance(members), "seconds": seconds})  # fmt: skip
+        return checkpoint
 
 
 def together(
-    session: Session, score: Score, words: Sequence[dict[str, Any]], reports: Sequence[np.ndarray]
+    session: Session,
+    members: Sequence[Member],
+    score: Score,
+    words: Sequence[dict[str, Any]],
+    reports: Sequence[np.ndarray],
 ) -> dict[str, Any]:
     """The part of the summary that speaks of several replicas.
 
@@ -70,7 +86,7 @@ def together(
         "accuracy_average": score.accuracy,
         "accuracy_best": max(accuracies),
         "accuracy_worst": min(accuracies),
-        "consensus_distance": session.distance,
+        "consensus_distance": distance(members),
         "images_per_second": round(sum(one["speed"] for one in words), 1),
         **{name: books[name] for name in ("bytes_sent", "messages", "wait_fraction", "bytes_between_nodes", "staleness",
                                           "held", "missed", "edges")},

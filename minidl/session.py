@@ -8,24 +8,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from signal import SIGTERM
 
 import numba
 
 from minidl import checkpoint as files
 from minidl import data, models, nn
-from minidl.comm import trace
 from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
 from minidl.config import Config
 from minidl.display import Display
-from minidl.errors import ConfigError, MinidlError
+from minidl.ending import Ended, end, serve, write_trace
+from minidl.errors import ConfigError
 from minidl.evaluation import Score, evaluate
 from minidl.jit import set_threads
-from minidl.members import Member, averaged, collect, gather_numbers, tell
+from minidl.members import Member, averaged, collect, tell
 from minidl.ops.conv import winograd
-from minidl.results import Snapshots, distance, together
+from minidl.results import Snapshots, distance
 from minidl.run import JournalError, Run
 from minidl.signals import Signals, Stopped
 from minidl.training import Entry, Trainer
@@ -52,8 +51,14 @@ class Session:
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.folder = Path()
         self.run: Run | None = None  # held by the leader
-        self.distance = 0.0  # between the replicas at the end
+        self.last_epoch: Entry | None = None  # where all end together: not told yet
+        self.journal_error: JournalError | None = None
         self.snapshots = Snapshots(self.trainer)
+
+    @property
+    def command(self) -> str:
+        """What goes on with this run."""
+        return f"python -m minidl.train --resume {quote(str(self.folder))}"
 
     @property
     def alone(self) -> bool:
@@ -99,15 +104,13 @@ class Session:
         try:
             self._compile()
             if self.fabric.rank not in self.fabric.replicas:
-                trainer.method.serve()
+                serve(self)
                 return None
-            self._train()
-            return self._finish()
+            reason = self._train()
+            return self._finish_alone() if self.alone else end(self, reason)
         except Stopped as stopped:
-            stopped.message = f"saved; to go on: python -m minidl.train --resume {quote(str(self.folder))}"
+            stopped.message = f"saved; to go on: {self.command}"
             raise
-        except PeerLost as lost:
-            raise self._lost(lost) from None
         finally:
             self.display.close()
 
@@ -125,23 +128,28 @@ class Session:
         if not self.alone:
             self.trainer.prepare()
         fabric.announce(Column.STATE, State.TRAINING)
-        if fabric.rank in fabric.replicas:
-            fabric.barrier()  # begin together, also where nobody waits from then on
+        # Begin together, also where nobody waits from then on; who has died meanwhile is not waited for.
+        fabric.wait(lambda: bool(fabric.board[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to begin")
 
-    def _train(self) -> None:
+    def _train(self) -> Ended:
+        """Train; what has ended it too soon, if anything has."""
         try:
             for entry in self.trainer.run():
-                if self.leads and not self.alone:  # of all, if they are as fast
-                    entry["images_per_second"] = round(entry["images_per_second"] * len(self.fabric.survivors()), 1)
+                if self.leads and not self.alone:
+                    self.display.quiet = self.config.quiet  # the leader before may have died
+                    entry["images_per_second"] = round(  # of all, if they are as fast
+                        entry["images_per_second"] * len(self.fabric.survivors()), 1
+                    )
                 if entry["event"] == "epoch":
                     self._epoch_done(entry)
                 elif self.leads:
                     self._step_done(entry)
-        except (Stopped, JournalError) as reason:
-            if self.alone:
+        except (Stopped, JournalError, PeerLost) as reason:
+            if isinstance(reason, JournalError) or self.alone:
                 self._save()
-            if self.alone or isinstance(reason, JournalError) or not self._conclude():
                 raise
+            return reason
+        return None
 
     def _step_done(self, entry: Entry) -> None:
         at = self.trainer.progress
@@ -151,25 +159,31 @@ class Session:
 
     def _epoch_done(self, entry: Entry) -> None:
         """Look at the average, and save: at once where all are here; in asynchronous methods nobody is waited for."""
-        at = self.trainer.progress
         if self.alone:
             self._report(entry)
             self._save()
         elif self.trainer.method.together:
+            if self.trainer.finished:
+                self.last_epoch = entry  # the end collects, anyway
+                return
             members = collect(self.trainer)
             if members:
-                with averaged(self.trainer, members):
-                    entry |= self.trainer.validate(at.step)
-                    checkpoint = self.trainer.checkpoint(members)
-                entry |= {"consensus_distance": distance(members)}
-                self._report(entry)
-                self._write(at.step, checkpoint)
+                self.keep(members, entry)
             self.fabric.barrier()  # the clock of none goes on before
         else:
             self.snapshots.take()
             if self.leads:  # its own model, in case that all are killed: nobody is asked for theirs before the end
                 self._report(entry)
                 self._save()
+
+    def keep(self, members: list[Member], entry: Entry | None) -> None:
+        """Save all replicas, and their average. entry: of the epoch that ends here: then the average is validated."""
+        with averaged(self.trainer, members):
+            scores = self.trainer.validate(self.trainer.progress.step) if entry is not None else {}
+            checkpoint = self.trainer.checkpoint(members)
+        if entry is not None:
+            self._report(entry | scores | {"consensus_distance": distance(members)})
+        self.write(checkpoint)
 
     def _report(self, entry: Entry) -> None:
         if not self.alone:  # of this replica: the others' books come at the end
@@ -179,11 +193,12 @@ class Session:
         self.log(entry)  # before the checkpoint: a line too many is taken back, one too few is lost
 
     def log(self, entry: Entry) -> None:
-        self._own_run().log(entry)
-
-    def keep_best(self, step: int) -> None:
-        """A checkpoint of the model as it is: an average that did best on the validation images."""
-        self._write(step, self.trainer.checkpoint())
+        try:
+            self._own_run().log(entry)
+        except JournalError as error:
+            if self.alone:
+                raise
+            self.journal_error, self.fabric.stop_wanted = error, True  # to be raised when all have stopped
 
     def _own_run(self) -> Run:
         """The run's folder; where the leader has died, this process leads now, and takes it over."""
@@ -192,99 +207,39 @@ class Session:
         return self.run
 
     def _save(self) -> None:
-        self._write(self.trainer.progress.step, self.trainer.checkpoint())
+        self.write(self.trainer.checkpoint())
 
-    def _write(self, step: int, checkpoint: files.Checkpoint) -> None:
-        run = self._own_run()
-        files.save(run.checkpoints, step, checkpoint)
-        files.prune(run.checkpoints, self.config.keep, self.trainer.progress.best_step)
+    def write(self, checkpoint: files.Checkpoint, step: int = -1) -> None:
+        """step: that it belongs to, if not the last one."""
+        run, at = self._own_run(), self.trainer.progress
+        files.save(run.checkpoints, at.step if step < 0 else step, checkpoint)
+        files.prune(run.checkpoints, self.config.keep, at.best_step)
 
-    # -- the end -----------------------------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------------
 
-    def _conclude(self) -> bool:
-        """All replicas have stopped, wherever they are: save. Whether they are at the end of the training."""
-        fabric, trainer = self.fabric, self.trainer
-        fabric.announce(Column.STATE, State.PAUSED)
-        trainer.method.pause()
-        leader = fabric.leader
-        members = collect(trainer)
-        if members is None:
-            said = (State.STOPPED, State.FINISHED)
-            verdict = fabric.wait(lambda: _verdict(fabric, leader, said), (leader,), "the leader's verdict")
-            return verdict == State.FINISHED
-        finished = all(_finished(one, trainer.total_steps) for one in members)
-        with averaged(trainer, members):
-            self._write(trainer.progress.step, trainer.checkpoint(members))
-        self.distance = distance(members)
-        fabric.announce(Column.STATE, State.FINISHED if finished else State.STOPPED)
-        return finished
-
-    def _finish(self) -> Entry | None:
-        """The score of the result, and of each replica."""
-        trainer = self.trainer
-        if self.alone:
-            score = self._test()
-            summary = self._summary(score)
-            self._write_trace()
-        else:
-            if trainer.fabric.state(trainer.fabric.rank) < State.PAUSED and not self._conclude():
-                raise Stopped(self.signals.received or SIGTERM)
-            trainer.fabric.strict = False  # all is saved: who dies now only has no score
-            self.snapshots.validate(self)
-            own = self._score()
-            speed = trainer.progress.images_per_second
-            numbers = [words for _, words in gather_numbers(trainer, {"score": own, "speed": speed})]
-            reports = [vector.copy() for _, vector in trainer.fabric.gather(trainer.fabric.meter.vector())]
-            self._write_trace()
-            if not self.leads:
-                return None
-            score = self._test()
-            summary = self._summary(score) | together(self, score, numbers, reports)
-        self._own_run().finish(self._tested() / files.MODEL, summary)
+    def _finish_alone(self) -> Entry:
+        summary = self.summary(self.test())
+        write_trace(self)
+        self.finish(summary)
         return summary
 
-    def _write_trace(self) -> None:
-        """RUN/trace.json, a timeline of all replicas, where --trace asked for it."""
-        fabric = self.fabric
-        if fabric.meter.trace is not None:
-            timelines = [trace.from_vector(v) for _, v in fabric.gather(fabric.meter.trace.vector(fabric.rank))]
-            if timelines:
-                trace.write(self.folder / "trace.json", timelines, fabric.nodes)
+    def finish(self, summary: Entry) -> None:
+        self._own_run().finish(self._tested() / files.MODEL, summary)
 
-    def _lost(self, lost: PeerLost) -> MinidlError:
-        """A replica has died, of those that make each step together: what the others have is saved."""
-        fabric, leader = self.fabric, self.fabric.leader
-        error = MinidlError(f"{lost}; the others are saved: to go on from their average: "
-                            f"python -m minidl.train --resume {quote(str(self.folder))}")  # fmt: skip
-        if fabric.strict:  # the leader may be the last to know, and still collect what belongs to an epoch's end
-            fabric.strict = False
-            if fabric.rank == leader:
-                fabric.announce(Column.STATE, State.LOST)
-            elif fabric.wait(lambda: _verdict(fabric, leader), (leader,), "the leader to save") != State.LOST:
-                return error  # the leader had everything
-        members = collect(self.trainer)
-        if members is None:  # the leader says what has happened
-            fabric.wait(lambda: None, (leader,), "the leader to save")
-        assert members
-        with averaged(self.trainer, members):
-            checkpoint = self.trainer.checkpoint(members)
-        self._write(self.trainer.progress.step, checkpoint)
-        return error
-
-    def _score(self) -> Score:
+    def score(self) -> Score:
         prediction = self.trainer.engine.prediction
         return evaluate(self.model, self.data.x_test, self.data.y_test, check=self.check, prediction=prediction)
 
-    def _test(self) -> Score:
+    def test(self) -> Score:
         self.model.load_state_dict(files.load(self._tested()).weights)
-        return self._score()
+        return self.score()
 
     def _tested(self) -> Path:
         """The checkpoint that is tested: the best on the validation images if there are any, else the last."""
         at = self.trainer.progress
         return files.folder_of(self.folder / "checkpoints", at.best_step if at.best_step >= 0 else at.step)
 
-    def _summary(self, score: Score) -> Entry:
+    def summary(self, score: Score) -> Entry:
         at = self.trainer.progress
         best = {"validation_accuracy": at.best_accuracy, "validation_loss": at.best_loss, "best_step": at.best_step}
         return {
@@ -299,19 +254,6 @@ class Session:
             "parameters": count(self.model),
             "out": str(self.folder),
         }
-
-
-VERDICTS = (State.STOPPED, State.FINISHED, State.LOST)
-
-
-def _verdict(fabric: Fabric, leader: int, expected: tuple[State, ...] = VERDICTS) -> State | None:
-    state = fabric.state(leader)
-    return state if state in expected else None
-
-
-def _finished(one: Member, total_steps: int) -> bool:
-    progress = one.numbers["progress"]
-    return bool(progress["step"] >= total_steps and progress["batch"] == 0)
 
 
 def reopen(folder: Path) -> Run:

@@ -182,6 +182,7 @@ def test_gossip_goes_on_without_a_killed_replica(command: Command, victim: int) 
     assert process.returncode == 0 and f"replica {victim} was killed by SIGKILL" in err
     result = json.loads(out.splitlines()[-1])
     assert result["replicas_alive"] == 3 and result["test_accuracy"] > LEARNT
+    assert "epoch  40/40" in err, "the next leader tells how it goes"
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -35,6 +35,7 @@ class Fabric(Transport):
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         super().__init__(rank, size, nodes, meter, stall)
         self._silent: set[int] = set()  # peers whose marker came before this replica's own drain
+        self.led_by: int | None = None  # for whom all gather from now on; with the next leader they begin anew
 
     # -- messages, none lost -----------------------------------------------------------------------------
 
@@ -173,6 +174,8 @@ class Fabric(Transport):
         Where a death ends all waiting, it ends this, too; what was sent for it before is thrown away by the next.
         """
         leader, note = self.leader, Note(round=int(self.strict))
+        if self.led_by not in (None, leader):
+            raise PeerLost(self.led_by, "it to collect")
         if self.rank != leader:
             for part in _chunks(vector):
                 self._send([leader], part, Channel.GATHER, note)

@@ -40,10 +40,11 @@ class State(IntEnum):
     READY = 1  # compiled
     TRAINING = 2
     PAUSED = 3  # has trained as far as it will: what follows is about results
-    FINISHED = 4  # (the leader) at the end of training: now to the scores
+    FINISHED = 4  # (the leader) at the end of training, all is saved: now to the scores
     DEAD = 5
-    STOPPED = 6  # (the leader) before the end: that is all
-    LOST = 7  # (the leader) somebody has died: what the others have is collected, and that is all
+    STOPPED = 6  # (the leader) before the end, all is saved: that is all
+    LOST = 7  # (the leader) before the end, since somebody has died: what the others have is saved, and that is all
+    OVER = 8  # (the leader) the result is written
 
 
 class Note(NamedTuple):

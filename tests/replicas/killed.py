@@ -1,0 +1,20 @@
+"""A rank of `python -m minidl.train` that may be killed: killed.py VICTIMS MODULE.FUNCTION OPTIONS..."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import Any
+
+from minidl.train import main
+
+victims, where, *options = sys.argv[1:]
+if os.environ["MINIDL_RANK"].split()[0] in victims.split(","):
+    module, *path, name = where.split(".")
+    owner: Any = import_module(f"minidl.{module}")
+    for word in path:
+        owner = getattr(owner, word)
+    setattr(owner, name, lambda *arguments, **named: os.kill(os.getpid(), signal.SIGKILL))
+sys.exit(main(options))
