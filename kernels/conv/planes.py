@@ -18,9 +18,9 @@ from .transforms import (
     FOUR_POINTS,
     SIX_POINTS,
     make_output_transform,
-    make_prefetch,
     make_transform,
     matrices,
+    prefetch_to_read,
     transposed,
 )
 
@@ -34,9 +34,6 @@ _weight3, _weight5, _weight3_small = make_transform(_G3), make_transform(_G5), m
 _output4, _output2, _output2_small = (make_output_transform(a) for a in (_AT4, _AT2, _AT2_SMALL))
 _spread4, _spread2, _spread2_small = (make_transform(transposed(a)) for a in (_AT4, _AT2, _AT2_SMALL))
 _gather3, _gather5, _gather3_small = (make_transform(transposed(g)) for g in (_G3, _G5, _G3_SMALL))
-
-
-_bring_to_read, _bring_to_write = make_prefetch(False), make_prefetch(True)
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------
@@ -123,7 +120,7 @@ def bring(array: ndarray, place: Pair, part: int, parts: int) -> None:
     each = (place[1] // line + parts - 1) // parts * line
     begin = place[0] + part * each
     for at in range(begin, min(begin + each, place[0] + place[1], array.size), line):
-        _bring_to_read(flat, at)
+        prefetch_to_read(flat, at)
 
 
 @apart_jit
@@ -143,16 +140,19 @@ def to_planes(
     step = row_of(channels)
     image, place = divmod(first, tiles[0] * tiles[1])
     down, across = divmod(place, tiles[1])
-    per_block = (plane - WIDTH) // up(channels, block) * block
+    block_step = (plane - WIDTH) // up(channels, block) * block
+    through = step != channels
+    source, x_row = (patch, side * step) if through else (pixels, width * channels)
     for t in range(at_tile, at_tile + count):
         top, left = down * m - padding[0], across * m - padding[1]
         rows, columns = (max(0, -top), min(side, height - top)), (max(0, -left), min(side, width - left))
-        source, at, x_row = pixels, ((image * height + top) * width + left) * channels, width * channels
-        if step != channels:
-            source, at, x_row = patch, 0, side * step
+        at = 0 if through else ((image * height + top) * width + left) * channels
+        if through:
             _cut(x, image, top, left, rows, columns, patch, x_row)
+        to, next_block = t * block, block
         for c in range(0, step, lanes(x)):
-            to = c // block * per_block + t * block + c % block
+            if c == next_block:
+                to, next_block = to + block_step - block, next_block + block
             if not spread and n == 6:
                 _input6(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
             elif not spread:
@@ -163,6 +163,7 @@ def to_planes(
                 _spread2(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
             else:
                 _spread2_small(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+            to += lanes(x)
         image, down, across = _next(image, down, across, tiles)
 
 
@@ -179,31 +180,26 @@ def from_planes(
     step = max(outputs, vector)
     image, place = divmod(first, tiles[0] * tiles[1])
     down, across = divmod(place, tiles[1])
+    following = ((image * height + down * m) * width + across * m) * outputs
     for t in range(count):
-        top, left = down * m, across * m
-        rows, columns = min(m, height - top), min(m, width - left)
-        target, at, y_row = pixels, ((image * height + top) * width + left) * outputs, width * outputs
+        rows, columns, there = min(m, height - down * m), min(m, width - across * m), following
         image, down, across = _next(image, down, across, tiles)
         following = ((image * height + down * m) * width + across * m) * outputs
-        for i in range(m):  # a store waits for its cache line: begin to bring those of the next tile
-            for o in range(following + i * y_row, following + i * y_row + m * outputs, 64 // y.itemsize):
-                _bring_to_write(pixels, o)
-        there = at
-        if outputs < vector:
-            target, at, y_row = patch, 0, m * step
+        through = rows < m or columns < m or outputs < vector  # to the patch: not all of the tile, or vector, exists
+        at, y_row = (0, m * step) if through else (there, width * outputs)
         for begin in range(0, step, vector):
             o = min(begin, step - vector)  # the last vector overlaps the one before
             here = t * row + o
             if m == 4:
-                _output4(planes, here, n * plane, plane, target, at + o, y_row, step, rows, columns,
+                _output4(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
                          finish, end, o, row_of(outputs))  # fmt: skip
             elif n == 6:
-                _output2(planes, here, n * plane, plane, target, at + o, y_row, step, rows, columns,
+                _output2(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
                          finish, end, o, row_of(outputs))  # fmt: skip
             else:
-                _output2_small(planes, here, n * plane, plane, target, at + o, y_row, step, rows, columns,
-                               finish, end, o, row_of(outputs))  # fmt: skip
-        if outputs < vector:
+                _output2_small(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step,
+                               following + o, finish, end, o, row_of(outputs))  # fmt: skip
+        if through:
             for i in range(rows):
                 for j in range(columns):
                     for o in range(outputs):

@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from minidl.jit import HAS_FMA, VECTOR_BYTES
+from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES
 
 Matrix = list[list[Fraction]]
 FOUR_POINTS = [Fraction(0), Fraction(1), Fraction(-1)]  # and infinity
@@ -151,6 +151,15 @@ def _constant(kind: Any, value: Fraction) -> Any:
 # -- in two dimensions, from memory to memory -------------------------------------------------------------------
 
 
+def _parts(matrix: Matrix) -> list[slice]:
+    """Rows of the matrix that are applied together. Between the two axes there is a vector for each row of the matrix
+    and column of X: if there are more than registers, half of the rows come after the other. (Pairs stay together.)"""
+    rows = len(matrix)
+    if rows * len(matrix[0]) <= REGISTERS:
+        return [slice(0, rows)]
+    return [slice(0, rows // 2), slice(rows // 2, rows)]
+
+
 def make_transform(matrix: Matrix) -> Any:
     """transform(x, x_at, x_row, x_column, rows, columns, zeros, y, y_at, y_row, y_column): Y = matrix X matrix^T
 
@@ -178,14 +187,15 @@ def make_transform(matrix: Matrix) -> Any:
                 builder.select(code.within(i, rows), builder.gep(x, [code.times(x_row, i)]), zeros)
                 for i in range(len(matrix[0]))
             ]
-            middle = []
-            for j in range(len(matrix[0])):
-                begin = code.begin_if(code.within(j, columns))
-                column = multiply(matrix, [code.load(start, code.times(x_column, j)) for start in starts])
-                middle.append(code.end_if(begin, column, [code.zero()] * len(matrix)))
-            for i in range(len(matrix)):
-                for j, vector in enumerate(multiply(matrix, [column[i] for column in middle])):
-                    code.store(vector, builder.gep(y, [code.times(y_row, i)]), code.times(y_column, j))
+            for some in _parts(matrix):
+                middle = []
+                for j in range(len(matrix[0])):
+                    begin = code.begin_if(code.within(j, columns))
+                    column = [code.load(start, code.times(x_column, j)) for start in starts]
+                    middle.append(code.end_if(begin, multiply(matrix[some], column), [code.zero()] * len(matrix[some])))
+                for i, row in zip(range(len(matrix))[some], zip(*middle, strict=True), strict=True):
+                    for j, vector in enumerate(multiply(matrix, list(row))):
+                        code.store(vector, builder.gep(y, [code.times(y_row, i)]), code.times(y_column, j))
             return context.get_dummy_value()
 
         return signature, generate
@@ -194,41 +204,44 @@ def make_transform(matrix: Matrix) -> Any:
 
 
 def make_output_transform(matrix: Matrix) -> Any:
-    """The same from planes to an image, where only the first `rows` x `columns` of Y exist, and with an end:
+    """The same from planes to an image, or (through) to a patch instead, without borders, and with an end:
 
     if `finish`, y becomes (y + bias) scale + shift, then 0 where that is below `floor`; each step is rounded. The
     four lie in `end`: bias from end[end_at] on, the others each `end_step` numbers later.
+    A store waits for its cache line: those of the next tile, from y[next_at] on, are asked for.
     """
 
     @intrinsic
     def transform(typing: Any, x: Any, x_at: Any, x_row: Any, x_column: Any,
-                  y: Any, y_at: Any, y_row: Any, y_column: Any, rows: Any, columns: Any,
+                  y: Any, patch: Any, through: Any, y_at: Any, y_row: Any, y_column: Any, next_at: Any,
                   finish: Any, end: Any, end_at: Any, end_step: Any) -> Any:  # fmt: skip
-        size = types.int64
-        signature = types.void(x, size, size, size, y, size, size, size, size, size, types.boolean, end, size, size)
+        size, yes = types.int64, types.boolean
+        signature = types.void(x, size, size, size, y, patch, yes, size, size, size, size, yes, end, size, size)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            x, x_at, x_row, x_column, y, y_at, y_row, y_column, rows, columns, finish, end, end_at, end_step = arguments
+            (x, x_at, x_row, x_column, y, patch, through, y_at, y_row, y_column, next_at,
+             finish, end, end_at, end_step) = arguments  # fmt: skip
             code = _Writer(context, builder, signature)
-            x, y, end = (
-                builder.gep(code.data(i, array), [at])
-                for i, array, at in ((0, x, x_at), (4, y, y_at), (11, end, end_at))
-            )
+            following = builder.gep(code.data(4, y), [next_at])
+            y = builder.gep(builder.select(through, code.data(5, patch), code.data(4, y)), [y_at])
+            x, end = (builder.gep(code.data(i, array), [at]) for i, array, at in ((0, x, x_at), (12, end, end_at)))
             n = range(len(matrix[0]))
-            middle = [
-                multiply(
-                    matrix, [code.load(builder.gep(x, [code.times(x_row, i)]), code.times(x_column, j)) for i in n]
-                )
-                for j in n
-            ]
-            for i in range(len(matrix)):
-                with builder.if_then(code.less(i, rows)):
-                    row = multiply(matrix, [column[i] for column in middle])
-                    begin = code.begin_if(finish)
-                    row = code.end_if(begin, [code.finish(v, end, end_step) for v in row], row)
-                    for j, vector in enumerate(row):
-                        with builder.if_then(code.less(j, columns)):
-                            code.store(vector, builder.gep(y, [code.times(y_row, i)]), code.times(y_column, j))
+            starts = [builder.gep(x, [code.times(x_row, i)]) for i in n]
+
+            def write(finished: bool) -> None:
+                steps = [code.load(end, code.times(end_step, i)).value for i in range(4)] if finished else []
+                middle = [multiply(matrix, [code.load(start, code.times(x_column, j)) for start in starts]) for j in n]
+                for i, row in enumerate(zip(*middle, strict=True)):
+                    for j, vector in enumerate(multiply(matrix, list(row))):
+                        at = builder.add(code.times(y_row, i), code.times(y_column, j))
+                        code.store(code.finish(vector, steps) if finished else vector, y, at)
+                        prefetch(builder, builder.gep(following, [at]), write=True)
+
+            with builder.if_else(finish) as (wanted, unwanted):  # not at each row: that costs a fifth of the time
+                with wanted:
+                    write(finished=True)
+                with unwanted:
+                    write(finished=False)
             return context.get_dummy_value()
 
         return signature, generate
@@ -236,23 +249,25 @@ def make_output_transform(matrix: Matrix) -> Any:
     return transform
 
 
-def make_prefetch(write: bool) -> Any:
-    """prefetch(x, at): begin to bring the cache line of x[at], to read it (from the second cache) or to write it."""
+def prefetch(builder: Any, place: Any, write: bool) -> None:
+    """Begin to bring the cache line of a place, to read it (from the second cache) or to write it."""
+    small, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, small, small, small])
+    call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    near, data = 2, 1
+    builder.call(call, [builder.bitcast(place, byte), *(ir.Constant(small, c) for c in (int(write), near, data))])
 
-    @intrinsic
-    def prefetch(typing: Any, x: Any, at: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            small = ir.IntType(32)
-            x = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-            place = builder.bitcast(builder.gep(x, [arguments[1]]), ir.IntType(8).as_pointer())
-            kind = ir.FunctionType(ir.VoidType(), [place.type, small, small, small])
-            call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            builder.call(call, [place, *(ir.Constant(small, c) for c in (int(write), 2, 1))])  # 2: near, 1: data
-            return context.get_dummy_value()
 
-        return types.void(x, types.int64), generate
+@intrinsic
+def prefetch_to_read(typing: Any, x: Any, at: Any) -> Any:
+    """Begin to bring the cache line of x[at]."""
 
-    return prefetch
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        prefetch(builder, builder.gep(x, [arguments[1]]), write=False)
+        return context.get_dummy_value()
+
+    return types.void(x, types.int64), generate
 
 
 class _Writer:
@@ -290,9 +305,8 @@ class _Writer:
     def zero(self) -> _Vector:
         return _Vector(self.builder, _constant(self.vector, Fraction(0)))
 
-    def finish(self, v: _Vector, end: Any, step: Any) -> _Vector:
-        b = self.builder
-        bias, scale, shift, floor = (self.load(end, self.times(step, i)).value for i in range(4))
+    def finish(self, v: _Vector, steps: list[Any]) -> _Vector:
+        b, (bias, scale, shift, floor) = self.builder, steps
         value = b.fadd(b.fmul(b.fadd(v.value, bias), scale), shift)
         return _Vector(b, b.select(b.fcmp_ordered("<", value, floor), self.zero().value, value))
 
