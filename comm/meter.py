@@ -41,7 +41,7 @@ WORK = ("gradient", "update", "mix")
 BINS = 16  # of staleness: 0, 1, 2, 3-4, 5-8, ..., over 8192 steps
 NUMBERS = (
     "rank", "elapsed", "waiting", *WORK, "beside_working", "beside_waiting", "bytes_off_the_clock",
-    "messages_off_the_clock", "held", "missed", "staleness_sum", "staleness_max",
+    "messages_off_the_clock", "bytes_before", "messages_before", "held", "missed", "staleness_sum", "staleness_max",
 )  # fmt: skip
 _KIND = {name: number for number, name in enumerate(KINDS)}
 
@@ -78,6 +78,7 @@ class Meter:
         self.elapsed = self.started = 0.0
         self.apart = [0, 0]  # bytes and messages off the clock
         self.mark = (0, 0)  # and in all, when the clock last stopped
+        self.before = [0, 0]  # and of another number of ranks: see `take_over`
         if self.trace is not None:
             self.trace = Trace.for_ranks(size)
 
@@ -167,15 +168,51 @@ class Meter:
             apart = [a + now - then for a, now, then in zip(apart, self._count(), self.mark)]
         numbers = [
             self.rank, elapsed, main[WAITING], *(main[_KIND[what]] for what in WORK),
-            sum(beside) - beside[WAITING], beside[WAITING], *apart,
+            sum(beside) - beside[WAITING], beside[WAITING], *apart, *self.before,
             self.held_messages, self.misses, self.age_sum, self.age_max,
         ]  # fmt: skip
-        edges = (self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages)
-        return np.concatenate([np.asarray(part, np.float64) for part in (numbers, self.ages, *edges)])
+        return np.concatenate([np.asarray(part, np.float64) for part in (numbers, self.ages, *self._edges())])
+
+    def _edges(self) -> tuple[array[int], ...]:
+        return self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages
 
     def report(self) -> Report:
         """The books so far, ready for JSON: see `from_vector`."""
         return from_vector(self.vector())
+
+
+    # -- after a stop ------------------------------------------------------------------------------------
+
+    def go_on(self, books: np.ndarray) -> None:
+        """Count on from what `vector` was before a stop."""
+        self._add([books])
+        edges = books[len(NUMBERS) + BINS :].astype(int).reshape(4, self.size).tolist()
+        for counts, earlier in zip(self._edges(), edges):
+            for peer, count in enumerate(earlier):
+                counts[peer] += count
+        self.mark = self._count()
+
+    def take_over(self, books: Sequence[np.ndarray]) -> None:
+        """Count on for all ranks of before a stop, which were others: their sums go on, edges begin anew."""
+        self._add(books)
+        report = merge(from_vector(vector) for vector in books)
+        self.before = [report["bytes_sent"], report["messages"]]
+
+    def _add(self, books: Sequence[np.ndarray]) -> None:
+        """All but the edges."""
+        numbers = np.array([vector[: len(NUMBERS)] for vector in books])
+        total, largest = (dict(zip(NUMBERS, row.tolist())) for row in (numbers.sum(axis=0), numbers.max(axis=0)))
+        main, beside = self.seconds
+        for what in ("waiting", *WORK):
+            main[_KIND[what]] += total[what]
+        beside[WAITING] += total["beside_waiting"]
+        beside[OTHER] += total["beside_working"]
+        self.elapsed += largest["elapsed"]
+        self.apart = [int(total[name]) for name in ("bytes_off_the_clock", "messages_off_the_clock")]
+        self.before = [int(total[name]) for name in ("bytes_before", "messages_before")]
+        self.held_messages, self.misses = int(total["held"]), int(total["missed"])
+        self.ages = np.sum([vector[len(NUMBERS) :][:BINS] for vector in books], axis=0).astype(int).tolist()
+        self.age_sum, self.age_max = total["staleness_sum"], largest["staleness_max"]
 
 
 class Beside(Generic[T]):
@@ -205,7 +242,8 @@ def from_vector(vector: np.ndarray) -> Report:
 
     seconds: by kind, on the clock. beside: of what went on beside. edges: [from, to, bytes, messages] as sent by this
     rank; received: the same as taken by it; only those that were used. held, missed: see Meter. Bytes and messages off
-    the clock are part of bytes_sent and messages. Raises ConfigError where the length is none that `vector` makes.
+    the clock are part of bytes_sent and messages; so are those before, which are in no edge. Raises ConfigError where
+    the length is none that `vector` makes.
     """
     size, rest = divmod(len(vector) - len(NUMBERS) - BINS, 4)
     if size < 1 or rest:
@@ -218,8 +256,10 @@ def from_vector(vector: np.ndarray) -> Report:
     seconds["other"] = max(0.0, numbers["elapsed"] - sum(seconds.values()))
     return {
         "rank": rank,
-        "bytes_sent": int(sent_bytes.sum()),
-        "messages": int(sent.sum()),
+        "bytes_sent": int(sent_bytes.sum() + numbers["bytes_before"]),
+        "messages": int(sent.sum() + numbers["messages_before"]),
+        "bytes_before": int(numbers["bytes_before"]),
+        "messages_before": int(numbers["messages_before"]),
         "bytes_off_the_clock": int(numbers["bytes_off_the_clock"]),
         "messages_off_the_clock": int(numbers["messages_off_the_clock"]),
         "elapsed": numbers["elapsed"],
@@ -243,7 +283,8 @@ def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Re
     what a server sent, a replica that died, or one whose publication was read, only the other end can tell.
     nodes[r]: the node of rank r, for bytes_between_nodes; without it, all are on one.
     """
-    sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "held", "missed"), 0)
+    sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before", "held",
+                          "missed"), 0)  # fmt: skip
     seconds = dict.fromkeys((*WORK, "waiting", "other"), 0.0)
     beside = dict.fromkeys(("working", "waiting"), 0.0)
     edges: dict[tuple[int, int], tuple[int, int]] = {}
@@ -265,8 +306,8 @@ def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Re
     between = sum(size for (source, target), (size, _) in edges.items() if place.get(source) != place.get(target))
     return {
         "replicas": replicas,
-        "bytes_sent": sum(size for size, _ in edges.values()),
-        "messages": sum(count for _, count in edges.values()),
+        "bytes_sent": sum(size for size, _ in edges.values()) + sums["bytes_before"],
+        "messages": sum(count for _, count in edges.values()) + sums["messages_before"],
         "bytes_between_nodes": between,
         **sums,
         "elapsed": elapsed,

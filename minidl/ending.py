@@ -115,7 +115,7 @@ def serve(session: Session) -> None:
         return
     begun = fabric.board[list(fabric.replicas), Column.STEP]
     at.step = max(0, int(np.mean(begun)) - 1)
-    at.epoch, at.batch = divmod(at.step, len(trainer.share))
+    at.epoch, at.batch = divmod(at.step - at.shift, len(trainer.share))
     with averaged(trainer, [member(trainer)]):  # a server has no statistics of batch norm
         session.write(trainer.checkpoint())
     raise MinidlError(f"all workers have died; the center is saved: to go on from it: {session.command}")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FRAME = 1 << 14  # bytes that a member's numbers may take
 REESTIMATED = 32  # batches
+BOOKS = "books"  # the name of a member's in a checkpoint
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Member:
     rank: int
     vectors: dict[str, np.ndarray]  # theta, the optimizer's, statistics
     numbers: dict[str, Any]
+    books: np.ndarray | None = None  # Meter.vector
 
 
 def collect(trainer: Trainer) -> list[Member]:
@@ -47,9 +49,10 @@ def collect(trainer: Trainer) -> list[Member]:
         parts = [part.copy() for part in np.split(vector, ends)]
         found.append(Member(rank, dict(zip(lengths, parts, strict=True)), {}))
     numbers = dict(gather_numbers(trainer, own.numbers))
+    books = {rank: vector.copy() for rank, vector in trainer.fabric.gather(trainer.fabric.meter.vector())}
     for one in found:
-        one.numbers = numbers.get(one.rank, {})
-    return [one for one in found if one.numbers]
+        one.numbers, one.books = numbers.get(one.rank, {}), books.get(one.rank)
+    return [one for one in found if one.books is not None]
 
 
 def member(trainer: Trainer) -> Member:
@@ -167,4 +170,6 @@ def reestimate(trainer: Trainer, batches: int = REESTIMATED) -> None:
         set_random_state(random)
 
 
-__all__ = ["Member", "averaged", "collect", "gather_numbers", "mean", "member", "reestimate", "restore", "tell"]
+__all__ = [
+    "BOOKS", "Member", "averaged", "collect", "gather_numbers", "mean", "member", "reestimate", "restore", "tell",
+]  # fmt: skip

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
 from pathlib import Path
 from signal import SIGTERM
 from time import perf_counter
@@ -33,7 +34,7 @@ from minidl.display import epoch_line
 from minidl.errors import CheckpointError, ConfigError, DivergedError, nearest
 from minidl.evaluation import Score, evaluate, predict
 from minidl.jit import set_threads
-from minidl.members import Member, restore
+from minidl.members import BOOKS, Member, restore
 from minidl.nn import Module, random_state, seed, set_random_state
 from minidl.ops.conv import winograd
 from minidl.options import from_toml, options, to_toml
@@ -49,7 +50,8 @@ Data = Dataset | str | Path | tuple[np.ndarray, ...]
 class Progress:
     """Where a run stands: with the weights, the optimizer and dropout's counter, all that the next step depends on."""
 
-    step: int = 0  # steps made
+    step: int = 0  # steps made; where the number of replicas has changed, by the one that has made most of them
+    shift: int = 0  # those of them that as many replicas as now would not have made to come here
     epoch: int = 0  # epochs finished
     batch: int = 0  # batches made of the epoch after those
     lr: float = 0.0  # of the last step
@@ -90,8 +92,8 @@ class Trainer:
         self.engine = engine or Engine(model, config)
         self.progress = Progress()
         self.share = Share(data, config, self.fabric, prefetch=0 if engine else 2)
-        self.total_steps = config.steps or config.epochs * len(self.share)
-        self.schedule = schedules.build(config.schedule, self.total_steps, config.warmup)
+        self.planned = config.steps or config.epochs * len(self.share)  # steps of a run with as many replicas as now
+        self.schedule = schedules.build(config.schedule, self.planned, config.warmup)
         if self.share.place:  # its dropout is its own
             set_random_state({"seed": self.share.seed, "offset": 0})
         self.replica = Replica(self.engine, self.fabric, self._lr, own=engine is not None)
@@ -99,6 +101,10 @@ class Trainer:
         self.method = kind(self.replica, self.fabric, config)
         self.furthest = 0  # epochs that any of the replicas had finished when they were resumed
         self._warm = False  # the first step compiles; images/s are of the others
+
+    @property
+    def total_steps(self) -> int:
+        return self.planned + self.progress.shift
 
     @property
     def finished(self) -> bool:
@@ -142,7 +148,7 @@ class Trainer:
         return loss, self.replica.correct
 
     def _lr(self) -> float:
-        return self.config.lr * self.schedule(self.progress.step)
+        return self.config.lr * self.schedule(self.progress.step - self.progress.shift)
 
     def _steps(self) -> Iterator[Entry]:
         """The rest of the epoch that `progress` is in."""
@@ -214,10 +220,12 @@ class Trainer:
             "optimizer": numbers,
             "random": random_state(),
             "layout": self.engine.arena.layout_hash,
+            "batches": len(self.share),
             "config": to_toml(self.config),
         }
         if members:
             vectors = {f"{m.rank}/{name}": vector for m in members for name, vector in m.vectors.items()}
+            vectors |= {f"{m.rank}/{BOOKS}": m.books for m in members if m.books is not None}
             state["members"] = {str(m.rank): m.numbers for m in members}
         return Checkpoint(weights, vectors, state, self._about())
 
@@ -235,12 +243,12 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on as if never stopped. Raises CheckpointError where the checkpoint is of another run, model or layout.
 
-        With another number of replicas than before all begin with the average, at the beginning of an epoch.
+        With other replicas than before all begin with the average, and go on from where those were on the average.
         """
         state = checkpoint.state
         try:
             before, layout, progress = state["config"], state["layout"], state["progress"]
-            numbers, random = state["optimizer"], state["random"]
+            numbers, random, batches = state["optimizer"], state["random"], int(state["batches"])
             members = {int(rank): words for rank, words in state.get("members", {}).items()}
             known = {field.name for field in fields(Progress)}
             if any(set(found) != known for found in (progress, *(words["progress"] for words in members.values()))):
@@ -264,19 +272,30 @@ class Trainer:
             rank = self.fabric.rank if self.fabric.rank in members else 0  # a server begins with the first one's
             prefix = f"{rank}/"
             vectors = {n.removeprefix(prefix): v for n, v in checkpoint.vectors.items() if n.startswith(prefix)}
-            mine = members[rank]
+            mine, own = members[rank], vectors.pop(BOOKS)
+            if rank == self.fabric.rank:
+                self.fabric.meter.go_on(own)
             restore(self, Member(rank, vectors, mine))
-            own = mine["progress"]
             shared = {name: progress[name] for name in ("best_step", "best_accuracy", "best_loss")}
-            self.progress = Progress(**own | shared)
+            self.progress = Progress(**mine["progress"] | shared)
             self.furthest = max(words["progress"]["epoch"] for words in members.values())
         else:
-            self._begin_epoch_anew()
+            before = [Progress(**words["progress"]) for words in members.values()] or [self.progress]
+            self._go_on_for(before, batches)
+            books = [checkpoint.vectors[f"{rank}/{BOOKS}"] for rank in members]
+            if books and self.fabric.rank == 0:
+                self.fabric.meter.take_over(books)
 
-    def _begin_epoch_anew(self) -> None:
-        at = self.progress
-        at.batch, at.loss_sum, at.correct, at.images = 0, 0.0, 0, 0
-        at.step = min(at.epoch * len(self.share), self.total_steps)
+    def _go_on_for(self, before: Sequence[Progress], batches: int) -> None:
+        """Go on from where other replicas were on the average, each with so many batches in an epoch: after as many
+        passes over the data, or as many steps where --steps counts them. The numbers of steps never fall."""
+        at, own = self.progress, len(self.share)
+        passes = Fraction(sum(one.epoch * batches + one.batch for one in before), batches * len(before))
+        at.epoch, at.batch = int(passes), int(passes % 1 * own)
+        made = sum(one.step - one.shift for one in before) // len(before)
+        at.step = max(one.step for one in before)
+        at.shift = at.step - (made if self.config.steps else at.epoch * own + at.batch)
+        at.loss_sum, at.correct, at.images = 0.0, 0, 0
         self.replica.steps = at.step
 
     def _diverged(self, what: str, making: int = 0) -> DivergedError:

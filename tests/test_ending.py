@@ -1,4 +1,4 @@
-"""Whoever dies, and whenever: a run ends. Whole sessions on a simulated cluster, where a death can be put anywhere."""
+"""Whoever dies, and whenever: a run ends, with a result or with what could be saved."""
 
 from __future__ import annotations
 
@@ -12,92 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from launching import Launched
+from sessions import Sessions
 
 from minidl import checkpoint as files
-from minidl.comm.cluster import parse
-from minidl.comm.fabric.sim import Simulation
-from minidl.config import resolve
-from minidl.errors import AbortedError, MinidlError
-from minidl.run import Run
-from minidl.session import Session
-from minidl.signals import Signals, Stopped
-
-CLUSTER = """
-devices.core = {flops = 1e6, jitter = 0.3}
-nodes = [{name = "node", count = 4, devices = ["core"]}]
-between = {alpha = 1e-3, rate = 1e6}
-"""
-OPTIONS: dict[str, Any] = dict(data="synthetic:48x2x2x1:2", model="mlp", batch_size=8, quiet=True)
-
-
-class Sessions:
-    """A run of several replicas, each with a session of its own as in a process of its own, on a virtual clock.
-
-    deaths: {rank: seconds}. Afterwards `results` has what each rank returned, or the error that it ended with.
-    """
-
-    def __init__(self, folder: Path, ranks: int, deaths: dict[int, float], **options: Any) -> None:
-        self.folder, self.options = folder, options
-        lines = ", ".join(f"{{rank = {rank}, time = {time!r}}}" for rank, time in deaths.items())
-        self.simulation = simulation = Simulation(parse(f"{CLUSTER}deaths = [{lines}]"), ranks, flops=1e5)
-        self.failed, self.moments = False, set[float]()
-        plan = simulation.at
-
-        def at(time: float, call: Callable[..., None], *arguments: Any) -> None:
-            self.moments.add(time)
-            plan(time, call, *arguments)
-
-        simulation.at = at  # type: ignore[method-assign]
-        for fabric in simulation.fabrics:
-            fabric.close = lambda: None  # type: ignore[method-assign]  # its state stays, as a process's does
-            fabric.aborted = lambda: self.failed  # type: ignore[method-assign]
-        self.results: dict[int, Any] = simulation.run({rank: self.main(rank) for rank in range(ranks)})
-
-    def main(self, rank: int) -> Callable[[], Any]:
-        def work() -> Any:
-            try:
-                config = resolve(OPTIONS, {**self.options, "out": str(self.folder)})
-                session = Session(config, Signals(), self.simulation.fabric(rank))
-                with session.lead(lambda: Run.create(session.config)):
-                    return session.train()
-            except Stopped as stopped:
-                return stopped
-            except MinidlError as error:
-                self.failed = True  # as Job.fail has it
-                for fabric in self.simulation.fabrics:
-                    fabric.wake()
-                return error
-
-        return work
-
-    def check(self) -> None:
-        """It has ended with a result, or with an error and what could be saved."""
-        if self.summary is not None:
-            assert json.loads((self.folder / "summary.json").read_text()) == self.summary
-            assert self.summary["steps"] == self.last().state["progress"]["step"]
-            assert len(self.last().state["members"]) >= self.summary["replicas_alive"] > 0
-            return
-        assert self.errors and not (self.folder / "summary.json").exists()
-        words = " ".join(self.errors)
-        if "saved" in words:
-            assert f"python -m minidl.train --resume {self.folder}" in words and self.last()
-        else:  # before the first step
-            assert "died while others waited for" in words and not files.last(self.folder / "checkpoints")
-
-    def last(self) -> files.Checkpoint:
-        folder = files.last(self.folder / "checkpoints")
-        assert folder
-        return files.load(folder)
-
-    @property
-    def errors(self) -> list[str]:
-        return [str(r) for r in self.results.values() if isinstance(r, MinidlError) and not isinstance(r, AbortedError)]
-
-    @property
-    def summary(self) -> dict[str, Any] | None:
-        found = [result for result in self.results.values() if isinstance(result, dict)]
-        assert len(found) <= 1
-        return found[0] if found else None
 
 
 @pytest.fixture

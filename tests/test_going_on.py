@@ -1,0 +1,84 @@
+"""A run of several replicas that goes on after a stop, with as many or with others: what it counts, how far it goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sessions import Sessions
+
+from minidl.training import Trainer
+
+SMALL: dict[str, Any] = dict(data="synthetic:120x2x2x1:2", batch_size=8, lr=0.01)
+IMAGES = 120  # of these data, to train on
+
+
+def stopped(folder: Path, ranks: int, part: float, **options: Any) -> Sessions:
+    """A run that a signal stops after this part of it."""
+    whole = Sessions(folder / "whole", ranks, {}, **SMALL, **options)
+    run = Sessions(folder / "run", ranks, {}, stop=part * whole.simulation.time, **SMALL, **options)
+    assert run.summary is None and not run.errors
+    return whole
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "gossip"])
+def test_the_books_go_on(tmp_path: Path, method: str) -> None:
+    whole = stopped(tmp_path, 3, 0.5, method=method, epochs=4).summary
+    before = Sessions.last_of(tmp_path / "run")
+    again = Sessions(tmp_path / "run", 3, {}).summary
+    assert whole and again
+    if method == "dpsgd":  # as if it had never stopped, but for what the stop took
+        assert again["staleness"]["count"] == whole["staleness"]["count"] > 0
+    assert again["messages"] >= 0.9 * whole["messages"] and again["bytes_sent"] >= 0.9 * whole["bytes_sent"]
+    assert [edge[:2] for edge in again["edges"]] == [edge[:2] for edge in whole["edges"]]
+    assert sum(before.vectors[f"{rank}/books"][1] for rank in range(3)) > 0, "seconds on the clock"
+
+
+def test_the_books_of_others_are_taken_over(tmp_path: Path) -> None:
+    stopped(tmp_path, 3, 0.8, method="dpsgd", epochs=4)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    again = Sessions(tmp_path / "run", 2, {}).summary
+    sent = sum(line.get("bytes_sent", 0) for line in lines if line["epoch"] == 3)
+    assert again and again["bytes_sent"] > 3 * sent > 0, "what three had sent, and two since then"
+    assert {tuple(edge[:2]) for edge in again["edges"]} == {(0, 1), (1, 0)}
+    assert sum(edge[2] for edge in again["edges"]) < again["bytes_sent"]
+
+
+@pytest.mark.parametrize("length", [{"epochs": 4}, {"steps": 15}])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 3), (3, 1), (2, 4)])
+@pytest.mark.parametrize("method", ["dpsgd", "gossip"])
+def test_as_much_is_trained_with_other_replicas(
+    tmp_path: Path, method: str, before: int, after: int, length: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--epochs: so many passes of all together over the data; --steps: so many steps of each. To within a batch."""
+    stopped(tmp_path, before, 0.6, method=method, **length)
+    done = Sessions.last_of(tmp_path / "run").state
+    images: list[int] = []
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda self, x, y: (images.append(len(y)), step(self, x, y))[1])
+    again = Sessions(tmp_path / "run", after, {})
+    assert again.summary
+    parts = [one["progress"] for one in done.get("members", {"0": done}).values()]
+    if "epochs" in length:
+        seen = sum((one["epoch"] + one["batch"] / done["batches"]) / before for one in parts) + sum(images) / IMAGES
+        assert abs(seen - 4) <= max(before, after) * 8 / IMAGES
+        assert again.summary["epochs"] == 4
+    else:
+        made = sum(one["step"] for one in parts) // before
+        assert len(images) == after * (15 - made)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert steps == sorted(steps), "the numbers of steps never fall"
+    assert again.summary["steps"] == Sessions.last_of(tmp_path / "run").state["progress"]["step"]
+
+
+def test_the_learning_rate_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda self, x, y: (step(self, x, y), rates.append(self.progress.lr))[0])
+    stopped(tmp_path, 1, 0.5, epochs=10)
+    before = rates[-1]
+    rates.clear()
+    Sessions(tmp_path / "run", 4, {})
+    assert 0.85 * before < rates[0] <= before and rates[-1] < 0.03 * SMALL["lr"]
