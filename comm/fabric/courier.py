@@ -7,8 +7,10 @@ So one thread makes them all: it starts MPI, carries messages both ways while th
       send(peer, tag, bytes) ---> orders -- Isend, Test ------------------------>
       deliver(peer, tag, bytes) <---------- Irecv, Test <-- Improbe <------------
 
-It asks MPI again and again, but less and less often while nothing happens: it yields the core at first, then sleeps up
-to half a millisecond at a time (MPI's own waiting would burn a core). An order wakes it.
+It asks MPI again and again, but less and less often while nothing happens (MPI's own waiting would burn a core): it
+yields the core at first, then sleeps, longer and longer. While a message is on its way, no longer than the link takes
+for a piece of it, as the last one showed: what arrives meanwhile waits in the system's buffers. While none is, longer
+where nobody waits for one. An order wakes it.
 """
 
 from __future__ import annotations
@@ -35,14 +37,18 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TINY = 64  # bytes: such messages come whole with their envelope
-YIELDS = 20  # rounds in vain before the first sleep
-SHORTEST, NAP, NAP_MOVING = 10e-6, 500e-6, 100e-6  # seconds: sleeps grow, to less while a message is on its way
+YIELDS = 10  # rounds in vain before the first sleep
+SHORTEST, LONGEST, GROWTH = 10e-6, 2e-3, 1.2  # seconds of sleep
+AWAITED = 300e-6  # seconds: the longest where somebody waits for a message
+PIECE = 32 << 10  # bytes: much less than systems' buffers hold
 
 
 class UnderWay(NamedTuple):
     request: MPI.Request
     data: Any  # kept until MPI has done with it
     done: Callable[[], None] | None
+    size: int  # bytes
+    began: float
 
 
 class Courier:
@@ -64,6 +70,8 @@ class Courier:
         self._mpi: Any = load(job)
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._under_way: list[UnderWay] = []
+        self._pace = AWAITED  # seconds that a piece takes
+        self.waiting = 0  # threads that can do nothing before a message comes
         self._leaving = self._left = False
         self._thread = threading.Thread(target=self._run, name="minidl-courier", daemon=True)
         self.world: MPI.Intracomm = self._mpi.COMM_WORLD
@@ -152,11 +160,16 @@ class Courier:
                 vain += 1
                 time.sleep(0)
             else:
-                nap = min(1.2 * nap, NAP_MOVING if self._under_way else NAP)
+                nap = min(GROWTH * nap, self._longest())
                 if self._obey(nap):
                     vain, nap = 0, SHORTEST
         while self._receive():
             pass
+
+    def _longest(self) -> float:
+        if self._under_way:
+            return self._pace
+        return AWAITED if self.waiting else LONGEST
 
     def _obey(self, patience: float) -> bool:
         """Run the orders that are here, or the next one that comes soon enough."""
@@ -170,7 +183,8 @@ class Courier:
 
     def _begin(self, request: MPI.Request, data: Any, done: Callable[[], None] | None) -> None:
         if not request.Test():
-            self._under_way.append(UnderWay(request, data, done))
+            size = data.nbytes if isinstance(data, np.ndarray) else 0
+            self._under_way.append(UnderWay(request, data, done, size, time.monotonic()))
         elif done:
             done()
 
@@ -183,6 +197,8 @@ class Courier:
             (ended if move.request.Test() else still).append(move)
         self._under_way = still
         for move in ended:
+            if move.size > PIECE:
+                self._pace = min(LONGEST, PIECE / move.size * (time.monotonic() - move.began))
             if move.done:
                 move.done()
         return bool(ended)

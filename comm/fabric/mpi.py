@@ -291,7 +291,9 @@ class MpiFabric(BoxedFabric):
 
     def sleep(self, seconds: float) -> None:
         with self._news_came:
+            self.courier.waiting += 1
             self._news_came.wait(seconds)
+            self.courier.waiting -= 1
 
     def shared(self, name: str) -> np.ndarray:
         if self._remote:
