@@ -1,9 +1,10 @@
 """Every option of training, and what it is when nobody says: the one place to look.
 
-A run is decided in layers, the stronger one last: the defaults of `Config`, the preset of the data set, that of the
-optimizer, the file of --config, the command line. The result is complete, and a run folder's config.toml holds it.
-Where the command line names another data set or another optimizer than the file, those values of the file fall away
-that presets of data sets or of optimizers speak of (lr, say): they were meant for the one that is no longer there.
+A run is decided in layers, the stronger one last: the defaults of `Config`, the presets of the data set, of the
+optimizer and of the method, the file of --config, the command line. The result is complete, and a run folder's
+config.toml holds it. Where the command line names another data set than the file, those values of the file fall away
+that presets of data sets speak of (lr, say): they were meant for the one that is no longer there. Optimizers and
+methods likewise.
 
 Names of models, optimizers and so on stand here as words, so that --help needs no NumPy; a test holds them against
 the code that they name.
@@ -84,8 +85,8 @@ class Config:
     method: str = option("dpsgd", "what replicas say to each other", group=TOGETHER, choices=METHODS)
     topology: str = option("one-peer-exponential", "who talks to whom (dpsgd; gossip with --peer topology)",
                            group=TOGETHER, choices=TOPOLOGIES, besides=OWN_GRAPH)
-    period: int = option(1, "steps between exchanges (gossip) or averages (local-sgd)", group=TOGETHER,
-                         limits=ONE_OR_MORE)
+    period: int = option(1, "steps between exchanges (gossip) or averages (local-sgd; there 8 if not given)",
+                         group=TOGETHER, limits=ONE_OR_MORE)
     probability: float = option(0.0, "of an exchange after a step, in place of --period (gossip)", group=TOGETHER,
                                 limits=PROBABILITY)
     exchange: str = option("push", "who starts an exchange of gossip gives, takes, or both", group=TOGETHER,
@@ -144,6 +145,10 @@ OPTIMIZER_PRESETS: dict[str, dict[str, Any]] = {
     "adamw": dict(lr=1e-3, weight_decay=0.05),
     "lars": dict(lr=1.0),
 }
+METHOD_PRESETS: dict[str, dict[str, Any]] = {
+    "local-sgd": dict(period=8),  # with 1 it is allreduce
+}
+PRESETS = {"data": DATA_PRESETS, "optimizer": OPTIMIZER_PRESETS, "method": METHOD_PRESETS}  # the stronger ones last
 
 
 def resolve(*layers: Mapping[str, Any]) -> Config:
@@ -153,13 +158,15 @@ def resolve(*layers: Mapping[str, Any]) -> Config:
         stronger = dict(layer)
         if stronger.get("data", "").endswith(".npz"):
             stronger["data"] = _absolute(stronger["data"])
-        for name, presets in (("data", DATA_PRESETS), ("optimizer", OPTIMIZER_PRESETS)):
+        for name, presets in PRESETS.items():
             if {name} <= given.keys() & stronger.keys() and given[name] != stronger[name]:
                 theirs = {key for preset in presets.values() for key in preset}
                 given = {key: value for key, value in given.items() if key not in theirs}
         given |= stronger
-    data, optimizer = given.get("data", Config.data), given.get("optimizer", Config.optimizer)
-    config = {**DATA_PRESETS.get(data, {}), **OPTIMIZER_PRESETS.get(optimizer, {}), **given}
+    config: dict[str, Any] = {}
+    for name, presets in PRESETS.items():
+        config |= presets.get(given.get(name, getattr(Config, name)), {})
+    config |= given
     folder = config.get("data_dir") or os.environ.get("MINIDL_DATA")
     if folder:
         config["data_dir"] = _absolute(folder)

@@ -11,7 +11,7 @@ from typing import Any
 
 from minidl.comm import launch
 from minidl.comm.methods import SERVERS
-from minidl.config import DATA_PRESETS, OPTIMIZER_PRESETS, Config, resolve
+from minidl.config import PRESETS, Config, resolve
 from minidl.environment import number, prepare
 from minidl.errors import AbortedError, MinidlError, report
 from minidl.job import Job, find_job
@@ -110,10 +110,9 @@ def _text(result: dict[str, Any]) -> str:
 
 
 def _help() -> dict[str, Any]:
-    presets = {**DATA_PRESETS, **OPTIMIZER_PRESETS}
     rows = [f"  {name:<14} " + "  ".join(f"--{key.replace('_', '-')} {_word(value)}" for key, value in preset.items())
-            for name, preset in presets.items()]  # fmt: skip
-    table = "\ndefaults of a data set or an optimizer, where they differ:\n" + "\n".join(rows)
+            for presets in PRESETS.values() for name, preset in presets.items()]  # fmt: skip
+    table = "\ndefaults of a data set, an optimizer or a method, where they differ:\n" + "\n".join(rows)
     return dict(program="python -m minidl.train", description=DESCRIPTION, epilog=EXAMPLES + table)
 
 

@@ -33,9 +33,9 @@ def test_names_are_those_of_the_code() -> None:
 
 
 def test_presets_hold_known_options() -> None:
-    for preset in [*names.DATA_PRESETS.values(), *names.OPTIMIZER_PRESETS.values()]:
-        replace(Config(), **preset)
-    assert set(names.DATA_PRESETS) <= set(DATASETS) and set(names.OPTIMIZER_PRESETS) <= set(OPTIMIZERS)
+    for option, presets in names.PRESETS.items():
+        for value, preset in presets.items():
+            replace(Config(), **{option: value}, **preset)
 
 
 def test_stronger_layers_win() -> None:
@@ -45,6 +45,7 @@ def test_stronger_layers_win() -> None:
     assert config.batch_size == names.DATA_PRESETS["cifar10"]["batch_size"]
     assert resolve({"data": "cifar10", "optimizer": "adam"}).lr == names.OPTIMIZER_PRESETS["adam"]["lr"]
     assert resolve({"data": "cifar10", "optimizer": "adam", "lr": 0.5}).lr == 0.5
+    assert [resolve({"method": name}).period for name in ("gossip", "local-sgd")] == [1, 8]
 
 
 def test_values_of_a_file_do_not_outlive_their_optimizer_or_data() -> None:

@@ -78,7 +78,8 @@ def test_one_replica_is_plain_training_to_the_bit(tmp_path, capsys):
 
 @pytest.mark.parametrize("method", ["allreduce", "local-sgd", "gossip", "ps"])
 def test_every_method(tmp_path, capsys, method):
-    result = simulate(tmp_path, capsys, "--cluster", "two-racks", "--ranks", "5", "--steps", "24", "--method", method)
+    options = ["--ranks", "5", "--steps", "24", "--method", method, "--period", "1"]
+    result = simulate(tmp_path, capsys, "--cluster", "two-racks", *options)
     assert result["workers"] == (4 if method == "ps" else 5) and result["steps"] == 24
     assert result["accuracy_average"] > 0.5 and result["messages"] > 50
     assert (result["wait_fraction"] == 0) == (method == "gossip")
