@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minidl import checkpoint as files
+from minidl import parts
 from minidl.comm.fabric.alone import Alone
 from minidl.comm.fabric.base import Fabric
 from minidl.comm.meter import Meter
@@ -17,7 +18,7 @@ from minidl.options import read_toml
 from minidl.run import Run, read_options, read_run, result_of
 from minidl.session import Session, count, prepare, reopen
 from minidl.signals import Signals
-from minidl.training import Entry, Trainer
+from minidl.training import Entry
 
 TESTING = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # what --evaluate of a run may go with
 
@@ -58,15 +59,21 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
     with session.lead(lambda: reopen(folder)):  # the others look at it only then
         last = files.last(folder / "checkpoints")
         if last:
-            _restore(session.trainer, last)
+            _restore(session, last)
         if session.run:
             session.run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
         return session.train()
 
 
-def _restore(trainer: Trainer, folder: Path) -> None:
+def _restore(session: Session, folder: Path) -> None:
     try:
-        trainer.restore(files.load(folder))
+        checkpoint = files.load(folder)
+        if parts.exist(folder.parent):
+            checkpoint = parts.add(folder.parent, checkpoint)
+            found = len(checkpoint.state.get("members", ()))  # none: one alone has gone on since then
+            mass = ", with a mass of 1 each" if session.config.mix == "mass" else ""
+            session.origin = f", from what {found} replicas kept after an epoch{mass}" if found else ""
+        session.trainer.restore(checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}; delete it to go on from the one before it") from None
 

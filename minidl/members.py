@@ -85,8 +85,9 @@ def restore(trainer: Trainer, saved: Member) -> None:
         replica.optimizer_steps = trainer.engine.optimizer.steps = int(numbers["optimizer_steps"])
         replica.random = numbers["random"]
         set_random_state(numbers["random"])
-        vectors, rest = numbers["method"]
-        trainer.method.restore({name: np.array(values) for name, values in vectors.items()}, rest)
+        if numbers["method"]:  # else it begins anew: see parts.py
+            vectors, rest = numbers["method"]
+            trainer.method.restore({name: np.array(values) for name, values in vectors.items()}, rest)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"checkpoint of another version of minidl: {error} is not as expected") from None
     trainer.engine.arena.touch()

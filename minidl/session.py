@@ -12,7 +12,7 @@ from shlex import quote
 import numba
 
 from minidl import checkpoint as files
-from minidl import data, models, nn
+from minidl import data, models, nn, parts
 from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
@@ -54,6 +54,7 @@ class Session:
         self.last_epoch: Entry | None = None  # where all end together: not told yet
         self.journal_error: JournalError | None = None
         self.snapshots = Snapshots(self.trainer)
+        self.origin = ""  # what it went on from, where there is something to say about that
 
     @property
     def command(self) -> str:
@@ -99,7 +100,7 @@ class Session:
         trainer.engine.gradient.progress = self.display.compiling
         self.display.say(f"{self.folder}: {config.model} ({count(self.model):,} parameters) on {config.data} "
                          f"({len(self.data.y_train):,} images), {trainer.total_steps:,} steps"
-                         + self._company())  # fmt: skip
+                         + self._company() + self.origin)  # fmt: skip
         self.signals.defer(config.quiet or not self.leads)
         try:
             self._compile()
@@ -171,10 +172,14 @@ class Session:
                 self.keep(members, entry)
             self.fabric.barrier()  # the clock of none goes on before
         else:
+            fabric, checkpoints = self.fabric, self.folder / "checkpoints"
             self.snapshots.take()
-            if self.leads:  # its own model, in case that all are killed: nobody is asked for theirs before the end
+            if self.leads:  # itself: nobody is asked for its state before the end
                 self._report(entry)
-                self._save()
+                self.write(self.trainer.checkpoint([parts.own(self.trainer)]))
+                parts.remove(checkpoints, [rank for rank in fabric.replicas if not fabric.alive(rank)])
+            elif len(fabric.replicas) == fabric.size:  # there is no center
+                parts.save(checkpoints, self.trainer)
 
     def keep(self, members: list[Member], entry: Entry | None) -> None:
         """Save all replicas, and their average. entry: of the epoch that ends here: then the average is validated."""
@@ -184,6 +189,7 @@ class Session:
         if entry is not None:
             self._report(entry | scores | {"consensus_distance": distance(members)})
         self.write(checkpoint)
+        parts.remove(self.folder / "checkpoints")
 
     def _report(self, entry: Entry) -> None:
         if not self.alone:  # of this replica: the others' books come at the end

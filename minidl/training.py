@@ -34,7 +34,7 @@ from minidl.display import epoch_line
 from minidl.errors import CheckpointError, ConfigError, DivergedError, nearest
 from minidl.evaluation import Score, evaluate, predict
 from minidl.jit import set_threads
-from minidl.members import BOOKS, Member, restore
+from minidl.members import BOOKS, Member, mean, restore
 from minidl.nn import Module, random_state, seed, set_random_state
 from minidl.ops.conv import winograd
 from minidl.options import from_toml, options, to_toml
@@ -186,10 +186,8 @@ class Trainer:
         if self.data.x_validation is None or self.data.y_validation is None:
             return {}
         try:
-            score = evaluate(
-                self.model, self.data.x_validation, self.data.y_validation,
-                check=self.check, prediction=self.engine.prediction,
-            )  # fmt: skip
+            score = evaluate(self.model, self.data.x_validation, self.data.y_validation, check=self.check,
+                             prediction=self.engine.prediction)  # fmt: skip
         except DivergedError as error:
             raise self._diverged(str(error)) from None
         if at.best_step < 0 or (score.accuracy, -score.loss) > (at.best_accuracy, -at.best_loss):
@@ -237,8 +235,7 @@ class Trainer:
             "mean": self.data.mean.tolist(),
             "std": self.data.std.tolist(),
         }
-        words = {name: json.dumps(value) for name, value in about.items()}
-        return {"model": self.config.model, "data": self.data.name, **words}
+        return {"model": self.config.model, "data": self.data.name} | {n: json.dumps(v) for n, v in about.items()}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on as if never stopped. Raises CheckpointError where the checkpoint is of another run, model or layout.
@@ -263,7 +260,7 @@ class Trainer:
         if layout != self.engine.arena.layout_hash:
             raise CheckpointError("checkpoint is of a model with another layout of parameters")
         self.progress = Progress(**progress)
-        self.model.load_state_dict(checkpoint.weights)  # of several replicas, the average
+        self.model.load_state_dict(checkpoint.weights)
         if self.fabric.size == 1 and not members:
             self.engine.optimizer.load_state_dict(checkpoint.vectors, numbers)
             set_random_state(random)
@@ -282,18 +279,19 @@ class Trainer:
         else:
             before = [Progress(**words["progress"]) for words in members.values()] or [self.progress]
             self._go_on_for(before, batches)
-            books = [checkpoint.vectors[f"{rank}/{BOOKS}"] for rank in members]
-            if books and self.fabric.rank == 0:
-                self.fabric.meter.take_over(books)
+            if members:
+                self.replica.theta[:] = mean([checkpoint.vectors[f"{rank}/theta"] for rank in members])
+                self.replica.touch()
+            if members and self.fabric.rank == 0:
+                self.fabric.meter.take_over([checkpoint.vectors[f"{rank}/{BOOKS}"] for rank in members])
 
     def _go_on_for(self, before: Sequence[Progress], batches: int) -> None:
         """Go on from where other replicas were on the average, each with so many batches in an epoch: after as many
         passes over the data, or as many steps where --steps counts them. The numbers of steps never fall."""
-        at, own = self.progress, len(self.share)
-        passes = Fraction(sum(one.epoch * batches + one.batch for one in before), batches * len(before))
-        at.epoch, at.batch = int(passes), int(passes % 1 * own)
-        made = sum(one.step - one.shift for one in before) // len(before)
-        at.step = max(one.step for one in before)
+        at, own, count = self.progress, len(self.share), len(before)
+        passes = Fraction(sum(one.epoch * batches + one.batch for one in before), batches * count)
+        made = sum(one.step - one.shift for one in before) // count
+        at.step, at.epoch, at.batch = max(one.step for one in before), int(passes), int(passes % 1 * own)
         at.shift = at.step - (made if self.config.steps else at.epoch * own + at.batch)
         at.loss_sum, at.correct, at.images = 0.0, 0, 0
         self.replica.steps = at.step

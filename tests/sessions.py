@@ -84,9 +84,9 @@ class Sessions:
         return self.last_of(self.folder)
 
     @staticmethod
-    def last_of(folder: Path) -> files.Checkpoint:
+    def last_of(folder: Path, inside: str = "checkpoints") -> files.Checkpoint:
         """A run's newest checkpoint."""
-        last = files.last(folder / "checkpoints")
+        last = files.last(folder / inside)
         assert last
         return files.load(last)
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sessions import Sessions
 
@@ -82,3 +83,42 @@ def test_the_learning_rate_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     rates.clear()
     Sessions(tmp_path / "run", 4, {})
     assert 0.85 * before < rates[0] <= before and rates[-1] < 0.03 * SMALL["lr"]
+
+
+@pytest.mark.parametrize("after", [3, 2])
+def test_all_are_killed_at_once(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do not wait for each other keep what they have, each at the end of its own epochs."""
+    options = dict(SMALL, method="gossip", mix="mass", epochs=6)
+    moment = 0.7 * Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
+    killed = Sessions(tmp_path / "run", 3, dict.fromkeys(range(3), moment), **options)
+    assert not killed.results
+    folders = sorted((killed.folder / "checkpoints" / "parts").iterdir())
+    kept = [killed.last(), *(Sessions.last_of(folder, "") for folder in folders)]
+    assert [[*part.state["members"]] for part in kept] == [["0"], ["1"], ["2"]]
+    assert max(part.state["progress"]["epoch"] for part in kept) > 2
+    thetas = [part.vectors[f"{rank}/theta"] for rank, part in enumerate(kept)]
+    began: dict[int, Any] = {}
+    run = Trainer.run
+
+    def begin(self: Trainer) -> Any:
+        began[self.fabric.rank] = self.replica.theta.copy(), self.method.weighing.mass.tolist()  # type: ignore[attr-defined]
+        return run(self)
+
+    monkeypatch.setattr(Trainer, "run", begin)
+    again = Sessions(killed.folder, after, {})
+    assert again.summary and again.summary["epochs"] == 6
+    for rank in range(after):
+        expected = thetas[rank] if after == 3 else np.mean(np.array(thetas, np.float64), axis=0).astype(np.float32)
+        np.testing.assert_array_equal(began[rank][0], expected)
+        assert began[rank][1] == [1.0]
+    assert not (killed.folder / "checkpoints" / "parts").exists() and len(again.last().state["members"]) == after
+
+
+def test_a_dead_replica_keeps_nobody_back(tmp_path: Path) -> None:
+    """What it kept is deleted: after a kill of the others it would be an old part among new ones."""
+    options = dict(SMALL, method="gossip", epochs=6)
+    time = Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
+    Sessions(tmp_path / "run", 3, {2: 0.4 * time, 0: 0.7 * time, 1: 0.7 * time}, **options)
+    assert [folder.name for folder in (tmp_path / "run" / "checkpoints" / "parts").iterdir()] == ["1"]
+    again = Sessions(tmp_path / "run", 3, {})
+    assert again.summary and again.summary["epochs"] == 6 and again.summary["replicas_alive"] == 3
