@@ -75,11 +75,11 @@ class _ChannelTile(_Tile):
         tap.add_incoming(nothing, entry)
         tap.add_incoming(following, loop)
         for total, new in zip(sums, added):
-            total.add_incoming(ir.Constant(self.vector, [0.0] * self.lanes), entry)
+            total.add_incoming(self.all(0.0), entry)
             total.add_incoming(new, loop)
 
         b.position_at_end(done)
-        masks = [self.mask(v) for v in range(self.vectors)]
+        masks = [self.mask(v, self.width) for v in range(self.vectors)]
         for (i, v), new in zip(tiles, added):
             self.store_masked(new, self.column(c_rows[i], v), masks[v])
         return ir.Constant(ir.IntType(8).as_pointer(), None)

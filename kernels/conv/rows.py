@@ -34,7 +34,7 @@ class _Row(_Tile):
                 with whole:
                     b.store(new(v, self.load(self.column(row, v))), self.column(row, v), align=self.bytes)
                 with other, b.if_then(b.icmp_signed(">", self.width, self.constant(v * self.lanes))):
-                    mask = self.mask(v)
+                    mask = self.mask(v, self.width)
                     self.store_masked(new(v, self.load_masked(self.column(row, v), mask)), self.column(row, v), mask)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 

@@ -50,15 +50,7 @@ class _TallTile(_Tile):
     def emit(self) -> Any:
         b = self.b
         rows = [self.column(b.gep(self.c, [b.mul(self.c_row, self.constant(i))]), 0) for i in range(TALL)]
-        before = b.block
-        with b.if_then(self.accumulate):
-            loaded = [self.load(row) for row in rows]
-            loading = b.block
         entry, loop, done = b.block, b.append_basic_block("tall.loop"), b.append_basic_block("tall.done")
-        begin = [b.phi(self.vector) for _ in rows]
-        for phi, value in zip(begin, loaded, strict=True):
-            phi.add_incoming(ir.Constant(self.vector, [0.0] * self.lanes), before)
-            phi.add_incoming(value, loading)
         b.branch(loop)
         b.position_at_end(loop)
         counters = [b.phi(self.size) for _ in range(3)]
@@ -76,11 +68,15 @@ class _TallTile(_Tile):
         for counter, more in zip(counters, following, strict=True):
             counter.add_incoming(self.constant(0), entry)
             counter.add_incoming(more, loop)
-        for total, first, more in zip(sums, begin, added, strict=True):
-            total.add_incoming(first, entry)
+        for total, more in zip(sums, added, strict=True):
+            total.add_incoming(self.all(0.0), entry)
             total.add_incoming(more, loop)
         b.position_at_end(done)
-        for row, value in zip(rows, added, strict=True):
+        with b.if_then(self.accumulate):
+            totals = [b.fadd(self.load(row), value) for row, value in zip(rows, added, strict=True)]
+            adding = b.block
+        results = [self.either(total, adding, value, done) for total, value in zip(totals, added, strict=True)]
+        for row, value in zip(rows, results, strict=True):
             b.store(value, row, align=self.bytes)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 

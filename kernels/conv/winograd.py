@@ -22,7 +22,8 @@ from numba.extending import register_jitable
 from numpy import ndarray
 
 from minidl.jit import apart_jit, jit, parallel_jit, prange, threads
-from minidl.kernels.matmul.tile import lanes, panel, panel_width
+from minidl.kernels.matmul.product import product_panel
+from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .geometry import LINE, aligned
 from .planes import (
@@ -85,9 +86,6 @@ def _convolve_group(
     zeros = own[own.size - n * max(row_of(channels), row_of(outputs)) :]
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
-    v_rows, m_rows, taps = np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(1, np.int64)
-    for t in range(count):
-        v_rows[t], m_rows[t] = t * v_row, t * m_row
     no = np.int64(0)  # not a literal: for each one that it is called with, Numba would compile a function once more
     to_planes(form, no, x, tiles, padding, first, count, v, v_plane, v_row, no, patch, zeros)
     columns = panel_width(x)
@@ -101,9 +99,9 @@ def _convolve_group(
             for t in range(0, tall, TALL):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
-            panel(count - tall, 1, channels, False, v, taps, v_rows[tall:], k * v_plane, 1,
-                  u, taps, k * u_plane + o * channels, columns,
-                  products, m_rows[tall:], k * m_plane + o, min(columns, outputs - o))  # fmt: skip
+            product_panel(count - tall, min(columns, outputs - o), channels, False,
+                          v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
+                          products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, patch, y)
 
 
@@ -209,7 +207,7 @@ def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple
     one sum; of each group all tiles are transformed first, then each plane is somebody's. Neither knows of threads.
     """
     n = tile_of(form)[2]
-    group, parts = 64, 8 if channels * outputs <= 2048 else 4
+    group, parts = 64, 8 if n * n * channels * outputs <= 2**16 else 4
     if channels * outputs > 8192 or tiles < group * parts:
         group, parts = min(tiles, 256), 1
     each = (tiles + parts - 1) // parts  # groups of about one size, not a small one at the end
@@ -243,22 +241,22 @@ def _gradient_products(
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels), _block(outputs)
     v_tiles = (v_plane - WIDTH) // up(channels, v_block)
-    v_columns, du_rows, taps = np.empty(channels, np.int64), np.empty(channels, np.int64), np.zeros(1, np.int64)
-    for c in range(channels):
-        v_columns[c], du_rows[c] = c // v_block * v_tiles * v_block + c % v_block, c * row_of(outputs)
-    columns = panel_width(v)
+    columns, row = panel_width(v), row_of(outputs)
     panels = (outputs + columns - 1) // columns
-    tall = channels // TALL * TALL if v_block % TALL == 0 and row_of(outputs) == lanes(x) else 0
     for k in range(begin, end):
         for o in range(0, outputs, columns):
+            d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
             bring(x, x_next, k * panels + o // columns, planes * panels)
             bring(dy, dy_next, k * panels + o // columns, planes * panels)
-            for c in range(0, tall, TALL):
-                tall_tile_side_by_side(count, accumulate, v, k * v_plane + v_columns[c], v_block, d, k * d_plane,
-                                       d_block, du, k * du_plane + du_rows[c], du_rows[1])  # fmt: skip
-            panel(channels - tall, 1, count, accumulate, v, taps, v_columns[tall:], k * v_plane, v_block,
-                  d, taps, k * d_plane + o // d_block * v_tiles * d_block + o % d_block, d_block,
-                  du, du_rows[tall:], k * du_plane + o, min(columns, outputs - o))  # fmt: skip
+            for first in range(0, channels, v_block):
+                v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
+                some = min(v_block, channels - first)
+                tall = some // TALL * TALL if row == lanes(x) else 0
+                for c in range(0, tall, TALL):
+                    tall_tile_side_by_side(count, accumulate, v, v_at + c, v_block, d, d_at, d_block,
+                                           du, du_at + c * row, row)  # fmt: skip
+                product_panel(some - tall, min(columns, outputs - o), count, accumulate,
+                              v, v_at + tall, 1, v_block, d, d_at, d_block, du, du_at + tall * row, row)  # fmt: skip
 
 
 @apart_jit

@@ -18,8 +18,11 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numpy import ndarray
 
-from .tile import ROWS, _Tile, intrinsic
+from minidl.jit import apart_jit
+
+from .tile import ROWS, Sums, _Tile, intrinsic, lanes
 
 
 def _make_product_tile(vectors: int) -> Any:
@@ -63,18 +66,6 @@ class _ProductTile(_Tile):
         numbers = [self.smaller(self.constant(i), last) for i in range(ROWS)]
         a_rows = [b.gep(self.a, [b.mul(i, self.a_row)]) for i in numbers]
 
-        # The sums begin with c, or with 0.
-        before, begin = b.block, {}
-        with b.if_then(self.accumulate):
-            masks = [self.mask_of(v, self.width) for v in range(self.vectors)]
-            rows = [b.gep(self.c, [b.mul(i, self.c_row)]) for i in numbers]
-            loaded = {(i, v): self.load_masked(self.column(rows[i], v), masks[v]) for i, v in tiles}
-            loading = b.block
-        for at in tiles:
-            begin[at] = b.phi(self.vector)
-            begin[at].add_incoming(self.all(0.0), before)
-            begin[at].add_incoming(loaded[at], loading)
-
         # For each k: load b's vectors; for each row, one number of a times each of them.
         entry, loop, done = b.block, b.append_basic_block("product.loop"), b.append_basic_block("product.done")
         b.branch(loop)
@@ -97,34 +88,24 @@ class _ProductTile(_Tile):
             counter.add_incoming(self.constant(0), entry)
             counter.add_incoming(more, loop)
         for at in tiles:
-            sums[at].add_incoming(begin[at], entry)
+            sums[at].add_incoming(self.all(0.0), entry)
             sums[at].add_incoming(added[at], loop)
 
         # Bias and relu; the sums go to c.
         b.position_at_end(done)
+        c_rows = [b.gep(self.c, [b.mul(i, self.c_row)]) for i in numbers]
+        totals = self.plus_c(added, c_rows)
+        before = b.block
         with b.if_then(self.finish):
-            finished = self.finished(added)
+            finished = self.finished(totals)
             finishing = b.block
-        results = {}
-        for at in tiles:
-            results[at] = b.phi(self.vector)
-            results[at].add_incoming(added[at], done)
-            results[at].add_incoming(finished[at], finishing)
-        rows = [b.gep(self.c, [b.mul(i, self.c_row)]) for i in numbers]
-        with b.if_else(b.icmp_signed(">=", self.width, self.constant(self.vectors * self.lanes))) as (whole, part):
-            with whole:
-                for i, v in tiles:
-                    b.store(results[i, v], self.column(rows[i], v), align=self.bytes)
-            with part:
-                masks = [self.mask_of(v, self.width) for v in range(self.vectors)]
-                for i, v in tiles:
-                    self.store_masked(results[i, v], self.column(rows[i], v), masks[v])
+        self.write({at: self.either(finished[at], finishing, totals[at], before) for at in tiles}, c_rows)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
-    def finished(self, sums: dict[tuple[int, int], Any]) -> dict[tuple[int, int], Any]:
+    def finished(self, sums: Sums) -> Sums:
         """The sums [+ bias] [max(., 0)]. What is added where there is no bias is -0, which changes no bit."""
         b = self.b
-        bias = [self.load_or(self.all(-0.0), self.column(self.bias, v), self.mask_of(v, self.biased))
+        bias = [self.load_or(self.all(-0.0), self.column(self.bias, v), self.mask(v, self.biased))
                 for v in range(self.vectors)]  # fmt: skip
         lowest = b.select(self.relu, self.all(0.0), self.all(-np.inf))
         found = {}
@@ -145,14 +126,22 @@ class _ProductTile(_Tile):
     def load_or(self, default: Any, pointer: Any, mask: Any) -> Any:
         return self.b.select(mask, self.load_masked(pointer, mask), default)
 
-    def all(self, value: float) -> Any:
-        return ir.Constant(self.vector, [value] * self.lanes)
-
-    def mask_of(self, v: int, width: Any) -> Any:
-        self.width, before = width, self.width
-        found = self.mask(v)
-        self.width = before
-        return found
-
 
 narrow_tile, wide_tile = _make_product_tile(1), _make_product_tile(2)
+
+
+@apart_jit
+def product_panel(
+    rows: int, width: int, depth: int, accumulate: bool, a: ndarray, a_at: int, a_row: int, a_step: int,
+    b: ndarray, b_at: int, b_step: int, c: ndarray, c_at: int, c_row: int,
+) -> None:  # fmt: skip
+    """A column of tiles: any number of rows, up to panel_width(a) columns; a, b, c are vectors (one axis)."""
+    none: Any = np.int64(0)  # not a literal: for each one, Numba would compile a function once more
+    for i in range(0, rows, ROWS):
+        some, a_i, c_i = min(ROWS, rows - i), a_at + i * a_row, c_at + i * c_row
+        if width > lanes(a):
+            wide_tile(some, width, depth, accumulate, a, a_i, a_row, a_step, b, b_at, b_step, c, c_i, c_row,
+                      rows < 0, b, none, none, rows < 0, b, b_at, none)  # fmt: skip
+        else:
+            narrow_tile(some, width, depth, accumulate, a, a_i, a_row, a_step, b, b_at, b_step, c, c_i, c_row,
+                        rows < 0, b, none, none, rows < 0, b, b_at, none)  # fmt: skip

@@ -14,8 +14,9 @@ other. And for those 16 multiply-adds it loads 2 vectors of b and 8 numbers of a
 are not what one waits for. LLVM does not find this form in a loop over arrays (it cannot know that c does not overlap
 a and b, so it stores and loads c each time), hence the few lines that write its instructions out.
 
-The sum is taken in the order of t and k, whatever the tile's place and size: bits do not depend on how a product was
-cut into tiles. Offsets and steps are in elements. b must be readable for both vectors even where `width` is smaller.
+The sum is taken in the order of t and k, whatever the tile's place and size, and then added to c: bits do not depend on
+how a product was cut into tiles, and sums of sums round less than one long sum. Offsets and steps are in elements. b
+must be readable for both vectors even where `width` is smaller.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from numpy import ndarray
 from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, apart_jit, jit
 
 intrinsic: Any = extending.intrinsic  # Numba's annotation of it would have callers pass `typing`, too
+Sums = dict[tuple[int, int], Any]
 ROWS = 8 if REGISTERS == 32 else 6  # with 2 vectors each, and those of b and a, they fill the registers
 
 
@@ -105,25 +107,10 @@ class _Tile:
         numbers = [self.smaller(self.constant(i), last) for i in range(ROWS)]
         c_rows = [b.gep(self.c, [b.load(b.gep(self.c_rows, [i]))]) for i in numbers]
         a_rows = [b.gep(self.a, [b.load(b.gep(self.a_rows, [i]))]) for i in numbers]
-        full = b.icmp_signed(">=", self.width, self.constant(self.vectors * self.lanes))
 
-        # The sums begin with c, or with 0.
-        start = b.append_basic_block("tile.start")
-        masks = [self.mask(v) for v in range(self.vectors)]
-        before = b.block
-        with b.if_then(self.accumulate):
-            loaded = {(i, v): self.load_masked(self.column(c_rows[i], v), masks[v]) for i, v in tiles}
-            loading = b.block
-        zero = ir.Constant(self.vector, [0.0] * self.lanes)
-        begin = {}
-        for at in tiles:
-            begin[at] = b.phi(self.vector)
-            begin[at].add_incoming(zero, before)
-            begin[at].add_incoming(loaded[at], loading)
+        # For each tap ...
+        entry, start = b.block, b.append_basic_block("tile.start")
         b.branch(start)
-
-        # for each tap ...
-        entry = b.block
         b.position_at_end(start)
         tap, outer = b.phi(self.size), {at: b.phi(self.vector) for at in tiles}
         a_tap, b_tap = b.load(b.gep(self.a_taps, [tap])), b.load(b.gep(self.b_taps, [tap]))
@@ -157,26 +144,53 @@ class _Tile:
         tap.add_incoming(nothing, entry)
         tap.add_incoming(next_tap, after)
         for at in tiles:
-            outer[at].add_incoming(begin[at], entry)
+            outer[at].add_incoming(self.all(0.0), entry)
             outer[at].add_incoming(added[at], after)
             sums[at].add_incoming(outer[at], start)
             sums[at].add_incoming(added[at], inner)
 
-        # The sums go to c.
         b.position_at_end(done)
-        with b.if_else(full) as (whole, part):
-            with whole:
-                for i, v in tiles:
-                    b.store(added[i, v], self.column(c_rows[i], v), align=self.bytes)
-            with part:
-                for i, v in tiles:
-                    self.store_masked(added[i, v], self.column(c_rows[i], v), masks[v])
+        self.write(self.plus_c(added, c_rows), c_rows)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+    # -- what becomes of the sums: (row, vector) -> sum ----------------------------------------------------
+
+    def plus_c(self, sums: Sums, c_rows: list[Any]) -> Sums:
+        """c + the sums if `accumulate`, else the sums."""
+        before = self.b.block
+        with self.b.if_then(self.accumulate):
+            masks = [self.mask(v, self.width) for v in range(self.vectors)]
+            loaded = {(i, v): self.load_masked(self.column(c_rows[i], v), masks[v]) for i, v in sums}
+            totals = {at: self.b.fadd(loaded[at], value) for at, value in sums.items()}
+            adding = self.b.block
+        return {at: self.either(totals[at], adding, value, before) for at, value in sums.items()}
+
+    def write(self, sums: Sums, c_rows: list[Any]) -> None:
+        """c = the sums: whole vectors, or what is within `width`."""
+        full = self.b.icmp_signed(">=", self.width, self.constant(self.vectors * self.lanes))
+        with self.b.if_else(full) as (whole, part):
+            with whole:
+                for (i, v), value in sums.items():
+                    self.b.store(value, self.column(c_rows[i], v), align=self.bytes)
+            with part:
+                masks = [self.mask(v, self.width) for v in range(self.vectors)]
+                for (i, v), value in sums.items():
+                    self.store_masked(value, self.column(c_rows[i], v), masks[v])
+
+    def either(self, x: Any, from_x: Any, y: Any, from_y: Any) -> Any:
+        """The vector x where control came from the block `from_x`, y where it came from `from_y`."""
+        phi = self.b.phi(self.vector)
+        phi.add_incoming(x, from_x)
+        phi.add_incoming(y, from_y)
+        return phi
 
     # -- single instructions -----------------------------------------------------------------------------
 
     def constant(self, value: int) -> Any:
         return ir.Constant(self.size, value)
+
+    def all(self, value: float) -> Any:
+        return ir.Constant(self.vector, [value] * self.lanes)
 
     def smaller(self, x: Any, y: Any) -> Any:
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
@@ -200,20 +214,19 @@ class _Tile:
         kind = ir.FunctionType(self.vector, [self.vector] * 3)
         return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, f"llvm.fma.{self.suffix}"), [x, y, z])
 
-    def mask(self, v: int) -> Any:
+    def mask(self, v: int, width: Any) -> Any:
         """Which lanes of the v-th vector are within `width`."""
         wide = ir.VectorType(self.size, self.lanes)
-        first = self.b.insert_element(ir.Constant(wide, ir.Undefined), self.width, ir.Constant(ir.IntType(32), 0))
+        first = self.b.insert_element(ir.Constant(wide, ir.Undefined), width, ir.Constant(ir.IntType(32), 0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
-        width = self.b.shuffle_vector(first, ir.Constant(wide, ir.Undefined), zeros)
+        widths = self.b.shuffle_vector(first, ir.Constant(wide, ir.Undefined), zeros)
         numbers = ir.Constant(wide, [v * self.lanes + lane for lane in range(self.lanes)])
-        return self.b.icmp_signed("<", numbers, width)
+        return self.b.icmp_signed("<", numbers, widths)
 
     def load_masked(self, pointer: Any, mask: Any) -> Any:
         kind = ir.FunctionType(self.vector, [pointer.type, ir.IntType(32), mask.type, self.vector])
         load = cgutils.get_or_insert_function(self.b.module, kind, f"llvm.masked.load.{self.suffix}.p0")
-        zero = ir.Constant(self.vector, [0.0] * self.lanes)
-        return self.b.call(load, [pointer, ir.Constant(ir.IntType(32), self.bytes), mask, zero])
+        return self.b.call(load, [pointer, ir.Constant(ir.IntType(32), self.bytes), mask, self.all(0.0)])
 
     def store_masked(self, value: Any, pointer: Any, mask: Any) -> None:
         kind = ir.FunctionType(ir.VoidType(), [self.vector, pointer.type, ir.IntType(32), mask.type])
