@@ -20,7 +20,7 @@ import numpy as np
 
 from minidl import jit
 from minidl.kernels.conv import cpu, winograd
-from minidl.kernels.conv.choice import F2X2_3X3, F2X2_5X5, F4X4_3X3
+from minidl.kernels.conv.choice import F2X2_3X3, F4X4_3X3, F4X4_5X5
 
 try:
     import torch
@@ -28,7 +28,7 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 
 Call = Callable[[], object]
-NAMES = {F4X4_3X3: "F(4x4,3x3)", F2X2_3X3: "F(2x2,3x3)", F2X2_5X5: "F(2x2,5x5)"}
+NAMES = {F4X4_3X3: "F(4x4,3x3)", F2X2_3X3: "F(2x2,3x3)", F4X4_5X5: "F(4x4,5x5)"}
 PASSES = ("forward", "backward_input", "backward_weight")
 LAYERS = {  # N, size, C, O, r
     "lenet-2": (64, 14, 32, 64, 5),
@@ -93,7 +93,7 @@ def accuracy() -> None:
     print(f"\n{'float32 against float64':<30}{'largest':>10}{'L2':>10}")
     random = np.random.default_rng(0)
     for form, name in NAMES.items():
-        r = 5 if form == F2X2_5X5 else 3
+        r = 5 if form == F4X4_5X5 else 3
         x, weight = random.standard_normal((8, 16, 16, 64)), random.standard_normal((r, r, 64, 64))
         image, kernel = x.astype(np.float32), weight.astype(np.float32)
         pad, none = (r // 2, r // 2), np.empty(0, np.float32)

@@ -10,11 +10,11 @@ import pytest
 from ops_helper import torch
 
 from minidl.kernels.conv import winograd
-from minidl.kernels.conv.choice import DIRECT, F2X2_3X3, F2X2_5X5, F4X4_3X3, winograd_form
-from minidl.kernels.conv.transforms import FOUR_POINTS, SIX_POINTS, matrices
+from minidl.kernels.conv.choice import DIRECT, F2X2_3X3, F4X4_3X3, F4X4_5X5, winograd_form
+from minidl.kernels.conv.transforms import EIGHT_POINTS, FOUR_POINTS, SIX_POINTS, matrices
 
 Arrays = dict[str, np.ndarray]
-LIMITS = {F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F2X2_5X5: 3e-5}  # float32, relative to the largest element
+LIMITS = {F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F4X4_5X5: 3e-5}  # float32, relative to the largest element
 FORMS = list(LIMITS)
 GEOMETRIES = [  # N, H, W, C, O, padding
     (1, 5, 7, 1, 1, (1, 0)),
@@ -27,7 +27,7 @@ GEOMETRIES = [  # N, H, W, C, O, padding
 ]
 
 
-@pytest.mark.parametrize(("points", "m", "r"), [(SIX_POINTS, 4, 3), (SIX_POINTS, 2, 5), (FOUR_POINTS, 2, 3)])
+@pytest.mark.parametrize(("points", "m", "r"), [(SIX_POINTS, 4, 3), (EIGHT_POINTS, 4, 5), (FOUR_POINTS, 2, 3)])
 def test_matrices_give_the_convolution_exactly(points: Any, m: int, r: int) -> None:
     at, g, bt = (np.array(matrix) for matrix in matrices(points, m, r))  # fractions
     for i in range(r):
@@ -39,7 +39,7 @@ def test_matrices_give_the_convolution_exactly(points: Any, m: int, r: int) -> N
 
 def inputs(form: int, geometry: Any, dtype: str) -> tuple[Arrays, tuple[int, int]]:
     n, height, width, channels, outputs, padding = geometry
-    r = 5 if form == F2X2_5X5 else 3
+    r = 5 if form == F4X4_5X5 else 3
     rng = np.random.default_rng(0)
     out = height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1
     shapes = dict(x=(n, height, width, channels), weight=(r, r, channels, outputs), dy=(n, *out, outputs),
@@ -113,7 +113,7 @@ def test_the_rule() -> None:
     one, three, five = (1, 1), (3, 3), (5, 5)
     assert winograd_form((32, 32), three, 16, 16, one, one, 1) == F4X4_3X3
     assert winograd_form((2, 2), three, 64, 64, one, one, 1) == F2X2_3X3
-    assert winograd_form((14, 14), five, 32, 64, one, one, 1) == F2X2_5X5
+    assert winograd_form((14, 14), five, 32, 64, one, one, 1) == F4X4_5X5
     for out, kernel, channels, stride, dilation, groups in (
         ((32, 32), three, 3, one, one, 1),
         ((32, 32), three, 16, (2, 2), one, 1),

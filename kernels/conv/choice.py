@@ -22,7 +22,7 @@ from minidl.jit import jit
 
 from .reference import Pair
 
-DIRECT, F4X4_3X3, F2X2_3X3, F2X2_5X5 = 0, 1, 2, 3
+DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
 FEWEST_CHANNELS = 16
 GAIN = 1.5  # multiplications must become fewer by this
 
@@ -43,12 +43,12 @@ def winograd_form(
         return DIRECT
     if min(channels, outputs) < FEWEST_CHANNELS:
         return DIRECT
-    four, two = _multiplications(out, 4, 6), _multiplications(out, 2, r + 1)
-    least = min(four, two) if r == 3 else two
+    four, two = _multiplications(out, 4, r + 3), _multiplications(out, 2, r + 1)
+    least = four if r == 5 else min(four, two)
     if out[0] * out[1] * r * r < GAIN * least:
         return DIRECT
     if r == 5:
-        return F2X2_5X5
+        return F4X4_5X5
     return F4X4_3X3 if four <= two else F2X2_3X3
 
 

@@ -15,6 +15,7 @@ from minidl.kernels.matmul.tile import lanes
 from .choice import F2X2_3X3, F4X4_3X3
 from .reference import Pair
 from .transforms import (
+    EIGHT_POINTS,
     FOUR_POINTS,
     SIX_POINTS,
     make_output_transform,
@@ -26,14 +27,13 @@ from .transforms import (
 
 WIDTH = VECTOR_BYTES // 4  # float32 numbers in a vector
 
-_AT4, _G3, _BT6 = matrices(SIX_POINTS, 4, 3)
-_AT2, _G5, _ = matrices(SIX_POINTS, 2, 5)
-_AT2_SMALL, _G3_SMALL, _BT4 = matrices(FOUR_POINTS, 2, 3)
-_input6, _input4 = make_transform(_BT6), make_transform(_BT4)
-_weight3, _weight5, _weight3_small = make_transform(_G3), make_transform(_G5), make_transform(_G3_SMALL)
-_output4, _output2, _output2_small = (make_output_transform(a) for a in (_AT4, _AT2, _AT2_SMALL))
-_spread4, _spread2, _spread2_small = (make_transform(transposed(a)) for a in (_AT4, _AT2, _AT2_SMALL))
-_gather3, _gather5, _gather3_small = (make_transform(transposed(g)) for g in (_G3, _G5, _G3_SMALL))
+# for tiles of n x n inputs, n = 4, 6 and 8
+_AT, _G, _BT = zip(matrices(FOUR_POINTS, 2, 3), matrices(SIX_POINTS, 4, 3), matrices(EIGHT_POINTS, 4, 5), strict=True)
+_input4, _input6, _input8 = (make_transform(bt) for bt in _BT)
+_weight4, _weight6, _weight8 = (make_transform(g) for g in _G)
+_output4, _output6, _output8 = (make_output_transform(at) for at in _AT)
+_spread4, _spread6, _spread8 = (make_transform(transposed(at)) for at in _AT)
+_gather4, _gather6, _gather8 = (make_transform(transposed(g)) for g in _G)
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def tile_of(form: int) -> tuple[int, int, int]:
         return 4, 3, 6
     if form == F2X2_3X3:
         return 2, 3, 4
-    return 2, 5, 6
+    return 4, 5, 8
 
 
 @jit
@@ -153,16 +153,18 @@ def to_planes(
         for c in range(0, step, lanes(x)):
             if c == next_block:
                 to, next_block = to + block_step - block, next_block + block
-            if not spread and n == 6:
+            if n == 4 and not spread:
+                _input4(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+            elif n == 6 and not spread:
                 _input6(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
             elif not spread:
-                _input4(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
-            elif m == 4:
+                _input8(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+            elif n == 4:
                 _spread4(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
             elif n == 6:
-                _spread2(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+                _spread6(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
             else:
-                _spread2_small(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+                _spread8(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
             to += lanes(x)
         image, down, across = _next(image, down, across, tiles)
 
@@ -190,15 +192,15 @@ def from_planes(
         for begin in range(0, step, vector):
             o = min(begin, step - vector)  # the last vector overlaps the one before
             here = t * row + o
-            if m == 4:
+            if n == 4:
                 _output4(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
                          finish, end, o, row_of(outputs))  # fmt: skip
             elif n == 6:
-                _output2(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
+                _output6(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
                          finish, end, o, row_of(outputs))  # fmt: skip
             else:
-                _output2_small(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step,
-                               following + o, finish, end, o, row_of(outputs))  # fmt: skip
+                _output8(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
+                         finish, end, o, row_of(outputs))  # fmt: skip
         if through:
             for i in range(rows):
                 for j in range(columns):
@@ -244,12 +246,12 @@ def weight_to_planes(form: int, weight: ndarray, flip: int, block: int, u: ndarr
             if through:
                 source, at, step = patch, c * vector, vector * vector
             to = o // panel_columns * panel_columns * channels + (first + c) * panel_columns + o % panel_columns
-            if r == 5:
-                _weight5(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
+            if n == 4:
+                _weight4(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
             elif n == 6:
-                _weight3(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
+                _weight6(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
             else:
-                _weight3_small(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
+                _weight8(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
 
 
 @apart_jit
@@ -274,12 +276,12 @@ def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int
         target, at, step = flat, c * outputs + o, channels * outputs
         if through:
             target, at, step = patch, 0, vector
-        if r == 5:
-            _gather5(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
+        if n == 4:
+            _gather4(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
         elif n == 6:
-            _gather3(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
+            _gather6(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
         else:
-            _gather3_small(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
+            _gather8(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
     if through:
         for i in range(r):
             for j in range(r):

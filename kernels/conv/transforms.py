@@ -26,6 +26,7 @@ from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES
 Matrix = list[list[Fraction]]
 FOUR_POINTS = [Fraction(0), Fraction(1), Fraction(-1)]  # and infinity
 SIX_POINTS = [Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2)]  # and infinity
+EIGHT_POINTS = [*FOUR_POINTS, Fraction(1, 2), Fraction(-1, 2), Fraction(2), Fraction(-2)]  # and infinity
 
 
 def matrices(points: list[Fraction], m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
@@ -153,11 +154,11 @@ def _constant(kind: Any, value: Fraction) -> Any:
 
 def _parts(matrix: Matrix) -> list[slice]:
     """Rows of the matrix that are applied together. Between the two axes there is a vector for each row of the matrix
-    and column of X: if there are more than registers, half of the rows come after the other. (Pairs stay together.)"""
+    and column of X: if there are more than registers, some rows come after the others. (Rows 1 and 2, 3 and 4 ... may
+    be pairs, which stay together.)"""
     rows = len(matrix)
-    if rows * len(matrix[0]) <= REGISTERS:
-        return [slice(0, rows)]
-    return [slice(0, rows // 2), slice(rows // 2, rows)]
+    cuts = range(3, rows - 2, 2) if rows * len(matrix[0]) > REGISTERS else ()
+    return [slice(begin, end) for begin, end in zip((0, *cuts), (*cuts, rows), strict=True)]
 
 
 def make_transform(matrix: Matrix) -> Any:
