@@ -62,6 +62,10 @@ class Session:
         return f"python -m minidl.train --resume {quote(str(self.folder))}"
 
     @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
     def alone(self) -> bool:
         return self.fabric.size == 1
 
@@ -172,14 +176,14 @@ class Session:
                 self.keep(members, entry)
             self.fabric.barrier()  # the clock of none goes on before
         else:
-            fabric, checkpoints = self.fabric, self.folder / "checkpoints"
+            fabric = self.fabric
             self.snapshots.take()
             if self.leads:  # itself: nobody is asked for its state before the end
                 self._report(entry)
                 self.write(self.trainer.checkpoint([parts.own(self.trainer)]))
-                parts.remove(checkpoints, [rank for rank in fabric.replicas if not fabric.alive(rank)])
+                parts.remove(self.checkpoints, [rank for rank in fabric.replicas if not fabric.alive(rank)])
             elif len(fabric.replicas) == fabric.size:  # there is no center
-                parts.save(checkpoints, self.trainer)
+                parts.save(self.checkpoints, self.trainer)
 
     def keep(self, members: list[Member], entry: Entry | None) -> None:
         """Save all replicas, and their average. entry: of the epoch that ends here: then the average is validated."""
@@ -189,7 +193,7 @@ class Session:
         if entry is not None:
             self._report(entry | scores | {"consensus_distance": distance(members)})
         self.write(checkpoint)
-        parts.remove(self.folder / "checkpoints")
+        parts.remove(self.checkpoints)
 
     def _report(self, entry: Entry) -> None:
         if not self.alone:  # of this replica: the others' books come at the end
@@ -230,29 +234,24 @@ class Session:
         return summary
 
     def finish(self, summary: Entry) -> None:
-        self._own_run().finish(self._tested() / files.MODEL, summary)
+        run = self._own_run()
+        run.finish(files.folder_of(run.checkpoints, self.trainer.progress.result) / files.MODEL, summary)
 
     def score(self) -> Score:
         prediction = self.trainer.engine.prediction
         return evaluate(self.model, self.data.x_test, self.data.y_test, check=self.check, prediction=prediction)
 
     def test(self) -> Score:
-        self.model.load_state_dict(files.load(self._tested()).weights)
+        self.model.load_state_dict(files.load(files.folder_of(self.checkpoints, self.trainer.progress.result)).weights)
         return self.score()
-
-    def _tested(self) -> Path:
-        """The checkpoint that is tested: the best on the validation images if there are any, else the last."""
-        at = self.trainer.progress
-        return files.folder_of(self.folder / "checkpoints", at.best_step if at.best_step >= 0 else at.step)
 
     def summary(self, score: Score) -> Entry:
         at = self.trainer.progress
-        best = {"validation_accuracy": at.best_accuracy, "validation_loss": at.best_loss, "best_step": at.best_step}
         return {
             "test_accuracy": score.accuracy,
             "test_loss": score.loss,
             "train_loss": at.train_loss,
-            **(best if at.best_step >= 0 else {}),
+            **at.best,
             "epochs": at.epoch,
             "steps": at.step,
             "images_per_second": round(at.images_per_second, 1),

@@ -30,8 +30,8 @@ examples:
   python -m minidl.simulate --cluster mine.toml --measure --data mnist --model lenet
   python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --model lenet --steps 100
 """
-# Options of training that mean nothing here: no processes, no checkpoints, nothing chosen on validation images.
-LEFT_OUT = ("workers", "validation", "keep", "stall", "reduce", "resume", "evaluate", "trace")
+# Options of training that mean nothing here: there are no processes, and a simulation is not gone on with.
+LEFT_OUT = ("workers", "keep", "stall", "reduce", "resume", "evaluate")
 
 
 def _options() -> type:

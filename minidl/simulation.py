@@ -19,7 +19,7 @@ import numpy as np
 from minidl import checkpoint as files
 from minidl import nn
 from minidl.comm import cluster as clusters
-from minidl.comm import meter
+from minidl.comm import meter, trace
 from minidl.comm.fabric.base import Column, PeerLost, State
 from minidl.comm.fabric.sim import SimFabric, Simulation
 from minidl.comm.methods import method
@@ -30,13 +30,14 @@ from minidl.evaluation import Score, evaluate
 from minidl.members import Member, averaged
 from minidl.options import read_toml, to_toml
 from minidl.program import Prediction
+from minidl.progress import BEST, Progress
 from minidl.replica import Engine
 from minidl.results import distance
 from minidl.run import CLUSTER, Run, write
 from minidl.session import count, prepare
 from minidl.signals import Signals, Stopped
 from minidl.tensor import Tensor
-from minidl.training import Entry, Progress, Trainer
+from minidl.training import Entry, Trainer
 
 HEAD = ("# Every option of a simulated run, but for the cluster and the number of ranks:\n"
         "# `python -m minidl.simulate --cluster {cluster} --ranks {ranks} --config FILE` runs it again, to the bit.\n\n"
@@ -51,7 +52,7 @@ def execute(given: Mapping[str, Any], signals: Signals) -> Entry:
     """Do what the options of the command line ask for; return the result, ready for JSON."""
     training = {name: value for name, value in given.items() if name not in OWN}
     file = read_toml(Config, given["config"]) if given.get("config") else {}
-    config = replace(resolve(file, training), validation=0.0)  # nothing is chosen by it
+    config = resolve(file, training)
     path = given.get("cluster", "uniform")
     if given.get("measure"):
         return measure(path, config)
@@ -75,7 +76,7 @@ class Session:
         self.data, self.model = prepare(self.config)
         self.work = f"{Path(config.model).stem} {Path(config.data).stem}"
         flops = flops_per_image(self.model, self.data.input_shape)
-        self.simulation = Simulation(cluster, ranks, config.seed, self.work, flops)
+        self.simulation = Simulation(cluster, ranks, config.seed, self.work, flops, config.trace)
         self.together = kind.together and ranks > 1
         if self.together and self.simulation.place.joins:
             raise cluster.wrong(f"[[joins]]: with method {config.method} all replicas make each step together, "
@@ -92,6 +93,7 @@ class Session:
         self.epoch = 0
         self.loss = self.correct = self.images = 0.0  # since the last line of the journal
         self.last_loss = math.nan
+        self.best = {name: getattr(Progress, name) for name in BEST}
 
     def train(self, run: Run) -> Entry:
         """Train to the end of the virtual run; test; return the summary, which is written as well."""
@@ -200,11 +202,14 @@ class Session:
         self.loss = self.correct = self.images = 0.0
         if event == "epoch":
             members = self.members()
-            score = self.average(members)
+            with averaged(self.first, members):
+                score = self.score()
+                validated = self.validate(entry["step"]) if entry["step"] < self.first.total_steps else {}  # see finish
             books = self.books(self.simulation.fabrics)
             entry |= {
                 "accuracy_average": score.accuracy,
                 "loss_average": score.loss,
+                **validated,
                 "consensus_distance": distance(members),
                 **{name: books[name] for name in ("bytes_sent", "messages", "wait_fraction")},
             }
@@ -218,10 +223,22 @@ class Session:
         alive = self.simulation.fabrics[0].survivors()
         return [Member(rank, {"theta": self.trainers[rank].replica.theta}, {}) for rank in alive]
 
-    def average(self, members: list[Member]) -> Score:
-        """Of the model that is their average."""
-        with averaged(self.trainers[members[0].rank], members):
-            return self.score()
+    @property
+    def first(self) -> Trainer:
+        """Of those that are alive."""
+        return self.trainers[self.simulation.fabrics[0].leader]
+
+    def validate(self, step: int) -> Entry:
+        """The score of the model as it is on the validation images, if there are any; the best so far is kept."""
+        first = self.first
+        for name, value in self.best.items():
+            setattr(first.progress, name, value)  # another one may have been the first when it was found
+        scores = first.validate(step)
+        self.best = {name: getattr(first.progress, name) for name in BEST}
+        if self.best["best_step"] == step:
+            files.save(self.run.checkpoints, step, first.checkpoint())
+            files.prune(self.run.checkpoints, 1, step)
+        return scores
 
     def score(self) -> Score:
         return evaluate(self.model, self.data.x_test, self.data.y_test, prediction=self.engine.prediction)
@@ -233,21 +250,30 @@ class Session:
 
     def finish(self) -> Entry:
         """The score of the average and of each replica; the summary, the weights."""
-        members, simulation = self.members(), self.simulation
+        members, simulation, first = self.members(), self.simulation, self.first
         tested = members[:: -(-len(members) // TESTED)]
         accuracies = []
         for member in tested:
             self.trainers[member.rank].replica.show()
             accuracies.append(self.score().accuracy)
-        books = self.books(simulation.fabrics)
-        first = self.trainers[members[0].rank]
+        books, step = self.books(simulation.fabrics), first.progress.step
         with averaged(first, members):
+            validated = self.validate(step)
+            files.save(self.run.checkpoints, step, first.checkpoint())
+            result = files.folder_of(self.run.checkpoints, first.progress.result)
+            self.model.load_state_dict(files.load(result).weights)
             score = self.score()
-            files.save(self.run.checkpoints, first.progress.step, first.checkpoint())
+        if validated:
+            self.run.log({"event": "average", "step": step, "epoch": first.progress.epoch, "time": simulation.time,
+                          **validated})  # fmt: skip
+        if self.config.trace:
+            timelines = [trace.from_vector(f.meter.trace.vector(f.rank)) for f in simulation.fabrics if f.meter.trace]
+            trace.write(self.run.folder / "trace.json", timelines, simulation.place.nodes)
         summary = {
             "time": "virtual",
             "test_accuracy": score.accuracy,
             "test_loss": score.loss,
+            **first.progress.best,
             "train_loss": self.last_loss if self.images == 0 else self.loss / self.images,
             "epochs": first.progress.epoch,
             "steps": first.progress.step,
@@ -271,7 +297,7 @@ class Session:
             "real_seconds": round(perf_counter() - self.began, 3),
             "out": str(self.run.folder),
         }  # fmt: skip
-        self.run.finish(files.folder_of(self.run.checkpoints, first.progress.step) / files.MODEL, summary)
+        self.run.finish(result / files.MODEL, summary)
         return summary
 
 

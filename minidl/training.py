@@ -38,37 +38,13 @@ from minidl.members import BOOKS, Member, mean, restore
 from minidl.nn import Module, random_state, seed, set_random_state
 from minidl.ops.conv import winograd
 from minidl.options import from_toml, options, to_toml
+from minidl.progress import BEST, Progress
 from minidl.replica import Engine, Replica, mix
 from minidl.share import Share
 from minidl.signals import Stopped
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
 Data = Dataset | str | Path | tuple[np.ndarray, ...]
-
-
-@dataclass
-class Progress:
-    """Where a run stands: with the weights, the optimizer and dropout's counter, all that the next step depends on."""
-
-    step: int = 0  # steps made; where the number of replicas has changed, by the one that has made most of them
-    shift: int = 0  # those of them that as many replicas as now would not have made to come here
-    epoch: int = 0  # epochs finished
-    batch: int = 0  # batches made of the epoch after those
-    lr: float = 0.0  # of the last step
-    loss_sum: float = 0.0  # over the images of that epoch so far, as are the next two
-    correct: int = 0
-    images: int = 0
-    train_loss: float = 0.0  # of the last finished epoch, while its weights moved
-    best_step: int = -1  # on the validation images; -1: none yet
-    best_accuracy: float = 0.0
-    best_loss: float = 0.0
-    seconds: float = 0.0  # since the beginning, without the time between a stop and its resume
-    timed_images: int = 0  # trained on in timed_seconds; without each process's first step, which compiles
-    timed_seconds: float = 0.0
-
-    @property
-    def images_per_second(self) -> float:
-        return self.timed_images / self.timed_seconds if self.timed_seconds else 0.0
 
 
 class Trainer:
@@ -273,7 +249,7 @@ class Trainer:
             if rank == self.fabric.rank:
                 self.fabric.meter.go_on(own)
             restore(self, Member(rank, vectors, mine))
-            shared = {name: progress[name] for name in ("best_step", "best_accuracy", "best_loss")}
+            shared = {name: progress[name] for name in BEST}
             self.progress = Progress(**mine["progress"] | shared)
             self.furthest = max(words["progress"]["epoch"] for words in members.values())
         else:

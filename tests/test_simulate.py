@@ -10,7 +10,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from minidl import data, nn
+from minidl import data, nn, train
 from minidl.comm.cluster import load
 from minidl.config import resolve
 from minidl.models import mlp
@@ -83,6 +83,34 @@ def test_every_method(tmp_path, capsys, method):
     assert result["workers"] == (4 if method == "ps" else 5) and result["steps"] == 24
     assert result["accuracy_average"] > 0.5 and result["messages"] > 50
     assert (result["wait_fraction"] == 0) == (method == "gossip")
+
+
+def test_the_best_average_on_validation_images_is_the_result(tmp_path, capsys):
+    options = ("--ranks", "3", "--method", "gossip", "--validation", "0.2", "--epochs", "6", "--optimizer", "adam",
+               "--lr", "0.003", "--schedule", "constant")  # fmt: skip
+    result = simulate(tmp_path, capsys, *options)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    looks = [line for line in lines if "validation_accuracy" in line]
+    assert [line["epoch"] for line in looks] == [1, 2, 3, 4, 5, 6] and looks[-1]["event"] == "average"
+    best = max(looks, key=lambda line: (line["validation_accuracy"], -line["validation_loss"]))
+    assert result["best_step"] == best["step"] and result["validation_loss"] == best["validation_loss"]
+    model, _ = load_model(tmp_path / "run" / "model.safetensors")
+    digits = data.load("digits")
+    assert (predict(model, digits.x_test).argmax(axis=1) == digits.y_test).mean() == result["test_accuracy"]
+    assert train.main(["--evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["test_loss"] == result["test_loss"]
+
+
+def test_a_timeline_in_virtual_time(tmp_path, capsys):
+    result = simulate(tmp_path, capsys, "--cluster", "two-racks", "--ranks", "4", "--steps", "9", "--trace")
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert max(span["ts"] + span["dur"] for span in spans) == pytest.approx(1e6 * result["seconds"], abs=20)
+    gradients = [span for span in spans if span["name"] == "gradient" and span["dur"]]
+    assert len(gradients) == 4 * 9
+    seconds = sum(span["dur"] for span in gradients) / 1e6
+    assert seconds == pytest.approx(result["virtual_seconds_by_kind"]["gradient"], rel=0.01)
+    assert len([event for event in events if event["ph"] == "s"]) == result["messages"] == 4 * 9
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "allreduce"])
@@ -194,8 +222,6 @@ def test_simulations_of_a_model_with_layers_that_need_a_state(tmp_path, capsys):
 
 
 def test_training_does_not_go_on_with_a_simulation(tmp_path, capsys):
-    from minidl import train
-
     simulate(tmp_path, capsys, "--ranks", "2", "--steps", "2")
     assert train.main(["--resume", str(tmp_path / "run")]) == 2
     assert "holds a simulated run" in capsys.readouterr().err

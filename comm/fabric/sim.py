@@ -48,9 +48,9 @@ LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # messages of at most ne
 class SimFabric(Fabric):
     """One rank's place in a simulation."""
 
-    def __init__(self, simulation: Simulation, rank: int) -> None:
+    def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         self.simulation = simulation
-        super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank), stall=math.inf)
+        super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
         self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
         self.drawn, self.slowness = 0, 1.0  # in which step, and by what a gradient takes longer than on average

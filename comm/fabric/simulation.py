@@ -53,13 +53,16 @@ class Simulation:
     """A cluster with `ranks` replicas and servers on it.
 
     work, flops: what a gradient costs, see Cluster.seconds_per_image; with neither, gradients take no time.
+    trace: whether the meters keep a timeline.
 
         simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
         results = simulation.run({rank: function of no arguments, which uses simulation.fabric(rank)})
         simulation.time    how long it took, in virtual seconds
     """
 
-    def __init__(self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0) -> None:
+    def __init__(
+        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False
+    ) -> None:
         from minidl.comm.fabric.sim import SimFabric
 
         place = cluster.place(ranks)
@@ -90,7 +93,7 @@ class Simulation:
         self._hub: greenlet | None = None
         self.current: Task | None = None
         self.running: dict[int, Task] = {}  # ranks that have not finished
-        self.fabrics = [SimFabric(self, rank) for rank in range(ranks)]
+        self.fabrics = [SimFabric(self, rank, trace) for rank in range(ranks)]
 
         for _, rank in place.joins:
             self.board[rank, STATE] = State.DEAD  # to others it is as if it were
