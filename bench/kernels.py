@@ -94,9 +94,9 @@ def convolution(layer: Layer, which: str, winograd: bool) -> tuple[Function, flo
     scratch = empty(needed)
     if which == "forward":
         nothing = empty(0)
-        arguments: tuple[Any, ...] = (x, weight, nothing, nothing, nothing, False, *where, scratch, y)
+        arguments: tuple[Any, ...] = (x, weight, nothing, nothing, nothing, nothing, False, *where, scratch, y)
     elif which == "backward_input":
-        arguments = y, weight, *where, scratch, x
+        arguments = y, weight, empty(0), *where, scratch, x
     else:
         arguments = x, y, *where, scratch, weight
     return measure.replay(getattr(CPU.conv, which), *arguments), 2.0 * y.size * k * k * inputs

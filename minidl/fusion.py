@@ -7,6 +7,7 @@ at that array, since it will not exist any more.
     (affine is batch norm when evaluating; the convolution's last loop still holds the numbers in registers)
 
     x -> batch norm -> z, z + shortcut -> s -> relu -> a      becomes      x, shortcut -> batch norm -> a
+    (likewise a convolution when evaluating, and a convolution's dx to which the gradient of the shortcut is added)
 
     da -> relu backward -> dy -> batch norm backward -> dx      becomes      da -> batch norm backward -> dx
 
@@ -28,11 +29,17 @@ RELU_AFTER = {  # kernels that can apply relu to what they write, and the name o
     ("norm", "affine"): "y",
 }
 
+SHORTCUT_AFTER = {  # kernels that can add a shortcut to what they write, and the name of that argument
+    ("norm", "batch_norm"): "y",
+    ("conv", "forward"): "y",
+    ("conv", "backward_input"): "dx",
+}
+
 
 def fuse(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
     """The calls after all rules; arrays in the wanted buffers are looked at from outside."""
     calls = _fold_batch_norm_into_convolution(calls, wanted)
-    calls = _shortcut_with_batch_norm(calls, wanted)
+    calls = _shortcut_with_what_makes_the_sum(calls, wanted)
     calls = _relu_with_what_makes_its_input(calls, wanted)
     calls = _relu_backward_with_batch_norm_backward(calls, wanted)
     return _relu_backward_before_max_pool_backward(calls, wanted)
@@ -59,54 +66,54 @@ def _merge(calls: list[Call], maker: Call, taker: Call, merged: Call) -> list[Ca
 
 
 def _maker(
-    kernel: tuple[str, str], x: Place, taker: Call, calls: list[Call], wanted: set[Buffer], unused: str
-) -> Call | None:
-    """The call of this kernel that makes x for this taker only, if it does nothing yet with `unused`, and no relu."""
+    outputs: dict[tuple[str, str], str], x: Place, taker: Call, calls: list[Call], wanted: set[Buffer], unused: str = ""
+) -> tuple[Call, str] | None:
+    """The call that makes x for this taker only, and the name of that argument: one of these kernels with their
+    outputs, if it does nothing yet with `unused`, and no relu."""
     using = users(calls)
     call = using[x.buffer][0]
+    output = outputs.get((call.op, call.kernel))
     fits = (
-        (call.op, call.kernel) == kernel
-        and x.same(call.arguments["y"])
+        output
+        and x.same(call.arguments[output])
         and _only_between(x, call, taker, using, wanted)
-        and not call.arguments[unused].like.size
-        and not call.arguments["relu"]
+        and not (unused and call.arguments[unused].like.size)
+        and not call.arguments.get("relu")
     )
-    return call if fits else None
+    return (call, output) if output and fits else None
 
 
 def _fold_batch_norm_into_convolution(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
     for affine in [call for call in calls if (call.op, call.kernel) == ("norm", "affine")]:
-        if conv := _maker(("conv", "forward"), affine.arguments["x"], affine, calls, wanted, unused="scale"):
+        if found := _maker({("conv", "forward"): "y"}, affine.arguments["x"], affine, calls, wanted, unused="scale"):
+            conv, _ = found
             scale, shift, relu, y = (affine.arguments[name] for name in ("scale", "shift", "relu", "y"))
             image = y._replace(like=y.like.reshape(conv.arguments["y"].like.shape))
             calls = _merge(calls, conv, affine, conv.replaced(scale=scale, shift=shift, relu=relu, y=image))
     return calls
 
 
-def _shortcut_with_batch_norm(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
-    """The sum of a residual block is made where batch norm writes."""
+def _shortcut_with_what_makes_the_sum(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
+    """The sum of a residual block is made where one of its terms is written."""
     for add in [call for call in calls if (call.op, call.kernel) == ("elementwise", "add")]:
+        if add.arguments["a"].same(add.arguments["b"]):
+            continue  # y + y: nothing but the sum would be left
         for name, other in (("a", "b"), ("b", "a")):
-            if norm := _maker(("norm", "batch_norm"), add.arguments[name], add, calls, wanted, unused="shortcut"):
-                shape = norm.arguments["y"].like.shape
-                places = add.arguments[other], add.arguments["out"]
-                shortcut, y = (place._replace(like=place.like.reshape(shape)) for place in places)
-                calls = _merge(calls, norm, add, norm.replaced(shortcut=shortcut, y=y))
+            if found := _maker(SHORTCUT_AFTER, add.arguments[name], add, calls, wanted, unused="shortcut"):
+                maker, output = found
+                shortcut, total = add.arguments[other], add.arguments["out"]
+                rows = shortcut.like.reshape(-1, *maker.arguments["shortcut"].like.shape[1:])
+                total = total._replace(like=total.like.reshape(maker.arguments[output].like.shape))
+                merged = maker.replaced(**{"shortcut": shortcut._replace(like=rows), output: total})
+                calls = _merge(calls, maker, add, merged)
                 break
     return calls
 
 
 def _relu_with_what_makes_its_input(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
     for relu in [call for call in calls if (call.op, call.kernel) == ("activation", "relu")]:
-        using, x, y = users(calls), relu.arguments["x"], relu.arguments["y"]
-        maker = using[x.buffer][0]
-        output = RELU_AFTER.get((maker.op, maker.kernel))
-        if (
-            output
-            and x.same(maker.arguments[output])
-            and _only_between(x, maker, relu, using, wanted)
-            and not maker.arguments["relu"]
-        ):
+        if found := _maker(RELU_AFTER, relu.arguments["x"], relu, calls, wanted):
+            (maker, output), y = found, relu.arguments["y"]
             shaped = y._replace(like=y.like.reshape(maker.arguments[output].like.shape))
             calls = _merge(calls, maker, relu, maker.replaced(relu=True, **{output: shaped}))
     return calls

@@ -143,10 +143,32 @@ def test_what_can_be_one_call_is_one() -> None:
     gradient(x, y), prediction(x)
     (program,), (predicting,) = gradient.programs.values(), prediction.programs.values()
     assert "elementwise.copy" not in program.calls  # gradients are written where they belong
-    assert "activation.relu" not in program.calls  # batch norm applies it, behind a residual sum, too
     assert program.calls.count("activation.relu_backward") == 9
+    assert not {"elementwise.add", "activation.relu"} & {*program.calls, *predicting.calls}  # shortcuts are added, too
     assert "norm.affine" not in predicting.calls
     assert predicting.calls.count("conv.forward") == 19
+
+
+class Twice(nn.Module):
+    """A sum whose two terms are one array, behind each kernel that could add a shortcut."""
+
+    def __init__(self) -> None:
+        self.conv1, self.conv2, self.norm = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv1(x)
+        y = self.norm(self.conv2(y + y))
+        return ops.flatten(y + y)
+
+
+def test_an_array_added_to_itself() -> None:
+    nn.seed(1)
+    model, (x, y) = Twice(), batch((6, 6, 3), 5)
+    gradient = Gradient(model, cross_entropy)
+    found = gradient(x, y), model.flatten().grad.tobytes()
+    assert found == (gradient.by_tape(x, y), model.flatten().grad.tobytes())
+    model.eval()
+    assert Prediction(model)(x).tobytes() == model(x).numpy().tobytes()
 
 
 def test_relu_goes_backward_on_pooled_numbers() -> None:

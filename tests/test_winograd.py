@@ -43,7 +43,7 @@ def inputs(form: int, geometry: Any, dtype: str) -> tuple[Arrays, tuple[int, int
     rng = np.random.default_rng(0)
     out = height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1
     shapes = dict(x=(n, height, width, channels), weight=(r, r, channels, outputs), dy=(n, *out, outputs),
-                  bias=(outputs,), scale=(outputs,), shift=(outputs,))  # fmt: skip
+                  bias=(outputs,), scale=(outputs,), shift=(outputs,), shortcut=(n, *out, outputs))  # fmt: skip
     return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}, padding
 
 
@@ -54,9 +54,10 @@ def computed(form: int, a: Arrays, padding: tuple[int, int], finish: bool) -> Ar
     def scratch(size: Any) -> np.ndarray:
         return np.full(size(form, *shapes, padding), np.nan, y.dtype)
 
-    end = [a[name] if finish else a[name][:0] for name in ("bias", "scale", "shift")]
+    names, none = ("bias", "scale", "shift", "shortcut"), a["bias"][:0]
+    end = [a[name].reshape(-1) if finish else none for name in names]
     winograd.forward(form, a["x"], a["weight"], *end, finish, padding, scratch(winograd.forward_scratch), y)
-    winograd.backward_input(form, a["dy"], a["weight"], padding, scratch(winograd.backward_input_scratch), dx)
+    winograd.backward_input(form, a["dy"], a["weight"], none, padding, scratch(winograd.backward_input_scratch), dx)
     winograd.backward_weight(form, a["x"], a["dy"], padding, scratch(winograd.backward_weight_scratch), dweight)
     return dict(y=y, dx=dx, dweight=dweight)
 
@@ -68,7 +69,7 @@ def expected(a: Arrays, padding: tuple[int, int], finish: bool) -> Arrays:
     y.backward(torch.from_numpy(a["dy"]).double().permute(0, 3, 1, 2))
     out = y.detach().permute(0, 2, 3, 1).numpy()
     if finish:
-        out = np.maximum((out + a["bias"]) * a["scale"] + a["shift"], 0)
+        out = np.maximum((out + a["bias"]) * a["scale"] + a["shift"] + a["shortcut"], 0)
     return dict(y=out, dx=x.grad.permute(0, 2, 3, 1).numpy(), dweight=weight.grad.permute(2, 3, 1, 0).numpy())
 
 

@@ -55,28 +55,28 @@ def backward_weight_scratch(
 
 @jit
 def forward(
-    x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
+    x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     form = winograd_form(y.shape[1:3], weight.shape[:2], x.shape[3], y.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
-        fast.forward(form, x, weight, bias, scale, shift, relu, padding, scratch, y)
+        fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, scratch, y)
     else:
-        direct.convolve(x, weight, np.bool_(False), bias, scale, shift, relu,
+        direct.convolve(x, weight, np.bool_(False), bias, scale, shift, shortcut, relu,
                         groups, stride, padding, dilation, scratch, y)  # fmt: skip
 
 
 @jit
 def backward_input(
-    dy: ndarray, weight: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    dy: ndarray, weight: ndarray, shortcut: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dx: ndarray,
 ) -> None:  # fmt: skip
     form = winograd_form(dx.shape[1:3], weight.shape[:2], dy.shape[3], dx.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
-        fast.backward_input(form, dy, weight, padding, scratch, dx)
+        fast.backward_input(form, dy, weight, shortcut, padding, scratch, dx)
     else:
         none = scratch[:0]
-        direct.convolve(dy, weight, np.bool_(True), none, none, none, np.bool_(False),
+        direct.convolve(dy, weight, np.bool_(True), none, none, none, shortcut, np.bool_(False),
                         groups, stride, padding, dilation, scratch, dx)  # fmt: skip
 
 

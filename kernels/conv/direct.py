@@ -8,7 +8,7 @@ several small images. For each,
 2. for each panel of output channels, for some pixels at a time, the micro-kernel sums. Its rows are pixels (a table
    says where each is: any stride, and a tile goes on in the next row of the image), its taps the rows of the kernel;
    kw taps of C channels lie beside each other in memory and are one depth of kw C.
-3. while these pixels are in L1: bias, scale and shift, relu.
+3. while these pixels are in L1: bias, scale and shift, shortcut, relu.
 
 No more than about DEPTH products are summed in one go: a sum of such sums rounds less (README, "Accuracy").
 """
@@ -53,7 +53,7 @@ PANEL = VECTOR_BYTES // 2  # panel_width of float32; float64 needs no more memor
 def _packed(kernel: Pair, inner: int, outer: int, groups: int, stride: Pair) -> int:
     """Numbers of all packed weights, and of the end of a layer, at most."""
     taps = kernel[0] * (kernel[1] + (MOST * stride[1] if groups == 1 and 2 * outer <= PANEL else 0))
-    return (taps * inner + 4) * groups * (outer + PANEL) + PANEL + LINE
+    return (taps * inner + 5) * groups * (outer + PANEL) + PANEL + LINE
 
 
 def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, stride: Pair, padding: Pair,
@@ -212,27 +212,30 @@ def expand(
 
 
 @jit
-def _clear(task: int, tasks: int, v: Axis, h: Axis, out: ndarray) -> None:
-    """What no tap reaches is 0."""
+def _clear(task: int, tasks: int, v: Axis, h: Axis, shortcut: ndarray, out: ndarray) -> None:
+    """What no tap reaches is 0 [+ shortcut]."""
     images = out.shape[0]
     for image in range(task * images // tasks, (task + 1) * images // tasks):
         for i in range(v.pixels):
             for j in range(h.pixels):
                 at = h.first + j * h.stride
                 pixels = out[image, v.first + i * v.stride, at : at + h.block].reshape(-1)
+                start = ((image * v.out + v.first + i * v.stride) * h.out + at) * out.shape[3]
                 for o in range(pixels.size):
                     pixels[o] = 0
+                    if shortcut.size:
+                        pixels[o] += shortcut[start + o]
 
 
 @apart_jit
 def _pass(
     task: int, tasks: int, source: ndarray, v: Axis, h: Axis, groups: int, inner: int, outer: int, packed: ndarray,
-    memory: ndarray, end: ndarray, finish: bool, out: ndarray,
+    memory: ndarray, end: ndarray, finish: bool, shortcut: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """This task's blocks of a pass; end: what `finish_rows` wants, if it is to finish."""
     images, height, width, pixel = source.shape
     if v.taps * h.taps == 0:
-        _clear(task, tasks, v, h, out)
+        _clear(task, tasks, v, h, shortcut, out)
         return
     x, y = source.reshape(-1), out.reshape(-1)
     outputs = out.shape[3]
@@ -312,7 +315,7 @@ def _pass(
                         _chunk(across, taps, depth, a, a_taps, some, a_at + (p * panel_of if across else 0), packed,
                                b_taps, number * size, y, to, at, wide, sums, sums_rows)  # fmt: skip
                         if finish:
-                            finish_rows(y, to, at, wide, end, number * panel_of)
+                            finish_rows(y, to, at, wide, end, number * panel_of, shortcut)
 
 
 @jit
@@ -346,14 +349,14 @@ def _axes(
 @apart_jit
 def _task(
     phase: int, task: int, tasks: int, each: int, source: ndarray, weight: ndarray, backward: bool,
-    bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
+    bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, memory: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
     """First some panels of weights are packed, then some blocks of pixels computed."""
     inner, outer = source.shape[3] // groups, out.shape[3] // groups
     v, h = _axes(min(0, 0), source, weight.shape[:2], groups, stride, padding, dilation, backward, out)
     row = _row_of_outputs(h.block * outer, groups, memory)
-    end, packed = memory[: 4 * row], memory[4 * row :]
+    end, packed = memory[: 5 * row], memory[5 * row :]
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     across = by_channels(groups, outer, memory)
     panels = 1 if across else row // panel_width(memory)
@@ -369,16 +372,17 @@ def _task(
                 _pack(number, weight, backward, v, h, groups, inner, outer, packed[at:])
         else:
             _pass(task, tasks, source, v, h, groups, inner, outer, packed[at:],
-                  mine, end, relu or bias.size + scale.size > 0, out)  # fmt: skip
+                  mine, end, relu or bias.size + scale.size + shortcut.size > 0, shortcut, out)  # fmt: skip
         at += v.taps * h.taps * inner * row
 
 
 @parallel_jit
 def convolve(
-    source: ndarray, weight: ndarray, backward: bool, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
+    source: ndarray, weight: ndarray, backward: bool, bias: ndarray, scale: ndarray, shift: ndarray,
+    shortcut: ndarray, relu: bool,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """out = y from source = x; backward: out = dx from source = dy, and nothing after it."""
+    """out = y from source = x; backward: out = dx from source = dy, and nothing after it but the shortcut."""
     kernel = weight.shape[:2]
     inner, outer = source.shape[3] // groups, out.shape[3] // groups
     each = task_memory(kernel, out.shape[2] if backward else source.shape[2], inner, outer, groups,
@@ -387,5 +391,5 @@ def convolve(
     memory = aligned(scratch)
     for phase in range(2):
         for task in prange(tasks):
-            _task(phase, np.int64(task), tasks, each, source, weight, backward, bias, scale, shift, relu,
+            _task(phase, np.int64(task), tasks, each, source, weight, backward, bias, scale, shift, shortcut, relu,
                   groups, stride, padding, dilation, memory, out)  # fmt: skip

@@ -172,14 +172,14 @@ def to_planes(
 @apart_jit
 def from_planes(
     form: int, planes: ndarray, plane: int, row: int, tiles: Pair, first: int, count: int,
-    finish: bool, end: ndarray, patch: ndarray, y: ndarray,
+    finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """y = AT M A of the tiles first ... first + count, finished with `end` (bias, scale, shift, floor)."""
+    """y = AT M A of the tiles first ... first + count, finished with `end` (bias, scale, shift, floor) and shortcut."""
     m, _, n = tile_of(form)
     height, width, outputs = y.shape[1:]
     vector = lanes(y)
     pixels = y.reshape(-1)
-    step = max(outputs, vector)
+    step, adds = max(outputs, vector), shortcut.size > 0
     image, place = divmod(first, tiles[0] * tiles[1])
     down, across = divmod(place, tiles[1])
     following = ((image * height + down * m) * width + across * m) * outputs
@@ -189,18 +189,22 @@ def from_planes(
         following = ((image * height + down * m) * width + across * m) * outputs
         through = rows < m or columns < m or outputs < vector  # to the patch: not all of the tile, or vector, exists
         at, y_row = (0, m * step) if through else (there, width * outputs)
+        for i in range(rows if through and adds else 0):
+            for j in range(columns):
+                for o in range(outputs):
+                    patch[m * y_row + i * y_row + j * step + o] = shortcut[there + (i * width + j) * outputs + o]
         for begin in range(0, step, vector):
             o = min(begin, step - vector)  # the last vector overlaps the one before
             here = t * row + o
             if n == 4:
                 _output4(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
-                         finish, end, o, row_of(outputs))  # fmt: skip
+                         finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
             elif n == 6:
                 _output6(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
-                         finish, end, o, row_of(outputs))  # fmt: skip
+                         finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
             else:
                 _output8(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
-                         finish, end, o, row_of(outputs))  # fmt: skip
+                         finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
         if through:
             for i in range(rows):
                 for j in range(columns):

@@ -63,13 +63,14 @@ backward_input_scratch = backward_weight_scratch = forward_scratch
 
 
 def forward(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, scale: np.ndarray, shift: np.ndarray, relu: bool,
-    groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: np.ndarray, y: np.ndarray,
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, scale: np.ndarray, shift: np.ndarray, shortcut: np.ndarray,
+    relu: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: np.ndarray,
+    y: np.ndarray,
 ) -> None:  # fmt: skip
-    """y = conv(x, weight) [+ bias (O,)] [* scale (O,) + shift (O,)] [relu]
+    """y = conv(x, weight) [+ bias (O,)] [* scale (O,) + shift (O,)] [+ shortcut (as a vector)] [relu]
 
-    bias, or scale and shift: of size 0 where they are not wanted. winograd: whether a fast kernel may take a form that
-    rounds more (kernels/conv/WINOGRAD.md). scratch: memory of a fast kernel.
+    bias, scale and shift, or shortcut: of size 0 where they are not wanted. winograd: whether a fast kernel may take a
+    form that rounds more (kernels/conv/WINOGRAD.md). scratch: memory of a fast kernel.
     """
     y[...] = 0
     for at_x, at_weight, at_y in _terms(x, weight, y, groups, stride, padding, dilation):
@@ -79,18 +80,22 @@ def forward(
     if scale.size:
         y *= scale
         y += shift
+    if shortcut.size:
+        y += shortcut.reshape(y.shape)
     if relu:
         y[y < 0] = 0
 
 
 def backward_input(
-    dy: np.ndarray, weight: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
+    dy: np.ndarray, weight: np.ndarray, shortcut: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: np.ndarray, dx: np.ndarray,
 ) -> None:  # fmt: skip
-    """dx = dL/dx"""
+    """dx = dL/dx [+ shortcut (as a vector): what comes to x on another way]"""
     dx[...] = 0
     for at_x, at_weight, at_y in _terms(dx, weight, dy, groups, stride, padding, dilation):
         dx[at_x] += dy[at_y] * weight[at_weight]
+    if shortcut.size:
+        dx += shortcut.reshape(dx.shape)
 
 
 def backward_weight(

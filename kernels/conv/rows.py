@@ -26,16 +26,18 @@ class _Row(_Tile):
         self.number, self.bytes, self.lanes = context.get_data_type(array.dtype), bits // 8, VECTOR_BYTES * 8 // bits
         self.vector, self.suffix = ir.VectorType(self.number, self.lanes), f"v{self.lanes}f{bits}"
 
-    def update(self, row: Any, new: Any) -> Any:
-        """row[j] = new(v, vector) for the one or two vectors of the row. A vector that is not there is not touched."""
+    def update(self, row: Any, other: Any, new: Any) -> Any:
+        """row[j] = new(v, row[j], other[j]) for the one or two vectors of a row; nothing beyond is touched."""
         b = self.b
         for v in range(2):
-            with b.if_else(b.icmp_signed(">=", self.width, self.constant((v + 1) * self.lanes))) as (whole, other):
+            with b.if_else(b.icmp_signed(">=", self.width, self.constant((v + 1) * self.lanes))) as (whole, part):
                 with whole:
-                    b.store(new(v, self.load(self.column(row, v))), self.column(row, v), align=self.bytes)
-                with other, b.if_then(b.icmp_signed(">", self.width, self.constant(v * self.lanes))):
+                    pair = (self.load(self.column(place, v)) for place in (row, other))
+                    b.store(new(v, *pair), self.column(row, v), align=self.bytes)
+                with part, b.if_then(b.icmp_signed(">", self.width, self.constant(v * self.lanes))):
                     mask = self.mask(v, self.width)
-                    self.store_masked(new(v, self.load_masked(self.column(row, v), mask)), self.column(row, v), mask)
+                    pair = (self.load_masked(self.column(place, v), mask) for place in (row, other))
+                    self.store_masked(new(v, *pair), self.column(row, v), mask)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
@@ -45,38 +47,43 @@ def _place(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
 
 @intrinsic
 def _add(typing: Any, total: Any, at: Any, sums: Any, sums_at: Any, width: Any) -> Any:
-    """total[at + j] += sums[sums_at + j]; sums must be readable for two vectors."""
+    """total[at + j] += sums[sums_at + j]"""
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         row = _Row(context, b, total, arguments[4])
-        part = _place(context, b, sums, *arguments[2:4])
-        return row.update(
-            _place(context, b, total, *arguments[:2]), lambda v, x: b.fadd(x, row.load(row.column(part, v)))
-        )
+        places = _place(context, b, total, *arguments[:2]), _place(context, b, sums, *arguments[2:4])
+        return row.update(*places, lambda v, x, part: b.fadd(x, part))
 
     return types.void(total, types.int64, sums, types.int64, types.int64), generate
 
 
 @intrinsic
-def _end(typing: Any, y: Any, at: Any, end: Any, end_at: Any, step: Any, width: Any) -> Any:
-    """y = max((y + end[0]) end[1] + end[2], end[3]), each rounded; NaN stays. end[i] begins at end_at + i step."""
+def _end(
+    typing: Any, y: Any, at: Any, end: Any, end_at: Any, step: Any, shortcut: Any, adds: Any, width: Any
+) -> Any:
+    """y = max((y + end[0]) end[1] + end[2] + shortcut, end[3]), each rounded; NaN stays.
+
+    end[i] begins at end_at + i step; shortcut lies as y does; end[4] stands for one that there is not.
+    """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        row = _Row(context, b, y, arguments[5])
+        row = _Row(context, b, y, arguments[7])
         places, place = [], _place(context, b, end, *arguments[2:4])
-        for _ in range(4):
+        for _ in range(5):
             places.append(place)
             place = b.gep(place, [arguments[4]])
 
-        def new(v: int, x: Any) -> Any:
-            bias, scale, shift, least = (row.load(row.column(p, v)) for p in places)
-            x = b.fadd(b.fmul(b.fadd(x, bias), scale), shift)
+        other = b.select(arguments[6], _place(context, b, shortcut, arguments[5], arguments[1]), places[4])
+
+        def new(v: int, x: Any, other: Any) -> Any:
+            bias, scale, shift, least = (row.load(row.column(p, v)) for p in places[:4])
+            x = b.fadd(b.fadd(b.fmul(b.fadd(x, bias), scale), shift), other)
             return b.select(b.fcmp_ordered("<", x, least), least, x)
 
-        return row.update(_place(context, b, y, *arguments[:2]), new)
+        return row.update(_place(context, b, y, *arguments[:2]), other, new)
 
     size = types.int64
-    return types.void(y, size, end, size, size, size), generate
+    return types.void(y, size, end, size, size, shortcut, types.boolean, size), generate
 
 
 @jit
@@ -90,12 +97,12 @@ def add_rows(sums: ndarray, rows: ndarray, at: int, width: int, total: ndarray) 
 def fill_end(
     bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, block: int, end: ndarray
 ) -> None:
-    """end (4, groups, columns): what finish_rows wants for (y + bias) scale + shift and relu, 0 and 1 where unwanted.
+    """end (5, groups, columns): what finish_rows wants for (y + bias) scale + shift and relu, 0 and 1 where unwanted.
 
     bias, scale, shift (O,) or of size 0; columns: the outputs of a group for each of `block` pixels, and what fills up
     the last panel.
     """
-    columns = end.size // 4 // groups
+    columns = end.size // 5 // groups
     outputs = max(bias.size, scale.size) // groups
     for i in range(end.size):
         end[i] = 1 if i // (groups * columns) == 1 else 0
@@ -112,7 +119,9 @@ def fill_end(
 
 
 @jit
-def finish_rows(y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int) -> None:
+def finish_rows(
+    y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int, shortcut: ndarray
+) -> None:
     """The end of a layer, for `width` outputs of the pixels at `rows`; end as fill_end left it."""
     for r in range(rows.size):
-        _end(y, at + rows[r], end, end_at, end.size // 4, width)
+        _end(y, at + rows[r], end, end_at, end.size // 5, shortcut, shortcut.size > 0, width)

@@ -207,42 +207,50 @@ def make_transform(matrix: Matrix) -> Any:
 def make_output_transform(matrix: Matrix) -> Any:
     """The same from planes to an image, or (through) to a patch instead, without borders, and with an end:
 
-    if `finish`, y becomes (y + bias) scale + shift, then 0 where that is below `floor`; each step is rounded. The
-    four lie in `end`: bias from end[end_at] on, the others each `end_step` numbers later.
+    if `finish`, y becomes (y + bias) scale + shift [+ shortcut], then 0 where that is below `floor`; each step is
+    rounded. bias lies from end[end_at] on, scale, shift and floor each `end_step` numbers later. The shortcut lies as
+    y does (through: in the patch, behind Y), and is added if it `adds`.
     A store waits for its cache line: those of the next tile, from y[next_at] on, are asked for.
     """
 
     @intrinsic
     def transform(typing: Any, x: Any, x_at: Any, x_row: Any, x_column: Any,
                   y: Any, patch: Any, through: Any, y_at: Any, y_row: Any, y_column: Any, next_at: Any,
-                  finish: Any, end: Any, end_at: Any, end_step: Any) -> Any:  # fmt: skip
+                  finish: Any, end: Any, end_at: Any, end_step: Any, shortcut: Any, adds: Any) -> Any:  # fmt: skip
         size, yes = types.int64, types.boolean
-        signature = types.void(x, size, size, size, y, patch, yes, size, size, size, size, yes, end, size, size)
+        signature = types.void(x, size, size, size, y, patch, yes, size, size, size, size,
+                               yes, end, size, size, shortcut, yes)  # fmt: skip
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             (x, x_at, x_row, x_column, y, patch, through, y_at, y_row, y_column, next_at,
-             finish, end, end_at, end_step) = arguments  # fmt: skip
+             finish, end, end_at, end_step, shortcut, adds) = arguments  # fmt: skip
             code = _Writer(context, builder, signature)
             following = builder.gep(code.data(4, y), [next_at])
-            y = builder.gep(builder.select(through, code.data(5, patch), code.data(4, y)), [y_at])
+            patch, tall = code.data(5, patch), code.times(y_row, len(matrix))
+            y = builder.gep(builder.select(through, patch, code.data(4, y)), [y_at])
             x, end = (builder.gep(code.data(i, array), [at]) for i, array, at in ((0, x, x_at), (12, end, end_at)))
+            other = builder.gep(builder.select(through, builder.gep(patch, [tall]), code.data(15, shortcut)), [y_at])
             n = range(len(matrix[0]))
             starts = [builder.gep(x, [code.times(x_row, i)]) for i in n]
 
-            def write(finished: bool) -> None:
+            def write(finished: bool, added: bool) -> None:
                 steps = [code.load(end, code.times(end_step, i)).value for i in range(4)] if finished else []
                 middle = [multiply(matrix, [code.load(start, code.times(x_column, j)) for start in starts]) for j in n]
                 for i, row in enumerate(zip(*middle, strict=True)):
                     for j, vector in enumerate(multiply(matrix, list(row))):
                         at = builder.add(code.times(y_row, i), code.times(y_column, j))
-                        code.store(code.finish(vector, steps) if finished else vector, y, at)
+                        vector = code.scale(vector, steps) if finished else vector
+                        vector = vector.plus(Fraction(1), code.load(other, at)) if added else vector
+                        code.store(code.cut(vector, steps) if finished else vector, y, at)
                         prefetch(builder, builder.gep(following, [at]), write=True)
 
-            with builder.if_else(finish) as (wanted, unwanted):  # not at each row: that costs a fifth of the time
-                with wanted:
-                    write(finished=True)
-                with unwanted:
-                    write(finished=False)
+            # Four straight lines: conditions at each row, or at each vector, would cost a fifth of the time.
+            with builder.if_else(finish) as finishing:
+                for finished, branch in zip((True, False), finishing, strict=True):
+                    with branch, builder.if_else(adds) as adding:
+                        for added, inner in zip((True, False), adding, strict=True):
+                            with inner:
+                                write(finished, added)
             return context.get_dummy_value()
 
         return signature, generate
@@ -306,10 +314,13 @@ class _Writer:
     def zero(self) -> _Vector:
         return _Vector(self.builder, _constant(self.vector, Fraction(0)))
 
-    def finish(self, v: _Vector, steps: list[Any]) -> _Vector:
-        b, (bias, scale, shift, floor) = self.builder, steps
-        value = b.fadd(b.fmul(b.fadd(v.value, bias), scale), shift)
-        return _Vector(b, b.select(b.fcmp_ordered("<", value, floor), self.zero().value, value))
+    def scale(self, v: _Vector, steps: list[Any]) -> _Vector:
+        b, (bias, scale, shift, _) = self.builder, steps
+        return _Vector(b, b.fadd(b.fmul(b.fadd(v.value, bias), scale), shift))
+
+    def cut(self, v: _Vector, steps: list[Any]) -> _Vector:
+        b, floor = self.builder, steps[3]
+        return _Vector(b, b.select(b.fcmp_ordered("<", v.value, floor), self.zero().value, v.value))
 
     def begin_if(self, condition: Any) -> tuple[Any, Any]:
         """What is written from here to end_if runs only if `condition`."""

@@ -5,7 +5,7 @@ Stride and dilation 1, one group. An image is cut into tiles of m x m outputs; e
     V[k] (tiles, C)  =  BT d B        n n planes k from each tile of the input
     U[k] (C, O)      =  G g GT        and from the weights
     M[k] (tiles, O)  =  V[k] @ U[k]   n n matrix products: this is all the multiplying
-    y                =  AT M A        [+ bias] [* scale + shift] [relu], m m outputs from the n n planes
+    y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m m outputs from the n n planes
 
 dx is the same with dy as the input, and weights flipped and transposed. dweight goes the other way through U:
 
@@ -75,7 +75,7 @@ def _convolve_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple
 @apart_jit
 def _convolve_group(
     form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
-    finish: bool, end: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
+    finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
 ) -> None:  # fmt: skip
     """y of the tiles first ... first + count; the next `more` tiles come after it."""
     _, r, n = tile_of(form)
@@ -91,18 +91,20 @@ def _convolve_group(
     columns = panel_width(x)
     total = x.shape[0] * tiles[0] * tiles[1]
     following = under(x, first + count, more, total, r - 1 - padding[0])
+    here = under(y, first, count if shortcut.size else 0, total, no)
     panels = (outputs + columns - 1) // columns
     tall = count // TALL * TALL if v_row == lanes(x) and m_row == lanes(x) else 0  # tiles in tall tiles
     for k in range(n * n):
         for o in range(0, outputs, columns):
             bring(x, following, k * panels + o // columns, n * n * panels)
+            bring(shortcut, here, k * panels + o // columns, n * n * panels)
             for t in range(0, tall, TALL):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
             product_panel(count - tall, min(columns, outputs - o), channels, False,
                           v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
                           products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
-    from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, patch, y)
+    from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, y)
 
 
 @jit
@@ -118,8 +120,8 @@ def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs
 
 @parallel_jit
 def _convolve(
-    form: int, x: ndarray, weight: ndarray, flip: int, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool,
-    padding: Pair, scratch: ndarray, y: ndarray,
+    form: int, x: ndarray, weight: ndarray, flip: int, bias: ndarray, scale: ndarray, shift: ndarray,
+    shortcut: ndarray, relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
@@ -130,7 +132,7 @@ def _convolve(
     memory = aligned(scratch)
     u, rest = memory[: n * n * u_plane], memory[n * n * u_plane :]
     end, rest = rest[: 4 * row_of(outputs)], rest[4 * row_of(outputs) :]
-    finish = relu or bias.size > 0 or scale.size > 0
+    finish = relu or bias.size + scale.size > 0
     _fill_end(bias, scale, shift, relu, outputs, end)
     blocks = (channels + vector - 1) // vector
     groups = (total + group - 1) // group
@@ -148,23 +150,28 @@ def _convolve(
                     count = min(group, last - first)
                     more = min(group, last - first - count)
                     _convolve_group(form, x, tiles, padding, first, count, more, u, u_plane,
-                                    finish, end, own, v_plane, m_plane, y)  # fmt: skip
+                                    finish, end, shortcut, own, v_plane, m_plane, y)  # fmt: skip
 
 
 @register_jitable(inline="always")  # a function of its own would compile all of the above once more
 def forward(
-    form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, padding: Pair,
-    scratch: ndarray, y: ndarray,
+    form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
+    relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [relu]; bias, scale, shift (O,) or size 0"""
-    _convolve(form, x, weight, np.int64(0), bias, scale, shift, relu, padding, scratch, y)
+    """y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu]
+
+    bias, scale, shift (O,) or size 0; shortcut as a vector, or size 0
+    """
+    _convolve(form, x, weight, np.int64(0), bias, scale, shift, shortcut, relu, padding, scratch, y)
 
 
 @register_jitable(inline="always")
-def backward_input(form: int, dy: ndarray, weight: ndarray, padding: Pair, scratch: ndarray, dx: ndarray) -> None:
-    """dx (N, H, W, C) from dy (N, Ho, Wo, O)"""
+def backward_input(
+    form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, scratch: ndarray, dx: ndarray
+) -> None:
+    """dx (N, H, W, C) from dy (N, Ho, Wo, O) [+ shortcut]"""
     none, edge = scratch[:0], weight.shape[0] - 1
-    _convolve(form, dy, weight, np.int64(1), none, none, none, none.size > 0,
+    _convolve(form, dy, weight, np.int64(1), none, none, none, shortcut, none.size > 0,
               (edge - padding[0], edge - padding[1]), scratch, dx)  # fmt: skip
 
 

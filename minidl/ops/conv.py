@@ -47,9 +47,9 @@ class Conv2d(Function):
             for axis in (0, 1)
         )
         y = self.device.empty((x.shape[0], *out, weight.shape[3]), x.dtype)
-        none = self.device.empty((0,), x.dtype)
+        none = self.none = self.device.empty((0,), x.dtype)
         b = bias[0] if bias else none
-        conv.forward(x, weight, b, none, none, False, *self.options, self.scratch(conv.forward_scratch), y)
+        conv.forward(x, weight, b, none, none, none, False, *self.options, self.scratch(conv.forward_scratch), y)
         return y
 
     def backward(self, dy: np.ndarray) -> tuple[np.ndarray | None, ...]:
@@ -59,7 +59,7 @@ class Conv2d(Function):
         if dw is not None:
             conv.backward_weight(x, dy, *self.options, self.scratch(conv.backward_weight_scratch), dw)
         if dx is not None:
-            conv.backward_input(dy, weight, *self.options, self.scratch(conv.backward_input_scratch), dx)
+            conv.backward_input(dy, weight, self.none, *self.options, self.scratch(conv.backward_input_scratch), dx)
         return dx, dw, *(reduce_sum(self.device, dy, (0, 1, 2)) if need else None for need in self.needs[2:])
 
     def scratch(self, size: Callable[..., int]) -> np.ndarray:

@@ -23,13 +23,16 @@ def cases(a: Arrays) -> Cases:
             )
             geometry = x.shape, weight.shape, *options.values()
             scratch = dict(scratch=a.empty(cpu.forward_scratch(*geometry)))
-            for bias, scaled, relu in ((0, 0, False), (1, 0, True), (0, 1, False), (1, 1, True)):
+            for bias, scaled, adds, relu in ((0, 0, 0, False), (1, 0, 0, True), (0, 1, 1, False), (1, 1, 1, True)):
                 epilogue = dict(
-                    bias=a.normal(outputs * bias), scale=a.positive(outputs * scaled), shift=a.normal(outputs * scaled)
+                    bias=a.normal(outputs * bias), scale=a.positive(outputs * scaled),
+                    shift=a.normal(outputs * scaled), shortcut=a.normal(y.size * adds),
                 )
                 arguments = dict(x=x, weight=weight, **epilogue, relu=relu, **options, **scratch)
                 yield "forward", dict(**arguments, y=a.empty(*y.shape))
             scratch = dict(scratch=a.empty(cpu.backward_input_scratch(*geometry)))
-            yield "backward_input", dict(dy=y, weight=weight, **options, **scratch, dx=a.empty(*x.shape))
+            for adds in (0, 1):
+                arguments = dict(dy=y, weight=weight, shortcut=a.normal(x.size * adds), **options, **scratch)
+                yield "backward_input", dict(**arguments, dx=a.empty(*x.shape))
             scratch = dict(scratch=a.empty(cpu.backward_weight_scratch(*geometry)))
             yield "backward_weight", dict(x=x, dy=y, **options, **scratch, dweight=a.empty(*weight.shape))
