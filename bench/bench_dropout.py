@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from bench import measure  # isort: skip  (first: it chooses the instruction set)
 
 from minidl.device import Device
+from minidl.kernels.dropout import ladder
 
 try:
     import torch
@@ -28,7 +29,8 @@ def main() -> None:
         where = f"dropout, {bytes_ / 1e6:.3g} MB"
         size = bytes_ // 4 // 64 * 64
         x, y = measure.aligned(size), measure.aligned(size)
-        functions = {"minidl": measure.replay(Device("cpu").dropout.dropout, x, 0.3, 1, 0, y)}
+        functions = measure.rungs(ladder.RUNGS, x, 0.3, 1, 0, y)
+        functions["minidl"] = measure.replay(Device("cpu").dropout.dropout, x, 0.3, 1, 0, y)
         if torch is not None:
             tensor = torch.from_numpy(x)
             functions["PyTorch"] = lambda tensor=tensor: torch.nn.functional.dropout(tensor, 0.3)

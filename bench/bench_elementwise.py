@@ -1,4 +1,4 @@
-"""Elementwise arithmetic at memory speed, with ordinary stores and with stores past the caches.
+"""Elementwise arithmetic at memory speed: the ladder, and single kernels.
 
     python bench/bench_elementwise.py [--quick] [--json] [--threads 1]
 """
@@ -15,6 +15,7 @@ from bench import measure  # isort: skip  (first: it chooses the instruction set
 import numpy as np
 
 from minidl.device import Device
+from minidl.kernels.elementwise import ladder
 
 
 def main() -> None:
@@ -37,6 +38,8 @@ def main() -> None:
             "log": (measure.replay(kernels.log, a, out), 2),
             "fill": (measure.replay(kernels.fill, 1.0, out), 1),
         }
+        steps = measure.rungs(ladder.RUNGS, a, 0.5, 1.0, out)
+        report.ladder(f"the ladder: 0.5 x + 1, {where}", steps, traffic=8.0 * size, bytes_=bytes_)
         shares = report.ladder(f"add, {where}", add, traffic=12.0 * size, bytes_=bytes_)
         report.row(f"add, {where}", shares["minidl"], "% of copy", ">= 90")
         for name, (function, vectors) in others.items():

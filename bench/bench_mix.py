@@ -12,13 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench import measure  # isort: skip  (first: it chooses the instruction set)
 
-import numpy as np
-
 from minidl.device import Device
-
-
-def in_numpy(theta: np.ndarray, other: np.ndarray) -> None:
-    theta += 0.5 * (other - theta)
+from minidl.kernels.mix import ladder
 
 
 def main() -> None:
@@ -27,10 +22,8 @@ def main() -> None:
         where = f"mix, {bytes_ / 1e6:.3g} MB"
         size = bytes_ // 4 // 64 * 64
         theta, other = measure.aligned(size, 0.1), measure.aligned(size, 0.2)
-        functions = {
-            "NumPy": lambda theta=theta, other=other: in_numpy(theta, other),
-            "minidl": measure.replay(Device("cpu").mix.mix, theta, other, 0.5),
-        }
+        functions = measure.rungs(ladder.RUNGS, theta, other, 0.5)
+        functions["minidl"] = measure.replay(Device("cpu").mix.mix, theta, other, 0.5)
         shares = report.ladder(where, functions, traffic=12.0 * size, bytes_=bytes_)
         report.row(where, shares["minidl"], "% of copy", ">= 90")
     report.finish()

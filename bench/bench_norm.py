@@ -19,7 +19,7 @@ import numpy as np  # isort: skip
 from numpy import ndarray
 
 from minidl.device import Device
-from minidl.jit import jit
+from minidl.kernels.norm import ladder
 from minidl.ops.arrays import partial_sums
 
 try:
@@ -27,43 +27,8 @@ try:
 except ImportError:
     torch = None  # type: ignore[assignment]
 
+OURS = "3 wide rows, all threads"
 SHAPES = ((128, 32, 32, 16), (128, 16, 16, 32), (128, 8, 8, 64))
-
-
-@jit
-def _naive(x: ndarray, weight: ndarray, bias: ndarray, y: ndarray) -> None:
-    """Channel by channel, as the formula is read: three passes over memory, each in steps of a whole row."""
-    rows, channels = x.shape
-    for c in range(channels):
-        mean, variance = 0.0, 0.0
-        for r in range(rows):
-            mean += x[r, c] / rows
-        for r in range(rows):
-            variance += (x[r, c] - mean) ** 2 / rows
-        for r in range(rows):
-            value = (x[r, c] - mean) / np.sqrt(variance + 1e-5) * weight[c] + bias[c]
-            y[r, c] = max(value, 0.0)
-
-
-@jit
-def _row_by_row(x: ndarray, weight: ndarray, bias: ndarray, y: ndarray) -> None:
-    """Row by row, the channels innermost: two passes in memory's order, sums of float64 in an array."""
-    rows, channels = x.shape
-    first, second = np.zeros(channels), np.zeros(channels)
-    for r in range(rows):
-        row = x[r]
-        for c in range(channels):
-            distance = np.float64(row[c] - x[0, c])
-            first[c] += distance
-            second[c] += distance * distance
-    scale = (weight / np.sqrt(second / rows - (first / rows) ** 2 + 1e-5)).astype(x.dtype)
-    mean = (x[0] + first / rows).astype(x.dtype)
-    zero = x.dtype.type(0)
-    for r in range(rows):
-        row, result = x[r], y[r]
-        for c in range(channels):
-            value = (row[c] - mean[c]) * scale[c] + bias[c]
-            result[c] = zero if value < zero else value
 
 
 def ours(x: ndarray, dy: ndarray) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -103,20 +68,16 @@ def main() -> None:
         x, dy = (random.standard_normal((int(np.prod(shape[:3])), shape[3]), np.float32) for _ in range(2))
         weight, bias, y = np.ones(shape[3], np.float32), np.zeros(shape[3], np.float32), np.empty_like(x)
         forward, backward = ours(x, dy)
-        ladder: dict[str, Callable[[], object]] = {
-            "as the formula is read, 1 thread": lambda: _naive(x, weight, bias, y),  # noqa: B023
-            "row by row, 1 thread": lambda: _row_by_row(x, weight, bias, y),  # noqa: B023
-            "wide rows, all threads": forward,
-        }
-        other: dict[str, Callable[[], object]] = {"wide rows, all threads": backward}
+        steps = measure.rungs(ladder.RUNGS, x, weight, bias, y) | {OURS: forward}
+        other: dict[str, Callable[[], object]] = {OURS: backward}
         if torch is not None:
-            ladder["PyTorch"], other["PyTorch"] = theirs(shape, report.threads)
+            steps["PyTorch"], other["PyTorch"] = theirs(shape, report.threads)
         name = "x".join(map(str, shape))
-        for what, functions, passes in (("forward", ladder, 3), ("backward", other, 5)):
+        for what, functions, passes in (("forward", steps, 3), ("backward", other, 5)):
             share = report.ladder(
                 f"batch norm + relu {what}, {name}", functions, traffic=passes * x.nbytes, bytes_=x.nbytes
             )
-            report.row(f"batch-norm-{what}-{name}", share["wide rows, all threads"], "% of copying", ">= 90")
+            report.row(f"batch-norm-{what}-{name}", share[OURS], "% of copying", ">= 90")
     report.finish()
 
 

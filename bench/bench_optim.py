@@ -19,26 +19,12 @@ from bench import measure  # isort: skip  (first: it chooses the instruction set
 import numpy as np
 
 from minidl.device import Device
-from minidl.jit import jit
+from minidl.kernels.optim import ladder
 
 try:
     import torch
 except ImportError:
     torch = None  # type: ignore[assignment]
-
-
-def in_numpy(theta: np.ndarray, grad: np.ndarray, velocity: np.ndarray) -> None:
-    """SGD with momentum as one writes it first: four passes, and temporary arrays."""
-    velocity[:] = 0.9 * velocity + grad
-    theta -= 1e-3 * velocity
-
-
-@jit
-def loop(theta: np.ndarray, grad: np.ndarray, velocity: np.ndarray) -> None:
-    """One pass, on one thread, with numbers that are float64."""
-    for i in range(theta.size):
-        velocity[i] = 0.9 * velocity[i] + grad[i]
-        theta[i] -= 1e-3 * velocity[i]
 
 
 def fused(name: str, theta: np.ndarray, grad: np.ndarray) -> Callable[[], Any]:
@@ -59,13 +45,10 @@ def main() -> None:
         theta, grad, velocity, second = (measure.aligned(size, 0.1) for _ in range(4))
         segments = np.array([0]), np.array([size])
         rates = np.array([1e-3]), np.array([0.0])
-        sgd = {
-            "NumPy": lambda v=(theta, grad, velocity): in_numpy(*v),
-            "one loop, with float64 numbers": lambda v=(theta, grad, velocity): loop(*v),
-            "minidl": measure.replay(
-                optim.sgd, theta, grad, velocity, *segments, *rates, 0.9, False, False, 1.0
-            ),
-        }  # fmt: skip
+        sgd = measure.rungs(ladder.RUNGS, theta, grad, velocity)
+        sgd["minidl"] = measure.replay(
+            optim.sgd, theta, grad, velocity, *segments, *rates, 0.9, False, False, 1.0
+        )  # fmt: skip
         adam = {
             "minidl": measure.replay(
                 optim.adam, theta, grad, velocity, second, *segments, *rates, 0.9, 0.999, 1e-8, 10, False, 1.0

@@ -12,7 +12,8 @@ from bench import measure
 import numpy as np  # isort: skip
 
 from minidl.device import Device
-from minidl.ops.arrays import reduce_sum
+from minidl.kernels.reduce import ladder
+from minidl.ops.arrays import partial_sums, reduce_sum
 
 try:
     import torch
@@ -22,8 +23,23 @@ except ImportError:
 CASES = {"bias gradient": (0, 1, 2), "global average": (1, 2), "everything": (0, 1, 2, 3)}
 
 
+def the_ladder(report: measure.Report) -> None:
+    """Sums over the middle axis, and how far from the exact sum they are, relative to it."""
+    numbers = np.random.default_rng(0).random(1 << 21, np.float32)
+    for x in (numbers.reshape(1, -1, 1), numbers.reshape(1, -1, 16)):
+        partial, out = partial_sums(Device("cpu"), x.shape[1], 1, x.shape[2]), np.empty(x.shape[::2], np.float32)
+        steps = measure.rungs(ladder.RUNGS, x, partial, out)
+        steps["NumPy"] = lambda x=x, out=out: np.sum(x, 1, out=out)
+        report.ladder(f"the ladder: sums of {x.shape[1:]}", steps, traffic=x.nbytes, bytes_=x.nbytes)
+        exact = x.sum(1, dtype=np.float64)
+        for name, step in steps.items():
+            step()
+            print(f"{name:<40}{np.max(abs(out / exact - 1)):>10.0e} relative error")
+
+
 def main() -> None:
     report = measure.Report(measure.arguments(__doc__).parse_args())
+    the_ladder(report)
     device, x = Device("cpu"), np.random.default_rng(0).standard_normal((128, 32, 32, 16), np.float32)
     for name, axes in CASES.items():
         functions = {"wide rows": lambda: reduce_sum(device, x, axes)}  # noqa: B023

@@ -15,6 +15,7 @@ from bench import measure  # isort: skip  (first: it chooses the instruction set
 import numpy as np
 
 from minidl.device import Device
+from minidl.kernels.softmax import ladder
 
 try:
     import torch
@@ -23,10 +24,22 @@ except ImportError:
 
 
 def main() -> None:
-    report = measure.Report(measure.arguments(__doc__).parse_args())
+    args = measure.arguments(__doc__).parse_args()
+    args.threads = 1
+    report = measure.Report(args)
     kernels = Device("cpu").softmax
     if torch is not None:
         torch.set_num_threads(1)
+    for shape in ((8192, 10), (256, 1000)):
+        x = np.random.default_rng(0).standard_normal(shape, np.float32)
+        y = np.empty_like(x)
+        functions = measure.rungs(ladder.RUNGS, x, y)
+        if torch is not None:
+            tensor = torch.from_numpy(x)
+            functions["PyTorch"] = lambda tensor=tensor: torch.softmax(tensor, 1)
+        name = f"softmax, {shape[0]} x {shape[1]}"
+        shares = report.ladder(f"the ladder: {name}", functions, traffic=2.0 * x.nbytes, bytes_=x.nbytes)
+        report.row(name, shares["4 blocks of rows"], "% of copy")
     for rows, classes in ((8, 10), (128, 10), (64, 1000)):
         random = np.random.default_rng(0)
         logits = random.standard_normal((rows, classes), np.float32)

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,11 @@ def alternate(
                 function()
             taken[name].append((time.perf_counter() - began) / calls[name])
     return {name: Times(tuple(each)) for name, each in taken.items()}
+
+
+def rungs(ladder: Mapping[str, Callable[..., object]], *arguments: Any) -> dict[str, Callable[[], object]]:
+    """The steps of a kernels/<op>/ladder.py, called with these arguments."""
+    return {name: partial(rung, *arguments) for name, rung in ladder.items()}
 
 
 def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]:

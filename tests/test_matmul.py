@@ -12,7 +12,6 @@ from ops_helper import check_op, torch
 
 from minidl import ops
 from minidl.errors import ShapeError
-from minidl.kernels.matmul import ladder
 from minidl.tensor import Tensor
 
 Shape = tuple[int, ...]
@@ -96,12 +95,3 @@ def test_linear_skips_the_gradients_that_nobody_wants() -> None:
 def test_linear_names_the_shapes_that_do_not_fit(x: Shape, w: Shape, b: Shape) -> None:
     with pytest.raises(ShapeError, match="linear: "):
         ops.linear(Tensor(np.zeros(x)), Tensor(np.zeros(w)), Tensor(np.zeros(b)))
-
-
-@pytest.mark.parametrize("rung", ladder.RUNGS)
-def test_each_rung_of_the_ladder_is_the_product(rung: str) -> None:
-    random = np.random.default_rng(0)
-    a, b = (random.standard_normal(shape).astype(np.float32) for shape in ((67, 70), (70, 133)))
-    out = np.full((67, 133), np.nan, np.float32)
-    ladder.RUNGS[rung](a, b, out)
-    np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=0, atol=1e-4)

@@ -1,0 +1,46 @@
+"""The steps of README.md as code. bench/bench_dropout.py prints the table.
+
+Each drops a share p of x; which elements these are differs: only the last two draw the numbers of reference.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.jit import jit
+
+from . import cpu
+
+
+def in_numpy(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
+    """A generator with a state: one number after the other, on one thread. Backward needs `kept` once more."""
+    kept = np.random.default_rng(seed).random(x.size, np.float32) >= p
+    y[:] = np.where(kept, x / (1 - p), 0)
+
+
+@jit
+def in_64_bits(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
+    """SplitMix64 of a counter: no state; but a vector holds 8 words of 64 bits, and their products are slow."""
+    zero, factor = x.dtype.type(0), x.dtype.type(1 / (1 - p))
+    threshold = np.uint64(math.ceil(p * 2.0**53))
+    first = np.uint64(seed) + np.uint64(offset) * cpu.GOLDEN
+    for i in range(y.size):
+        kept = (cpu._mix64(first + np.uint64(i) * cpu.GOLDEN) >> np.uint64(11)) >= threshold
+        y[i] = factor * x[i] if kept else zero
+
+
+@jit
+def in_32_bits(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
+    """cpu.py's numbers, on one thread."""
+    cpu._across_blocks(x, p, seed, np.uint64(offset), y, False)
+
+
+RUNGS = {
+    "1 NumPy's generator": in_numpy,
+    "2 SplitMix64, one thread": in_64_bits,
+    "3 32 bits, one thread": in_32_bits,
+    "4 32 bits, all threads": cpu.dropout,
+}

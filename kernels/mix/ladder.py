@@ -1,0 +1,15 @@
+"""The steps of README.md as code: theta += weight (other - theta). bench/bench_mix.py prints the table."""
+
+from __future__ import annotations
+
+from numpy import ndarray
+
+from . import cpu
+
+
+def in_numpy(theta: ndarray, other: ndarray, weight: float) -> None:
+    """Three passes: the difference is a new vector, its multiple another, which is then added."""
+    theta += weight * (other - theta)
+
+
+RUNGS = {"1 NumPy expression": in_numpy, "2 one pass, one thread": cpu._mix, "3 one pass, all threads": cpu.mix}

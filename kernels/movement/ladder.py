@@ -1,0 +1,60 @@
+"""The steps of README.md as code: the strided copy of reference.py. bench/bench_movement.py prints the table."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.jit import jit
+
+from . import cpu
+
+
+@jit
+def odometer(
+    source: ndarray, source_offset: int, source_strides: ndarray, shape: ndarray,
+    target_offset: int, target_strides: ndarray, target: ndarray,
+) -> None:  # fmt: skip
+    """A loop over the last axis; after it the other axes go on as the wheels of an odometer do."""
+    last = shape.size - 1
+    index, s, t = np.zeros(shape.size, np.int64), source_offset, target_offset
+    for _ in range(np.prod(shape[:last])):
+        for k in range(shape[last]):
+            target[t + k * target_strides[last]] = source[s + k * source_strides[last]]
+        for axis in range(last - 1, -1, -1):
+            index[axis] += 1
+            s += source_strides[axis]
+            t += target_strides[axis]
+            if index[axis] < shape[axis]:
+                break
+            s -= shape[axis] * source_strides[axis]
+            t -= shape[axis] * target_strides[axis]
+            index[axis] = 0
+
+
+@jit
+def merged(
+    source: ndarray, source_offset: int, source_strides: ndarray, shape: ndarray,
+    target_offset: int, target_strides: ndarray, target: ndarray,
+) -> None:  # fmt: skip
+    """Axes that lie behind one another are one axis: fewer and longer loops. A source line is read for one number."""
+    axes = cpu._merged(shape, source_strides, target_strides)
+    odometer(source, source_offset, axes[1], axes[0], target_offset, axes[2], target)
+
+
+@jit
+def four_rows(
+    source: ndarray, source_offset: int, source_strides: ndarray, shape: ndarray,
+    target_offset: int, target_strides: ndarray, target: ndarray,
+) -> None:  # fmt: skip
+    """Planes of two axes; in a transpose four neighbours are read together and written into four rows."""
+    axes = cpu._merged(shape, source_strides, target_strides)
+    cpu._copy_planes(source, source_offset, target, target_offset, axes, 0, np.prod(axes[0, :-2]))
+
+
+RUNGS = {
+    "1 an odometer over all axes": odometer,
+    "2 axes merged": merged,
+    "3 planes, four rows at once": four_rows,
+    "4 planes, all threads": cpu.copy,
+}

@@ -1,0 +1,51 @@
+"""The steps of README.md as code: SGD with momentum on one vector. bench/bench_optim.py prints the table."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from minidl.jit import jit
+
+from . import cpu
+
+LR, MOMENTUM = 1e-3, 0.9
+
+
+def in_numpy(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
+    """As one writes it first: each operation is a pass over memory, and two of them make a new vector."""
+    velocity *= MOMENTUM
+    velocity += grad
+    theta -= LR * velocity
+
+
+@jit
+def with_float64(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
+    """One pass, but with factors that are float64: each number is converted, and a vector holds half as many."""
+    for i in range(theta.size):
+        velocity[i] = MOMENTUM * velocity[i] + grad[i]
+        theta[i] -= LR * velocity[i]
+
+
+@jit
+def with_float32(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
+    """The factors become float32 before the loop."""
+    lr, momentum = theta.dtype.type(LR), theta.dtype.type(MOMENTUM)
+    for i in range(theta.size):
+        v = momentum * velocity[i] + grad[i]
+        velocity[i] = v
+        theta[i] -= lr * v
+
+
+def all_threads(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
+    """cpu.py: 32 parts on cache lines, each of them segment by segment."""
+    starts, stops, lr, weight_decay = np.array([0]), np.array([theta.size]), np.array([LR]), np.zeros(1)
+    cpu.sgd(theta, grad, velocity, starts, stops, lr, weight_decay, MOMENTUM, False, False, 1.0)
+
+
+RUNGS = {
+    "1 NumPy": in_numpy,
+    "2 one pass, float64 factors": with_float64,
+    "3 one pass, float32 factors": with_float32,
+    "4 one pass, all threads": all_threads,
+}

@@ -1,0 +1,126 @@
+"""Each step of each lesson (kernels/<op>/ladder.py) computes what reference.py defines, in float32 and on odd sizes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidl.jit  # noqa: F401  (sets Numba up before the kernels are compiled)
+from minidl.kernels.dropout import ladder as dropout
+from minidl.kernels.dropout import reference as dropout_reference
+from minidl.kernels.elementwise import ladder as elementwise
+from minidl.kernels.elementwise import reference as elementwise_reference
+from minidl.kernels.matmul import ladder as matmul
+from minidl.kernels.mix import ladder as mix
+from minidl.kernels.mix import reference as mix_reference
+from minidl.kernels.movement import ladder as movement
+from minidl.kernels.movement import reference as movement_reference
+from minidl.kernels.norm import ladder as norm
+from minidl.kernels.optim import ladder as optim
+from minidl.kernels.optim import reference as optim_reference
+from minidl.kernels.pool import ladder as pool
+from minidl.kernels.pool import reference as pool_reference
+from minidl.kernels.reduce import ladder as reduce
+from minidl.kernels.reduce import reference as reduce_reference
+from minidl.kernels.softmax import ladder as softmax
+from minidl.kernels.softmax import reference as softmax_reference
+
+Rung = Callable[..., None]
+Arguments = tuple[Any, ...]
+SIZE = 40_003  # numbers: more than one chunk, and enough for several threads
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    out[:] = a @ b
+
+
+def sgd(theta: np.ndarray, grad: np.ndarray, velocity: np.ndarray) -> None:
+    segment, numbers = np.array([[0], [theta.size]]), np.array([[optim.LR], [0.0]])
+    optim_reference.sgd(theta, grad, velocity, *segment, *numbers, optim.MOMENTUM, False, False, 1.0)
+
+
+def max_pool(x: np.ndarray, y: np.ndarray, place: np.ndarray) -> None:
+    pool_reference.max_pool(x, pool.TWO, pool.TWO, pool.NONE, y, place)
+
+
+def max_pool_backward(dy: np.ndarray, place: np.ndarray, dx: np.ndarray) -> None:
+    pool_reference.max_pool_backward(dy, place, pool.TWO, pool.TWO, pool.NONE, dx)
+
+
+def batch_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, y: np.ndarray) -> None:
+    y[:] = np.maximum((x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * weight + bias, 0)
+
+
+def transposed(shape: tuple[int, ...], axes: tuple[int, ...]) -> Arguments:
+    """The arguments of movement.copy that transpose."""
+    x = random(*shape)
+    view, target = x.transpose(axes), np.empty(x.size, np.float32)
+    strides = np.array(view.strides) // 4, np.array(np.empty(view.shape, "b").strides)
+    return x.reshape(-1), 0, strides[0], np.array(view.shape), 0, strides[1], target
+
+
+Y, PLACE = np.empty((2, 3, 4, 17), np.float32), (np.arange(2 * 3 * 4 * 17) % 4).astype(np.uint8).reshape(2, 3, 4, 17)
+ROWS = np.empty((9, 21), np.float32)
+
+# Of each lesson: its rungs, the definition, and arguments for both.
+LESSONS: dict[str, tuple[dict[str, Rung], Rung, Arguments]] = {
+    "elementwise": (
+        elementwise.RUNGS, elementwise_reference.affine, (random(SIZE), 0.3, 1.0, np.empty(SIZE, np.float32))
+    ),
+    "matmul": (matmul.RUNGS, matrix_product, (random(67, 70), random(70, 133), np.empty((67, 133), np.float32))),
+    "mix": (mix.RUNGS, mix_reference.mix, (random(SIZE), random(2, SIZE)[1], 0.3)),
+    "movement": (movement.RUNGS, movement_reference.copy, transposed((3, 41, 43, 9), (0, 3, 1, 2))),
+    "movement, 2 axes": (movement.RUNGS, movement_reference.copy, transposed((5, 7), (1, 0))),
+    "norm": (norm.RUNGS, batch_norm, (random(300, 7), random(7), random(2, 7)[1], np.empty((300, 7), np.float32))),
+    "optim": (optim.RUNGS, sgd, tuple(random(3, SIZE))),
+    "pool": (pool.RUNGS, max_pool, (random(2, 7, 9, 17), Y, PLACE)),
+    "pool, backward": (pool.BACKWARD, max_pool_backward, (random(2, 3, 4, 17), PLACE, random(2, 7, 9, 17))),
+    "reduce": (
+        reduce.RUNGS, reduce_reference.sum,
+        (random(1, 9001, 5), np.zeros((4, 1, 5)), np.empty((1, 5), np.float32)),
+    ),
+    "reduce, a vector": (
+        reduce.RUNGS, reduce_reference.sum,
+        (random(1, 4099, 1), np.zeros((4, 1, 1)), np.empty((1, 1), np.float32)),
+    ),
+    "softmax": (softmax.RUNGS, softmax_reference.softmax, (random(9, 21), ROWS)),
+    "softmax, ten classes": (softmax.RUNGS, softmax_reference.softmax, (random(501, 10), random(501, 10))),
+}  # fmt: skip
+PARTIAL = {("reduce", 1), ("reduce, a vector", 1)}  # scratch, whose content afterwards is nobody's business
+
+
+def in_float64(argument: Any) -> Any:
+    return argument.astype(np.float64) if getattr(argument, "dtype", None) == np.float32 else argument
+
+
+@pytest.mark.parametrize(("lesson", "rung"), [(lesson, rung) for lesson in LESSONS for rung in LESSONS[lesson][0]])
+def test_each_rung_is_the_definition(lesson: str, rung: str) -> None:
+    rungs, definition, arguments = LESSONS[lesson]
+    found = copy.deepcopy(arguments)
+    expected = [in_float64(a) for a in copy.deepcopy(arguments)]
+    rungs[rung](*found)
+    definition(*expected)
+    for i, (each, right) in enumerate(zip(found, expected, strict=True)):
+        if isinstance(each, np.ndarray) and (lesson, i) not in PARTIAL:
+            np.testing.assert_allclose(each, right, rtol=0, atol=2e-4, err_msg=f"argument {i}")
+
+
+@pytest.mark.parametrize("rung", dropout.RUNGS)
+def test_each_rung_drops_its_share(rung: str) -> None:
+    """The last two as the reference does; the others draw other numbers."""
+    x = random(SIZE)
+    y, expected = np.empty_like(x), np.empty_like(x)
+    dropout.RUNGS[rung](x, 0.3, 5, 7, y)
+    dropout_reference.dropout(x, 0.3, 5, 7, expected)
+    if "32 bits" in rung:
+        np.testing.assert_array_equal(y == 0, expected == 0)
+    np.testing.assert_allclose(y[y != 0], x[y != 0] / 0.7, rtol=1e-6)
+    assert abs(np.mean(y == 0) - 0.3) < 0.01
