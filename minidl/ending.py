@@ -39,6 +39,7 @@ def end(session: Session, reason: Ended) -> dict[str, Any] | None:
     """
     fabric = session.fabric
     fabric.strict = False  # the death of one ends only waiting for that one
+    fabric.meter.stop()
     fabric.announce(Column.STATE, State.PAUSED)
     with suppress(PeerLost):  # a server: then what this replica has is what there is
         session.trainer.method.pause()
@@ -89,6 +90,8 @@ def _finish(session: Session, members: list[Member], leader: int) -> dict[str, A
         over = lambda: _one_of(LAST_WORDS, fabric.state(leader))  # noqa: E731
         fabric.wait(over, (leader,), "the leader to test", TESTING)
         return None
+    if session.journal_error is not None:
+        raise session.journal_error
     score = session.test()
     summary = session.summary(score) | together(session, members, score, numbers, books)
     session.finish(summary)

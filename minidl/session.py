@@ -99,7 +99,7 @@ class Session:
         Those that do not lead return nothing.
         """
         trainer, config = self.trainer, self.config
-        epochs = -(-trainer.total_steps // len(trainer.share))
+        epochs = -(-trainer.planned // len(trainer.share))
         self.display = Display(config.quiet or not self.leads, len(trainer.share), epochs)
         trainer.engine.gradient.progress = self.display.compiling
         self.display.say(f"{self.folder}: {config.model} ({count(self.model):,} parameters) on {config.data} "

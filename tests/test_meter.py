@@ -272,6 +272,40 @@ def test_a_report_survives_as_vector(meter: Meter) -> None:
     assert alone["staleness"]["histogram"] == report["staleness"]["histogram"]
 
 
+@settings(max_examples=60, deadline=None)
+@given(meters())
+def test_books_go_on(meter: Meter) -> None:
+    again = Meter(meter.rank, size=meter.size)
+    again.go_on(meter.vector())
+    assert again.report() == meter.report()
+    again.sent(0, 5)  # before its clock runs
+    again.start()
+    again.sent(0, 7)
+    again.stop()
+    assert again.report()["bytes_sent"] == meter.report()["bytes_sent"] + 12
+    assert again.report()["bytes_off_the_clock"] == meter.report()["bytes_off_the_clock"] + 5
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(meters(), min_size=1, max_size=3))
+def test_books_of_others_are_taken_over(others: list[Meter]) -> None:
+    books = [meter.vector() for meter in others]
+    again = Meter(size=2)
+    again.take_over(books)
+    again.sent(1, 7)
+    expected, found = merge(map(from_vector, books)), merge([again.report()])
+    assert found["bytes_sent"] == expected["bytes_sent"] + 7 and found["messages"] == expected["messages"] + 1
+    assert found["edges"] == [[0, 1, 7, 1]]
+    for name in ("elapsed", "held", "missed", "messages_off_the_clock"):
+        assert found[name] == expected[name] + (name == "messages_off_the_clock")
+    for name in ("gradient", "waiting"):
+        assert found["seconds"][name] == pytest.approx(expected["seconds"][name])
+    assert found["staleness"]["histogram"] == expected["staleness"]["histogram"]
+    later = Meter(size=2)
+    later.go_on(again.vector())
+    assert merge([later.report()]) == found
+
+
 def test_a_vector_of_a_wrong_length() -> None:
     with pytest.raises(ConfigError, match="31 numbers"):
         from_vector(np.zeros(31))
