@@ -35,7 +35,7 @@ TASKS = 16  # at least, where there are blocks enough
 
 def _pieces(kernel: Pair, inner: int, outer: int, groups: int) -> tuple[int, int, int]:
     """How dweight is cut: kernel rows of a piece, outputs of a piece, pieces."""
-    if groups > 1 and 4 * outer <= PANEL:
+    if by_channels(groups, outer):
         return kernel[0], groups * outer, 1
     panels = (outer + PANEL - 1) // PANEL
     rows = kernel[0] if kernel[0] * kernel[1] * inner * PANEL <= PIECE else 1
@@ -62,7 +62,7 @@ def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, 
     rows = (kernel[0] - 1) * dilation[0] + 1
     columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1] + 2 * MOST * stride[1]
     blocks = kernel[0] * (kernel[1] + MOST * stride[1]) * inner * PANEL if groups == 1 and 2 * outer <= PANEL else 0
-    across = groups > 1 and 4 * outer <= PANEL
+    across = by_channels(groups, outer)
     pixel, gradient = (inner * (groups * outer + PANEL), groups * outer) if across else (inner + PANEL, outer)
     copies = max(PIXELS, columns) * (gradient + PANEL) + max(BUFFER, rows * columns * pixel)
     return (CHUNK + 1) * PANEL + blocks + copies
@@ -137,7 +137,7 @@ def _part(
     images, height, width, pixel = x.shape
     outputs = dy.shape[3]
     inner, outer = pixel // groups, outputs // groups
-    across = by_channels(groups, outer, x)
+    across = by_channels(groups, outer)
     source, gradient = x.reshape(-1), dy.reshape(-1)
 
     # which piece: kernel rows from u on, outputs from o on, of group g
