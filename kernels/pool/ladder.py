@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit
+from minidl.jit import jit, parallel_jit, prange
 
 from . import cpu
 
@@ -13,61 +13,58 @@ TWO, NONE = (2, 2), (0, 0)
 
 
 @jit
-def naive(x: ndarray, y: ndarray, place: ndarray) -> None:
-    """Number by number. The branch goes either way at random: the CPU guesses wrong, and there are no vectors."""
-    for n, h, w, c in np.ndindex(y.shape):
-        best, where = x[n, 2 * h, 2 * w, c], 0
+def _image(x: ndarray, y: ndarray, place: ndarray) -> None:
+    for h, w, c in np.ndindex(y.shape):
+        best, where = x[2 * h, 2 * w, c], 0
         for tap in range(1, 4):
-            value = x[n, 2 * h + tap // 2, 2 * w + tap % 2, c]
+            value = x[2 * h + tap // 2, 2 * w + tap % 2, c]
             if value > best or value != value:
                 best, where = value, tap
-        y[n, h, w, c], place[n, h, w, c] = best, where
+        y[h, w, c], place[h, w, c] = best, where
 
 
 @jit
+def naive(x: ndarray, y: ndarray, place: ndarray) -> None:
+    """Number by number: no vectors, and a branch that goes either way at random, so that the CPU guesses wrong."""
+    for n in range(x.shape[0]):
+        _image(x[n], y[n], place[n])
+
+
+@parallel_jit
+def all_threads(x: ndarray, y: ndarray, place: ndarray) -> None:
+    """The images shared out."""
+    for n in prange(x.shape[0]):
+        _image(x[n], y[n], place[n])
+
+
+@parallel_jit
 def tap_by_tap(x: ndarray, y: ndarray, place: ndarray) -> None:
     """The loop for any window: channels innermost, no branches; y and place are loaded and stored for each tap."""
-    for n in range(x.shape[0]):
+    for n in prange(x.shape[0]):
         cpu._max_pool_image(x[n], TWO, TWO, NONE, y[n], place[n])
 
 
-@jit
 def in_registers(x: ndarray, y: ndarray, place: ndarray) -> None:
     """The four pixels of a window at once: y and place are stored once."""
-    for n in range(x.shape[0]):
-        cpu._max_pool_2x2(x[n], y[n], place[n])
-
-
-def all_threads(x: ndarray, y: ndarray, place: ndarray) -> None:
     cpu.max_pool(x, TWO, TWO, NONE, y, place)
 
 
-@jit
+@parallel_jit
 def zeros_first(dy: ndarray, place: ndarray, dx: ndarray) -> None:
     """The loop for any window: dx is written as zeros, then read and written once more at each place."""
-    for n in range(dx.shape[0]):
+    for n in prange(dx.shape[0]):
         cpu._max_pool_backward_image(dy[n], place[n], TWO, TWO, NONE, dx[n])
 
 
-@jit
 def written_once(dy: ndarray, place: ndarray, dx: ndarray) -> None:
     """Windows do not overlap: each pixel is written once, a gradient or a zero, in vectors."""
-    for n in range(dx.shape[0]):
-        cpu._max_pool_backward_2x2(dy[n], place[n], dx[n])
-
-
-def backward_all_threads(dy: ndarray, place: ndarray, dx: ndarray) -> None:
     cpu.max_pool_backward(dy, place, TWO, TWO, NONE, dx)
 
 
 RUNGS = {
     "1 number by number": naive,
-    "2 tap by tap": tap_by_tap,
-    "3 in registers": in_registers,
-    "4 in registers, all threads": all_threads,
+    "2 the same on all threads": all_threads,
+    "3 tap by tap": tap_by_tap,
+    "4 in registers": in_registers,
 }
-BACKWARD = {
-    "1 zeros, then at each place": zeros_first,
-    "2 written once": written_once,
-    "3 written once, all threads": backward_all_threads,
-}
+BACKWARD = {"1 zeros, then at each place": zeros_first, "2 written once": written_once}

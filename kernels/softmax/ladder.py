@@ -22,28 +22,33 @@ def in_numpy(x: ndarray, y: ndarray) -> None:
 @jit
 def calls_of_exp(x: ndarray, y: ndarray) -> None:
     """One row after the other, in the cache; exp is a call of the mathematics library for each number."""
-    for i in range(x.shape[0]):
-        largest, total = x[i].max(), 0.0
-        for j in range(x.shape[1]):
+    rows, classes = x.shape
+    for i in range(rows):
+        largest, total = x[i, 0], 0.0
+        for j in range(1, classes):
+            largest = max(largest, x[i, j])
+        for j in range(classes):
             y[i, j] = math.exp(x[i, j] - largest)
             total += y[i, j]
-        for j in range(x.shape[1]):
+        for j in range(classes):
             y[i, j] /= total
 
 
 @jit
 def polynomial(x: ndarray, y: ndarray) -> None:
-    """exp as a polynomial, but along the row: ten classes do not fill a vector of 16, and one sum waits for itself."""
-    for i in range(x.shape[0]):
-        largest, row = x[i].max(), y[i]
-        for j in range(row.size):
-            row[j] = functions.exp(x[i, j] - largest)
-        total = 0.0
-        for j in range(row.size):
-            total += row[j]
+    """exp without a call, in vectors along the row: ten classes do not fill one, and largest and total wait."""
+    rows, classes = x.shape
+    for i in range(rows):
+        largest, total = x[i, 0], 0.0
+        for j in range(1, classes):
+            largest = max(largest, x[i, j])
+        for j in range(classes):
+            y[i, j] = functions.exp(x[i, j] - largest)
+        for j in range(classes):
+            total += y[i, j]
         factor = y.dtype.type(1 / total)
-        for j in range(row.size):
-            row[j] *= factor
+        for j in range(classes):
+            y[i, j] *= factor
 
 
 RUNGS = {
