@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import minidl.jit  # noqa: F401  (sets Numba up before the kernels are compiled)
+from minidl.kernels.conv import ladder as conv
+from minidl.kernels.conv import reference as conv_reference
 from minidl.kernels.dropout import ladder as dropout
 from minidl.kernels.dropout import reference as dropout_reference
 from minidl.kernels.elementwise import ladder as elementwise
@@ -42,6 +44,11 @@ def matrix_product(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     out[:] = a @ b
 
 
+def convolution(x: np.ndarray, weight: np.ndarray, y: np.ndarray) -> None:
+    none, one = np.empty(0), (1, 1)
+    conv_reference.forward(x, weight, none, none, none, none, False, 1, one, one, one, False, none, y)
+
+
 def sgd(theta: np.ndarray, grad: np.ndarray, velocity: np.ndarray) -> None:
     segment, numbers = np.array([[0], [theta.size]]), np.array([[optim.LR], [0.0]])
     optim_reference.sgd(theta, grad, velocity, *segment, *numbers, optim.MOMENTUM, False, False, 1.0)
@@ -70,8 +77,9 @@ def transposed(shape: tuple[int, ...], axes: tuple[int, ...]) -> Arguments:
 Y, PLACE = np.empty((2, 3, 4, 17), np.float32), (np.arange(2 * 3 * 4 * 17) % 4).astype(np.uint8).reshape(2, 3, 4, 17)
 ROWS = np.empty((9, 21), np.float32)
 
-# Of each lesson: its rungs, the definition, and arguments for both.
+# Of each lesson with such a file: its rungs, the definition, and arguments for both.
 LESSONS: dict[str, tuple[dict[str, Rung], Rung, Arguments]] = {
+    "conv": (conv.RUNGS, convolution, (random(2, 5, 7, 3), random(3, 3, 3, 19), random(2, 5, 7, 19))),
     "elementwise": (
         elementwise.RUNGS, elementwise_reference.affine, (random(SIZE), 0.3, 1.0, np.empty(SIZE, np.float32))
     ),
