@@ -69,35 +69,35 @@ def batch_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, y: np.ndarra
 def transposed(shape: tuple[int, ...], axes: tuple[int, ...]) -> Arguments:
     """The arguments of movement.copy that transpose."""
     x = random(*shape)
-    view, target = x.transpose(axes), np.empty(x.size, np.float32)
+    view, target = x.transpose(axes), np.zeros(x.size, np.float32)
     strides = np.array(view.strides) // 4, np.array(np.empty(view.shape, "b").strides)
     return x.reshape(-1), 0, strides[0], np.array(view.shape), 0, strides[1], target
 
 
-Y, PLACE = np.empty((2, 3, 4, 17), np.float32), (np.arange(2 * 3 * 4 * 17) % 4).astype(np.uint8).reshape(2, 3, 4, 17)
-ROWS = np.empty((9, 21), np.float32)
+Y, PLACE = np.zeros((2, 3, 4, 17), np.float32), (np.arange(2 * 3 * 4 * 17) % 4).astype(np.uint8).reshape(2, 3, 4, 17)
+ROWS = np.zeros((9, 21), np.float32)
 
 # Of each lesson with such a file: its rungs, the definition, and arguments for both.
 LESSONS: dict[str, tuple[dict[str, Rung], Rung, Arguments]] = {
     "conv": (conv.RUNGS, convolution, (random(2, 5, 7, 3), random(3, 3, 3, 19), random(2, 5, 7, 19))),
     "elementwise": (
-        elementwise.RUNGS, elementwise_reference.affine, (random(SIZE), 0.3, 1.0, np.empty(SIZE, np.float32))
+        elementwise.RUNGS, elementwise_reference.affine, (random(SIZE), 0.3, 1.0, np.zeros(SIZE, np.float32))
     ),
-    "matmul": (matmul.RUNGS, matrix_product, (random(67, 70), random(70, 133), np.empty((67, 133), np.float32))),
+    "matmul": (matmul.RUNGS, matrix_product, (random(67, 70), random(70, 133), np.zeros((67, 133), np.float32))),
     "mix": (mix.RUNGS, mix_reference.mix, (random(SIZE), random(2, SIZE)[1], 0.3)),
     "movement": (movement.RUNGS, movement_reference.copy, transposed((3, 41, 43, 9), (0, 3, 1, 2))),
     "movement, 2 axes": (movement.RUNGS, movement_reference.copy, transposed((5, 7), (1, 0))),
-    "norm": (norm.RUNGS, batch_norm, (random(300, 7), random(7), random(2, 7)[1], np.empty((300, 7), np.float32))),
+    "norm": (norm.RUNGS, batch_norm, (random(300, 7), random(7), random(2, 7)[1], np.zeros((300, 7), np.float32))),
     "optim": (optim.RUNGS, sgd, tuple(random(3, SIZE))),
     "pool": (pool.RUNGS, max_pool, (random(2, 7, 9, 17), Y, PLACE)),
     "pool, backward": (pool.BACKWARD, max_pool_backward, (random(2, 3, 4, 17), PLACE, random(2, 7, 9, 17))),
     "reduce": (
         reduce.RUNGS, reduce_reference.sum,
-        (random(1, 9001, 5), np.zeros((4, 1, 5)), np.empty((1, 5), np.float32)),
+        (random(1, 9001, 5), np.zeros((4, 1, 5)), np.zeros((1, 5), np.float32)),
     ),
     "reduce, a vector": (
         reduce.RUNGS, reduce_reference.sum,
-        (random(1, 4099, 1), np.zeros((4, 1, 1)), np.empty((1, 1), np.float32)),
+        (random(1, 4099, 1), np.zeros((4, 1, 1)), np.zeros((1, 1), np.float32)),
     ),
     "softmax": (softmax.RUNGS, softmax_reference.softmax, (random(9, 21), ROWS)),
     "softmax, ten classes": (softmax.RUNGS, softmax_reference.softmax, (random(501, 10), random(501, 10))),
