@@ -1,6 +1,6 @@
 """The tile for few channels a group (depthwise: one): the lanes of a vector share nothing.
 
-    c[c_rows[i] + j]  =  sum over t of   a[a_taps[t] + a_rows[i] + j]  *  b[b_taps[t] + j]
+    c[c_rows[i] + j]  (+)=  sum over t of   a[a_taps[t] + a_rows[i] + j]  *  b[b_taps[t] + j]
 
 A lane is a channel and each has its own weight: no number is broadcast, both factors are vectors. Every multiply-add
 therefore waits for a load of its own, where the micro-kernel of matmul/tile.py loads ten times for sixteen of them.
@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numpy import ndarray
 
-from minidl.jit import REGISTERS, VECTOR_BYTES, apart_jit, jit
+from minidl.jit import REGISTERS, apart_jit, jit
 from minidl.kernels.matmul.tile import _Tile, intrinsic, lanes
 
 ROWS = 9  # the taps of a 3 x 3 kernel, which are the rows of its gradient
@@ -23,11 +23,13 @@ ROWS = 9  # the taps of a 3 x 3 kernel, which are the rows of its gradient
 def _make_tile(vectors: int) -> Any:
     @intrinsic
     def tile(
-        typing: Any, rows: Any, taps: Any, a: Any, a_taps: Any, a_rows: Any, a_at: Any,
+        typing: Any, rows: Any, taps: Any, accumulate: Any, a: Any, a_taps: Any, a_rows: Any, a_at: Any,
         b: Any, b_taps: Any, b_at: Any, c: Any, c_rows: Any, c_at: Any, width: Any,
     ) -> Any:  # fmt: skip
         size = types.int64
-        signature = types.void(size, size, a, a_taps, a_rows, size, b, b_taps, size, c, c_rows, size, size)
+        signature = types.void(
+            size, size, types.boolean, a, a_taps, a_rows, size, b, b_taps, size, c, c_rows, size, size
+        )
         return signature, lambda *arguments: _ChannelTile(vectors, *arguments).emit()
 
     return tile
@@ -37,18 +39,15 @@ class _ChannelTile(_Tile):
     """Writes the instructions, as matmul's does: a sum for each row stays in a register, `phi` by `phi`."""
 
     def __init__(self, vectors: int, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
-        self.vectors, self.b, self.size = vectors, builder, ir.IntType(64)
-        array = signature.args[2]
-        self.number, bits = context.get_data_type(array.dtype), array.dtype.bitwidth
-        self.bytes, self.lanes = bits // 8, VECTOR_BYTES * 8 // bits
-        self.vector, self.suffix = ir.VectorType(self.number, self.lanes), f"v{self.lanes}f{bits}"
+        self.begin(context, builder, signature.args[3].dtype)
+        self.vectors = vectors
 
         def data(i: int) -> Any:
             return context.make_array(signature.args[i])(context, builder, arguments[i]).data
 
-        self.rows, self.taps, self.width = arguments[0], arguments[1], arguments[12]
-        self.a, self.b_data, self.c = (builder.gep(data(i), [arguments[at]]) for i, at in ((2, 5), (6, 8), (9, 11)))
-        self.a_taps, self.a_rows, self.b_taps, self.c_rows = data(3), data(4), data(7), data(10)
+        (self.rows, self.taps, self.accumulate), self.width = arguments[:3], arguments[13]
+        self.a, self.b_data, self.c = (builder.gep(data(i), [arguments[at]]) for i, at in ((3, 6), (7, 9), (10, 12)))
+        self.a_taps, self.a_rows, self.b_taps, self.c_rows = data(4), data(5), data(8), data(11)
 
     def emit(self) -> Any:
         b, nothing = self.b, self.constant(0)
@@ -79,9 +78,7 @@ class _ChannelTile(_Tile):
             total.add_incoming(new, loop)
 
         b.position_at_end(done)
-        masks = [self.mask(v, self.width) for v in range(self.vectors)]
-        for (i, v), new in zip(tiles, added):
-            self.store_masked(new, self.column(c_rows[i], v), masks[v])
+        self.write(self.plus_c(dict(zip(tiles, added)), c_rows), c_rows)
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
@@ -96,13 +93,15 @@ def channel_width(array: ndarray) -> int:
 
 @apart_jit
 def channel_panel(
-    rows: int, taps: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int,
+    rows: int, taps: int, accumulate: bool, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int,
     b: ndarray, b_taps: ndarray, b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
     """A column of tiles: any number of rows, up to channel_width channels; a and b must be readable for all of them."""
     for first in range(0, rows, ROWS):
         count = min(ROWS, rows - first)
         if width <= lanes(a):
-            _narrow(count, taps, a, a_taps, a_rows[first:], a_at, b, b_taps, b_at, c, c_rows[first:], c_at, width)
+            _narrow(count, taps, accumulate, a, a_taps, a_rows[first:], a_at,
+                    b, b_taps, b_at, c, c_rows[first:], c_at, width)  # fmt: skip
         else:
-            _wide(count, taps, a, a_taps, a_rows[first:], a_at, b, b_taps, b_at, c, c_rows[first:], c_at, width)
+            _wide(count, taps, accumulate, a, a_taps, a_rows[first:], a_at,
+                  b, b_taps, b_at, c, c_rows[first:], c_at, width)  # fmt: skip

@@ -37,7 +37,7 @@ from .geometry import (
     span,
 )
 from .reference import Pair, Shape
-from .rows import add_rows, fill_end, finish_rows
+from .rows import fill_end, finish_rows
 
 PIXELS = 512  # of a block, at most
 CHUNK = 64  # pixels that are finished together
@@ -69,11 +69,11 @@ def _packed(kernel: Pair, inner: int, outer: int, groups: int, stride: Pair) -> 
 
 def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, stride: Pair, padding: Pair,
                  dilation: Pair) -> int:  # fmt: skip
-    """Numbers that a task needs: the copy of a block, of one row of outputs at least, and a chunk's sums."""
+    """Numbers that a task needs: the copy of a block, of one row of outputs at least."""
     rows = (kernel[0] - 1) * dilation[0] + 1
     columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1] + 2 * MOST * stride[1]
     pixel = inner * (groups * outer + PANEL) if by_channels(groups, outer) else inner
-    return max(BUFFER, rows * columns * pixel) + (CHUNK + 1) * PANEL
+    return max(BUFFER, rows * columns * pixel) + PANEL
 
 
 packed_size, task_memory = jit(_packed), jit(_task_memory)
@@ -155,25 +155,22 @@ def _pack(
 @apart_jit
 def _chunk(
     across: bool, taps: int, depth: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, b: ndarray,
-    b_taps: ndarray, b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int, sums: ndarray, sums_rows: ndarray,
+    b_taps: ndarray, b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
     """One chunk of pixels and one panel of outputs, in pieces of about DEPTH products."""
     if across:
-        channel_panel(a_rows.size, taps, a, a_taps, a_rows, a_at, b, b_taps, b_at, c, c_rows, c_at, width)
+        channel_panel(a_rows.size, taps, taps < 0, a, a_taps, a_rows, a_at, b, b_taps, b_at, c, c_rows, c_at, width)
         return
     pieces = (taps * depth + DEPTH - 1) // DEPTH
     taps_each = (taps + pieces - 1) // pieces
     pieces = 1 if taps_each > 1 else (depth + DEPTH - 1) // DEPTH
     depth_each = (depth + pieces - 1) // pieces
-    no, one, nothing = taps < 0, max(1, 1), min(0, 0)  # not literals: Numba would compile `panel` for each
+    one = max(1, 1)  # not a literal: Numba would compile `panel` for it
     for t in range(0, taps, taps_each):
         for k in range(0, depth, depth_each):
-            some_taps, some_depth = min(taps_each, taps - t), min(depth_each, depth - k)
-            to, rows, at = (c, c_rows, c_at) if t == 0 and k == 0 else (sums, sums_rows, nothing)
-            panel(a_rows.size, some_taps, some_depth, no, a, a_taps[t:], a_rows, a_at + k, one,
-                  b, b_taps[t:], b_at + k * panel_width(b), panel_width(b), to, rows, at, width)  # fmt: skip
-            if t > 0 or k > 0:
-                add_rows(sums, c_rows, c_at, width, c)
+            some_taps, some_depth, accumulate = min(taps_each, taps - t), min(depth_each, depth - k), t + k > 0
+            panel(a_rows.size, some_taps, some_depth, accumulate, a, a_taps[t:], a_rows, a_at + k, one,
+                  b, b_taps[t:], b_at + k * panel_width(b), panel_width(b), c, c_rows, c_at, width)  # fmt: skip
 
 
 @jit
@@ -278,10 +275,6 @@ def _pass(
         row, column = place // taps_columns * v.spacing, place % taps_columns * h.spacing
         a_taps[t] = (row * columns + column) * padded + (t % channels * row_of_outputs if expanded else 0)
         b_taps[t] = t * (row_of_outputs if across else depth * panel_width(packed))
-    sums, buffer = memory[: CHUNK * PANEL], memory[CHUNK * PANEL :]
-    sums_rows = np.empty(CHUNK, np.int64)
-    for r in range(CHUNK):
-        sums_rows[r] = r * panel_width(packed)
 
     down = (v.pixels + some_rows - 1) // some_rows
     blocks = (images + some_images - 1) // some_images * down
@@ -294,16 +287,16 @@ def _pass(
             if in_place:
                 a, a_at = x, ((image * height + top) * width + h.offset) * pixel + g * inner
             else:
-                a, a_at = buffer, 0
+                a, a_at = memory, 0
                 size = lines * columns * padded
                 for n in range(count):
                     pixels_of = x[(image + n) * height * width * pixel : (image + n + 1) * height * width * pixel]
                     if expanded:
                         expand(pixels_of, height, width, pixel, top, span(v, rows), h.offset, columns,
-                               inner, outer, row_of_outputs, buffer[n * size :])  # fmt: skip
+                               inner, outer, row_of_outputs, memory[n * size :])  # fmt: skip
                     else:
                         copy_with_halo(pixels_of, height, width, pixel, top, span(v, rows), h.offset, columns,
-                                       g * inner, min(pixel, padded), padded, buffer[n * size :])  # fmt: skip
+                                       g * inner, min(pixel, padded), padded, memory[n * size :])  # fmt: skip
             panel_of = channel_width(packed) if across else panel_width(packed)
             size = panel_of if across else taps * depth * panel_of
             together = outputs if across else h.block * outer
@@ -318,7 +311,7 @@ def _pass(
                         last = min(first + CHUNK, stop)
                         some, to = a_rows[first:last], c_rows[first:last]
                         _chunk(across, taps, depth, a, a_taps, some, a_at + (p * panel_of if across else 0), packed,
-                               b_taps, number * size, y, to, at, wide, sums, sums_rows)  # fmt: skip
+                               b_taps, number * size, y, to, at, wide)  # fmt: skip
                         if finish:
                             finish_rows(y, to, at, wide, end, number * panel_of, shortcut)
 

@@ -1,4 +1,4 @@
-"""What is done to rows of sums after the micro-kernel: adding others to them, and the end of a layer.
+"""What is done to rows of sums after the micro-kernel: the end of a layer.
 
 A row is at most panel_width numbers: one or two vectors, the second or both of them only in part.
 """
@@ -13,18 +13,16 @@ from numba import types
 from numba.extending import intrinsic
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, jit
-from minidl.kernels.matmul.tile import _Tile, panel_width
+from minidl.jit import jit
+from minidl.kernels.matmul.tile import _Tile
 
 
 class _Row(_Tile):
     """Its instructions, one vector at a time; loads, stores and masks are the tile's."""
 
     def __init__(self, context: Any, builder: Any, array: Any, width: Any) -> None:
-        bits = array.dtype.bitwidth
-        self.b, self.size, self.width = builder, ir.IntType(64), width
-        self.number, self.bytes, self.lanes = context.get_data_type(array.dtype), bits // 8, VECTOR_BYTES * 8 // bits
-        self.vector, self.suffix = ir.VectorType(self.number, self.lanes), f"v{self.lanes}f{bits}"
+        self.begin(context, builder, array.dtype)
+        self.width = width
 
     def update(self, row: Any, other: Any, new: Any) -> Any:
         """row[j] = new(v, row[j], other[j]) for the one or two vectors of a row; nothing beyond is touched."""
@@ -43,18 +41,6 @@ class _Row(_Tile):
 
 def _place(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
-
-
-@intrinsic
-def _add(typing: Any, total: Any, at: Any, sums: Any, sums_at: Any, width: Any) -> Any:
-    """total[at + j] += sums[sums_at + j]"""
-
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        row = _Row(context, b, total, arguments[4])
-        places = _place(context, b, total, *arguments[:2]), _place(context, b, sums, *arguments[2:4])
-        return row.update(*places, lambda v, x, part: b.fadd(x, part))
-
-    return types.void(total, types.int64, sums, types.int64, types.int64), generate
 
 
 @intrinsic
@@ -84,13 +70,6 @@ def _end(
 
     size = types.int64
     return types.void(y, size, end, size, size, shortcut, types.boolean, size), generate
-
-
-@jit
-def add_rows(sums: ndarray, rows: ndarray, at: int, width: int, total: ndarray) -> None:
-    """total[at + rows[r] + j] += sums[r, j]; sums (any, panel_width), as a vector"""
-    for r in range(rows.size):
-        _add(total, at + rows[r], sums, r * panel_width(sums), width)
 
 
 @jit

@@ -22,10 +22,9 @@ from minidl.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
 from .channels import channel_panel, channel_width
-from .direct import BUFFER, CHUNK, PANEL, SERIAL, block_shape, by_channels, expand
+from .direct import BUFFER, PANEL, SERIAL, block_shape, by_channels, expand
 from .geometry import LINE, MOST, Axis, aligned, blocks_of, copy_with_halo, forward_axis, forward_blocks, inside, span
 from .reference import Pair, Shape, output_size
-from .rows import add_rows
 
 PIXELS = 256  # of a block
 PIECE = 96 * 1024  # numbers of dweight that a task sums: they stay in L2
@@ -58,14 +57,14 @@ splits_of = jit(_splits)
 
 def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, stride: Pair, padding: Pair,
                  dilation: Pair) -> int:  # fmt: skip
-    """Numbers that a task needs: a chunk's sums, the copies of a block of dy and of x, the gradient of a block."""
+    """Numbers that a task needs: the copies of a block of dy and of x, the gradient of a block."""
     rows = (kernel[0] - 1) * dilation[0] + 1
     columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1] + 2 * MOST * stride[1]
     blocks = kernel[0] * (kernel[1] + MOST * stride[1]) * inner * PANEL if groups == 1 and 2 * outer <= PANEL else 0
     across = by_channels(groups, outer)
     pixel, gradient = (inner * (groups * outer + PANEL), groups * outer) if across else (inner + PANEL, outer)
     copies = max(PIXELS, columns) * (gradient + PANEL) + max(BUFFER, rows * columns * pixel)
-    return (CHUNK + 1) * PANEL + blocks + copies
+    return PANEL + blocks + copies
 
 
 task_memory = jit(_task_memory)
@@ -188,15 +187,11 @@ def _part(
         i, j = t * depth // h.pixels, t * depth % h.pixels
         a_taps[t] = ((i // some_rows * lines + i % some_rows * v.step) * columns + j * h.step) * padded
         b_taps[t] = t * depth * dy_step
-    sums = memory[: CHUNK * PANEL]
     size = max(PIXELS, h.pixels) * ((columns_of_dy + PANEL - 1) // PANEL * PANEL)
-    db, xb = memory[sums.size : sums.size + size], memory[sums.size + size :]
+    db, xb = memory[:size], memory[size:]
     result, at = total, u * kernel[1] * inner * outputs + o
     if together > 1:
         result, xb, at = xb[: weights * PANEL], xb[weights * PANEL :], at - at
-    sums_rows = np.empty(CHUNK, np.int64)
-    for r in range(CHUNK):
-        sums_rows[r] = r * panel_width(x)
 
     down = (v.pixels + some_rows - 1) // some_rows
     blocks = (images + some_images - 1) // some_images * down
@@ -229,19 +224,13 @@ def _part(
         if not dy_in_place:
             b, b_at, b_panel = db, 0, pixels
         for p in range(0, columns_of_dy, panel_of_dy):
-            some = min(panel_of_dy, columns_of_dy - p)
-            for r in range(0, weights, CHUNK):
-                last = min(r + CHUNK, weights)
-                begin = block == first_block
-                to, to_rows, to_at = (result, c_rows[r:last], at + p) if begin else (sums, sums_rows, at - at)
-                if across:
-                    channel_panel(last - r, pixels, a, a_taps, a_rows[r:last], a_at + p, b, b_taps, b_at + p * b_panel,
-                                  to, to_rows, to_at, some)  # fmt: skip
-                else:
-                    panel(last - r, pixels // depth, depth, some < 0, a, a_taps, a_rows[r:last], a_at, h.step * padded,
-                          b, b_taps, b_at + p * b_panel, dy_step, to, to_rows, to_at, some)  # fmt: skip
-                if not begin:
-                    add_rows(sums, c_rows[r:last], at + p, some, result)
+            some, accumulate = min(panel_of_dy, columns_of_dy - p), block > first_block
+            if across:
+                channel_panel(weights, pixels, accumulate, a, a_taps, a_rows, a_at + p, b, b_taps, b_at + p * b_panel,
+                              result, c_rows, at + p, some)  # fmt: skip
+            else:
+                panel(weights, pixels // depth, depth, accumulate, a, a_taps, a_rows, a_at, h.step * padded,
+                      b, b_taps, b_at + p * b_panel, dy_step, result, c_rows, at + p, some)  # fmt: skip
     if together > 1:
         _unfold(result, h, kernel, inner, outputs, total)
 
