@@ -1,4 +1,4 @@
-"""Activations: polynomials in vector registers against one call of the mathematics library for each element.
+"""Activations, polynomials in vector registers: what arithmetic alone takes, the ladder, single kernels and PyTorch.
 
     python bench/bench_activation.py [--quick] [--json] [--threads 1]
 
@@ -7,7 +7,6 @@ GB/s of what is read and written, as a share of the fastest copy in the same run
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 
@@ -18,26 +17,15 @@ from bench import measure  # isort: skip  (first: it chooses the instruction set
 import numpy as np
 
 from minidl.device import Device
-from minidl.jit import jit, parallel_jit, prange
+from minidl.kernels.activation import ladder
 
 try:
     import torch
 except ImportError:
     torch = None  # type: ignore[assignment]
 
-PART = 16384
-
-
-@jit
-def naive_tanh(x: np.ndarray, y: np.ndarray) -> None:
-    for i in range(x.size):
-        y[i] = math.tanh(x[i])
-
-
-@parallel_jit
-def naive_tanh_on_threads(x: np.ndarray, y: np.ndarray) -> None:
-    for part in prange((x.size + PART - 1) // PART):
-        naive_tanh(x[part * PART : (part + 1) * PART], y[part * PART : (part + 1) * PART])
+NAMES = ("relu", "tanh", "sigmoid", "silu", "gelu")
+FLOOR = 4096  # numbers: 16 KB, which with the output stays in the first-level cache
 
 
 def main() -> None:
@@ -45,16 +33,19 @@ def main() -> None:
     kernels = Device("cpu").activation
     if torch is not None:
         torch.set_num_threads(report.threads)
+    x, y = measure.aligned(FLOOR), measure.aligned(FLOOR)
+    vectors = 100 * FLOOR / measure.LANES
+    floors = report.alternate({name: measure.replay(getattr(kernels, name), x, y, calls=100) for name in NAMES})
+    print(f"\nns for a vector of {measure.LANES} numbers, one thread, from the first-level cache: ", end="")
+    print(", ".join(f"{name} {1e9 * times.best / vectors:.2f}" for name, times in floors.items()))
     for bytes_ in (measure.SMALL, measure.LARGE):
         size = bytes_ // 4 // 64 * 64
         x, y, dx = (measure.aligned(size) for _ in range(3))
         x[:] = np.random.default_rng(0).standard_normal(size, np.float32)
-        for name in ("relu", "tanh", "sigmoid", "silu", "gelu"):
+        steps = measure.rungs(ladder.RUNGS, x, y)
+        report.ladder(f"the ladder: tanh, {bytes_ / 1e6:.3g} MB", steps, traffic=8.0 * size, bytes_=bytes_)
+        for name in NAMES:
             functions = {"minidl": measure.replay(getattr(kernels, name), x, y)}
-            if name == "tanh":
-                naive = {"a call for each element": naive_tanh, "the same on all threads": naive_tanh_on_threads}
-                for title, function in naive.items():
-                    functions[title] = lambda function=function, x=x, y=y: function(x, y)
             if torch is not None:
                 tx, ty = torch.from_numpy(x), torch.from_numpy(y)
                 operator = getattr(torch.ops.aten, name).out

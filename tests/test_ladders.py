@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import minidl.jit  # noqa: F401  (sets Numba up before the kernels are compiled)
+from minidl.kernels.activation import ladder as activation
+from minidl.kernels.activation import reference as activation_reference
 from minidl.kernels.conv import ladder as conv
 from minidl.kernels.conv import reference as conv_reference
 from minidl.kernels.dropout import ladder as dropout
@@ -79,6 +81,7 @@ ROWS = np.zeros((9, 21), np.float32)
 
 # Of each lesson with such a file: its rungs, the definition, and arguments for both.
 LESSONS: dict[str, tuple[dict[str, Rung], Rung, Arguments]] = {
+    "activation": (activation.RUNGS, activation_reference.tanh, (random(SIZE), np.zeros(SIZE, np.float32))),
     "conv": (conv.RUNGS, convolution, (random(2, 5, 7, 3), random(3, 3, 3, 19), random(2, 5, 7, 19))),
     "elementwise": (
         elementwise.RUNGS, elementwise_reference.affine, (random(SIZE), 0.3, 1.0, np.zeros(SIZE, np.float32))

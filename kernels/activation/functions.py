@@ -198,20 +198,24 @@ def tanh(x: float) -> float:
     return e / (e + two)
 
 
-# P(-u) e^(u^2 / 2) / k, for k = 1 / (1 + c u), in t = (k - middle) / half width: P's left tail without its steep part
-_tail = polynomial(
+# P(-u) e^(u^2 / 2), P's left tail without its steep part, is above / below; README.md says how they were found. Every
+# coefficient is positive, so that no sum loses digits; and neither waits for the other, nor for the density.
+_tail_above = polynomial(
+    float32=(0.5000000026791287, 0.4377798046359855, 0.1828697304016904, 0.04051402462003528, 0.004099452920310062),
+    float64=(
+        0.5, 0.815437962450901, 0.6600974408631782, 0.34227221121093354, 0.12464767351188423, 0.03314871917015663,
+        0.006508204847243955, 0.0009322050386497382, 9.352385641269547e-05, 5.970290510720498e-06,
+        1.8606965235591383e-07,
+    ),
+)  # fmt: skip
+_tail_below = polynomial(
     float32=(
-        0.25492364198036616, 0.16268318846290405, 0.06821280482469898, 0.015457981064758654, -0.00027140945866052163,
-        -0.0010377702067397541, -4.8641168567896855e-05, 8.473883574486531e-05, 2.197857873765111e-06,
-        -6.734115925054986e-06,
+        1.0, 1.6734445657524146, 1.200950433949132, 0.46850795035603787, 0.10156035625223239, 0.010275676133342338
     ),
     float64=(
-        0.17033792891176727, 0.14024520173287322, 0.09679797914995926, 0.05544369442075121, 0.025734013027088016,
-        0.00919458659510652, 0.002213075598044591, 0.00017254972400699507, -0.00010487029420733173,
-        -3.864551313818672e-05, 8.942226209247295e-07, 3.5619701808142343e-06, 3.7129603081267644e-07,
-        -3.168520392076192e-07, -5.902496730460374e-08, 3.2062108149079547e-08, 6.964534505223478e-09,
-        -3.746242666048573e-09, -6.989277905610258e-10, 4.369695884786909e-10, 5.385968622089339e-11,
-        -3.414412530965333e-11, -2.2349804897049853e-12,
+        1.0, 2.4287604857046676, 2.7580653751581785, 1.9367434803608372, 0.9365172118040542, 0.32829482589999176,
+        0.0853982781734723, 0.01654714699785379, 0.0023516568070517316, 0.00023489595028134547, 1.4965299002002441e-05,
+        4.6640745164577704e-07,
     ),
 )  # fmt: skip
 
@@ -219,21 +223,16 @@ _tail = polynomial(
 @jit
 def _normal_tail(x: float) -> tuple[float, float, float]:
     """(u, P(-u), e^(-u^2 / 2)) for u = |x|, P the distribution function of the standard normal law."""
-    one, limit = choose(x, 1.0, 1.0), choose(x, 13.26, 37.66)  # beyond: 0, which 2^n is there
+    limit = choose(x, 13.26, 37.66)  # beyond: 0, which 2^n is there
     u = abs(x)
     u = limit if u > limit else u
     half = choose(x, -0.5, -0.5) * u
     n, shifted = _nearest(half * u)
     # The square is rounded in n only; here it is exact, or a large u would feel what it lost.
     r = multiply_add(half, u, choose(x, -0.693359375, -0.693145751953125) * n)
-    density = (_rise(r, n) + one) * _power_of_2(shifted)
-    k = one / multiply_add(u, choose(x, 0.3, 0.2), one)
-    t = multiply_add(
-        k,
-        choose(x, 2.4444444444444444, 2.2564102564102564),
-        choose(x, -1.4444444444444444, -1.2564102564102564),
-    )
-    return u, density * (k * _tail(t)), density
+    power = _power_of_2(shifted)
+    density = multiply_add(_rise(r, n), power, power)
+    return u, density * (_tail_above(u) / _tail_below(u)), density
 
 
 @jit
