@@ -28,7 +28,7 @@ FOLDER = "parts"
 def own(trainer: Trainer) -> Member:
     """This replica."""
     found = member(trainer)
-    return Member(found.rank, found.vectors, found.numbers | {"method": None}, trainer.fabric.meter.vector())
+    return replace(found, numbers=found.numbers | {"method": None}, books=trainer.fabric.meter.vector())
 
 
 def save(checkpoints: Path, trainer: Trainer) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,19 @@ MODES = {
     "messages": {"MINIDL_MPI_ONLY": "1"},
     "both": {"NODES": "2"},
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Where a job is aborted, or its ranks do not meet, an MPI library leaves files of its own behind."""
+    before = memory_of_libraries()
+    yield
+    for file in memory_of_libraries() - before:
+        file.unlink(missing_ok=True)
+
+
+def memory_of_libraries() -> set[Path]:
+    return {file for name in ("mpich_shm_*", "sm_segment.*") for file in Path("/dev/shm").glob(name)}
 
 
 @cache

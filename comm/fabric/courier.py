@@ -212,12 +212,13 @@ class Courier:
             return False
         source, tag, size = status.Get_source(), status.Get_tag(), status.Get_count(self._mpi.BYTE)
         room = self.room(tag, size)
-        place = [room[:size], self._mpi.BYTE]
+        data = room[:size]
         if size <= TINY:
-            message.Recv(place)
+            message.Recv([data, self._mpi.BYTE])
             self.deliver(source, tag, room, size)
         else:
-            self._begin(message.Irecv(place), room, partial(self.deliver, source, tag, room, size))
+            request = message.Irecv([data, self._mpi.BYTE])
+            self._begin(request, data, partial(self.deliver, source, tag, room, size))
         return True
 
     def _leave(self) -> None:
