@@ -18,7 +18,7 @@ from bench import measure  # isort: skip
 
 import numpy as np
 
-from minidl import jit
+from minidl.engine import jit
 from minidl.kernels.conv import cpu, ladder
 from minidl.ops.conv import output_length, pair
 

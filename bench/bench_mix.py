@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench import measure  # isort: skip  (first: it chooses the instruction set)
 
-from minidl.device import Device
+from minidl.engine.device import Device
 from minidl.kernels.mix import ladder
 
 

@@ -18,7 +18,7 @@ from bench import measure
 import numpy as np  # isort: skip
 from numpy import ndarray
 
-from minidl.device import Device
+from minidl.engine.device import Device
 from minidl.kernels.norm import ladder
 from minidl.ops.arrays import partial_sums
 

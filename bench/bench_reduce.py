@@ -11,7 +11,7 @@ from bench import measure
 
 import numpy as np  # isort: skip
 
-from minidl.device import Device
+from minidl.engine.device import Device
 from minidl.kernels.reduce import ladder
 from minidl.ops.arrays import partial_sums, reduce_sum
 

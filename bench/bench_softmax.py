@@ -14,7 +14,7 @@ from bench import measure  # isort: skip  (first: it chooses the instruction set
 
 import numpy as np
 
-from minidl.device import Device
+from minidl.engine.device import Device
 from minidl.kernels.softmax import ladder
 
 try:

@@ -18,7 +18,7 @@ from bench import measure  # isort: skip
 
 import numpy as np
 
-from minidl import jit
+from minidl.engine import jit
 from minidl.kernels.conv import cpu, winograd
 from minidl.kernels.conv.choice import F2X2_3X3, F4X4_3X3, F4X4_5X5
 

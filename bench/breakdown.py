@@ -16,8 +16,8 @@ from time import perf_counter
 import numpy as np
 
 from minidl import models, nn, ops
-from minidl.machine import run
-from minidl.program import Gradient
+from minidl.program.call import run
+from minidl.program.replay import Gradient
 
 SHAPES = {"mlp": (28, 28, 1), "lenet": (28, 28, 1)}
 

@@ -172,8 +172,8 @@ class Judge:
 
     def __init__(self, args: argparse.Namespace) -> None:
         from minidl import data, models, nn
-        from minidl.config import resolve
-        from minidl.replica import Engine
+        from minidl.comm.replica import Engine
+        from minidl.run.config import resolve
 
         config = resolve({"data": "mnist", "model": "lenet", "data_dir": args.data_dir})
         self.data = data.load("mnist", config.data_dir or None, 0.0, 0)
@@ -182,8 +182,8 @@ class Judge:
         self.engine = Engine(model, config)
 
     def __call__(self, thetas: Sequence[np.ndarray]) -> float:
-        from minidl.evaluation import evaluate
-        from minidl.members import mean
+        from minidl.run.evaluation import evaluate
+        from minidl.training.replica_state import mean
 
         engine = self.engine
         engine.arena.theta[:] = mean(thetas)
@@ -317,7 +317,7 @@ def _word(name: str) -> str:
 
 
 def bits(report: measure.Report, args: argparse.Namespace) -> None:
-    from minidl.jit import set_threads, threads
+    from minidl.engine.jit import set_threads, threads
 
     steps = 10 if args.quick else 100
     for method in ("dpsgd", "allreduce"):

@@ -131,11 +131,11 @@ def simulated(ranks: int, argv: Sequence[str]) -> Found:
     """The losses of a run in this process on a virtual clock, as `train` of comm_rank.py has them."""
     from bench.comm_rank import Steps
     from minidl.comm.cluster import load
-    from minidl.config import Config, resolve
-    from minidl.options import parse
-    from minidl.run import Run
-    from minidl.signals import Signals
-    from minidl.simulation import Session
+    from minidl.run.config import Config, resolve
+    from minidl.run.folder import Run
+    from minidl.run.options import parse
+    from minidl.run.signals import Signals
+    from minidl.training.simulated import Session
 
     with tempfile.TemporaryDirectory() as folder, Signals() as signals:
         config = resolve(parse(Config, [*argv, "--quiet", "--out", f"{folder}/run"], "bench"))

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidl.cli.job import Job, find_job
 from minidl.comm.fabric.base import Column, Fabric, Letter, Needs, Note
-from minidl.config import Config
-from minidl.job import Job, find_job
-from minidl.options import parse
-from minidl.session import Session
-from minidl.signals import Signals
+from minidl.run.config import Config
+from minidl.run.options import parse
+from minidl.run.signals import Signals
+from minidl.training.session import Session
 
 if TYPE_CHECKING:
-    from minidl.training import Entry, Trainer
+    from minidl.training.trainer import Entry, Trainer
 
 
 WARM = 50  # steps
@@ -50,7 +50,7 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
     """
     from minidl.comm import launch
     from minidl.comm.mailbox import _copy
-    from minidl.device import Device, aligned
+    from minidl.engine.device import Device, aligned
 
     fabric, elements = job.join({}), int(options["bytes"]) // 4
     fabric.join(Needs(elements=elements, publish=True), "handoff")
@@ -181,8 +181,8 @@ class Watched(Session):
 
 def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
     """A training run as the command line makes it. options: argv, every (see Steps), keep (the folder for weights)."""
-    from minidl.config import resolve
-    from minidl.run import Run
+    from minidl.run.config import resolve
+    from minidl.run.folder import Run
 
     given = parse(Config, [*options["argv"], "--quiet", "--out", options["results"] + "/run"], "bench")
     with Signals() as signals:

@@ -12,15 +12,16 @@ from unittest.mock import patch
 
 import numpy as np
 
-from minidl import data, models, nn, simulation
+from minidl import data, models, nn
 from minidl.comm.cluster import uniform
 from minidl.comm.fabric.base import Column, State
 from minidl.comm.fabric.sim import Simulation
 from minidl.comm.methods import method
-from minidl.config import Config, resolve
-from minidl.replica import Batch, Engine, Replica
-from minidl.run import Run
-from minidl.signals import Signals
+from minidl.comm.replica import Batch, Engine, Replica
+from minidl.run.config import Config, resolve
+from minidl.run.folder import Run
+from minidl.run.signals import Signals
+from minidl.training import simulated as simulation
 
 SHAPE, CLASSES = (4, 4, 1), 4
 LINK = {"alpha": 1e-4, "beta": 1e-9}

@@ -25,8 +25,8 @@ from bench import measure  # isort: skip  (first: it chooses the instruction set
 import numpy as np
 
 from bench.training import KEEP, Worker, installed
-from minidl.device import Device
-from minidl.jit import set_threads
+from minidl.engine.device import Device
+from minidl.engine.jit import set_threads
 
 CPU = Device("cpu")
 Function = Callable[[], object]

@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from minidl import jit as compiler  # before numba: it chooses the instruction set  # isort: skip
+from minidl.engine import jit as compiler  # before numba: it chooses the instruction set  # isort: skip
 
 import numpy as np
 from llvmlite import ir
@@ -38,8 +38,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from minidl.environment import isa
-from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, jit, parallel_jit, prange
+from minidl.engine.environment import isa
+from minidl.engine.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, jit, parallel_jit, prange
 
 SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector: the MLP's weights; and more than any cache holds
 TURNS = 10
@@ -113,7 +113,7 @@ def rungs(ladder: Mapping[str, Callable[..., object]], *arguments: Any) -> dict[
 
 def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]:
     """A function that makes so many calls of a kernel as a recorded step makes them: without Python in between."""
-    from minidl import machine
+    from minidl.program import call as machine
 
     signature = tuple(machine.numba_type(value) for value in arguments)
     words = [machine.kernel_address(kernel, signature)]

@@ -58,7 +58,7 @@ def compare(name: str, size: int) -> dict[str, Any]:
 
     from bench.worker import batch
     from minidl import ops
-    from minidl.program import Gradient
+    from minidl.program.replay import Gradient
 
     ours, x, y = minidl_net(name), *batch(SHAPE, size)
     found: dict[str, dict[str, Any]] = {}

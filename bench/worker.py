@@ -37,7 +37,7 @@ def batch(shape: tuple[int, int, int], size: int) -> tuple[np.ndarray, np.ndarra
 def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -> Step:
     """What `fit` does for each batch. eager: by the tape, without a program."""
     from minidl import ops, optim
-    from minidl.program import Gradient
+    from minidl.program.replay import Gradient
 
     optimizer = optim.SGD(model.train(), LR, MOMENTUM)
     gradient = Gradient(model, ops.cross_entropy)
@@ -53,7 +53,7 @@ def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -
 def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
     """What `predict` does for each batch."""
     from minidl import no_grad
-    from minidl.program import Prediction
+    from minidl.program.replay import Prediction
 
     prediction = Prediction(model.eval())
 
@@ -170,7 +170,7 @@ def peak_memory(library: str, net: str, size: int) -> dict[str, int]:
     batch(SHAPES[net], size)
     if library == "minidl":
         import minidl.optim
-        import minidl.program  # noqa: F401
+        import minidl.program.replay  # noqa: F401
     else:
         import torch
 
@@ -187,7 +187,7 @@ def peak_memory(library: str, net: str, size: int) -> dict[str, int]:
 def fma_peak() -> list[float]:
     """GFLOP/s of multiply-adds on registers, on all threads: a few turns."""
     from bench import measure
-    from minidl.jit import threads
+    from minidl.engine.jit import threads
 
     loop, flops = measure.peak_loop(threads())
     loop()

@@ -22,7 +22,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.engine.jit import jit, parallel_jit, prange
 from minidl.kernels.elementwise.stream import chunks, finish, get, part, put
 
 DEAD = 5  # base.State.DEAD

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import minidl
 from minidl.errors import ConfigError, nearest
-from minidl.options import Limits, option, options
+from minidl.run.options import Limits, option, options
 
 EXAMPLES = Path(minidl.__file__).parent / "clusters"
 

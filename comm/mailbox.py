@@ -31,7 +31,7 @@ import numpy as np
 from minidl.comm import atomic
 from minidl.comm.fabric.base import ANY, CHUNK, Channel, Letter, Needs, Note
 from minidl.comm.memory import pages
-from minidl.device import address
+from minidl.engine.device import address
 from minidl.errors import MinidlError
 from minidl.kernels.elementwise.stream import CACHE
 

@@ -15,7 +15,6 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the table below, for type checkers and editors
-    from minidl import checkpoint as checkpoint
     from minidl import data as data
     from minidl import errors as errors
     from minidl import models as models
@@ -23,45 +22,46 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors
     from minidl import ops as ops
     from minidl import optim as optim
     from minidl import schedules as schedules
-    from minidl.autograd import Function as Function
-    from minidl.autograd import gradcheck as gradcheck
-    from minidl.autograd import no_grad as no_grad
-    from minidl.device import Device as Device
+    from minidl.engine.autograd import Function as Function
+    from minidl.engine.autograd import gradcheck as gradcheck
+    from minidl.engine.autograd import no_grad as no_grad
+    from minidl.engine.device import Device as Device
+    from minidl.engine.random import seed as seed
+    from minidl.engine.tensor import Tensor as Tensor
     from minidl.errors import MinidlError as MinidlError
-    from minidl.program import Gradient as Gradient
-    from minidl.program import Prediction as Prediction
-    from minidl.random import seed as seed
-    from minidl.tensor import Tensor as Tensor
-    from minidl.training import evaluate as evaluate
-    from minidl.training import fit as fit
-    from minidl.training import load_model as load_model
-    from minidl.training import predict as predict
+    from minidl.program.replay import Gradient as Gradient
+    from minidl.program.replay import Prediction as Prediction
+    from minidl.run import checkpoint as checkpoint
+    from minidl.run.evaluation import evaluate as evaluate
+    from minidl.run.evaluation import predict as predict
+    from minidl.training.fit import fit as fit
+    from minidl.training.fit import load_model as load_model
 
 __version__ = "0.1.0"
 
-# name -> the module that defines it; None: the name is itself a module of minidl
-_EXPORTS: dict[str, str | None] = {
-    "Device": "device",
-    "Function": "autograd",
-    "Gradient": "program",
-    "MinidlError": "errors",
-    "Prediction": "program",
-    "Tensor": "tensor",
-    "checkpoint": None,
-    "data": None,
-    "errors": None,
-    "evaluate": "training",
-    "fit": "training",
-    "gradcheck": "autograd",
-    "load_model": "training",
-    "models": None,
-    "nn": None,
-    "no_grad": "autograd",
-    "ops": None,
-    "optim": None,
-    "predict": "training",
-    "schedules": None,
-    "seed": "random",
+# name -> where it is defined: a module, or module:attribute
+_EXPORTS = {
+    "Device": "engine.device:Device",
+    "Function": "engine.autograd:Function",
+    "Gradient": "program.replay:Gradient",
+    "MinidlError": "errors:MinidlError",
+    "Prediction": "program.replay:Prediction",
+    "Tensor": "engine.tensor:Tensor",
+    "checkpoint": "run.checkpoint",
+    "data": "data",
+    "errors": "errors",
+    "evaluate": "run.evaluation:evaluate",
+    "fit": "training.fit:fit",
+    "gradcheck": "engine.autograd:gradcheck",
+    "load_model": "training.fit:load_model",
+    "models": "models",
+    "nn": "nn",
+    "no_grad": "engine.autograd:no_grad",
+    "ops": "ops",
+    "optim": "optim",
+    "predict": "run.evaluation:predict",
+    "schedules": "schedules",
+    "seed": "engine.random:seed",
 }
 __all__ = ["__version__", *_EXPORTS]
 
@@ -69,8 +69,10 @@ __all__ = ["__version__", *_EXPORTS]
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'minidl' has no attribute {name!r}")
-    home = _EXPORTS[name]
-    value = getattr(import_module(f"minidl.{home}"), name) if home else import_module(f"minidl.{name}")
+    module, _, attribute = _EXPORTS[name].partition(":")
+    value: Any = import_module(f"minidl.{module}")
+    if attribute:
+        value = getattr(value, attribute)
     globals()[name] = value  # the next use does not come here
     return value
 

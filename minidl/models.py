@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from minidl import nn, ops
+from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, nearest
-from minidl.tensor import Tensor
 
 Shape = tuple[int, int, int]
 

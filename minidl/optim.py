@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from minidl.arena import Arena
-from minidl.compiler import Kernel, Noting
-from minidl.device import Device
+from minidl.engine.arena import Arena
+from minidl.engine.device import Device
+from minidl.engine.parameter import Parameter
 from minidl.errors import CheckpointError, ConfigError, nearest
 from minidl.nn.module import Module
-from minidl.parameter import Parameter
+from minidl.program.precompile import Kernel, Noting
 
 Parameters = Module | Iterable[Parameter] | Sequence[Mapping[str, Any]]
 
@@ -57,7 +57,7 @@ class Optimizer:
         self.find_segments()
 
     def lie_in(self, theta: np.ndarray, grad: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Work on these vectors, of the arena's layout, in place of its own: those of a replica (replica.py)."""
+        """Work on these vectors, of the arena's layout, in place of its own: those of a replica (comm/replica.py)."""
         self.lent, self.state = (theta, grad), state
 
     @property

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import field, fields, make_dataclass
 from typing import Any, get_type_hints
 
-from minidl.config import CALL, ONE_OR_MORE, TOGETHER, Config
-from minidl.environment import prepare
+from minidl.engine.environment import prepare
 from minidl.errors import MinidlError, report
-from minidl.options import option, parse
-from minidl.signals import Signals, Stopped
+from minidl.run.config import CALL, ONE_OR_MORE, TOGETHER, Config
+from minidl.run.options import option, parse
+from minidl.run.signals import Signals, Stopped
 
 DESCRIPTION = "Train a neural network on a cluster that does not exist, on a virtual clock."
 EXAMPLES = """
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = sys.argv[1:] if argv is None else list(argv)
             given = parse(Options, arguments, "python -m minidl.simulate", description=DESCRIPTION, epilog=EXAMPLES)
             prepare(given.get("threads", 0))
-            from minidl.simulation import execute  # from here on NumPy and Numba, which take their time
+            from minidl.training.simulated import execute  # from here on NumPy and Numba, which take their time
 
             result = execute(given, signals)
             print(json.dumps(result) if given.get("json") else _text(result), flush=True)

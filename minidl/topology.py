@@ -10,9 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from minidl.config import ONE_OR_MORE, SEED
 from minidl.errors import ConfigError, MinidlError, report
-from minidl.options import Limits, option, parse
+from minidl.run.config import ONE_OR_MORE, SEED
+from minidl.run.options import Limits, option, parse
 
 DESCRIPTION = "Print and draw a topology: which replica reads from which in each round, and how fast all agree."
 EXAMPLES = """

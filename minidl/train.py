@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from minidl.cli.job import Job, find_job
 from minidl.comm import launch
 from minidl.comm.methods import SERVERS
-from minidl.config import PRESETS, Config, resolve
-from minidl.environment import number, prepare
+from minidl.engine.environment import number, prepare
 from minidl.errors import AbortedError, MinidlError, report
-from minidl.job import Job, find_job
-from minidl.options import parse, read_toml
-from minidl.run import read_run
-from minidl.signals import Signals, Stopped
+from minidl.run.config import PRESETS, Config, resolve
+from minidl.run.folder import read_run
+from minidl.run.options import parse, read_toml
+from minidl.run.signals import Signals, Stopped
 
 DESCRIPTION = "Train a neural network on images. With no option: LeNet on the 8x8 digits that come with minidl."
 EXAMPLES = """
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if ranks > 1:
                     return launch.run(words, ranks, threads, quiet=given.get("quiet", False))
             prepare(given.get("threads", 0))
-            from minidl.commands import execute  # from here on NumPy and Numba, which take their time
+            from minidl.cli.commands import execute  # from here on NumPy and Numba, which take their time
 
             fabric = job.join(given) if job else None
             result = execute(given, signals, fabric)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minidl.autograd import gradcheck
-from minidl.tensor import Tensor
+from minidl.engine.autograd import gradcheck
+from minidl.engine.tensor import Tensor
 
 try:
     import torch

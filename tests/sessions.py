@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minidl import checkpoint as files
+from minidl.cli.commands import execute
 from minidl.comm.cluster import parse
 from minidl.comm.fabric.sim import Simulation
-from minidl.commands import execute
 from minidl.errors import AbortedError, MinidlError
-from minidl.signals import Signals, Stopped
+from minidl.run import checkpoint as files
+from minidl.run.signals import Signals, Stopped
 
 CLUSTER = """
 devices.core = {flops = 1e6, jitter = 0.3}

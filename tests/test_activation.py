@@ -9,7 +9,7 @@ import pytest
 from ops_helper import check_op, torch
 
 from minidl import ops
-from minidl.tensor import Tensor
+from minidl.engine.tensor import Tensor
 
 NAMES = ["relu", "leaky_relu", "gelu", "silu", "tanh", "sigmoid"]
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import minidl
 from minidl import Tensor, nn, ops, optim
-from minidl.arena import Arena
-from minidl.device import ALIGNMENT, aligned
+from minidl.engine.arena import Arena
+from minidl.engine.device import ALIGNMENT, aligned
+from minidl.engine.parameter import Parameter
 from minidl.errors import ConfigError, MinidlError, ShapeError
-from minidl.parameter import Parameter
 
 
 def model() -> nn.Sequential:

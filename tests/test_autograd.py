@@ -14,11 +14,11 @@ import pytest
 
 import minidl
 from minidl import ops
-from minidl.autograd import Function, GraphError, grad_enabled, gradcheck, no_grad
-from minidl.device import Device
+from minidl.engine.autograd import Function, GraphError, grad_enabled, gradcheck, no_grad
+from minidl.engine.device import Device
+from minidl.engine.parameter import Parameter
+from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, ShapeError
-from minidl.parameter import Parameter
-from minidl.tensor import Tensor
 
 
 def leaf(*values: float) -> Tensor:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl import checkpoint as files
-from minidl.checkpoint import Checkpoint
 from minidl.errors import CheckpointError
+from minidl.run import checkpoint as files
+from minidl.run.checkpoint import Checkpoint
 
 
 def example(step: int = 3) -> Checkpoint:

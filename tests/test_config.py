@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl import config as names
-from minidl.config import AUGMENTATIONS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES, Config, resolve
 from minidl.errors import ConfigError
-from minidl.options import from_toml, options, parse, read_toml, to_toml
+from minidl.run import config as names
+from minidl.run.config import AUGMENTATIONS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES, Config, resolve
+from minidl.run.options import from_toml, options, parse, read_toml, to_toml
 
 
 def command_line(*argv: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl import ops
+from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError
 from minidl.kernels.dropout.reference import mix32
-from minidl.tensor import Tensor
 
 N = 100_003
 

@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as npst
 from ops_helper import check_op, torch
 
 from minidl import ops
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
-from minidl.tensor import Tensor
 
 ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv]
 positive = np.random.default_rng(2).uniform(0.5, 2, (3, 7))

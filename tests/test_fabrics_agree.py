@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench import comm_jobs as jobs
-from minidl.jit import set_threads, threads
+from minidl.engine.jit import set_threads, threads
 
 RUN = ["--data", "synthetic:900x6x6x1:4", "--model", "mlp", "--batch-size", "12", "--steps", "20", "--lr", "0.02",
        "--topology", "ring"]  # fmt: skip

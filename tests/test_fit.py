@@ -10,8 +10,8 @@ import pytest
 import minidl
 from minidl import data, models, nn
 from minidl.errors import ConfigError, DataError, DivergedError
-from minidl.evaluation import evaluate, predict
-from minidl.training import History, fit
+from minidl.run.evaluation import evaluate, predict
+from minidl.training.fit import History, fit
 
 
 def test_fit_and_predict() -> None:
@@ -51,7 +51,7 @@ def test_fit_uses_all_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
     model = models.build("mlp", (4, 4, 1), 4)
     threads: list[int] = []
-    monkeypatch.setattr("minidl.training.set_threads", threads.append)
+    monkeypatch.setattr("minidl.training.fit.set_threads", threads.append)
     history = fit(model, arrays, epochs=1, validation=0.25, threads=1, progress=None)
     assert history.test == evaluate(model, dataset.x_test, dataset.y_test) and threads == [1]
     assert "validation_accuracy" in history.epochs[0]

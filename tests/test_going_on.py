@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sessions import Sessions
 
-from minidl.training import Trainer
+from minidl.training.trainer import Trainer
 
 SMALL: dict[str, Any] = dict(data="synthetic:120x2x2x1:2", batch_size=8, lr=0.01)
 IMAGES = 120  # of these data, to train on

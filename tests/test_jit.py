@@ -13,7 +13,7 @@ import pytest
 RUN = """
 import os, sys, numpy, numba
 environment = dict(os.environ)
-from minidl.jit import _folder
+from minidl.engine.jit import _folder
 from minidl import Device
 before = numba.config.CACHE_DIR
 probability = numpy.empty(3)
@@ -100,7 +100,7 @@ def test_compiled_and_loaded_kernels_give_the_same_bits(root: Path, tmp_path: Pa
 
 LITERALS = """
 import sys, types
-from minidl.jit import apart_jit, jit
+from minidl.engine.jit import apart_jit, jit
 
 @jit
 def inner(a, flag):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from kernel_cases import Arguments, Arrays, Cases
 
-import minidl.jit  # noqa: F401  (sets Numba up before the kernels are compiled)
+import minidl.engine.jit  # noqa: F401  (sets Numba up before the kernels are compiled)
 
 FOLDERS = sorted(file.parent.name for file in Path(__file__).parents[1].glob("kernels/*/cpu.py"))
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # relative to the largest element

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import minidl.jit  # noqa: F401  (sets Numba up before the kernels are compiled)
+import minidl.engine.jit  # noqa: F401  (sets Numba up before the kernels are compiled)
 from minidl.kernels.activation import ladder as activation
 from minidl.kernels.activation import reference as activation_reference
 from minidl.kernels.conv import ladder as conv

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from minidl.comm import atomic, mailbox, memory
 from minidl.comm.fabric.base import ANY, Channel, Letter, Needs, Note, State
 from minidl.comm.mailbox import SLOTS, Mailbox, Plan
-from minidl.device import Device
+from minidl.engine.device import Device
 from minidl.errors import ConfigError, MinidlError
 
 NEEDS = Needs(elements=8, mail=2, publish=True)

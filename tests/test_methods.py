@@ -14,9 +14,9 @@ from minidl.comm.methods.allreduce import buckets
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.dpsgd import DPSGD
 from minidl.comm.topology import build
-from minidl.config import METHODS
 from minidl.errors import ConfigError
-from minidl.program import Gradient
+from minidl.program.replay import Gradient
+from minidl.run.config import METHODS
 
 MOMENTUM: dict[str, Any] = dict(momentum=0.9, weight_decay=1e-2)
 

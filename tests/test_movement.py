@@ -13,10 +13,10 @@ from hypothesis.extra import numpy as npst
 from ops_helper import check_op, torch
 
 from minidl import ops
-from minidl.arena import Arena
+from minidl.engine.arena import Arena
+from minidl.engine.parameter import Parameter
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
-from minidl.parameter import Parameter
-from minidl.tensor import Tensor
 
 Op = Callable[[Tensor], Tensor]
 

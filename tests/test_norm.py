@@ -9,8 +9,8 @@ import pytest
 from ops_helper import check_op, torch
 
 from minidl import ops
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
-from minidl.tensor import Tensor
 
 SHAPES = [(7, 3), (5, 1), (3, 5, 4, 4), (67, 33), (2, 3, 5)]
 far = np.random.default_rng(0).standard_normal((65, 5)) + 1e4

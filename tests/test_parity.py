@@ -25,8 +25,9 @@ import numpy as np
 import pytest
 
 import minidl
-from minidl import Tensor, checkpoint, data, jit, models, nn, no_grad, ops, optim, schedules
-from minidl.arena import Arena
+from minidl import Tensor, checkpoint, data, models, nn, no_grad, ops, optim, schedules
+from minidl.engine import jit
+from minidl.engine.arena import Arena
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")

@@ -9,8 +9,8 @@ import pytest
 from ops_helper import check_op, torch
 
 from minidl import ops
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
-from minidl.tensor import Tensor
 
 WINDOWS = [
     dict(kernel=2),

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl import models, nn, ops, optim, random
-from minidl.device import address
+from minidl import models, nn, ops, optim
+from minidl.engine import random
+from minidl.engine.device import address
+from minidl.engine.jit import set_threads, threads
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
-from minidl.jit import set_threads, threads
-from minidl.planning import plan
-from minidl.program import Gradient, Prediction, Program
-from minidl.recorder import Buffer, Call, Place, Recorder, Unrecordable
-from minidl.tensor import Tensor
+from minidl.program.plan import plan
+from minidl.program.record import Buffer, Call, Place, Recorder, Unrecordable
+from minidl.program.replay import Gradient, Prediction, Program
 
 
 def cross_entropy(logits: Tensor, y: np.ndarray) -> Tensor:

@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as npst
 from ops_helper import check_op, torch
 
 from minidl import ops
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
-from minidl.tensor import Tensor
 
 Axis = int | tuple[int, ...] | None
 

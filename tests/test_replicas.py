@@ -139,7 +139,7 @@ def test_gossip_stopped_and_resumed(command: Command) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 143
     checkpoint = max((command.folder / "run" / "checkpoints").glob("step-*"))
-    from minidl import checkpoint as files
+    from minidl.run import checkpoint as files
 
     members = files.load(checkpoint).state["members"].values()
     assert sum(member["method"][0]["mass"][0] for member in members) == 3.0, "no mass is lost, and none on its way"

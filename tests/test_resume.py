@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidl import checkpoint as files
 from minidl import data, nn
-from minidl.config import Config
 from minidl.data import Dataset
+from minidl.engine.tensor import Tensor
 from minidl.errors import CheckpointError
-from minidl.signals import Signals, Stopped
-from minidl.tensor import Tensor
+from minidl.run import checkpoint as files
+from minidl.run.config import Config
+from minidl.run.signals import Signals, Stopped
 from minidl.train import main
-from minidl.training import Trainer
+from minidl.training.trainer import Trainer
 
 DATA = "synthetic:44x4x4x1:3"
 CLOCK = ("seconds", "timed_images", "timed_seconds")
@@ -249,7 +249,7 @@ def test_signal_saves_and_says_how_to_go_on(tmp_path: Path, root: Path, number: 
 
 
 def test_signal_before_training(tmp_path: Path, root: Path) -> None:
-    code = "import os, signal; from minidl import train, commands\n"
+    code = "import os, signal; from minidl import train; from minidl.cli import commands\n"
     code += "commands.begin = lambda given, signals, fabric: os.kill(os.getpid(), signal.SIGINT)\n"
     code += "raise SystemExit(train.main([]))"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
@@ -258,7 +258,7 @@ def test_signal_before_training(tmp_path: Path, root: Path) -> None:
 
 def test_signal_in_the_middle_of_a_print(root: Path) -> None:
     """A handler that prints too would raise "reentrant call" now and then."""
-    code = "import os, signal, sys\nfrom minidl.signals import Signals\n"
+    code = "import os, signal, sys\nfrom minidl.run.signals import Signals\n"
     code += "sys.stderr = None\n"  # whoever prints in a handler, fails
     code += "with Signals() as signals:\n    signals.defer()\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
@@ -266,7 +266,7 @@ def test_signal_in_the_middle_of_a_print(root: Path) -> None:
 
 
 def test_nohup_is_respected(root: Path) -> None:
-    code = "import os, signal\nfrom minidl.signals import Signals\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    code = "import os, signal\nfrom minidl.run.signals import Signals\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     code += "with Signals() as signals:\n    os.kill(os.getpid(), signal.SIGHUP)\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stdout == "went on\n"
@@ -291,7 +291,7 @@ def test_terminal_that_closes(tmp_path: Path, root: Path) -> None:
 
 
 def test_second_signal_stops_at_once(root: Path) -> None:
-    code = "import os, signal\nfrom minidl.signals import Signals\n"
+    code = "import os, signal\nfrom minidl.run.signals import Signals\n"
     code += "with Signals() as signals:\n    signals.defer(quiet=True)\n"
     code += "    os.kill(os.getpid(), signal.SIGTERM)\n    print('saving', flush=True)\n"
     code += "    os.kill(os.getpid(), signal.SIGINT)\n    print('never')"

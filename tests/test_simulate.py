@@ -12,12 +12,13 @@ import pytest
 
 from minidl import data, nn, train
 from minidl.comm.cluster import load
-from minidl.config import resolve
 from minidl.models import mlp
-from minidl.signals import Signals
+from minidl.run.config import resolve
+from minidl.run.evaluation import predict
+from minidl.run.signals import Signals
 from minidl.simulate import main
-from minidl.simulation import flops_per_image, with_measured
-from minidl.training import fit, load_model, predict
+from minidl.training.fit import fit, load_model
+from minidl.training.simulated import flops_per_image, with_measured
 
 QUICK = ["--data", "digits", "--model", "mlp", "--quiet", "--json"]
 
@@ -201,9 +202,9 @@ def test_flops_of_an_image():
 
 def test_a_signal_stops_all_after_their_step(tmp_path, capsys):
     from minidl.comm import cluster
-    from minidl.run import Run
-    from minidl.signals import Stopped
-    from minidl.simulation import Session
+    from minidl.run.folder import Run
+    from minidl.run.signals import Stopped
+    from minidl.training.simulated import Session
 
     config = resolve({"data": "digits", "model": "mlp", "epochs": 1000, "quiet": True, "out": str(tmp_path / "run")})
     with Signals() as signals:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ops_helper import check_op, torch
 
 from minidl import ops
+from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, ShapeError
-from minidl.tensor import Tensor
 
 
 def cross_entropy(labels: np.ndarray, smoothing: float = 0.0) -> tuple[Any, Any]:

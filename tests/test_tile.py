@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.environment import isa
-from minidl.jit import VECTOR_BYTES
+from minidl.engine.environment import isa
+from minidl.engine.jit import VECTOR_BYTES
 from minidl.kernels.matmul import cpu
 from minidl.kernels.matmul.tile import ROWS, panel, panel_width
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl import config
 from minidl.comm.topology import TOPOLOGIES, Topology, build, from_matrix, metropolis_hastings
 from minidl.comm.topology.mixing import Repeating
 from minidl.errors import ConfigError
+from minidl.run import config
 from minidl.topology import main
 
 NAMES = tuple(name for name in TOPOLOGIES if name != "file")

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidl import checkpoint as files
-from minidl import data, run, schedules
+from minidl import data, schedules
 from minidl.errors import CheckpointError
-from minidl.evaluation import evaluate
+from minidl.run import checkpoint as files
+from minidl.run import folder as run
+from minidl.run.evaluation import evaluate
 from minidl.train import main
-from minidl.training import load_model
+from minidl.training.fit import load_model
 
 SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--lr", "0.01"]
 RESULT = {"test_accuracy", "test_loss", "train_loss", "epochs", "steps", "images_per_second", "seconds", "parameters",
@@ -305,7 +306,7 @@ def test_weights_beside_their_sums_are_held_against_them(a_run: Path, capsys: py
 def test_folders_of_runs_are_never_shared(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from minidl.config import Config
+    from minidl.run.config import Config
 
     def create(number: int) -> Path:
         with run.Run.create(Config()) as created:

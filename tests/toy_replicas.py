@@ -16,8 +16,8 @@ from minidl.comm.fabric.base import Column, Fabric, State
 from minidl.comm.fabric.sim import Simulation
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
-from minidl.config import Config, resolve
-from minidl.replica import Batch, Engine, Replica
+from minidl.comm.replica import Batch, Engine, Replica
+from minidl.run.config import Config, resolve
 
 SHAPE, CLASSES = (4, 4, 1), 3
 LINK = {"alpha": 1e-5, "beta": 1e-9}

@@ -40,7 +40,7 @@ from minidl.comm.fabric.courier import TINY, Courier
 from minidl.comm.fabric.job import Job, recognise
 from minidl.comm.mailbox import HEADER, LINE, SLOTS, Mailbox, Plan
 from minidl.comm.meter import Meter
-from minidl.device import aligned
+from minidl.engine.device import aligned
 from minidl.errors import ConfigError
 
 TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; those below are Channels

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.comm.methods.base import Batch, Fabric, Method, Replica, Sequence
-from minidl.config import Config
+from minidl.run.config import Config
 
 MEGABYTE = 1_000_000
 

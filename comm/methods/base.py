@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from minidl.comm.fabric.base import Column, Fabric, Letter, Needs
-from minidl.config import Config
-from minidl.replica import Batch, Replica
+from minidl.comm.replica import Batch, Replica
+from minidl.run.config import Config
 
 if TYPE_CHECKING:
     from minidl.comm.topology import Topology

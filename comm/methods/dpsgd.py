@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from minidl.comm.fabric.base import Note
 from minidl.comm.methods import momentum
 from minidl.comm.methods.base import Batch, Fabric, Letter, Method, Needs, Replica
-from minidl.config import Config
+from minidl.run.config import Config
 
 
 class DPSGD(Method):

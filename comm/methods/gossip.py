@@ -23,8 +23,8 @@ import numpy as np
 from minidl.comm.fabric.base import Note
 from minidl.comm.methods import momentum, peers, weighing
 from minidl.comm.methods.base import Batch, Fabric, Letter, Method, Needs, Replica
-from minidl.config import Config
 from minidl.data.seeds import Purpose, generator
+from minidl.run.config import Config
 
 
 class Gossip(Method):

@@ -16,8 +16,8 @@ import numpy as np
 
 from minidl.comm.methods import momentum
 from minidl.comm.methods.base import Batch, Fabric, Method, Needs, Replica
-from minidl.config import Config
 from minidl.errors import ConfigError
+from minidl.run.config import Config
 
 
 class LocalSGD(Method):

@@ -18,9 +18,9 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.comm.fabric.base import Letter
-from minidl.config import Config
+from minidl.comm.replica import Replica, mix
 from minidl.errors import ConfigError
-from minidl.replica import Replica, mix
+from minidl.run.config import Config
 
 
 class Momentum:

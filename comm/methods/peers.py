@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minidl.comm.fabric.base import Column, Fabric, State
-from minidl.config import Config
+from minidl.run.config import Config
 
 if TYPE_CHECKING:
     from minidl.comm.topology import Topology

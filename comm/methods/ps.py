@@ -19,8 +19,8 @@ import numpy as np
 
 from minidl.comm.fabric.base import Channel, Note
 from minidl.comm.methods.base import Batch, Fabric, Letter, Method, Needs, Replica, Roles
-from minidl.config import Config
 from minidl.errors import ConfigError
+from minidl.run.config import Config
 
 
 class ParameterServer(Method):

@@ -22,9 +22,9 @@ from math import floor
 import numpy as np
 
 from minidl.comm.fabric.base import Note
-from minidl.config import Config
+from minidl.comm.replica import Replica
 from minidl.errors import ConfigError
-from minidl.replica import Replica
+from minidl.run.config import Config
 
 GRAIN = 2.0**-32
 

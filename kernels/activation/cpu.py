@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.engine.jit import jit, parallel_jit, prange
 
 from ..elementwise.stream import SERIAL, chunks, finish, get, part, passes_caches, put
 from . import functions

@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from minidl.jit import HAS_FMA, jit
+from minidl.engine.jit import HAS_FMA, jit
 
 # -- single instructions that Python has no words for ------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import math
 
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.engine.jit import jit, parallel_jit, prange
 
 from ..elementwise.stream import chunks, part
 from . import cpu, functions

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numpy import ndarray
 
-from minidl.jit import REGISTERS, apart_jit, jit
+from minidl.engine.jit import REGISTERS, apart_jit, jit
 from minidl.kernels.matmul.tile import _Tile, intrinsic, lanes
 
 ROWS = 9  # the taps of a 3 x 3 kernel, which are the rows of its gradient

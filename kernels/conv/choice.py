@@ -18,7 +18,7 @@ multiplies least wins in all three passes. On images of up to 2 x 2 that is F(2x
 
 from __future__ import annotations
 
-from minidl.jit import jit
+from minidl.engine.jit import jit
 
 from .reference import Pair
 

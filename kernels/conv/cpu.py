@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit
+from minidl.engine.jit import jit
 
 from . import direct, weight_gradient
 from . import winograd as fast

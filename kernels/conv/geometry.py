@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from numpy import ndarray
 
-from minidl.jit import apart_jit, jit
+from minidl.engine.jit import apart_jit, jit
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .reference import Pair

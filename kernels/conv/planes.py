@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, apart_jit, jit
+from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit
 from minidl.kernels.matmul.tile import lanes
 
 from .choice import F2X2_3X3, F4X4_3X3

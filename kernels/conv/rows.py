@@ -13,7 +13,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy import ndarray
 
-from minidl.jit import jit
+from minidl.engine.jit import jit
 from minidl.kernels.matmul.tile import _Tile
 
 

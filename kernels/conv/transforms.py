@@ -21,7 +21,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES
+from minidl.engine.jit import HAS_FMA, REGISTERS, VECTOR_BYTES
 
 Matrix = list[list[Fraction]]
 FOUR_POINTS = [Fraction(0), Fraction(1), Fraction(-1)]  # and infinity

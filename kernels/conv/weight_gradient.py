@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
 from .channels import channel_panel, channel_width

@@ -21,7 +21,7 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy import ndarray
 
-from minidl.jit import apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
 

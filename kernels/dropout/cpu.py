@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.engine.jit import jit, parallel_jit, prange
 
 from ..elementwise.stream import CHUNK, SERIAL, chunks, finish, get, part, passes_caches, put
 from .reference import GOLDEN as GOLDEN_NUMBER

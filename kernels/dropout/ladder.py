@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit
+from minidl.engine.jit import jit
 
 from . import cpu
 

@@ -11,7 +11,7 @@ import math
 
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.engine.jit import jit, parallel_jit, prange
 
 from ..activation import functions
 from .reference import __all__ as __all__

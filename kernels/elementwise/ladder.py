@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.engine.jit import jit, parallel_jit, prange
 
 from . import cpu
 from .stream import chunks, part

@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, jit
+from minidl.engine.jit import VECTOR_BYTES, jit
 
 CHUNK = 16384  # elements that one thread takes at a time
 SERIAL = 32768  # up to so many elements, one thread does all of it

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit, parallel_jit, prange, threads
 
 from .pack import pack_columns, pack_rows
 from .product import narrow_tile, wide_tile

@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numpy import ndarray
 
-from minidl.jit import VECTOR_BYTES, apart_jit
+from minidl.engine.jit import VECTOR_BYTES, apart_jit
 
 from .tile import intrinsic, lanes, panel_width
 

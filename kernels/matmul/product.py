@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numpy import ndarray
 
-from minidl.jit import apart_jit
+from minidl.engine.jit import apart_jit
 
 from .tile import ROWS, Sums, _Tile, intrinsic, lanes
 

@@ -28,7 +28,7 @@ from numba import extending, types
 from numba.core import cgutils
 from numpy import ndarray
 
-from minidl.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, apart_jit, jit
+from minidl.engine.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, apart_jit, jit
 
 intrinsic: Any = extending.intrinsic  # Numba's annotation of it would have callers pass `typing`, too
 Sums = dict[tuple[int, int], Any]

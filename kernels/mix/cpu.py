@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.engine.jit import jit, parallel_jit, prange
 
 from ..elementwise.stream import SERIAL, chunks, part
 from .reference import __all__ as __all__

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import apart_jit, jit, parallel_jit, prange
+from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 
 from .reference import __all__ as __all__
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.engine.jit import jit, parallel_jit, prange
 from minidl.kernels.reduce.rows import narrow, repeat, wide
 
 from ..elementwise.stream import get, put

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit, parallel_jit, prange
+from minidl.engine.jit import jit, parallel_jit, prange
 
 from . import cpu
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.jit import jit
+from minidl.engine.jit import jit
 
 from . import cpu, reference
 

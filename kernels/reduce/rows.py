@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit
+from minidl.engine.jit import jit
 
 WIDE = 256  # numbers: four wide rows lie within a page of memory, and their sums in the first cache
 

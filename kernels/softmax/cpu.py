@@ -10,7 +10,7 @@ import math
 
 from numpy import ndarray
 
-from minidl.jit import jit
+from minidl.engine.jit import jit
 
 from ..activation import functions
 from .reference import __all__ as __all__

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from minidl.jit import jit
+from minidl.engine.jit import jit
 
 from ..activation import functions
 from . import cpu

@@ -1,5 +1,7 @@
 """Layers, under PyTorch's names, with PyTorch's parameter names and initial weights; images are (N, H, W, C)."""
 
+from minidl.engine.parameter import Buffer, Parameter
+from minidl.engine.random import random_state, seed, set_random_state
 from minidl.nn import init
 from minidl.nn.layers import (
     GELU,
@@ -25,8 +27,6 @@ from minidl.nn.layers import (
     Tanh,
 )
 from minidl.nn.module import Module, ModuleList, Sequential, evaluating, watching
-from minidl.parameter import Buffer, Parameter
-from minidl.random import random_state, seed, set_random_state
 
 __all__ = [
     "GELU",

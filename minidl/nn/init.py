@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
+from minidl.engine.parameter import Parameter
+from minidl.engine.random import generator
 from minidl.errors import ShapeError
-from minidl.parameter import Parameter
-from minidl.random import generator
 
 
 def fans(parameter: Parameter) -> tuple[int, int]:

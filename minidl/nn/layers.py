@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 
-from minidl import ops, random
+from minidl import ops
+from minidl.engine import random
+from minidl.engine.parameter import Buffer, Parameter
+from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, ShapeError
 from minidl.nn import init
 from minidl.nn.module import Module
 from minidl.ops.conv import Pair, pair
-from minidl.parameter import Buffer, Parameter
-from minidl.tensor import Tensor
 
 
 class Linear(Module):

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from minidl.arena import Arena
-from minidl.autograd import no_grad
+from minidl.engine.arena import Arena
+from minidl.engine.autograd import no_grad
+from minidl.engine.parameter import Buffer, Parameter
+from minidl.engine.tensor import Tensor, float_type
 from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest
-from minidl.parameter import Buffer, Parameter
-from minidl.tensor import Tensor, float_type
 
 Watcher = Callable[["Module", Tensor], None]
 Self = TypeVar("Self", bound="Module")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidl.autograd import Function
+from minidl.engine.autograd import Function
 
 if TYPE_CHECKING:
-    from minidl.tensor import Tensor
+    from minidl.engine.tensor import Tensor
 
 
 class Activation(Function):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from minidl.device import Device, address
+from minidl.engine.device import Device, address
 
 CHUNKS = 32  # a long sum is split into as many parts: a fixed number, so that bits do not depend on threads
 ROWS = 64  # with at least so many summands in each, so that the parts' sums take little memory beside them

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidl.autograd import Function
+from minidl.engine.autograd import Function
 from minidl.errors import ShapeError
 from minidl.kernels.conv.reference import Pair, output_length
 from minidl.ops.arrays import reduce_sum
 
 if TYPE_CHECKING:
-    from minidl.tensor import Tensor
+    from minidl.engine.tensor import Tensor
 
 _winograd = True
 

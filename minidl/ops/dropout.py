@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidl.autograd import Function
+from minidl.engine.autograd import Function
 from minidl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from minidl.tensor import Tensor
+    from minidl.engine.tensor import Tensor
 
 
 class Dropout(Function):

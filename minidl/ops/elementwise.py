@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from minidl.autograd import Function
-from minidl.device import acting
+from minidl.engine.autograd import Function
+from minidl.engine.device import acting
 from minidl.errors import ShapeError
 
 if TYPE_CHECKING:
-    from minidl.tensor import Scalar, Tensor
+    from minidl.engine.tensor import Scalar, Tensor
 
 Operand: TypeAlias = "Tensor | np.ndarray | Scalar"
 
@@ -145,7 +145,7 @@ def _is_number(value: Operand) -> bool:
 
 def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Both operands as tensors: arrays and numbers are brought to the type and device of the tensor among them."""
-    from minidl.tensor import Tensor
+    from minidl.engine.tensor import Tensor
 
     like = a if isinstance(a, Tensor) else b
     if not isinstance(like, Tensor):

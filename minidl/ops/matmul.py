@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidl.autograd import Function
+from minidl.engine.autograd import Function
 from minidl.errors import ShapeError
 from minidl.ops.arrays import reduce_sum
 from minidl.ops.elementwise import as_tensors
 
 if TYPE_CHECKING:
-    from minidl.device import Device
-    from minidl.tensor import Tensor
+    from minidl.engine.device import Device
+    from minidl.engine.tensor import Tensor
 
 
 class MatMul(Function):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidl.autograd import Function
+from minidl.engine.autograd import Function
 from minidl.errors import ShapeError
 from minidl.ops.conv import Pair, output_length, pair
 
 if TYPE_CHECKING:
-    from minidl.tensor import Tensor
+    from minidl.engine.tensor import Tensor
 
 
 def _output_shape(x: np.ndarray, kernel: Pair, stride: Pair, padding: Pair) -> tuple[int, ...]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidl.autograd import Function
+from minidl.engine.autograd import Function
 from minidl.errors import ShapeError
 from minidl.ops.arrays import middle, reduce_sum, runs, strided_copy
 
 if TYPE_CHECKING:
-    from minidl.tensor import Tensor
+    from minidl.engine.tensor import Tensor
 
 Axes = int | Sequence[int] | None
 

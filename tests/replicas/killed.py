@@ -1,4 +1,4 @@
-"""A rank of `python -m minidl.train` that may be killed: killed.py VICTIMS MODULE.FUNCTION OPTIONS..."""
+"""A rank of `python -m minidl.train` that may be killed: killed.py VICTIMS MODULE:FUNCTION OPTIONS..."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from minidl.train import main
 
 victims, where, *options = sys.argv[1:]
 if os.environ["MINIDL_RANK"].split()[0] in victims.split(","):
-    module, *path, name = where.split(".")
+    module, _, attribute = where.partition(":")
+    *path, name = attribute.split(".")
     owner: Any = import_module(f"minidl.{module}")
     for word in path:
         owner = getattr(owner, word)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from minidl.cli.job import find_job
 from minidl.comm.fabric.base import CHUNK, Aborted, Column, Letter, Needs, Note, State
 from minidl.comm.fabric.mpi import MpiFabric
 from minidl.errors import MinidlError
-from minidl.job import find_job
 
 
 def several(fabric: MpiFabric, *names: str) -> dict[str, Any]:

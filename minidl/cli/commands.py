@@ -1,0 +1,134 @@
+"""What the command line does once its options are read: begin a run, go on with one, or test a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minidl.comm.fabric.alone import Alone
+from minidl.comm.fabric.base import Fabric
+from minidl.comm.meter import Meter
+from minidl.errors import CheckpointError, ConfigError
+from minidl.run import checkpoint as files
+from minidl.run.config import FREE, Config, resolve
+from minidl.run.evaluation import evaluate
+from minidl.run.folder import Run, read_options, read_run, result_of
+from minidl.run.options import read_toml
+from minidl.run.signals import Signals
+from minidl.training import local_snapshots as parts
+from minidl.training.session import Session, count, prepare, reopen
+from minidl.training.trainer import Entry
+
+TESTING = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # what --evaluate of a run may go with
+
+
+def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None) -> Entry | None:
+    """Do what the options of the command line ask for; return the result, ready for JSON. Of several replicas, the one
+    that leads has it."""
+    fabric = fabric or Alone(Meter(trace=bool(given.get("trace"))))
+    if sum(bool(given.get(name)) for name in ("out", "resume", "evaluate")) > 1:
+        raise ConfigError("give one of --out, --resume and --evaluate: each names what this call works on")
+    if given.get("resume"):
+        return resume(given, signals, fabric)
+    if given.get("evaluate"):
+        return evaluate_checkpoint(given, signals)
+    return begin(given, signals, fabric)
+
+
+def begin(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
+    """A new run."""
+    config = resolve(_config_file(given), given)
+    session = Session(config, signals, fabric)  # first, so that no folder is left where data or model do not fit
+    if config.workers and "workers" in given and config.workers != session.config.workers:
+        raise ConfigError(f"--workers {config.workers}, but mpiexec has started {session.config.workers} replicas: "
+                          "leave it out")  # fmt: skip
+    with session.lead(lambda: Run.create(session.config)):
+        return session.train()
+
+
+def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
+    """Go on with the run in --resume from its last checkpoint, or from the beginning where it has none yet."""
+    for name in given:
+        if name not in (*FREE, "resume", "json", "quiet", "trace"):
+            raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --resume: the run goes on as it began")
+    folder = Path(given["resume"])
+    if result := result_of(folder):
+        return result
+    session = Session(resolve(read_run(folder), given), signals, fabric)
+    with session.lead(lambda: reopen(folder)):  # the others look at it only then
+        last = files.last(folder / "checkpoints")
+        if last:
+            _restore(session, last)
+        if session.run:
+            session.run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
+        return session.train()
+
+
+def _restore(session: Session, folder: Path) -> None:
+    try:
+        checkpoint = files.load(folder)
+        if parts.exist(folder.parent):
+            checkpoint = parts.add(folder.parent, checkpoint)
+            found = len(checkpoint.state.get("members", ()))  # none: one alone has gone on since then
+            mass = ", with a mass of 1 each" if session.config.mix == "mass" else ""
+            session.origin = f", from what {found} replicas kept after an epoch{mass}" if found else ""
+        session.trainer.restore(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}; delete it to go on from the one before it") from None
+
+
+def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
+    """The score of a checkpoint on the test images."""
+    weights, run_options = find_weights(Path(given["evaluate"]))
+    if run_options:
+        for name in given:
+            if name not in TESTING:  # another seed, say, would test on images that the run has trained on
+                raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --evaluate of a run: "
+                                  "it is tested as it was trained")  # fmt: skip
+    config = resolve(run_options, _config_file(given), given)
+    dataset, model = prepare(config)
+    try:
+        model.load_state_dict(files.read(weights)[0])
+    except CheckpointError as error:
+        raise CheckpointError(f"{weights}, as {config.model} for {config.data}: {error}") from None
+    score = evaluate(model, dataset.x_test, dataset.y_test, check=signals.check)
+    return {
+        "test_accuracy": score.accuracy,
+        "test_loss": score.loss,
+        "images": len(dataset.y_test),
+        "parameters": count(model),
+        "model": config.model,
+        "data": config.data,
+        "checkpoint": str(weights),
+    }
+
+
+def find_weights(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The weights file that a run folder, a checkpoint folder or a file stands for, and the options of its run.
+
+    Of a run it is the checkpoint that did best on the validation images, or the last one. A file that lies in no run
+    has no options.
+    """
+    if (path / "config.toml").is_file():
+        last = files.last(path / "checkpoints")
+        if not last:
+            raise CheckpointError(f"{path} holds no checkpoint yet")
+        best = files.load(last).state["progress"]["best_step"]
+        path = files.folder_of(path / "checkpoints", best) if best >= 0 else last
+    if path.is_dir():
+        files.verify(path)
+        path = path / files.MODEL
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist; expected a run folder, a checkpoint or a .safetensors file")
+    if path.name == files.MODEL and (path.parent / files.SUMS).is_file():
+        files.verify(path.parent)
+    # RUN/model.safetensors, or RUN/checkpoints/step-00000480/model.safetensors
+    for folder in (path.absolute().parent, path.absolute().parent.parent.parent):
+        if (folder / "config.toml").is_file():
+            return path, read_options(folder / "config.toml")
+    return path, {}
+
+
+def _config_file(given: Mapping[str, Any]) -> dict[str, Any]:
+    return read_toml(Config, given["config"]) if given.get("config") else {}

@@ -1,0 +1,46 @@
+"""Random numbers that a run can repeat: a generator for initial weights, a counter for dropout.
+
+The generator is used while a model is built. The counter is used in training: every dropout layer takes the next
+`count` numbers of one endless sequence, so that (seed, offset) says all that a checkpoint has to know.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minidl.engine.device import recording
+
+_state = {"seed": 0, "offset": 0}
+_generator = np.random.default_rng(0)
+
+
+def seed(value: int) -> None:
+    """Begin anew: models built and dropout drawn after seed(n) are the same each time."""
+    global _generator
+    _generator = np.random.default_rng(value)
+    _state.update(seed=int(value), offset=0)
+
+
+def generator() -> np.random.Generator:
+    """The source of initial weights."""
+    return _generator
+
+
+def draw(count: int) -> tuple[int, int]:
+    """(seed, offset) of the next `count` numbers of dropout's sequence."""
+    recorder = getattr(recording, "recorder", None)
+    if recorder is not None:
+        return recorder.draw(_state["seed"], count)
+    offset = _state["offset"]
+    _state["offset"] += count
+    return _state["seed"], offset
+
+
+def random_state() -> dict[str, int]:
+    """Where dropout's sequence stands."""
+    return dict(_state)
+
+
+def set_random_state(state: dict[str, int]) -> None:
+    """Continue dropout's sequence where `random_state` said it stood."""
+    _state.update(seed=int(state["seed"]), offset=int(state["offset"]))

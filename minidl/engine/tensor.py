@@ -1,0 +1,241 @@
+"""Tensor: an array that may want a gradient, and knows the function that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidl.engine.autograd import Function, GraphError, backward
+from minidl.engine.device import Device, acting, values_exist
+from minidl.errors import ConfigError, ShapeError
+
+Scalar = int | float | np.floating | np.integer
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+class Tensor:
+    """A float32 or float64 array on a device, with its place on the tape.
+
+    data           a float32 or float64 array, which keeps its type, and its memory where it is C-contiguous: who writes
+                   into one writes into the other; anything else (lists, numbers, integers) is copied into float32
+    requires_grad  whether `backward` should leave d(loss)/d(this) in `.grad`, an array of the same shape
+    """
+
+    __slots__ = ("__weakref__", "_data", "_grad", "creator", "device", "requires_grad")
+    __array_ufunc__ = None  # ndarray + Tensor is left to Tensor; np.sqrt(tensor) is an error, as it has no gradient
+
+    _data: np.ndarray
+    _grad: np.ndarray | None
+    creator: Function | None
+
+    def __init__(self, data: Any, requires_grad: bool = False, device: str | Device = "cpu") -> None:
+        array = np.asarray(data._data if isinstance(data, Tensor) else data)
+        if array.dtype.kind not in "fiub":
+            raise ShapeError(f"Tensor: an array of {array.dtype} is not numeric; expected floats or integers")
+        if array.dtype not in FLOATS or not isinstance(data, np.ndarray | Tensor):
+            array = array.astype(np.float32)
+        self._data = np.asarray(array, order="C")  # (ascontiguousarray would turn () into (1,))
+        self.requires_grad = requires_grad
+        self.device = device if isinstance(device, Device) else Device(device)
+        self.grad = None
+        self.creator = None
+
+    @classmethod
+    def wrap(cls, array: np.ndarray, on: Device) -> Tensor:
+        """A tensor around an array that is float and contiguous already: what ops use."""
+        tensor = Tensor.__new__(Tensor)
+        tensor._data, tensor.device = array, on
+        tensor.requires_grad, tensor._grad, tensor.creator = False, None, None
+        return tensor
+
+    # -- the array ---------------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> np.ndarray:
+        """The array itself; it may be written to, or replaced by one of the same shape and type."""
+        return self._data
+
+    @data.setter
+    def data(self, array: np.ndarray) -> None:
+        self.replace_data(array)
+
+    def replace_data(self, array: np.ndarray) -> None:
+        """What `tensor.data = array` does."""
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise ShapeError(f"data: {array.dtype} {array.shape} for a tensor of {self.dtype} {self.shape}")
+        self._data = np.asarray(array, order="C")
+
+    @property
+    def grad(self) -> np.ndarray | None:
+        """d(loss)/d(this), of the same shape and type, or None."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, array: np.ndarray | None) -> None:
+        if array is not None and np.shape(array) != self.shape:
+            raise ShapeError(f"grad: an array of shape {np.shape(array)} for a tensor of shape {self.shape}")
+        self.replace_grad(array)
+
+    def replace_grad(self, array: np.ndarray | None) -> None:
+        """What `tensor.grad = array` does."""
+        self._grad = None if array is None else np.asarray(array, self.dtype, order="C")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._data.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._data.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._data.ndim
+
+    @property
+    def size(self) -> int:
+        return self._data.size
+
+    def numpy(self) -> np.ndarray:
+        """The values as a NumPy array (not a copy: do not write to it)."""
+        values_exist(self.device)
+        return self._data
+
+    def item(self) -> float:
+        """The value of a tensor with one element."""
+        if self.size != 1:
+            raise ShapeError(f"item: a tensor of shape {self.shape} is not a single number")
+        return float(self.numpy().reshape(())[()])
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.numpy(), dtype, copy=copy)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        extra = ", requires_grad=True" if self.requires_grad else ""
+        return f"Tensor({np.array2string(self._data, precision=4, threshold=20)}{extra})"
+
+    # -- the tape ----------------------------------------------------------------------------------------
+
+    def backward(self, gradient: np.ndarray | Tensor | None = None, retain_graph: bool = False) -> None:
+        """Add the gradient of this tensor to `.grad` of every leaf that it was computed from."""
+        backward(self, gradient, retain_graph)
+
+    def detach(self) -> Tensor:
+        """The same values (the same memory) with no past."""
+        return Tensor.wrap(self._data, self.device)
+
+    def zero_grad(self) -> None:
+        self.grad = None
+
+    def accumulate(self, dx: np.ndarray) -> None:
+        """grad += dx."""
+        device = acting(self.device)
+        if self._grad is None:
+            self._grad = device.empty(dx.shape, dx.dtype)
+            device.copy(dx, self._grad)  # dx may be shared with another tensor
+        else:
+            device.elementwise.accumulate(dx.reshape(-1), self._grad.reshape(-1))
+
+    def astype(self, dtype: np.typing.DTypeLike) -> Tensor:
+        """A leaf with the same values in float32 or float64; no gradient flows through."""
+        if self.creator is not None:
+            raise GraphError("astype: gradients do not flow through a change of type; detach() first")
+        return Tensor(self._data.astype(float_type(dtype)), self.requires_grad, self.device)
+
+    # -- arithmetic: every operator is an op -------------------------------------------------------------
+
+    def __add__(self, other: Tensor | np.ndarray | Scalar) -> Tensor:
+        return ops.add(self, other)
+
+    def __sub__(self, other: Tensor | np.ndarray | Scalar) -> Tensor:
+        return ops.subtract(self, other)
+
+    def __mul__(self, other: Tensor | np.ndarray | Scalar) -> Tensor:
+        return ops.multiply(self, other)
+
+    def __truediv__(self, other: Tensor | np.ndarray | Scalar) -> Tensor:
+        return ops.divide(self, other)
+
+    def __radd__(self, other: np.ndarray | Scalar) -> Tensor:
+        return ops.add(other, self)
+
+    def __rsub__(self, other: np.ndarray | Scalar) -> Tensor:
+        return ops.subtract(other, self)
+
+    def __rmul__(self, other: np.ndarray | Scalar) -> Tensor:
+        return ops.multiply(other, self)
+
+    def __rtruediv__(self, other: np.ndarray | Scalar) -> Tensor:
+        return ops.divide(other, self)
+
+    def __neg__(self) -> Tensor:
+        return ops.affine(self, scale=-1.0)
+
+    def __pow__(self, exponent: Scalar) -> Tensor:
+        return ops.power(self, exponent)
+
+    def __matmul__(self, other: Tensor | np.ndarray) -> Tensor:
+        return ops.matmul(self, other)
+
+    def __rmatmul__(self, other: np.ndarray) -> Tensor:
+        return ops.matmul(other, self)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        return ops.index(self, key)
+
+    def exp(self) -> Tensor:
+        return ops.exp(self)
+
+    def log(self) -> Tensor:
+        return ops.log(self)
+
+    def sqrt(self) -> Tensor:
+        return ops.sqrt(self)
+
+    def abs(self) -> Tensor:
+        return ops.absolute(self)
+
+    def relu(self) -> Tensor:
+        return ops.relu(self)
+
+    def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        return ops.sum(self, axis, keepdims)
+
+    def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        return ops.mean(self, axis, keepdims)
+
+    def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        return ops.max(self, axis, keepdims)
+
+    def reshape(self, *shape: int) -> Tensor:
+        return ops.reshape(self, shape)
+
+    def transpose(self, *axes: int) -> Tensor:
+        return ops.transpose(self, axes)
+
+    @property
+    def T(self) -> Tensor:  # NumPy's name
+        return ops.transpose(self)
+
+
+def float_type(dtype: np.typing.DTypeLike) -> np.dtype:
+    """The type, if tensors can have it."""
+    if np.dtype(dtype) not in FLOATS:
+        raise ConfigError(f"astype: {np.dtype(dtype)}; expected float32 or float64")
+    return np.dtype(dtype)
+
+
+from minidl import ops  # noqa: E402  (ops are made of Tensors, and Tensor's operators of ops)

@@ -1,0 +1,115 @@
+"""How a compiled kernel is called by its address, with arguments that lie in memory.
+
+A kernel called from Python costs microseconds: Numba looks at every argument and takes it apart. A recorded step has
+done that once. What is left of a call is two numbers: the address of an entry, and the address of a block
+
+    block   | kernel's address | argument | argument | ...      8 bytes each, an array takes 5 + 2 ndim of them
+
+where the arguments lie exactly as Numba passes them on. An entry is a function of a few instructions that loads them
+and calls the kernel; it depends on the arguments' types only, and kernels of equal types share one. `run` walks a table
+of such pairs without the GIL.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from minidl.engine.jit import jit
+
+SLOT = 8  # bytes
+DATA = 4  # the slot of an array that holds its data's address; before it: two owners, the length, the item's size
+
+_libraries: list[Any] = []  # what owns the entries' machine code
+
+
+def numba_type(value: Any) -> types.Type:
+    """As what a kernel takes this argument. Arrays that may not be written to count as those that may."""
+    if isinstance(value, np.ndarray):
+        return types.Array(numba.from_dtype(value.dtype), value.ndim, "C")
+    return numba.typeof(int(value) if isinstance(value, int) and not isinstance(value, bool) else value)
+
+
+def slots(value: Any) -> list[int]:
+    """An argument as it lies in a block; an array's address is left to whoever knows it."""
+    if isinstance(value, np.ndarray):
+        return [0, 0, value.size, value.itemsize, 0, *value.shape, *value.strides]
+    if isinstance(value, tuple):
+        return [int(number) for number in value]
+    if isinstance(value, float | np.floating):
+        word = np.zeros(1, np.int64)
+        word.view(np.asarray(value).dtype)[0] = value
+        return [int(word[0])]
+    return [int(value)]
+
+
+def kernel_address(kernel: Any, signature: tuple[types.Type, ...]) -> int:
+    """The machine code of a kernel for arguments of these types; compiles it, or loads it from the cache."""
+    kernel.compile(signature)
+    compiled = kernel.overloads[signature]
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+
+@functools.cache
+def entry_address(signature: tuple[types.Type, ...]) -> int:
+    """The function that takes a block apart for kernels of this signature."""
+    context, word = cpu_target.target_context, ir.IntType(64)
+    name = f"minidl_entry_{len(_libraries)}"
+    with global_compiler_lock:
+        library = context.codegen().create_library(name)
+        module = library.create_ir_module(name)
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [word.as_pointer()]), name)
+        builder = ir.IRBuilder(function.append_basic_block())
+        arguments, at = [], 1
+        for kind in signature:
+            value = context.get_value_type(kind)
+            where = builder.gep(function.args[0], [ir.Constant(word, at)])
+            if kind == types.boolean:
+                arguments.append(builder.trunc(builder.load(where), value))
+            else:
+                arguments.append(builder.load(builder.bitcast(where, value.as_pointer())))
+            at += _length(kind)
+        callee = context.call_conv.get_function_type(types.none, signature)
+        kernel = builder.inttoptr(builder.load(function.args[0]), callee.as_pointer())
+        context.call_conv.call_function(builder, kernel, types.none, signature, arguments)
+        builder.ret_void()
+        library.add_ir_module(module)
+        library.finalize()
+    _libraries.append(library)
+    return int(library.get_pointer_to_function(name))
+
+
+def _length(kind: types.Type) -> int:
+    """Slots of an argument."""
+    if isinstance(kind, types.Array):
+        return 5 + 2 * int(kind.ndim)
+    return int(kind.count) if isinstance(kind, types.UniTuple) else 1
+
+
+@intrinsic
+def _call(typing: Any, entry: Any, block: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
+        word = ir.IntType(64)
+        function = ir.FunctionType(ir.VoidType(), [word.as_pointer()])
+        pointers = function.as_pointer(), word.as_pointer()
+        entry, block = (builder.inttoptr(a, kind) for a, kind in zip(arguments, pointers, strict=True))
+        builder.call(entry, [block])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@jit
+def run(table: np.ndarray, first: int, last: int) -> None:
+    """Make the calls first, ..., last - 1 of a table (calls, 2): addresses of an entry and of a block."""
+    for i in range(first, last):
+        _call(table[i, 0], table[i, 1])

@@ -1,0 +1,1 @@
+"""A run: its options, its folder, its checkpoints, its progress, and what a terminal shows."""

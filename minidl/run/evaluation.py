@@ -1,0 +1,98 @@
+"""What a trained model is asked: how good it is, and what it thinks of new images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from minidl import ops
+from minidl.engine.autograd import no_grad
+from minidl.engine.tensor import Tensor
+from minidl.errors import ConfigError, DivergedError
+from minidl.nn import Module, evaluating, watching
+from minidl.program.replay import Prediction, correct_answers
+
+BATCH = 256
+
+
+class Score(NamedTuple):
+    """The mean cross-entropy and the fraction of right answers."""
+
+    loss: float
+    accuracy: float
+
+
+def evaluate(
+    model: Module,
+    x: np.ndarray,
+    y: np.ndarray,
+    batch_size: int = BATCH,
+    check: Callable[[], None] = lambda: None,
+    prediction: Prediction | None = None,
+) -> Score:
+    """The score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
+
+    check: called for every batch; what it raises ends the evaluation. prediction: the model's, to be used again in a
+    later call. Raises DivergedError for a loss not finite.
+    """
+    if len(x) != len(y):
+        raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
+    loss, correct, start = 0.0, 0, 0
+    with evaluating(model):
+        for logits in _logits(model, x, batch_size, prediction):
+            check()
+            part = slice(start, start + batch_size)
+            loss += ops.cross_entropy(logits, y[part]).item() * len(y[part])
+            if not math.isfinite(loss):
+                raise DivergedError(f"evaluate: the loss is {loss}, {first_not_finite(model, x[part])}")
+            correct += correct_answers(logits, y[part])
+            start += batch_size
+    return Score(loss / len(y), correct / len(y))
+
+
+def predict(model: Module, x: np.ndarray, batch_size: int = BATCH) -> np.ndarray:
+    """Probabilities (N, classes) for images x (N, H, W, C); `.argmax(axis=1)` gives the answers.
+
+    Images must be standardised as in training: `dataset.standardise(images)`.
+    """
+    with evaluating(model):
+        return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
+
+
+def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Prediction | None = None) -> Iterator[Tensor]:
+    """The model's outputs (B, classes), batch by batch."""
+    if not len(x):
+        raise ConfigError("no images were given; expected at least one")
+    if x.dtype.kind != "f":
+        raise ConfigError(f"images hold {x.dtype}; expected floats, standardised as in training: "
+                          "dataset.standardise(images)")  # fmt: skip
+    prediction = prediction or Prediction(model)
+    for start in range(0, len(x), batch_size):
+        yield Tensor(prediction(_as_model(model, x[start : start + batch_size])))
+
+
+def _as_model(model: Module, x: np.ndarray) -> np.ndarray:
+    """x in the floating-point type of the model's parameters."""
+    return x.astype(next((parameter.dtype for parameter in model.parameters()), x.dtype), copy=False)
+
+
+def first_not_finite(model: Module, x: np.ndarray) -> str:
+    """Where a forward pass first leaves the finite numbers, in words."""
+    if not np.isfinite(x).all():
+        return "already the images are not finite"
+    names = {id(module): name for name, module in model.named_modules()}
+    found: list[str] = []
+
+    def note(module: Module, output: Tensor) -> None:
+        if not found and not np.isfinite(output.numpy()).all():
+            weights = any(not np.isfinite(p.numpy()).all() for p in module.parameters())
+            layer = repr(module).partition("\n")[0].rstrip("(")
+            where = "weights" if weights else "output"
+            found.append(f"first in the {where} of layer {names[id(module)] or 'model'!r} ({layer})")
+
+    with no_grad(), watching(note):
+        model(_as_model(model, x))
+    return found[0] if found else "the outputs of all layers are finite"

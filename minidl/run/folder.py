@@ -1,0 +1,202 @@
+"""The folder of a run, and its journal.
+
+    RUN/config.toml        every option: `--config RUN/config.toml` runs it again, to the bit
+    RUN/metrics.jsonl      one line for each epoch, and for some steps between
+    RUN/checkpoints/       see checkpoint.py
+    RUN/model.safetensors  the weights that the test figure belongs to, once there is one
+    RUN/summary.json       the result, likewise
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from minidl.errors import CheckpointError, ConfigError, MinidlError
+from minidl.run.config import Config
+from minidl.run.options import options, read_toml, to_toml
+
+HEAD = "# Every option of a run: `python -m minidl.train --config FILE` runs it again, to the bit.\n\n"
+
+
+CLUSTER = "cluster.toml"  # in the folder of a simulated run: the cluster that it ran on
+
+
+class JournalError(MinidlError):
+    """What a run tells of itself cannot be written; its checkpoints can."""
+
+
+class Run:
+    """A run's folder, ours alone while a `with` holds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self.config = folder / "config.toml"
+        self.metrics = folder / "metrics.jsonl"
+        self.model = folder / "model.safetensors"
+        self.summary = folder / "summary.json"
+        self._lock = _lock(folder)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._lock)
+
+    @classmethod
+    def create(cls, config: Config) -> Run:
+        """A new run in `config.out`, or in the next free runs/DATA-MODEL-N. Raises ConfigError where a run is."""
+        if config.out:
+            folder = Path(config.out)
+            made = not folder.exists()
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            folder = _next_free(f"{Path(config.data).stem}-{config.model}")
+            made = True
+        run = cls(folder)
+        try:
+            run._begin(HEAD + to_toml(config))
+        except BaseException:
+            os.close(run._lock)
+            if made:
+                with suppress(OSError):  # somebody else put something in
+                    folder.rmdir()
+            raise
+        return run
+
+    def _begin(self, text: str) -> None:
+        """Make the folder a run, or leave it as it was. config.toml comes last: a folder without one claims nothing."""
+        if self.config.exists():
+            raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} goes on with it, "
+                              "another --out begins a new one")  # fmt: skip
+        try:
+            self.checkpoints.mkdir()  # of two processes one gets it
+        except FileExistsError:
+            raise ConfigError(f"{self.checkpoints} exists, but no run: give another --out") from None
+        try:
+            write(self.config, text.encode())
+        except BaseException as error:
+            self.checkpoints.rmdir()
+            if isinstance(error, OSError):
+                raise ConfigError(f"cannot write {self.config}: {error.strerror}") from None
+            raise
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """The run that this folder holds. Raises CheckpointError where there is none, or not a whole one."""
+        read_run(folder)  # may raise: before anything is held or made
+        run = cls(Path(folder))
+        run.checkpoints.mkdir(exist_ok=True)
+        return run
+
+    def log(self, entry: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl."""
+        with self._writing(self.metrics), open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def rewind(self, step: int, epoch: int) -> None:
+        """Keep those lines of metrics.jsonl that were written up to `step`, with `epoch` epochs finished."""
+        if self.metrics.exists():
+            lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = "".join(line + "\n" for line in lines if _happened(line, step, epoch))
+            with self._writing(self.metrics):
+                write(self.metrics, kept.encode())
+
+    def finish(self, weights: Path, summary: dict[str, Any]) -> None:
+        """Write model.safetensors, a copy of the file `weights`, and summary.json."""
+        with self._writing(self.model):
+            write(self.model, weights.read_bytes())
+        with self._writing(self.summary):
+            write(self.summary, json.dumps(summary, indent=2).encode() + b"\n")
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise JournalError(f"cannot write {path}: {error.strerror}; what is trained is in the last checkpoint: "
+                               f"when that is mended, --resume {quote(str(self.folder))}") from None  # fmt: skip
+
+
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """The options that the run in this folder was begun with. Raises CheckpointError where there is none."""
+    path = Path(folder) / "config.toml"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} holds no run: it has no config.toml")
+    if (path.parent / CLUSTER).exists():
+        raise CheckpointError(f"{folder} holds a simulated run, which cannot be gone on with: begin a new one")
+    return read_options(path)
+
+
+def result_of(folder: str | Path) -> dict[str, Any] | None:
+    """What a run's summary.json says; None where it has not finished, or the summary is broken."""
+    try:
+        summary = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) and "test_accuracy" in summary else None
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """The options in a run's config.toml. Raises CheckpointError where some are not in it, ConfigError as read_toml."""
+    given = read_toml(Config, path)
+    missing = [name for name, entry in options(Config).items() if entry.saved and name not in given]
+    if missing:
+        raise CheckpointError(f"{path} is not whole: it lacks {', '.join(missing)}; begin a new run with another --out")
+    return given
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace a file as a whole: whoever looks, also after a crash, finds the old content or the new."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def _happened(line: str, step: int, epoch: int) -> bool:
+    try:
+        entry = json.loads(line)
+        return entry["step"] <= step and (entry["event"] == "step" or entry["epoch"] <= epoch)
+    except (ValueError, KeyError, TypeError):
+        return False  # the half line that a killed process leaves
+
+
+def _next_free(name: str) -> Path:
+    runs = Path("runs")
+    runs.mkdir(exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "_", name)
+    for number in itertools.count(1):
+        folder = runs / f"{name}-{number}"
+        try:
+            folder.mkdir()  # fails where another process was faster
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
+
+
+def _lock(folder: Path) -> int:
+    """Hold the folder until the handle is closed, which the system does for a killed process."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ConfigError(f"another process is training in {folder}") from None
+    except OSError:  # a file system without locks: then nobody watches but the user
+        pass
+    return handle

@@ -1,0 +1,1 @@
+"""Training: the loop, `fit`, a run of several replicas, and how it ends."""

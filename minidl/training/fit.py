@@ -1,0 +1,129 @@
+"""`fit` and `load_model`: training from Python.
+
+    history = fit(model, "digits", epochs=10, optimizer="adam")
+    history.test.accuracy
+    predict(model, images).argmax(axis=1)
+
+    model, standardise = load_model("runs/mine/model.safetensors")  # later, for new images
+    predict(model, standardise(images)).argmax(axis=1)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl import models
+from minidl.data import Dataset, from_arrays, load
+from minidl.data.dataset import standardise
+from minidl.engine.jit import set_threads
+from minidl.errors import CheckpointError, ConfigError, nearest
+from minidl.nn import Module, seed
+from minidl.ops.conv import winograd
+from minidl.run.checkpoint import Arrays, read
+from minidl.run.config import DATA_PRESETS, TOGETHER, Config, resolve
+from minidl.run.display import epoch_line
+from minidl.run.evaluation import Score, evaluate
+from minidl.run.options import options
+from minidl.training.trainer import Entry, Trainer
+
+Data = Dataset | str | Path | tuple[np.ndarray, ...]
+
+
+@dataclass
+class History:
+    """What `fit` tells: an entry for each epoch, and the score on the test images where there are any."""
+
+    epochs: list[Entry]
+    test: Score | None = None
+
+
+def tell(entry: Entry) -> None:
+    """Print what an epoch brought."""
+    print(epoch_line(entry), flush=True)
+
+
+def fit(
+    model: Module,
+    data: Data,
+    *,
+    progress: Callable[[Entry], None] | None = tell,
+    **given: Any,
+) -> History:
+    """Train a model, and test it once at the end.
+
+    data      a Dataset, a name for `minidl.data.load`, or arrays (x, y) or (x, y, x_test, y_test): images
+              (N, H, W, C), taken as they are, and labels (N,)
+    progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch, instead of printing
+              a line; None for silence
+    given     epochs, batch_size, lr, optimizer, ... as `minidl.run.config.Config` lists them; what is not given is what
+              the command line would take
+
+    Where the data has a validation part, the model ends with the weights that did best there, else with the last ones.
+    Raises ConfigError for options, DataError for data, DivergedError when the loss stops being finite.
+    """
+    config = _library_config(data, given)
+    if config.threads:
+        set_threads(config.threads)
+    winograd(config.conv == "auto")
+    dataset = _as_dataset(data, config)
+    seed(config.seed)
+    trainer = Trainer(model, dataset, config)
+    history, best = History([]), Arrays()
+    for entry in trainer.run():
+        if entry["event"] == "epoch":
+            history.epochs.append(entry)
+            if trainer.progress.best_step == entry["step"]:
+                best = model.state_dict()
+            if progress:
+                progress(entry)
+    if best:
+        model.load_state_dict(best)
+    if len(dataset.y_test):
+        history.test = evaluate(model, dataset.x_test, dataset.y_test)
+    return history
+
+
+def _library_config(data: Data, given: dict[str, Any]) -> Config:
+    others = ("model", "data", "keep")  # two are arguments, and `fit` keeps no checkpoints; it trains one replica
+    names = [name for name, entry in options(Config).items()
+             if entry.saved and entry.group != TOGETHER and name not in others]  # fmt: skip
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"fit: unknown option {name!r}.{nearest(name, names)} Known: {', '.join(names)}")
+        if isinstance(data, Dataset) and name in ("data_dir", "layout", "validation"):
+            raise ConfigError(f"fit: {name} has no effect on a Dataset, which is loaded already: give it to load()")
+        if isinstance(data, tuple) and name in ("data_dir", "layout"):
+            raise ConfigError(f"fit: {name} has no effect on arrays; it is for data sets in files")
+    # A data set that was made by hand has no preset and needs no name that is known.
+    name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
+    return resolve({"data": name} if name in DATA_PRESETS or isinstance(data, (str, Path)) else {}, given)
+
+
+def _as_dataset(data: Data, config: Config) -> Dataset:
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, (str, Path)):
+        return load(data, config.data_dir or None, config.validation, config.seed, config.layout)
+    return from_arrays(data, config.validation, config.seed)
+
+
+def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndarray]]:
+    """The trained model in a run's model.safetensors, in eval mode, and what standardises new images for it.
+
+    Raises CheckpointError where the file was not written by a run of minidl.
+    """
+    weights, about = read(Path(path))
+    try:
+        shape, classes = json.loads(about["input_shape"]), json.loads(about["classes"])
+        mean, std = (np.array(json.loads(about[name]), np.float32) for name in ("mean", "std"))
+        model = models.build(about["model"], tuple(shape), classes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} does not say which model it is of ({error}): expected a file of a run") from None
+    model.load_state_dict(weights)
+    return model.eval(), lambda images: standardise(images, mean, std)

@@ -1,0 +1,360 @@
+"""What `python -m minidl.simulate` does once its options are read: all replicas of a cluster, in this process.
+
+One model, one recorded step, one set of images; each replica has vectors of its own (comm/replica.py), a trainer of its
+own (trainer.py), and a place in the cluster (comm/fabric/sim.py). Whatever is evaluated is so off the virtual clock.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from minidl import nn
+from minidl.comm import cluster as clusters
+from minidl.comm import meter, trace
+from minidl.comm.fabric.base import Column, PeerLost, State
+from minidl.comm.fabric.sim import SimFabric, Simulation
+from minidl.comm.methods import method
+from minidl.comm.methods.local import Local
+from minidl.comm.replica import Engine
+from minidl.engine.tensor import Tensor
+from minidl.errors import ConfigError, MinidlError
+from minidl.program.replay import Prediction
+from minidl.run import checkpoint as files
+from minidl.run.config import Config, resolve
+from minidl.run.evaluation import Score, evaluate
+from minidl.run.folder import CLUSTER, Run, write
+from minidl.run.options import read_toml, to_toml
+from minidl.run.progress import BEST, Progress
+from minidl.run.signals import Signals, Stopped
+from minidl.training.replica_state import Member, averaged
+from minidl.training.session import count, prepare
+from minidl.training.summary import distance
+from minidl.training.trainer import Entry, Trainer
+
+HEAD = ("# Every option of a simulated run, but for the cluster and the number of ranks:\n"
+        "# `python -m minidl.simulate --cluster {cluster} --ranks {ranks} --config FILE` runs it again, to the bit.\n\n"
+        )  # fmt: skip
+OWN = ("cluster", "ranks", "measure")  # options that are no part of Config
+TESTED = 32  # replicas that are tested one by one, at most
+LOG_EVERY = 100  # steps of all replicas, on average, between two lines of metrics.jsonl
+MEASURED = 20  # gradients
+
+
+def execute(given: Mapping[str, Any], signals: Signals) -> Entry:
+    """Do what the options of the command line ask for; return the result, ready for JSON."""
+    training = {name: value for name, value in given.items() if name not in OWN}
+    file = read_toml(Config, given["config"]) if given.get("config") else {}
+    config = resolve(file, training)
+    path = given.get("cluster", "uniform")
+    if given.get("measure"):
+        return measure(path, config)
+    session = Session(config, clusters.load(path), given.get("ranks", 8), signals)
+    with Run.create(session.config) as run:
+        words = HEAD.format(cluster=path, ranks=session.ranks)
+        write(run.config, (words + to_toml(session.config)).encode())
+        write(run.folder / CLUSTER, clusters.read(path).encode())
+        return session.train(run)
+
+
+class Session:
+    """A simulated run."""
+
+    def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
+        kind = method(config.method) if ranks > 1 else Local
+        roles = kind.roles(ranks)
+        if not roles.replicas:
+            raise ConfigError(f"no replicas: of {ranks} ranks, method {config.method} needs {kind.servers} to serve")
+        self.config, self.ranks, self.signals = replace(config, workers=len(roles.replicas)), ranks, signals
+        self.data, self.model = prepare(self.config)
+        self.work = f"{Path(config.model).stem} {Path(config.data).stem}"
+        flops = flops_per_image(self.model, self.data.input_shape)
+        self.simulation = Simulation(cluster, ranks, config.seed, self.work, flops, config.trace)
+        self.together = kind.together and ranks > 1
+        if self.together and self.simulation.place.joins:
+            raise cluster.wrong(f"[[joins]]: with method {config.method} all replicas make each step together, "
+                                "from the first")  # fmt: skip
+        self.engine = Engine(self.model, self.config)
+        arena = self.engine.arena
+        needs = kind.needs(arena.size, self.config)
+        self.trainers = []
+        for fabric in self.simulation.fabrics:
+            fabric.replicas, fabric.strict = roles.replicas, self.together
+            fabric.join(needs, arena.layout_hash)
+            self.trainers.append(Trainer(self.model, self.data, self.config, fabric=fabric, engine=self.engine))
+        self.steps = self.logged = 0  # of all replicas
+        self.epoch = 0
+        self.loss = self.correct = self.images = 0.0  # since the last line of the journal
+        self.last_loss = math.nan
+        self.best = {name: getattr(Progress, name) for name in BEST}
+
+    def train(self, run: Run) -> Entry:
+        """Train to the end of the virtual run; test; return the summary, which is written as well."""
+        self.run, self.began = run, perf_counter()
+        total = self.trainers[0].total_steps
+        self.say(f"{run.folder}: {self.config.model} ({count(self.model):,} parameters) on {self.config.data} "
+                 f"({len(self.data.y_train):,} images), {total:,} steps each, {self.config.workers} simulated "
+                 f"replicas, {self.config.method}")  # fmt: skip
+        self.signals.defer(self.config.quiet)
+        try:
+            self.simulation.run({rank: self.main(rank) for rank in range(self.ranks)}, self.check)
+        except PeerLost as lost:
+            raise MinidlError(f"{lost}, after {self.simulation.time:.6g} virtual s: with {self.config.method} all make "
+                              "each step together; asynchronous methods (gossip) go on") from None  # fmt: skip
+        if self.signals.received is not None:
+            stopped = Stopped(self.signals.received)
+            stopped.message = f"stopped; how far it came is in {run.folder}: a simulation begins anew"
+            raise stopped
+        return self.finish()
+
+    def check(self) -> None:
+        """Whether a signal came: then all replicas stop after the step that they are in."""
+        if self.signals.received is not None and not self.simulation.stop_asked:
+            self.simulation.stop()
+
+    def say(self, line: str) -> None:
+        from minidl.run.display import Display
+
+        display = Display(self.config.quiet, 1, 1)
+        display.say(line)
+        display.close()
+
+    # -- a rank ------------------------------------------------------------------------------------------
+
+    def main(self, rank: int) -> Callable[[], None]:
+        trainer, fabric = self.trainers[rank], self.simulation.fabric(rank)
+
+        def work() -> None:
+            if rank not in fabric.replicas:
+                fabric.announce(Column.STATE, State.TRAINING)
+                trainer.method.serve()
+                return
+            if fabric.now() > 0:
+                self.catch_up(trainer, fabric)
+            fabric.announce(Column.STATE, State.TRAINING)
+            fabric.meter.start()
+            try:
+                for entry in trainer.run():
+                    if entry["event"] == "step":
+                        self.step_done(trainer, entry)
+            except Stopped:
+                pass
+            fabric.meter.stop()
+            fabric.announce(Column.STATE, State.PAUSED)
+            trainer.method.pause()
+
+        return work
+
+    def catch_up(self, trainer: Trainer, fabric: SimFabric) -> None:
+        """One that joins late begins with another's weights, and where that one is in the training."""
+        others = [rank for rank in fabric.survivors() if rank != fabric.rank]
+        if not others:
+            return
+        other = self.trainers[others[0]]
+        theta, at = other.replica.theta.copy(), other.progress
+        came: list[bool] = []
+
+        def arrive() -> None:
+            came.append(True)
+            fabric.wake()
+
+        other.fabric.meter.sent(fabric.rank, theta.nbytes)
+        self.simulation.transfer(others[0], fabric.rank, theta.nbytes, arrive)
+        fabric.wait(lambda: came or None, others[:1], "its first weights")
+        fabric.meter.received(others[0], theta.nbytes)
+        trainer.replica.theta[:] = theta
+        trainer.progress = Progress(step=at.step, epoch=at.epoch, batch=at.batch)
+        trainer.replica.steps = at.step
+
+    # -- the journal -------------------------------------------------------------------------------------
+
+    def step_done(self, trainer: Trainer, entry: Entry) -> None:
+        """Once as many steps are made as all replicas make in an epoch, look at their average."""
+        replica = trainer.replica
+        self.steps += 1
+        self.images += trainer.config.batch_size
+        self.loss += entry["loss"] * trainer.config.batch_size
+        self.correct += entry["accuracy"] * trainer.config.batch_size
+        epoch = self.steps // (self.config.workers * len(trainer.share))
+        if epoch > self.epoch or self.steps - self.logged >= LOG_EVERY * self.config.workers:
+            event = "epoch" if epoch > self.epoch else "step"
+            self.epoch, self.logged = epoch, self.steps
+            self.log(event, replica.last_lr)
+
+    def log(self, event: str, lr: float) -> None:
+        self.last_loss = self.loss / self.images
+        entry: Entry = {
+            "event": event,
+            "step": self.steps // self.config.workers,  # of a replica, on average
+            "epoch": self.epoch + (event == "step"),
+            "time": self.simulation.time,
+            "loss": self.last_loss,
+            "accuracy": self.correct / self.images,
+            "lr": lr,
+        }
+        self.loss = self.correct = self.images = 0.0
+        if event == "epoch":
+            members = self.members()
+            with averaged(self.first, members):
+                score = self.score()
+                validated = self.validate(entry["step"]) if entry["step"] < self.first.total_steps else {}  # see finish
+            books = self.books(self.simulation.fabrics)
+            entry |= {
+                "accuracy_average": score.accuracy,
+                "loss_average": score.loss,
+                **validated,
+                "consensus_distance": distance(members),
+                **{name: books[name] for name in ("bytes_sent", "messages", "wait_fraction")},
+            }
+            self.say(f"epoch {self.epoch:>3}  {entry['time']:.4g} virtual s  loss {entry['loss']:.4f}  accuracy "
+                     f"{entry['accuracy']:.2%}  average, tested: {score.accuracy:.2%}  consensus distance "
+                     f"{entry['consensus_distance']:.4f}")  # fmt: skip
+        self.run.log(entry)
+
+    def members(self) -> list[Member]:
+        """Those that are alive."""
+        alive = self.simulation.fabrics[0].survivors()
+        return [Member(rank, {"theta": self.trainers[rank].replica.theta}, {}) for rank in alive]
+
+    @property
+    def first(self) -> Trainer:
+        """Of those that are alive."""
+        return self.trainers[self.simulation.fabrics[0].leader]
+
+    def validate(self, step: int) -> Entry:
+        """The score of the model as it is on the validation images, if there are any; the best so far is kept."""
+        first = self.first
+        for name, value in self.best.items():
+            setattr(first.progress, name, value)  # another one may have been the first when it was found
+        scores = first.validate(step)
+        self.best = {name: getattr(first.progress, name) for name in BEST}
+        if self.best["best_step"] == step:
+            files.save(self.run.checkpoints, step, first.checkpoint())
+            files.prune(self.run.checkpoints, 1, step)
+        return scores
+
+    def score(self) -> Score:
+        return evaluate(self.model, self.data.x_test, self.data.y_test, prediction=self.engine.prediction)
+
+    def books(self, fabrics: list[SimFabric]) -> meter.Report:
+        return meter.merge([fabric.meter.report() for fabric in fabrics], self.simulation.place.nodes)
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def finish(self) -> Entry:
+        """The score of the average and of each replica; the summary, the weights."""
+        members, simulation, first = self.members(), self.simulation, self.first
+        tested = members[:: -(-len(members) // TESTED)]
+        accuracies = []
+        for member in tested:
+            self.trainers[member.rank].replica.show()
+            accuracies.append(self.score().accuracy)
+        books, step = self.books(simulation.fabrics), first.progress.step
+        with averaged(first, members):
+            validated = self.validate(step)
+            files.save(self.run.checkpoints, step, first.checkpoint())
+            result = files.folder_of(self.run.checkpoints, first.progress.result)
+            self.model.load_state_dict(files.load(result).weights)
+            score = self.score()
+        if validated:
+            self.run.log({"event": "average", "step": step, "epoch": first.progress.epoch, "time": simulation.time,
+                          **validated})  # fmt: skip
+        if self.config.trace:
+            timelines = [trace.from_vector(f.meter.trace.vector(f.rank)) for f in simulation.fabrics if f.meter.trace]
+            trace.write(self.run.folder / "trace.json", timelines, simulation.place.nodes)
+        summary = {
+            "time": "virtual",
+            "test_accuracy": score.accuracy,
+            "test_loss": score.loss,
+            **first.progress.best,
+            "train_loss": self.last_loss if self.images == 0 else self.loss / self.images,
+            "epochs": first.progress.epoch,
+            "steps": first.progress.step,
+            "seconds": books["elapsed"],
+            "images_per_second": sum(self.trainers[m.rank].replica.images for m in members) / (books["elapsed"] or 1.0),
+            "workers": self.config.workers,
+            "method": self.config.method,
+            "cluster": simulation.cluster.file,
+            "ranks": self.ranks,
+            "replicas_alive": len(members),
+            "replicas_tested": len(tested),
+            "accuracy_average": score.accuracy,
+            "accuracy_best": max(accuracies),
+            "accuracy_worst": min(accuracies),
+            "consensus_distance": distance(members),
+            **{name: books[name] for name in ("bytes_sent", "messages", "bytes_between_nodes", "wait_fraction",
+                                              "staleness", "held", "missed")},
+            "virtual_seconds_by_kind": books["seconds"],
+            "parameters": count(self.model),
+            "events": simulation.happened,
+            "real_seconds": round(perf_counter() - self.began, 3),
+            "out": str(self.run.folder),
+        }  # fmt: skip
+        self.run.finish(result / files.MODEL, summary)
+        return summary
+
+
+# -- what a gradient costs -------------------------------------------------------------------------------------
+
+
+def flops_per_image(model: nn.Module, shape: tuple[int, ...]) -> float:
+    """Of a gradient: three times the multiplications and additions of the layers' matrices on the way forward (once for
+    the output, once for the gradient of the weights, once for that of the input); the rest is small beside them."""
+    found = 0.0
+
+    def note(module: nn.Module, output: Any) -> None:
+        nonlocal found
+        weight = getattr(module, "weight", None)
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and weight is not None:
+            places = math.prod(output.shape[1:3]) if isinstance(module, nn.Conv2d) else 1  # (1, H, W, C)
+            found += 3 * 2 * weight.size * places
+
+    recorder, batch = Prediction(model).recorder({"x": np.zeros((1, *shape), np.float32)})
+    with recorder.active(), nn.watching(note), nn.evaluating(model):  # takes notes, and compiles nothing
+        model(Tensor.wrap(batch["x"], recorder.device))
+    return found
+
+
+def measure(path: str, config: Config) -> Entry:
+    """Time gradients on this machine, and write seconds per image under [measured] in the cluster's file."""
+    cluster = clusters.load(path)
+    if not Path(path).is_file():
+        raise ConfigError(f"--measure writes to the cluster's file, and {path!r} is an example that comes with minidl: "
+                          f"copy {clusters.EXAMPLES / path}.toml and give the copy")  # fmt: skip
+    dataset, model = prepare(config)
+    engine = Engine(model, config)
+    model.train()
+    x, y = dataset.x_train[: config.batch_size], dataset.y_train[: config.batch_size]
+    times = []
+    for _ in range(MEASURED):
+        began = perf_counter()
+        engine.gradient(x, y)
+        times.append((perf_counter() - began) / len(y))
+    seconds = float(np.median(times[1:]))  # the first compiles
+    work = f"{Path(config.model).stem} {Path(config.data).stem}"
+    text = with_measured(Path(path).read_text(encoding="utf-8"), work, seconds)
+    clusters.parse(text, path)  # may raise: before anything is written
+    write(Path(path), text.encode())
+    return {"work": work, "seconds_per_image": seconds, "cluster": cluster.file}
+
+
+def with_measured(text: str, work: str, seconds: float) -> str:
+    """A cluster file's text with this entry under [measured], and all else as it was."""
+    line = f'"{work}" = {seconds:.4e}'
+    lines = [each for each in text.splitlines() if not re.match(rf'\s*"{re.escape(work)}"\s*=', each)]
+    heads = [number for number, each in enumerate(lines) if re.match(r"\s*\[measured\]", each)]
+    if heads:
+        lines.insert(heads[0] + 1, line)
+    else:
+        lines += ["", "[measured]  # seconds for an image's gradient, at speed 1", line]
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["Session", "execute", "flops_per_image", "measure", "with_measured"]

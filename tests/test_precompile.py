@@ -1,0 +1,144 @@
+"""Kernels compiled by several processes: into the cache, whatever happens to those processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidl import models, optim
+from minidl.engine.device import Device
+from minidl.program import precompile
+from minidl.program.call import numba_type
+
+RUN = """
+import numpy
+from minidl.program import precompile
+from minidl.program.call import numba_type
+{before}
+x = numba_type(numpy.zeros((2, 2), "f"))
+vector, index = numba_type(numpy.zeros(2, "f")), numba_type(numpy.zeros(2, "i8"))
+kernels = [
+    precompile.Kernel("cpu", "movement", "take", (x, index, x)),
+    precompile.Kernel("cpu", "movement", "take_backward", (x, index, x)),
+    precompile.Kernel("cpu", "elementwise", "add_bias", (vector, x)),
+]
+precompile.compile_all(kernels, lambda ready, total: print(ready, total))
+hits = [sum(kernel.function.stats.cache_hits.values()) for kernel in kernels]
+print(*hits, all(kernel.signature in kernel.function.overloads for kernel in kernels))
+"""
+KILL = """
+import os, signal
+ask, asked = precompile._ask, []
+def ask_and_kill(worker, kernel):
+    ask(worker, kernel)
+    if not asked:
+        os.kill(worker.pid, signal.SIGKILL)
+    asked.append(kernel)
+precompile._ask = ask_and_kill
+"""
+NONE = """
+def none(*arguments):
+    raise AssertionError("a process was started")
+precompile._compile_in_processes = none
+"""
+
+
+def start(cache: Path, root: Path, before: str = "", **variables: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(cache / "none"), "NUMBA_NUM_THREADS": "2"}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    environment.pop("MINIDL_THREADS", None)
+    command = [sys.executable, "-c", RUN.format(before=before)]
+    return subprocess.Popen(
+        command, cwd=root, env=environment | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def run(cache: Path, root: Path, before: str = "", **variables: str) -> list[str]:
+    """The lines that a process prints which compiles three kernels."""
+    process = start(cache, root, before, **variables)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return output.splitlines()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_other_processes_compile_and_this_one_loads(tmp_path: Path, root: Path) -> None:
+    *progress, last = run(tmp_path, root)
+    assert progress == ["0 3", "1 3", "2 3", "3 3", "3 3"] and last == "1 1 1 True"
+    assert run(tmp_path, root, NONE) == ["3 3", "3 3", "1 1 1 True"]  # nothing is left to compile
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_the_kernel_of_a_process_that_dies_is_compiled_here(tmp_path: Path, root: Path) -> None:
+    *progress, last = run(tmp_path, root, KILL)
+    assert progress[-1] == "3 3" and last.endswith("True") and "0" in last
+
+
+def test_one_thread_means_one_process(tmp_path: Path, root: Path) -> None:
+    assert run(tmp_path, root, NONE, NUMBA_NUM_THREADS="1")[-1] == "0 0 0 True"
+
+
+def test_without_a_cache_everything_is_compiled_here(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "minidl").write_text("not a folder")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / f"minidl-{os.getuid()}").write_text("not a folder")
+    assert run(tmp_path, root)[-1] == "0 0 0 True"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_a_cache_that_becomes_read_only(tmp_path: Path, root: Path) -> None:
+    fill = "import minidl.engine.jit; open(minidl.engine.jit._folder + '/lock', 'w').close(); import shutil, os"
+    gone = fill + "; os.remove(minidl.engine.jit._folder + '/lock')"
+    gone += "; os.mkdir(minidl.engine.jit._folder + '/lock')"  # root writes all
+    assert run(tmp_path, root, gone)[-1] == "0 0 0 True"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_behind(tmp_path: Path, root: Path, number: signal.Signals) -> None:
+    tell = """
+ask = precompile._ask
+def ask_and_tell(worker, kernel):
+    ask(worker, kernel)
+    print(worker.pid, flush=True)
+precompile._ask = ask_and_tell
+"""
+    process = start(tmp_path, root, tell)
+    assert process.stdout
+    lines = [process.stdout.readline() for _ in range(3)]  # "0 3", and two processes
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == -number
+    for pid in map(int, lines[1:]):
+        with suppress(OSError):  # it has ended, or is about to be reaped
+            while "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+                time.sleep(0.05)
+
+
+def test_types_survive_being_words() -> None:
+    values = [np.zeros((1, 2, 3, 4), "f"), np.zeros(1), np.zeros((1, 1), np.uint8), True, 3, 0.5, (1, 2)]
+    for value in values:
+        kind = numba_type(value)
+        assert precompile._kind(precompile._word(kind)) == kind
+    assert Device("cpu").conv.forward is precompile.Kernel("cpu", "conv", "forward", ()).function
+
+
+@pytest.mark.parametrize("name", list(optim.OPTIMIZERS))
+def test_an_optimizer_says_which_kernels_it_calls(name: str) -> None:
+    model = models.build("mlp", (4, 4, 1), 3)
+    optimizer = optim.build(name, model, lr=0.1, clip=1.0)
+    before = model.flatten().theta.copy()
+    kernels = optimizer.kernels()
+    assert kernels and (model.flatten().theta == before).all()
+    precompile.compile_all(kernels)
+    compiled = {kernel.function: len(kernel.function.signatures) for kernel in kernels}
+    optimizer.step()
+    assert compiled == {function: len(function.signatures) for function in compiled}
