@@ -132,16 +132,16 @@ def simulated(ranks: int, argv: Sequence[str]) -> Found:
     from bench.comm_rank import Steps
     from minidl.comm.cluster import load
     from minidl.run.config import Config, resolve
-    from minidl.run.folder import Run
+    from minidl.run.folder import RunFolder
     from minidl.run.options import parse
     from minidl.run.signals import Signals
-    from minidl.training.simulated import Session
+    from minidl.training.simulated import SimulatedRun
 
     with tempfile.TemporaryDirectory() as folder, Signals() as signals:
         config = resolve(parse(Config, [*argv, "--quiet", "--out", f"{folder}/run"], "bench"))
-        session = Session(config, load("uniform"), ranks, signals)
+        session = SimulatedRun(config, load("uniform"), ranks, signals)
         watched = [Steps(trainer) for trainer in session.trainers]
-        with Run.create(session.config) as run:
+        with RunFolder.create(session.config) as run:
             session.train(run)
         return {rank: {"losses": steps.losses} for rank, steps in enumerate(watched)}
 

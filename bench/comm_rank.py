@@ -182,7 +182,7 @@ class Watched(Session):
 def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
     """A training run as the command line makes it. options: argv, every (see Steps), keep (the folder for weights)."""
     from minidl.run.config import resolve
-    from minidl.run.folder import Run
+    from minidl.run.folder import RunFolder
 
     given = parse(Config, [*options["argv"], "--quiet", "--out", options["results"] + "/run"], "bench")
     with Signals() as signals:
@@ -194,7 +194,7 @@ def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
             fabric = Alone(Meter())
         session = Watched(resolve(given), signals, fabric)
         session.steps = steps = Steps(session.trainer, options.get("every", 0))
-        with session.lead(lambda: Run.create(session.config)):
+        with session.output.opened(lambda: RunFolder.create(session.config)):
             summary = session.train()
     if steps.taken and options.get("keep"):
         np.save(Path(options["keep"]) / f"{fabric.rank}.npy", np.array([theta for _, theta in steps.taken]))

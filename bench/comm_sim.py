@@ -19,7 +19,7 @@ from minidl.comm.fabric.sim import Simulation
 from minidl.comm.methods import method
 from minidl.comm.replica import Batch, Engine, Replica
 from minidl.run.config import Config, resolve
-from minidl.run.folder import Run
+from minidl.run.folder import RunFolder
 from minidl.run.signals import Signals
 from minidl.training import simulated as simulation
 
@@ -86,8 +86,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Signals() as signals, patch.object(simulation, "prepare", small):
         config = resolve({"data": f"synthetic:{10 * ranks}x4x4x1:4", "model": "mlp", "batch_size": 8, "steps": 3,
                           "method": "gossip", "quiet": True, "out": f"{folder}/run"})  # fmt: skip
-        session = simulation.Session(config, uniform(ranks, 2, **LINK), ranks, signals)
-        with Run.create(session.config) as run:
+        session = simulation.SimulatedRun(config, uniform(ranks, 2, **LINK), ranks, signals)
+        with RunFolder.create(session.config) as run:
             result = session.train(run)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"peak": peak, **{name: result[name] for name in ("parameters", "events", "real_seconds")}}))

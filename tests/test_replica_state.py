@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 
 from minidl import data, models, nn
-from minidl.comm.fabric.alone import Alone
-from minidl.data.sampler import Share, parse_skew, replica_seed
+from minidl.data.sampler import Sampler, parse_skew, replica_seed
 from minidl.errors import CheckpointError
 from minidl.run.config import resolve
-from minidl.training.replica_state import Member, averaged, collect, gather_numbers, mean, member, reestimate, restore
+from minidl.training.replica_state import (
+    ReplicaState,
+    averaged,
+    collect,
+    gather_numbers,
+    mean,
+    own_state,
+    reestimate,
+    restore_replica,
+)
 from minidl.training.trainer import Trainer
 
 CONFIG = resolve({"data": "synthetic:96x8x8x1:3", "model": "lenet", "batch_size": 16, "epochs": 2, "optimizer": "adam"})
@@ -46,7 +54,7 @@ def test_statistics_are_the_means_over_batches() -> None:
     reestimate(one, batches=3)
     weight = dict(model.named_parameters())["0.weight"].numpy().astype(np.float64)  # (3, 3, 1, 4)
     means, variances = [], []
-    for x, _ in one.share.sample(3):
+    for x, _ in one.sampler.sample(3):
         windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64)[..., 0], (3, 3), axis=(1, 2))
         y = np.einsum("nhwij,ijo->nhwo", windows, weight[:, :, 0]).reshape(-1, 4)
         means.append(y.mean(0))
@@ -60,14 +68,14 @@ def test_statistics_are_the_means_over_batches() -> None:
 def test_an_average_lasts_as_long_as_it_is_looked_at() -> None:
     one = trainer(normed())
     list(one.run())
-    own = member(one)
+    own = own_state(one)
     before = {name: vector.copy() for name, vector in own.vectors.items()}
-    other = Member(1, {"theta": before["theta"] + 2}, {})
-    with averaged(one, [Member(0, {"theta": before["theta"]}, {}), other]) as model:
+    other = ReplicaState(1, {"theta": before["theta"] + 2}, {})
+    with averaged(one, [ReplicaState(0, {"theta": before["theta"]}, {}), other]) as model:
         first = next(iter(model.parameters())).numpy()
         assert np.allclose(one.replica.theta[: first.size], before["theta"][: first.size] + 1)
         assert not np.array_equal(one.replica.statistics, before["statistics"])
-    for name, vector in member(one).vectors.items():
+    for name, vector in own_state(one).vectors.items():
         assert np.array_equal(vector, before[name]), name
 
 
@@ -76,10 +84,10 @@ def test_restored_replica_goes_on_to_the_bit() -> None:
     entries = whole.run()
     for _ in range(5):
         next(entries)
-    saved = member(whole)
-    saved = Member(0, {name: vector.copy() for name, vector in saved.vectors.items()}, saved.numbers)
+    saved = own_state(whole)
+    saved = ReplicaState(0, {name: vector.copy() for name, vector in saved.vectors.items()}, saved.numbers)
     again = trainer()
-    restore(again, saved)
+    restore_replica(again, saved)
     again.progress = replace(whole.progress)
     list(entries)
     list(again.run())
@@ -89,10 +97,10 @@ def test_restored_replica_goes_on_to_the_bit() -> None:
 
 def test_a_member_of_another_optimizer_is_refused() -> None:
     one = trainer()
-    saved = member(one)
+    saved = own_state(one)
     del saved.vectors["second_moment"]
     with pytest.raises(CheckpointError, match="another optimizer"):
-        restore(one, saved)
+        restore_replica(one, saved)
 
 
 def test_alone_one_collects_oneself() -> None:
@@ -112,11 +120,9 @@ def test_shares_are_equal_and_apart(replicas: int) -> None:
     dataset = replace(dataset, y_train=labels)
     seen, lengths = [], set()
     for rank in range(replicas):
-        fabric = Alone()
-        fabric.rank, fabric.replicas = rank, tuple(range(replicas))
-        share = Share(dataset, CONFIG, fabric, prefetch=0)
-        lengths.add(len(share))
-        seen.append(np.concatenate([y for _, y in share.epoch(3)]))
+        sampler = Sampler(dataset, CONFIG.batch_size, CONFIG.seed, rank, replicas, prefetch=0)
+        lengths.add(len(sampler))
+        seen.append(np.concatenate([y for _, y in sampler.epoch(3)]))
     every = np.concatenate(seen)
     assert len(lengths) == 1 and len({part.size for part in seen}) == 1
     assert len(np.unique(every)) == every.size >= labels.size - replicas + 1
@@ -125,13 +131,10 @@ def test_shares_are_equal_and_apart(replicas: int) -> None:
 def test_skewed_shares_belong_to_the_replica() -> None:
     dataset = data.load(CONFIG.data, None, 0.0, 0)
     dataset = replace(dataset, x_train=np.arange(96, dtype=np.float32).reshape(96, 1, 1, 1))
-    config = replace(CONFIG, shards="skewed:2")
     owners = []
     for rank in range(3):
-        fabric = Alone()
-        fabric.rank, fabric.replicas = rank, (0, 1, 2)
-        share = Share(dataset, config, fabric, prefetch=0)
-        epochs = [np.concatenate([x.ravel() for x, _ in share.epoch(epoch)]) for epoch in range(12)]
+        sampler = Sampler(dataset, CONFIG.batch_size, CONFIG.seed, rank, 3, shards="skewed:2", prefetch=0)
+        epochs = [np.concatenate([x.ravel() for x, _ in sampler.epoch(epoch)]) for epoch in range(12)]
         assert all(epoch.size == 32 for epoch in epochs) and not np.array_equal(epochs[0], epochs[1])
         owners.append(set(np.concatenate(epochs).astype(int)))
     assert not owners[0] & owners[1] and not owners[1] & owners[2] and not owners[0] & owners[2]

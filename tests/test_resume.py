@@ -22,6 +22,7 @@ from minidl.run import checkpoint as files
 from minidl.run.config import Config
 from minidl.run.signals import Signals, Stopped
 from minidl.train import main
+from minidl.training.resume import make_checkpoint, restore
 from minidl.training.trainer import Trainer
 
 DATA = "synthetic:44x4x4x1:3"
@@ -59,7 +60,7 @@ def trainer(dataset: Dataset, config: Config, **more: Any) -> Trainer:
 
 def bits(of: Trainer) -> dict[str, Any]:
     """All that must agree: weights, statistics, optimizer, dropout, progress but for the clock."""
-    checkpoint = of.checkpoint()
+    checkpoint = make_checkpoint(of)
     arrays = {**checkpoint.weights, **{"vector " + name: v for name, v in checkpoint.vectors.items()}}
     progress = {name: value for name, value in asdict(of.progress).items() if name not in CLOCK}
     return {**{name: array.tobytes() for name, array in arrays.items()}, **progress, **checkpoint.state["random"]}
@@ -75,10 +76,10 @@ def test_stopped_at_every_step(dataset: Dataset, tmp_path: Path, optimizer: str)
         first = trainer(dataset, config)
         run = first.run()
         before = [dict(next(run), images_per_second=0) for _ in range(stop)]
-        files.save(tmp_path, stop, first.checkpoint())
+        files.save(tmp_path, stop, make_checkpoint(first))
         second = trainer(dataset, config)
         nn.seed(99)  # whatever another process would have there
-        second.restore(files.load(files.folder_of(tmp_path, stop)))
+        restore(second, files.load(files.folder_of(tmp_path, stop)))
         after = [dict(entry, images_per_second=0) for entry in second.run()]
         assert before + after == entries, f"stopped after entry {stop}"
         assert bits(second) == expected, f"stopped after entry {stop}"
@@ -88,7 +89,7 @@ def test_stopped_while_validating(dataset: Dataset) -> None:
     whole = trainer(dataset, CONFIG)
     entries = [entry["step"] for entry in whole.run()]
     calls = iter(range(10**6))
-    steps = len(whole.share)
+    steps = len(whole.sampler)
 
     def check() -> None:
         if next(calls) == steps:  # one call before each step, then those of the validation
@@ -98,24 +99,24 @@ def test_stopped_while_validating(dataset: Dataset) -> None:
     with pytest.raises(Stopped):
         list(first.run())
     assert first.progress.batch == steps and first.progress.epoch == 0
-    checkpoint = first.checkpoint()
+    checkpoint = make_checkpoint(first)
     second = trainer(dataset, CONFIG)
-    second.restore(checkpoint)
+    restore(second, checkpoint)
     assert [entry["step"] for entry in second.run()] == entries[steps:]
     assert bits(second) == bits(whole)
 
 
 def test_checkpoint_of_another_run(dataset: Dataset) -> None:
-    checkpoint = trainer(dataset, CONFIG).checkpoint()
+    checkpoint = make_checkpoint(trainer(dataset, CONFIG))
     with pytest.raises(CheckpointError, match=r"made with lr = 0\.05, not 0\.1"):
-        trainer(dataset, replace(CONFIG, lr=0.1)).restore(checkpoint)
-    trainer(dataset, replace(CONFIG, keep=9, threads=1)).restore(checkpoint)
+        restore(trainer(dataset, replace(CONFIG, lr=0.1)), checkpoint)
+    restore(trainer(dataset, replace(CONFIG, keep=9, threads=1)), checkpoint)
     checkpoint.state["layout"] = "other"
     with pytest.raises(CheckpointError, match="another layout"):
-        trainer(dataset, CONFIG).restore(checkpoint)
+        restore(trainer(dataset, CONFIG), checkpoint)
     del checkpoint.state["random"]
     with pytest.raises(CheckpointError, match=r"another version.*'random'"):
-        trainer(dataset, CONFIG).restore(checkpoint)
+        restore(trainer(dataset, CONFIG), checkpoint)
 
 
 # The command line.
@@ -324,7 +325,7 @@ def test_kill_leaves_a_run_that_goes_on(tmp_path: Path, root: Path, capsys: pyte
 def test_floats_of_checkpoints_are_exact(dataset: Dataset, tmp_path: Path) -> None:
     of = trainer(dataset, CONFIG)
     of.progress.loss_sum = float(np.nextafter(0.1, 1))
-    files.save(tmp_path, 1, of.checkpoint())
+    files.save(tmp_path, 1, make_checkpoint(of))
     other = trainer(dataset, CONFIG)
-    other.restore(files.load(files.folder_of(tmp_path, 1)))
+    restore(other, files.load(files.folder_of(tmp_path, 1)))
     assert other.progress == of.progress

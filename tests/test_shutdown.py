@@ -100,8 +100,8 @@ def killed(folder: Path, ranks: int, victims: Iterable[int], where: str, *option
 @pytest.mark.parametrize(("method", "victim", "where"), [
     ("dpsgd", 0, "training.shutdown:collect"),
     ("dpsgd", 1, "training.shutdown:collect"),
-    ("dpsgd", 0, "training.shutdown:together"),
-    ("gossip", 0, "training.session:averaged"),
+    ("dpsgd", 0, "training.shutdown:summarise"),
+    ("gossip", 0, "training.output:averaged"),
     ("gossip", 0, "training.shutdown:gather_numbers"),
     ("ps", 0, "training.shutdown:gather_numbers"),
 ])  # fmt: skip

@@ -202,15 +202,15 @@ def test_flops_of_an_image():
 
 def test_a_signal_stops_all_after_their_step(tmp_path, capsys):
     from minidl.comm import cluster
-    from minidl.run.folder import Run
+    from minidl.run.folder import RunFolder
     from minidl.run.signals import Stopped
-    from minidl.training.simulated import Session
+    from minidl.training.simulated import SimulatedRun
 
     config = resolve({"data": "digits", "model": "mlp", "epochs": 1000, "quiet": True, "out": str(tmp_path / "run")})
     with Signals() as signals:
-        session = Session(config, cluster.load("uniform"), 3, signals)
+        session = SimulatedRun(config, cluster.load("uniform"), 3, signals)
         signals.received = 15
-        with Run.create(config) as run, pytest.raises(Stopped):
+        with RunFolder.create(config) as run, pytest.raises(Stopped):
             session.train(run)
     assert len({trainer.progress.step for trainer in session.trainers}) == 1
 

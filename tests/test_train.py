@@ -309,7 +309,7 @@ def test_folders_of_runs_are_never_shared(tmp_path: Path) -> None:
     from minidl.run.config import Config
 
     def create(number: int) -> Path:
-        with run.Run.create(Config()) as created:
+        with run.RunFolder.create(Config()) as created:
             return created.folder
 
     with ThreadPoolExecutor(8) as pool:

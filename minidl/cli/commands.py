@@ -13,11 +13,13 @@ from minidl.errors import CheckpointError, ConfigError
 from minidl.run import checkpoint as files
 from minidl.run.config import FREE, Config, resolve
 from minidl.run.evaluation import evaluate
-from minidl.run.folder import Run, read_options, read_run, result_of
+from minidl.run.folder import RunFolder, read_options, read_run, result_of
 from minidl.run.options import read_toml
 from minidl.run.signals import Signals
-from minidl.training import local_snapshots as parts
-from minidl.training.session import Session, count, prepare, reopen
+from minidl.training import local_snapshots
+from minidl.training.output import parameter_count, reopen
+from minidl.training.resume import restore
+from minidl.training.session import Session, prepare
 from minidl.training.trainer import Entry
 
 TESTING = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # what --evaluate of a run may go with
@@ -43,7 +45,7 @@ def begin(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry |
     if config.workers and "workers" in given and config.workers != session.config.workers:
         raise ConfigError(f"--workers {config.workers}, but mpiexec has started {session.config.workers} replicas: "
                           "leave it out")  # fmt: skip
-    with session.lead(lambda: Run.create(session.config)):
+    with session.output.opened(lambda: RunFolder.create(session.config)):
         return session.train()
 
 
@@ -56,24 +58,24 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
     if result := result_of(folder):
         return result
     session = Session(resolve(read_run(folder), given), signals, fabric)
-    with session.lead(lambda: reopen(folder)):  # the others look at it only then
+    with session.output.opened(lambda: reopen(folder)):  # the others look at it only then
         last = files.last(folder / "checkpoints")
         if last:
             _restore(session, last)
-        if session.run:
-            session.run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
+        if session.output.run:
+            session.output.run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
         return session.train()
 
 
 def _restore(session: Session, folder: Path) -> None:
     try:
         checkpoint = files.load(folder)
-        if parts.exist(folder.parent):
-            checkpoint = parts.add(folder.parent, checkpoint)
+        if local_snapshots.exist(folder.parent):
+            checkpoint = local_snapshots.add(folder.parent, checkpoint)
             found = len(checkpoint.state.get("members", ()))  # none: one alone has gone on since then
             mass = ", with a mass of 1 each" if session.config.mix == "mass" else ""
             session.origin = f", from what {found} replicas kept after an epoch{mass}" if found else ""
-        session.trainer.restore(checkpoint)
+        restore(session.trainer, checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}; delete it to go on from the one before it") from None
 
@@ -97,7 +99,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
         "test_accuracy": score.accuracy,
         "test_loss": score.loss,
         "images": len(dataset.y_test),
-        "parameters": count(model),
+        "parameters": parameter_count(model),
         "model": config.model,
         "data": config.data,
         "checkpoint": str(weights),

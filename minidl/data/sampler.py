@@ -1,4 +1,4 @@
-"""A replica's share of the training images, in the order in which it learns from them."""
+"""The training images of one replica, in the order in which it trains on them."""
 
 from __future__ import annotations
 
@@ -6,34 +6,45 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from minidl.comm.fabric.base import Fabric
-from minidl.data import Dataset, Loader
-from minidl.data.loader import Batch
+from minidl.data.dataset import Dataset
+from minidl.data.loader import Batch, Loader
 from minidl.data.seeds import Purpose, generator
 from minidl.data.shard import dirichlet_shards, shard
 from minidl.errors import ConfigError
-from minidl.run.config import Config
 
 
-class Share:
-    """Batches for one of the fabric's replicas. One that is alone has all images.
+class Sampler:
+    """Batches for replica number `place` of `replicas`. A replica that trains alone gets all images.
 
-    Each epoch every replica gets the same number of images, so all make the same number of batches: of those dealt out
-    anew (iid), or of its own, over and over (skewed: mostly of some classes, as on machines that do not share data).
+    Each epoch, every replica gets the same number of images, and therefore the same number of batches.
+
+    shards   "iid": the images are shuffled and divided again each epoch; "skewed:ALPHA": each replica keeps its own
+             images, mostly of some classes, as on machines that do not share data
+    augment, prefetch   see `Loader`
+
+    Raises ConfigError if there are fewer images than replicas.
     """
 
-    def __init__(self, data: Dataset, config: Config, fabric: Fabric, prefetch: int = 2) -> None:
-        self.data, self.config, self.prefetch = data, config, prefetch
-        self.replicas = len(fabric.replicas)
-        self.place = fabric.replicas.index(fabric.rank) if fabric.rank in fabric.replicas else 0  # a server has none
-        self.seed = replica_seed(config.seed, self.place)
-        self.images = len(data.y_train) // self.replicas
+    def __init__(
+        self,
+        data: Dataset,
+        batch_size: int,
+        seed: int,
+        place: int = 0,
+        replicas: int = 1,
+        augment: tuple[str, ...] = (),
+        shards: str = "iid",
+        prefetch: int = 2,
+    ) -> None:
+        self.data, self.batch_size, self.run_seed, self.place, self.replicas = data, batch_size, seed, place, replicas
+        self.augment, self.prefetch = augment, prefetch
+        self.seed = replica_seed(seed, place)
+        self.images = len(data.y_train) // replicas
         if self.images < 1:
-            raise ConfigError(f"{len(data.y_train)} training images cannot be divided among {self.replicas} replicas")
-        self.own: np.ndarray | None = None
-        if config.shards != "iid" and self.replicas > 1:
-            alpha = parse_skew(config.shards)
-            self.own = dirichlet_shards(data.y_train, self.replicas, alpha, config.seed)[self.place]
+            raise ConfigError(f"{len(data.y_train)} training images cannot be divided among {replicas} replicas")
+        self.own: np.ndarray | None = None  # skewed: the indices of this replica's images
+        if shards != "iid" and replicas > 1:
+            self.own = dirichlet_shards(data.y_train, replicas, parse_skew(shards), seed)[place]
         self.batches = len(self._loader(0))
 
     def __len__(self) -> int:
@@ -41,42 +52,44 @@ class Share:
         return self.batches
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Batches `start`, `start + 1`, ... of an epoch: x (B, H, W, C), y (B,)."""
         return self._loader(epoch).epoch(epoch, start)
 
     def sample(self, batches: int) -> Iterator[Batch]:
-        """Some batches of all training images, always the same."""
-        loader = Loader(self.data.x_train, self.data.y_train, self.config.batch_size, self.config.seed, prefetch=0)
+        """The first batches of a fixed order of all training images: the same ones for every replica and call."""
+        loader = Loader(self.data.x_train, self.data.y_train, self.batch_size, self.run_seed, prefetch=0)
         for _, batch in zip(range(batches), loader.epoch(0)):
             yield batch
 
     def _loader(self, epoch: int) -> Loader:
-        data, config = self.data, self.config
+        data = self.data
         return Loader(
-            data.x_train, data.y_train, config.batch_size, self.seed, augment=config.augment, border=data.black,
+            data.x_train, data.y_train, self.batch_size, self.seed, augment=self.augment, border=data.black,
             indices=self._indices(epoch), prefetch=self.prefetch,
         )  # fmt: skip
 
     def _indices(self, epoch: int) -> np.ndarray | None:
+        """The images of this replica in an epoch; None: all."""
         if self.replicas == 1:
             return None
         if self.own is None:
             lengths = [self.images] * self.replicas
-            return shard(len(self.data.y_train), lengths, self.place, self.config.seed, epoch)
+            return shard(len(self.data.y_train), lengths, self.place, self.run_seed, epoch)
         mine = generator(Purpose.SKEWED_SHARD, self.seed, epoch + 1).permutation(self.own)
         return np.resize(mine, self.images)
 
 
 def replica_seed(seed: int, place: int) -> int:
-    """The seed of the replica at this place; the first one's is the run's."""
+    """The seed of the replica at this place. The first replica has the run's seed."""
     return seed if place == 0 else int(generator(Purpose.REPLICA, seed, place).integers(2**32))
 
 
-def parse_skew(words: str) -> float:
-    """0.3 of "skewed:0.3"."""
+def parse_skew(text: str) -> float:
+    """The number 0.3 in "skewed:0.3". Raises ConfigError."""
     try:
-        alpha = float(words.removeprefix("skewed:"))
+        alpha = float(text.removeprefix("skewed:"))
     except ValueError:
         alpha = 0.0
     if not 0 < alpha < float("inf"):
-        raise ConfigError(f"shards: expected iid or skewed:ALPHA with a number above 0, got {words!r}")
+        raise ConfigError(f"shards: expected iid or skewed:ALPHA with a number above 0, got {text!r}")
     return alpha

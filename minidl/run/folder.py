@@ -34,7 +34,7 @@ class JournalError(MinidlError):
     """What a run tells of itself cannot be written; its checkpoints can."""
 
 
-class Run:
+class RunFolder:
     """A run's folder, ours alone while a `with` holds it."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,14 +46,14 @@ class Run:
         self.summary = folder / "summary.json"
         self._lock = _lock(folder)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *exception: object) -> None:
         os.close(self._lock)
 
     @classmethod
-    def create(cls, config: Config) -> Run:
+    def create(cls, config: Config) -> RunFolder:
         """A new run in `config.out`, or in the next free runs/DATA-MODEL-N. Raises ConfigError where a run is."""
         if config.out:
             folder = Path(config.out)
@@ -91,7 +91,7 @@ class Run:
             raise
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
+    def open(cls, folder: str | Path) -> RunFolder:
         """The run that this folder holds. Raises CheckpointError where there is none, or not a whole one."""
         read_run(folder)  # may raise: before anything is held or made
         run = cls(Path(folder))

@@ -1,7 +1,7 @@
-"""All replicas in one place: what an average, a checkpoint and a summary are made of.
+"""The state of a replica, and what is computed from the states of all: their average, with its batch norm statistics.
 
-    members = collect(trainer)            every replica calls it; the leader gets a list, the others an empty one
-    with averaged(trainer, members): ...  the leader's model is the average, with batch norm's statistics made for it
+    states = collect(trainer)            every replica calls it; the leader gets a list, the others an empty one
+    with averaged(trainer, states): ...  the leader's model holds the average of all weights
 """
 
 from __future__ import annotations
@@ -10,53 +10,33 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from minidl.comm.fabric.base import Fabric
 from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
 from minidl.errors import CheckpointError
 from minidl.nn import BatchNorm2d, Module, random_state, set_random_state
+from minidl.training.trainer import Trainer
 
-if TYPE_CHECKING:
-    from minidl.comm.fabric.base import Fabric
-    from minidl.training.trainer import Trainer
-
-FRAME = 1 << 14  # bytes that a member's numbers may take
+FRAME = 1 << 14  # bytes: the largest size of a replica's numbers as JSON
 REESTIMATED = 32  # batches
-BOOKS = "books"  # the name of a member's in a checkpoint
 
 
 @dataclass
-class Member:
-    """A replica's state: with its place in the data, all that its next step depends on."""
+class ReplicaState:
+    """Everything that the next step of a replica depends on, with its position in the data."""
 
     rank: int
-    vectors: dict[str, np.ndarray]  # theta, the optimizer's, statistics
+    vectors: dict[str, np.ndarray]  # theta, the optimizer's vectors, batch norm's statistics
     numbers: dict[str, Any]
-    books: np.ndarray | None = None  # Meter.vector
+    meter: np.ndarray | None = None  # Meter.vector
 
 
-def collect(trainer: Trainer) -> list[Member]:
-    """The state of every replica that is alive, in order, at the leader."""
-    own = member(trainer)
-    lengths = {name: vector.size for name, vector in own.vectors.items()}
-    vectors = trainer.fabric.gather(np.concatenate(list(own.vectors.values())))
-    found = []
-    for rank, vector in vectors:
-        ends = np.cumsum(list(lengths.values()))[:-1]
-        parts = [part.copy() for part in np.split(vector, ends)]
-        found.append(Member(rank, dict(zip(lengths, parts, strict=True)), {}))
-    numbers = dict(gather_numbers(trainer, own.numbers))
-    books = {rank: vector.copy() for rank, vector in trainer.fabric.gather(trainer.fabric.meter.vector())}
-    for one in found:
-        one.numbers, one.books = numbers.get(one.rank, {}), books.get(one.rank)
-    return [one for one in found if one.books is not None]
-
-
-def member(trainer: Trainer) -> Member:
-    """This replica's."""
+def own_state(trainer: Trainer) -> ReplicaState:
+    """The state of this replica. Its vectors are the replica's own memory, not copies."""
     replica = trainer.replica
     vectors = {"theta": replica.theta, **replica.state}
     if replica.statistics is not None:
@@ -67,15 +47,31 @@ def member(trainer: Trainer) -> Member:
         "random": replica.random if replica.own else random_state(),
         "images": replica.images,
         "steps": replica.steps,
-        "method": _words(*trainer.method.state()),
+        "method": _as_json(*trainer.method.state()),
     }
-    return Member(trainer.fabric.rank, vectors, numbers)
+    return ReplicaState(trainer.fabric.rank, vectors, numbers)
 
 
-def restore(trainer: Trainer, saved: Member) -> None:
-    """Let this replica be the one that was saved. Its progress is the caller's business."""
+def collect(trainer: Trainer) -> list[ReplicaState]:
+    """The states of all living replicas in the order of their ranks, at the leader; elsewhere an empty list."""
+    own = own_state(trainer)
+    lengths = {name: vector.size for name, vector in own.vectors.items()}
+    found = []
+    for rank, vector in trainer.fabric.gather(np.concatenate(list(own.vectors.values()))):
+        ends = np.cumsum(list(lengths.values()))[:-1]
+        pieces = [piece.copy() for piece in np.split(vector, ends)]
+        found.append(ReplicaState(rank, dict(zip(lengths, pieces, strict=True)), {}))
+    numbers = dict(gather_numbers(trainer, own.numbers))
+    meters = {rank: vector.copy() for rank, vector in trainer.fabric.gather(trainer.fabric.meter.vector())}
+    for state in found:
+        state.numbers, state.meter = numbers.get(state.rank, {}), meters.get(state.rank)
+    return [state for state in found if state.meter is not None]  # the others died meanwhile
+
+
+def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
+    """Give this replica a saved state. The caller restores its progress. Raises CheckpointError."""
     replica, numbers = trainer.replica, saved.numbers
-    own = member(trainer).vectors
+    own = own_state(trainer).vectors
     if {name: v.shape for name, v in own.items()} != {name: v.shape for name, v in saved.vectors.items()}:
         raise CheckpointError("checkpoint is of replicas with other vectors: of another optimizer, or another model")
     for name, vector in own.items():
@@ -85,7 +81,7 @@ def restore(trainer: Trainer, saved: Member) -> None:
         replica.optimizer_steps = trainer.engine.optimizer.steps = int(numbers["optimizer_steps"])
         replica.random = numbers["random"]
         set_random_state(numbers["random"])
-        if numbers["method"]:  # else it begins anew: see local_snapshots.py
+        if numbers["method"]:  # a local snapshot has none: the method starts again (see local_snapshots.py)
             vectors, rest = numbers["method"]
             trainer.method.restore({name: np.array(values) for name, values in vectors.items()}, rest)
     except (KeyError, TypeError, ValueError) as error:
@@ -95,34 +91,34 @@ def restore(trainer: Trainer, saved: Member) -> None:
         trainer.engine.statistics.touch()
 
 
-def _words(vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> list[dict[str, Any]]:
-    """A method's state: its vectors are a few masses and clocks, JSON gives every bit of them back."""
+def _as_json(vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> list[dict[str, Any]]:
+    """A method's state. Its vectors are a few masses and clocks, and JSON preserves every bit of a float64."""
     return [{name: vector.tolist() for name, vector in vectors.items()}, numbers]
 
 
 def gather_numbers(trainer: Trainer, numbers: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Of every replica, to the leader: what JSON can say."""
+    """Send JSON values from every replica to the leader, which gets (rank, values) of each."""
     for rank, vector in trainer.fabric.gather(_frame(json.dumps(numbers))):
         yield rank, json.loads(vector.tobytes())
 
 
-def tell(fabric: Fabric, words: str) -> str:
-    """What the first replica says, to all."""
-    frame = _frame(words)
+def broadcast_text(fabric: Fabric, text: str) -> str:
+    """Send the text of rank 0 to all ranks; returns it."""
+    frame = _frame(text)
     fabric.broadcast(frame)
     return frame.tobytes().decode().rstrip(" ")
 
 
-def _frame(words: str) -> np.ndarray:
-    """Text as a vector of one length: bytes, whatever they would mean as numbers."""
-    content = words.encode()
+def _frame(text: str) -> np.ndarray:
+    """Text as a float64 vector of a fixed length. Only its bytes count, not the numbers that they happen to encode."""
+    content = text.encode()
     if len(content) > FRAME:
         raise CheckpointError(f"a replica's numbers take {len(content)} bytes; expected at most {FRAME}")
     return np.frombuffer(content.ljust(FRAME), np.float64).copy()
 
 
 def mean(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Added up in float64, in their order."""
+    """The mean, summed in float64 in the given order."""
     total = np.zeros(vectors[0].size)
     for vector in vectors:
         total += vector
@@ -130,12 +126,12 @@ def mean(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 @contextmanager
-def averaged(trainer: Trainer, members: Sequence[Member]) -> Iterator[Module]:
-    """The model with the mean of the members' weights, while this lasts."""
+def averaged(trainer: Trainer, states: Sequence[ReplicaState]) -> Iterator[Module]:
+    """Within it, the model holds the mean of the replicas' weights, and batch norm statistics estimated for it."""
     engine = trainer.engine
     theta, statistics = engine.arena.theta.copy(), engine.statistics and engine.statistics.theta.copy()
     try:
-        engine.arena.theta[:] = mean([one.vectors["theta"] for one in members])
+        engine.arena.theta[:] = mean([state.vectors["theta"] for state in states])
         engine.arena.touch()
         if statistics is not None:
             reestimate(trainer)
@@ -149,9 +145,9 @@ def averaged(trainer: Trainer, members: Sequence[Member]) -> Iterator[Module]:
 
 
 def reestimate(trainer: Trainer, batches: int = REESTIMATED) -> None:
-    """Batch norm's statistics anew, as the means over some training batches.
+    """Replace batch norm's running statistics by their means over some training batches.
 
-    The mean of the replicas' statistics belongs to no model: the averaged weights have activations of their own
+    The mean of the replicas' statistics fits no model: the averaged weights produce other activations
     (Izmailov et al. 2018, "Averaging weights leads to wider optima", section 3.2).
     """
     model, random = trainer.model, random_state()
@@ -160,7 +156,7 @@ def reestimate(trainer: Trainer, batches: int = REESTIMATED) -> None:
     model.train()
     try:
         with no_grad():
-            for number, (x, _) in enumerate(trainer.share.sample(batches)):
+            for number, (x, _) in enumerate(trainer.sampler.sample(batches)):
                 for layer in layers:
                     layer.momentum = 1 / (1 + number)
                 model(Tensor(x))
@@ -169,8 +165,3 @@ def reestimate(trainer: Trainer, batches: int = REESTIMATED) -> None:
             layer.momentum = momentum
         model.train(training)
         set_random_state(random)
-
-
-__all__ = [
-    "BOOKS", "Member", "averaged", "collect", "gather_numbers", "mean", "member", "reestimate", "restore", "tell",
-]  # fmt: skip

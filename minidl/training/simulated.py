@@ -1,7 +1,7 @@
-"""What `python -m minidl.simulate` does once its options are read: all replicas of a cluster, in this process.
+"""Runs `python -m minidl.simulate`: all replicas of a virtual cluster in this process.
 
-One model, one recorded step, one set of images; each replica has vectors of its own (comm/replica.py), a trainer of its
-own (trainer.py), and a place in the cluster (comm/fabric/sim.py). Whatever is evaluated is so off the virtual clock.
+The replicas share one model, one recorded step and one data set. Each has its own vectors (comm/replica.py), its own
+trainer (trainer.py) and a place in the cluster (comm/fabric/sim.py). Evaluations take no virtual time.
 """
 
 from __future__ import annotations
@@ -30,42 +30,43 @@ from minidl.program.replay import Prediction
 from minidl.run import checkpoint as files
 from minidl.run.config import Config, resolve
 from minidl.run.evaluation import Score, evaluate
-from minidl.run.folder import CLUSTER, Run, write
+from minidl.run.folder import CLUSTER, RunFolder, write
 from minidl.run.options import read_toml, to_toml
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Signals, Stopped
-from minidl.training.replica_state import Member, averaged
-from minidl.training.session import count, prepare
-from minidl.training.summary import distance
+from minidl.training.output import distance, parameter_count
+from minidl.training.replica_state import ReplicaState, averaged
+from minidl.training.resume import make_checkpoint
+from minidl.training.session import prepare
 from minidl.training.trainer import Entry, Trainer
 
 HEAD = ("# Every option of a simulated run, but for the cluster and the number of ranks:\n"
         "# `python -m minidl.simulate --cluster {cluster} --ranks {ranks} --config FILE` runs it again, to the bit.\n\n"
         )  # fmt: skip
-OWN = ("cluster", "ranks", "measure")  # options that are no part of Config
-TESTED = 32  # replicas that are tested one by one, at most
-LOG_EVERY = 100  # steps of all replicas, on average, between two lines of metrics.jsonl
+OWN = ("cluster", "ranks", "measure")  # options that Config does not have
+TESTED = 32  # at most so many replicas are tested one by one
+LOG_EVERY = 100  # steps of a replica, on average, between two lines of metrics.jsonl
 MEASURED = 20  # gradients
 
 
 def execute(given: Mapping[str, Any], signals: Signals) -> Entry:
-    """Do what the options of the command line ask for; return the result, ready for JSON."""
+    """Carry out the options of the command line; return the result, ready for JSON."""
     training = {name: value for name, value in given.items() if name not in OWN}
     file = read_toml(Config, given["config"]) if given.get("config") else {}
     config = resolve(file, training)
     path = given.get("cluster", "uniform")
     if given.get("measure"):
         return measure(path, config)
-    session = Session(config, clusters.load(path), given.get("ranks", 8), signals)
-    with Run.create(session.config) as run:
-        words = HEAD.format(cluster=path, ranks=session.ranks)
-        write(run.config, (words + to_toml(session.config)).encode())
+    simulated = SimulatedRun(config, clusters.load(path), given.get("ranks", 8), signals)
+    with RunFolder.create(simulated.config) as run:
+        head = HEAD.format(cluster=path, ranks=simulated.ranks)
+        write(run.config, (head + to_toml(simulated.config)).encode())
         write(run.folder / CLUSTER, clusters.read(path).encode())
-        return session.train(run)
+        return simulated.train(run)
 
 
-class Session:
-    """A simulated run."""
+class SimulatedRun:
+    """Trains all replicas of a virtual cluster from the first step to the result."""
 
     def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
         kind = method(config.method) if ranks > 1 else Local
@@ -95,13 +96,13 @@ class Session:
         self.last_loss = math.nan
         self.best = {name: getattr(Progress, name) for name in BEST}
 
-    def train(self, run: Run) -> Entry:
-        """Train to the end of the virtual run; test; return the summary, which is written as well."""
+    def train(self, run: RunFolder) -> Entry:
+        """Train to the end of the virtual run; test; write and return the summary."""
         self.run, self.began = run, perf_counter()
         total = self.trainers[0].total_steps
-        self.say(f"{run.folder}: {self.config.model} ({count(self.model):,} parameters) on {self.config.data} "
-                 f"({len(self.data.y_train):,} images), {total:,} steps each, {self.config.workers} simulated "
-                 f"replicas, {self.config.method}")  # fmt: skip
+        self.say(f"{run.folder}: {self.config.model} ({parameter_count(self.model):,} parameters) on "
+                 f"{self.config.data} ({len(self.data.y_train):,} images), {total:,} steps each, "
+                 f"{self.config.workers} simulated replicas, {self.config.method}")  # fmt: skip
         self.signals.defer(self.config.quiet)
         try:
             self.simulation.run({rank: self.main(rank) for rank in range(self.ranks)}, self.check)
@@ -115,7 +116,7 @@ class Session:
         return self.finish()
 
     def check(self) -> None:
-        """Whether a signal came: then all replicas stop after the step that they are in."""
+        """If a signal came, let all replicas stop after their present step."""
         if self.signals.received is not None and not self.simulation.stop_asked:
             self.simulation.stop()
 
@@ -153,7 +154,7 @@ class Session:
         return work
 
     def catch_up(self, trainer: Trainer, fabric: SimFabric) -> None:
-        """One that joins late begins with another's weights, and where that one is in the training."""
+        """A replica that joins late copies the weights and the position of another one."""
         others = [rank for rank in fabric.survivors() if rank != fabric.rank]
         if not others:
             return
@@ -176,13 +177,13 @@ class Session:
     # -- the journal -------------------------------------------------------------------------------------
 
     def step_done(self, trainer: Trainer, entry: Entry) -> None:
-        """Once as many steps are made as all replicas make in an epoch, look at their average."""
+        """Log now and then. After every `workers` x (steps of an epoch) steps, evaluate the average."""
         replica = trainer.replica
         self.steps += 1
         self.images += trainer.config.batch_size
         self.loss += entry["loss"] * trainer.config.batch_size
         self.correct += entry["accuracy"] * trainer.config.batch_size
-        epoch = self.steps // (self.config.workers * len(trainer.share))
+        epoch = self.steps // (self.config.workers * len(trainer.sampler))
         if epoch > self.epoch or self.steps - self.logged >= LOG_EVERY * self.config.workers:
             event = "epoch" if epoch > self.epoch else "step"
             self.epoch, self.logged = epoch, self.steps
@@ -192,7 +193,7 @@ class Session:
         self.last_loss = self.loss / self.images
         entry: Entry = {
             "event": event,
-            "step": self.steps // self.config.workers,  # of a replica, on average
+            "step": self.steps // self.config.workers,  # mean of the replicas
             "epoch": self.epoch + (event == "step"),
             "time": self.simulation.time,
             "loss": self.last_loss,
@@ -201,65 +202,66 @@ class Session:
         }
         self.loss = self.correct = self.images = 0.0
         if event == "epoch":
-            members = self.members()
-            with averaged(self.first, members):
+            states = self.states()
+            with averaged(self.first, states):
                 score = self.score()
                 validated = self.validate(entry["step"]) if entry["step"] < self.first.total_steps else {}  # see finish
-            books = self.books(self.simulation.fabrics)
+            statistics = self.statistics(self.simulation.fabrics)
             entry |= {
                 "accuracy_average": score.accuracy,
                 "loss_average": score.loss,
                 **validated,
-                "consensus_distance": distance(members),
-                **{name: books[name] for name in ("bytes_sent", "messages", "wait_fraction")},
+                "consensus_distance": distance(states),
+                **{name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction")},
             }
             self.say(f"epoch {self.epoch:>3}  {entry['time']:.4g} virtual s  loss {entry['loss']:.4f}  accuracy "
                      f"{entry['accuracy']:.2%}  average, tested: {score.accuracy:.2%}  consensus distance "
                      f"{entry['consensus_distance']:.4f}")  # fmt: skip
         self.run.log(entry)
 
-    def members(self) -> list[Member]:
-        """Those that are alive."""
+    def states(self) -> list[ReplicaState]:
+        """The weights of all living replicas."""
         alive = self.simulation.fabrics[0].survivors()
-        return [Member(rank, {"theta": self.trainers[rank].replica.theta}, {}) for rank in alive]
+        return [ReplicaState(rank, {"theta": self.trainers[rank].replica.theta}, {}) for rank in alive]
 
     @property
     def first(self) -> Trainer:
-        """Of those that are alive."""
+        """The first living replica."""
         return self.trainers[self.simulation.fabrics[0].leader]
 
     def validate(self, step: int) -> Entry:
-        """The score of the model as it is on the validation images, if there are any; the best so far is kept."""
+        """The score of the present weights on the validation images, if there are any. The best weights are saved."""
         first = self.first
         for name, value in self.best.items():
-            setattr(first.progress, name, value)  # another one may have been the first when it was found
+            setattr(first.progress, name, value)  # the first replica may be another one than at the best step
         scores = first.validate(step)
         self.best = {name: getattr(first.progress, name) for name in BEST}
         if self.best["best_step"] == step:
-            files.save(self.run.checkpoints, step, first.checkpoint())
+            files.save(self.run.checkpoints, step, make_checkpoint(first))
             files.prune(self.run.checkpoints, 1, step)
         return scores
 
     def score(self) -> Score:
         return evaluate(self.model, self.data.x_test, self.data.y_test, prediction=self.engine.prediction)
 
-    def books(self, fabrics: list[SimFabric]) -> meter.Report:
+    def statistics(self, fabrics: list[SimFabric]) -> meter.Report:
         return meter.merge([fabric.meter.report() for fabric in fabrics], self.simulation.place.nodes)
 
     # -- the end -----------------------------------------------------------------------------------------
 
     def finish(self) -> Entry:
-        """The score of the average and of each replica; the summary, the weights."""
-        members, simulation, first = self.members(), self.simulation, self.first
-        tested = members[:: -(-len(members) // TESTED)]
+        """Test the average and each replica; write the weights and the summary."""
+        states, simulation, first = self.states(), self.simulation, self.first
+        tested = states[:: -(-len(states) // TESTED)]
+        images = sum(self.trainers[state.rank].replica.images for state in states)
         accuracies = []
-        for member in tested:
-            self.trainers[member.rank].replica.show()
+        for state in tested:
+            self.trainers[state.rank].replica.show()
             accuracies.append(self.score().accuracy)
-        books, step = self.books(simulation.fabrics), first.progress.step
-        with averaged(first, members):
+        statistics, step = self.statistics(simulation.fabrics), first.progress.step
+        with averaged(first, states):
             validated = self.validate(step)
-            files.save(self.run.checkpoints, step, first.checkpoint())
+            files.save(self.run.checkpoints, step, make_checkpoint(first))
             result = files.folder_of(self.run.checkpoints, first.progress.result)
             self.model.load_state_dict(files.load(result).weights)
             score = self.score()
@@ -277,22 +279,22 @@ class Session:
             "train_loss": self.last_loss if self.images == 0 else self.loss / self.images,
             "epochs": first.progress.epoch,
             "steps": first.progress.step,
-            "seconds": books["elapsed"],
-            "images_per_second": sum(self.trainers[m.rank].replica.images for m in members) / (books["elapsed"] or 1.0),
+            "seconds": statistics["elapsed"],
+            "images_per_second": images / (statistics["elapsed"] or 1.0),
             "workers": self.config.workers,
             "method": self.config.method,
             "cluster": simulation.cluster.file,
             "ranks": self.ranks,
-            "replicas_alive": len(members),
+            "replicas_alive": len(states),
             "replicas_tested": len(tested),
             "accuracy_average": score.accuracy,
             "accuracy_best": max(accuracies),
             "accuracy_worst": min(accuracies),
-            "consensus_distance": distance(members),
-            **{name: books[name] for name in ("bytes_sent", "messages", "bytes_between_nodes", "wait_fraction",
+            "consensus_distance": distance(states),
+            **{name: statistics[name] for name in ("bytes_sent", "messages", "bytes_between_nodes", "wait_fraction",
                                               "staleness", "held", "missed")},
-            "virtual_seconds_by_kind": books["seconds"],
-            "parameters": count(self.model),
+            "virtual_seconds_by_kind": statistics["seconds"],
+            "parameters": parameter_count(self.model),
             "events": simulation.happened,
             "real_seconds": round(perf_counter() - self.began, 3),
             "out": str(self.run.folder),
@@ -305,8 +307,8 @@ class Session:
 
 
 def flops_per_image(model: nn.Module, shape: tuple[int, ...]) -> float:
-    """Of a gradient: three times the multiplications and additions of the layers' matrices on the way forward (once for
-    the output, once for the gradient of the weights, once for that of the input); the rest is small beside them."""
+    """FLOPs of one image's gradient: three times those of the linear and convolution layers' forward pass (for the
+    output, the gradient of the weights, and the gradient of the input). The other layers are small in comparison."""
     found = 0.0
 
     def note(module: nn.Module, output: Any) -> None:
@@ -317,13 +319,13 @@ def flops_per_image(model: nn.Module, shape: tuple[int, ...]) -> float:
             found += 3 * 2 * weight.size * places
 
     recorder, batch = Prediction(model).recorder({"x": np.zeros((1, *shape), np.float32)})
-    with recorder.active(), nn.watching(note), nn.evaluating(model):  # takes notes, and compiles nothing
+    with recorder.active(), nn.watching(note), nn.evaluating(model):  # records, and compiles nothing
         model(Tensor.wrap(batch["x"], recorder.device))
     return found
 
 
 def measure(path: str, config: Config) -> Entry:
-    """Time gradients on this machine, and write seconds per image under [measured] in the cluster's file."""
+    """Time gradients on this machine, and write the seconds per image under [measured] in the cluster's file."""
     cluster = clusters.load(path)
     if not Path(path).is_file():
         raise ConfigError(f"--measure writes to the cluster's file, and {path!r} is an example that comes with minidl: "
@@ -346,7 +348,7 @@ def measure(path: str, config: Config) -> Entry:
 
 
 def with_measured(text: str, work: str, seconds: float) -> str:
-    """A cluster file's text with this entry under [measured], and all else as it was."""
+    """The text of a cluster file with this entry added or replaced under [measured]."""
     line = f'"{work}" = {seconds:.4e}'
     lines = [each for each in text.splitlines() if not re.match(rf'\s*"{re.escape(work)}"\s*=', each)]
     heads = [number for number, each in enumerate(lines) if re.match(r"\s*\[measured\]", each)]
@@ -357,4 +359,4 @@ def with_measured(text: str, work: str, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["Session", "execute", "flops_per_image", "measure", "with_measured"]
+__all__ = ["SimulatedRun", "execute", "flops_per_image", "measure", "with_measured"]

@@ -1,93 +1,85 @@
-"""What several replicas have come to: their average along the way, and the summary of a run."""
+"""The result of several replicas: averages along the way, and their part of summary.json."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minidl.comm import meter
-from minidl.comm.consensus import consensus_distance
 from minidl.run.checkpoint import Checkpoint
 from minidl.run.evaluation import Score
-from minidl.training.replica_state import Member, averaged
-
-if TYPE_CHECKING:
-    from minidl.training.session import Session
-    from minidl.training.trainer import Trainer
-
-
-def distance(members: Sequence[Member]) -> float:
-    """How far the replicas are from their mean, as a fraction of it (comm/consensus.py)."""
-    return consensus_distance(one.vectors["theta"] for one in members)
+from minidl.training.output import RunOutput, distance
+from minidl.training.replica_state import ReplicaState, averaged
+from minidl.training.resume import make_checkpoint
 
 
 class Snapshots:
-    """A replica's weights at the end of each epoch, for a method in which replicas never all stop at once.
+    """The weights of this replica at the end of each epoch, for methods whose replicas never all stop together.
 
-    Their averages are evaluated when training is over: off the clock, and nobody has waited for it. Replicas that were
-    resumed in different epochs take them from the first that is ahead of all, so each takes equally many.
+    Their averages are evaluated after training, so that no replica waits for it. Replicas that were resumed in
+    different epochs take snapshots only of epochs that none of them had finished: each takes the same number.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, output: RunOutput) -> None:
+        self.output, self.trainer = output, output.trainer
         self.taken: list[tuple[int, float, np.ndarray]] = []  # step, seconds, theta
 
     def take(self) -> None:
-        """At the end of an epoch, but for the last: what is kept at the end is validated itself."""
+        """Called at the end of an epoch. The last epoch needs no snapshot: the final weights are validated."""
         trainer, at = self.trainer, self.trainer.progress
         if trainer.data.x_validation is not None and at.epoch > trainer.furthest and not trainer.finished:
             self.taken.append((at.step, at.seconds, trainer.replica.theta.copy()))
 
-    def validate(self, session: Session, last: list[Member]) -> None:
-        """Called by all replicas; the leader says which average did best on the validation images, and keeps it.
+    def validate(self, last: Sequence[ReplicaState]) -> None:
+        """Validate the average of each epoch, and keep the best. Called by all replicas.
 
-        last: all replicas as they are at the end, at the leader.
+        last: the final states of all replicas, at the leader; elsewhere empty.
         """
-        trainer, at = self.trainer, self.trainer.progress
+        trainer, output, at = self.trainer, self.output, self.trainer.progress
         for number, (step, seconds, theta) in enumerate(self.taken):
-            members = [Member(rank, {"theta": vector.copy()}, {}) for rank, vector in trainer.fabric.gather(theta)]
-            if members:
-                checkpoint = self._look(session, members, step, at.epoch - len(self.taken) + number, seconds)
+            states = [ReplicaState(rank, {"theta": vector.copy()}, {}) for rank, vector in trainer.fabric.gather(theta)]
+            if states:
+                checkpoint = self._validate_average(states, step, at.epoch - len(self.taken) + number, seconds)
                 if at.best_step == step:
-                    session.write(checkpoint, step)
+                    output.write(checkpoint, step)
         if last and not trainer.method.together and trainer.data.x_validation is not None:
-            self._look(session, last, at.step, at.epoch, at.seconds)
-            session.keep(last, None)  # anew, since it says which one is best
+            self._validate_average(last, at.step, at.epoch, at.seconds)
+            output.keep(last, None)  # again: the checkpoint notes which step is best
 
-    def _look(self, session: Session, members: list[Member], step: int, epoch: int, seconds: float) -> Checkpoint:
-        """Validate an average; returns what would keep it."""
-        with averaged(self.trainer, members):
+    def _validate_average(self, states: Sequence[ReplicaState], step: int, epoch: int, seconds: float) -> Checkpoint:
+        """Validate and log an average; returns its checkpoint."""
+        with averaged(self.trainer, states):
             scores = self.trainer.validate(step)
-            checkpoint = self.trainer.checkpoint()
-        session.log({"event": "average", "step": step, "epoch": epoch, **scores,
-                     "consensus_distance": distance(members), "seconds": seconds})  # fmt: skip
+            checkpoint = make_checkpoint(self.trainer)
+        self.output.log({"event": "average", "step": step, "epoch": epoch, **scores,
+                         "consensus_distance": distance(states), "seconds": seconds})  # fmt: skip
         return checkpoint
 
 
-def together(
-    session: Session,
-    members: Sequence[Member],
+def summarise(
+    output: RunOutput,
+    states: Sequence[ReplicaState],
     score: Score,
-    words: Sequence[dict[str, Any]],
-    reports: Sequence[np.ndarray],
+    results: Sequence[dict[str, Any]],
+    meters: Sequence[np.ndarray],
 ) -> dict[str, Any]:
-    """The part of the summary that speaks of several replicas.
+    """The part of summary.json that describes several replicas.
 
-    score: of their average. words: what each says of itself. reports: each one's books.
+    score: of their average. results: {"score", "speed"} of each replica. meters: each replica's `Meter.vector`.
     """
-    accuracies = [one["score"][1] for one in words]
-    books = meter.merge([meter.from_vector(vector) for vector in reports], session.fabric.nodes)
+    accuracies = [result["score"][1] for result in results]
+    statistics = meter.merge([meter.from_vector(vector) for vector in meters], output.fabric.nodes)
     return {
-        "workers": session.config.workers,
-        "method": session.config.method,
-        "replicas_alive": len(words),
+        "workers": output.trainer.config.workers,
+        "method": output.trainer.config.method,
+        "replicas_alive": len(results),
         "accuracy_average": score.accuracy,
         "accuracy_best": max(accuracies),
         "accuracy_worst": min(accuracies),
-        "consensus_distance": distance(members),
-        "images_per_second": round(sum(one["speed"] for one in words), 1),
-        **{name: books[name] for name in ("bytes_sent", "messages", "wait_fraction", "bytes_between_nodes", "staleness",
-                                          "held", "missed", "edges")},
+        "consensus_distance": distance(states),
+        "images_per_second": round(sum(result["speed"] for result in results), 1),
+        **{name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction", "bytes_between_nodes",
+                                               "staleness", "held", "missed", "edges")},
     }  # fmt: skip

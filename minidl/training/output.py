@@ -1,0 +1,174 @@
+"""What a run writes: metrics, checkpoints and the result. The leader writes; the other replicas know the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+
+from minidl.comm import trace
+from minidl.comm.consensus import consensus_distance
+from minidl.nn import Module
+from minidl.run import checkpoint as files
+from minidl.run.evaluation import Score, evaluate
+from minidl.run.folder import JournalError, RunFolder
+from minidl.training import local_snapshots
+from minidl.training.replica_state import ReplicaState, averaged, broadcast_text
+from minidl.training.resume import make_checkpoint
+from minidl.training.trainer import Entry, Trainer
+
+
+def distance(states: Sequence[ReplicaState]) -> float:
+    """The consensus distance of the replicas, as a fraction of their mean (comm/consensus.py)."""
+    return consensus_distance(state.vectors["theta"] for state in states)
+
+
+class RunOutput:
+    """The output of one trainer's run.
+
+    folder         of the run; every replica knows it
+    run            the folder, locked; held by the leader only
+    journal_error  why metrics could not be written: raised after all replicas have stopped
+    show           displays the entry of an epoch
+    """
+
+    def __init__(self, trainer: Trainer, show: Callable[[Entry], None]) -> None:
+        self.trainer, self.fabric, self.show = trainer, trainer.fabric, show
+        self.folder = Path()
+        self.run: RunFolder | None = None
+        self.journal_error: JournalError | None = None
+
+    @property
+    def command(self) -> str:
+        """The command that continues this run."""
+        return f"python -m minidl.train --resume {quote(str(self.folder))}"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def alone(self) -> bool:
+        return self.fabric.size == 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica is the leader, which writes for all."""
+        return self.fabric.rank == self.fabric.leader
+
+    @contextmanager
+    def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:
+        """Within it, the leader holds the run's folder, and the other replicas know its path."""
+        try:
+            if self.leads:
+                self.run = open_run()
+            self.folder = Path(broadcast_text(self.fabric, str(self.run.folder) if self.run else ""))
+            yield
+        finally:
+            if self.run:
+                self.run.__exit__()
+
+    def _held(self) -> RunFolder:
+        """The run's folder. If the leader died, this process is the next leader and opens the folder."""
+        if self.run is None:
+            self.run = reopen(self.folder)
+        return self.run
+
+    # -- while it trains ---------------------------------------------------------------------------------
+
+    def log(self, entry: Entry) -> None:
+        """Append a line to metrics.jsonl. With several replicas an error stops them all, and is raised at the end."""
+        try:
+            self._held().log(entry)
+        except JournalError as error:
+            if self.alone:
+                raise
+            self.journal_error, self.fabric.stop_wanted = error, True
+
+    def report(self, entry: Entry) -> None:
+        """Show and log the entry of an epoch."""
+        if not self.alone:  # this replica's own communication; that of the others is gathered at the end of the run
+            statistics = self.fabric.meter.report()
+            entry |= {name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction")}
+        self.show(entry)
+        self.log(entry)  # before the checkpoint: a resume removes a surplus line, but cannot restore a missing one
+
+    def save(self) -> None:
+        """Write a checkpoint of this replica alone."""
+        self.write(make_checkpoint(self.trainer))
+
+    def write(self, checkpoint: files.Checkpoint, step: int = -1) -> None:
+        """Write a checkpoint under this step (default: the present one), and delete old ones."""
+        checkpoints, at = self._held().checkpoints, self.trainer.progress
+        files.save(checkpoints, at.step if step < 0 else step, checkpoint)
+        files.prune(checkpoints, self.trainer.config.keep, at.best_step)
+
+    def keep(self, states: Sequence[ReplicaState], entry: Entry | None) -> None:
+        """Write a checkpoint of all replicas with their average.
+
+        entry: of the epoch that ends now, if one does. Then the average is validated, and the entry reported.
+        """
+        trainer = self.trainer
+        with averaged(trainer, states):
+            scores = trainer.validate(trainer.progress.step) if entry is not None else {}
+            checkpoint = make_checkpoint(trainer, states)
+        if entry is not None:
+            self.report(entry | scores | {"consensus_distance": distance(states)})
+        self.write(checkpoint)
+        local_snapshots.remove(self.checkpoints)
+
+    # -- the result --------------------------------------------------------------------------------------
+
+    def score(self) -> Score:
+        """The score of the present weights on the test images."""
+        trainer = self.trainer
+        return evaluate(trainer.model, trainer.data.x_test, trainer.data.y_test, check=trainer.check,
+                        prediction=trainer.engine.prediction)  # fmt: skip
+
+    def test(self) -> Score:
+        """The score of the run's result: the weights that did best on the validation images, or the last ones."""
+        result = files.folder_of(self.checkpoints, self.trainer.progress.result)
+        self.trainer.model.load_state_dict(files.load(result).weights)
+        return self.score()
+
+    def summary(self, score: Score) -> Entry:
+        """The part of summary.json that every run has."""
+        at = self.trainer.progress
+        return {
+            "test_accuracy": score.accuracy,
+            "test_loss": score.loss,
+            "train_loss": at.train_loss,
+            **at.best,
+            "epochs": at.epoch,
+            "steps": at.step,
+            "images_per_second": round(at.images_per_second, 1),
+            "seconds": round(at.seconds, 3),
+            "parameters": parameter_count(self.trainer.model),
+            "out": str(self.folder),
+        }
+
+    def finish(self, summary: Entry) -> None:
+        """Write model.safetensors and summary.json."""
+        run = self._held()
+        run.finish(files.folder_of(run.checkpoints, self.trainer.progress.result) / files.MODEL, summary)
+
+    def write_trace(self) -> None:
+        """Write RUN/trace.json, a timeline of all replicas, if --trace was given. Every replica calls it."""
+        fabric = self.fabric
+        if fabric.meter.trace is not None:
+            timelines = [trace.from_vector(v) for _, v in fabric.gather(fabric.meter.trace.vector(fabric.rank))]
+            if timelines:
+                trace.write(self.folder / "trace.json", timelines, fabric.nodes)
+
+
+def reopen(folder: Path) -> RunFolder:
+    """Open the folder of an existing run, and delete what a killed process left in it."""
+    run = RunFolder.open(folder)
+    files.clean_up(run.checkpoints)
+    return run
+
+
+def parameter_count(model: Module) -> int:
+    """The number of trained values."""
+    return sum(parameter.size for parameter in model.parameters())

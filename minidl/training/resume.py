@@ -1,0 +1,134 @@
+"""Checkpoints of a run: how one is made of a trainer, and how a trainer continues from one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from minidl.errors import CheckpointError
+from minidl.nn import random_state, set_random_state
+from minidl.run.checkpoint import Checkpoint
+from minidl.run.config import FREE, Config, resolve
+from minidl.run.options import from_toml, options, to_toml
+from minidl.run.progress import BEST, Progress
+from minidl.training.replica_state import ReplicaState, mean, restore_replica
+from minidl.training.trainer import Trainer
+
+METER = "books"  # the name of a replica's statistics of communication in a checkpoint
+
+
+def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Checkpoint:
+    """A checkpoint of everything that `restore` needs. Raises DivergedError if a weight is not finite.
+
+    states: of all replicas, if there are several; the model holds their average then.
+    """
+    weights = trainer.model.state_dict()
+    for name, values in weights.items():
+        if not np.isfinite(values).all():
+            raise trainer.diverged(f"{name} holds values that are not finite", trainer.progress.step)
+    vectors, numbers = trainer.engine.optimizer.state_dict()
+    state = {
+        "progress": asdict(trainer.progress),
+        "optimizer": numbers,
+        "random": random_state(),
+        "layout": trainer.engine.arena.layout_hash,
+        "batches": len(trainer.sampler),
+        "config": to_toml(trainer.config),
+    }
+    if states:
+        vectors = {f"{one.rank}/{name}": vector for one in states for name, vector in one.vectors.items()}
+        vectors |= {f"{one.rank}/{METER}": one.meter for one in states if one.meter is not None}
+        state["members"] = {str(one.rank): one.numbers for one in states}
+    return Checkpoint(weights, vectors, state, _about(trainer))
+
+
+def _about(trainer: Trainer) -> dict[str, str]:
+    """The metadata that `load_model` needs besides the weights."""
+    data = trainer.data
+    about = {
+        "classes": data.classes,
+        "input_shape": data.input_shape,  # (H, W, C)
+        "mean": data.mean.tolist(),
+        "std": data.std.tolist(),
+    }
+    return {"model": trainer.config.model, "data": data.name} | {n: json.dumps(v) for n, v in about.items()}
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Continue as if the run had never stopped.
+
+    With another number of replicas than before, all begin with the average weights at the average position.
+    Raises CheckpointError if the checkpoint is of another run, model or layout.
+    """
+    state = checkpoint.state
+    try:
+        before, layout, progress = state["config"], state["layout"], state["progress"]
+        numbers, random, batches = state["optimizer"], state["random"], int(state["batches"])
+        members = {int(rank): member for rank, member in state.get("members", {}).items()}
+        known = {field.name for field in fields(Progress)}
+        if any(set(found) != known for found in (progress, *(member["progress"] for member in members.values()))):
+            raise KeyError("progress")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint of another version of minidl: {error} is not as expected") from None
+    then = resolve(from_toml(Config, before))
+    now = asdict(trainer.config)
+    for name, value in asdict(then).items():
+        if name not in FREE and options(Config)[name].saved and value != now[name]:
+            raise CheckpointError(f"checkpoint was made with {name} = {value!r}, not {now[name]!r}")
+    if layout != trainer.engine.arena.layout_hash:
+        raise CheckpointError("checkpoint is of a model with another layout of parameters")
+    trainer.progress = Progress(**progress)
+    trainer.model.load_state_dict(checkpoint.weights)
+    if trainer.fabric.size == 1 and not members:
+        trainer.engine.optimizer.load_state_dict(checkpoint.vectors, numbers)
+        set_random_state(random)
+        trainer.replica.steps = trainer.progress.step
+    elif list(members) == list(trainer.fabric.replicas) and then.workers == trainer.config.workers:
+        _restore_same_replicas(trainer, checkpoint, members)
+    else:
+        _restore_other_replicas(trainer, checkpoint, members, batches)
+
+
+def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]]) -> None:
+    """Each replica takes its own state. A server begins with that of the first replica."""
+    fabric = trainer.fabric
+    rank = fabric.rank if fabric.rank in members else 0
+    prefix = f"{rank}/"
+    vectors = {n.removeprefix(prefix): v for n, v in checkpoint.vectors.items() if n.startswith(prefix)}
+    numbers, meter = members[rank], vectors.pop(METER)
+    if rank == fabric.rank:
+        fabric.meter.go_on(meter)
+    restore_replica(trainer, ReplicaState(rank, vectors, numbers))
+    shared = {name: checkpoint.state["progress"][name] for name in BEST}
+    trainer.progress = Progress(**numbers["progress"] | shared)
+    trainer.furthest = max(member["progress"]["epoch"] for member in members.values())
+
+
+def _restore_other_replicas(
+    trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]], batches: int
+) -> None:
+    """All replicas take the average weights. batches: in an epoch of each replica before."""
+    before = [Progress(**member["progress"]) for member in members.values()] or [trainer.progress]
+    _continue_from(trainer, before, batches)
+    if members:
+        trainer.replica.theta[:] = mean([checkpoint.vectors[f"{rank}/theta"] for rank in members])
+        trainer.replica.touch()
+    if members and trainer.fabric.rank == 0:
+        trainer.fabric.meter.take_over([checkpoint.vectors[f"{rank}/{METER}"] for rank in members])
+
+
+def _continue_from(trainer: Trainer, before: Sequence[Progress], batches: int) -> None:
+    """Continue at the average position of other replicas: after the same number of passes over the data, or of steps
+    if --steps counts them. batches: of each of those replicas in an epoch. The number of steps never decreases."""
+    at, own, count = trainer.progress, len(trainer.sampler), len(before)
+    passes = Fraction(sum(one.epoch * batches + one.batch for one in before), batches * count)
+    made = sum(one.step - one.shift for one in before) // count
+    at.step, at.epoch, at.batch = max(one.step for one in before), int(passes), int(passes % 1 * own)
+    at.shift = at.step - (made if trainer.config.steps else at.epoch * own + at.batch)
+    at.loss_sum, at.correct, at.images = 0.0, 0, 0
+    trainer.replica.steps = at.step
