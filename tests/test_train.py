@@ -176,9 +176,9 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("--evaluate run --config run/config.toml", "--config cannot be given with --evaluate of a run"),
     ("--evaluate run/checkpoints/step-00000001/model.safetensors --validation 0.1", "--validation cannot be given"),
     ("--evaluate file --model lenet", "not a safetensors file"),
-    ("--resume empty", "empty/config.toml is not whole: it lacks model, data"),
-    ("--evaluate empty/model.safetensors", "empty/config.toml is not whole"),
-    ("--data synthetic:96x4x4x1:4 --model mlp --out folder", "folder/checkpoints exists, but no run"),
+    ("--resume empty", "empty/config.toml is incomplete: it lacks model, data"),
+    ("--evaluate empty/model.safetensors", "empty/config.toml is incomplete"),
+    ("--data synthetic:96x4x4x1:4 --model mlp --out folder", "folder/checkpoints exists, but holds no run"),
     ("--evaluate run --data synthetic:96x5x5x1:4", "expected floats"),
 ])  # fmt: skip
 def test_bad_input(a_run: Path, argv: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,10 @@
-"""The folder of a run, and its journal.
+"""The folder of a run.
 
-    RUN/config.toml        every option: `--config RUN/config.toml` runs it again, to the bit
-    RUN/metrics.jsonl      one line for each epoch, and for some steps between
+    RUN/config.toml        every option: `--config RUN/config.toml` repeats the run to the bit
+    RUN/metrics.jsonl      one line for each epoch, and for some of the steps
     RUN/checkpoints/       see checkpoint.py
-    RUN/model.safetensors  the weights that the test figure belongs to, once there is one
-    RUN/summary.json       the result, likewise
+    RUN/model.safetensors  the weights whose test accuracy is reported, when the run has finished
+    RUN/summary.json       the result, when the run has finished
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from minidl.errors import CheckpointError, ConfigError, MinidlError
 from minidl.run.config import Config
 from minidl.run.options import options, read_toml, to_toml
 
-HEAD = "# Every option of a run: `python -m minidl.train --config FILE` runs it again, to the bit.\n\n"
-
-
-CLUSTER = "cluster.toml"  # in the folder of a simulated run: the cluster that it ran on
+HEAD = "# Every option of a run: `python -m minidl.train --config FILE` repeats it to the bit.\n\n"
+CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 
 class JournalError(MinidlError):
-    """What a run tells of itself cannot be written; its checkpoints can."""
+    """metrics.jsonl or the result cannot be written; checkpoints can."""
 
 
 class RunFolder:
-    """A run's folder, ours alone while a `with` holds it."""
+    """A run's folder, locked against other processes until the end of the `with`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +52,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
-        """A new run in `config.out`, or in the next free runs/DATA-MODEL-N. Raises ConfigError where a run is."""
+        """A new run in `config.out`, or in the next free runs/DATA-MODEL-N. Raises ConfigError if a run is there."""
         if config.out:
             folder = Path(config.out)
             made = not folder.exists()
@@ -68,20 +66,20 @@ class RunFolder:
         except BaseException:
             os.close(run._lock)
             if made:
-                with suppress(OSError):  # somebody else put something in
+                with suppress(OSError):  # it is not empty: another process has written into it
                     folder.rmdir()
             raise
         return run
 
     def _begin(self, text: str) -> None:
-        """Make the folder a run, or leave it as it was. config.toml comes last: a folder without one claims nothing."""
+        """Make the folder a run, or leave it unchanged. config.toml is written last: without it, the folder is no run."""
         if self.config.exists():
-            raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} goes on with it, "
+            raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} continues it, "
                               "another --out begins a new one")  # fmt: skip
         try:
-            self.checkpoints.mkdir()  # of two processes one gets it
+            self.checkpoints.mkdir()  # if two processes try, one of them fails
         except FileExistsError:
-            raise ConfigError(f"{self.checkpoints} exists, but no run: give another --out") from None
+            raise ConfigError(f"{self.checkpoints} exists, but holds no run: give another --out") from None
         try:
             write(self.config, text.encode())
         except BaseException as error:
@@ -92,8 +90,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, folder: str | Path) -> RunFolder:
-        """The run that this folder holds. Raises CheckpointError where there is none, or not a whole one."""
-        read_run(folder)  # may raise: before anything is held or made
+        """The run in this folder. Raises CheckpointError if there is none, or if it is incomplete."""
+        read_run(folder)  # may raise: before anything is locked or created
         run = cls(Path(folder))
         run.checkpoints.mkdir(exist_ok=True)
         return run
@@ -104,7 +102,7 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def rewind(self, step: int, epoch: int) -> None:
-        """Keep those lines of metrics.jsonl that were written up to `step`, with `epoch` epochs finished."""
+        """Remove the lines of metrics.jsonl that are later than `step`, or than `epoch` finished epochs."""
         if self.metrics.exists():
             lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
             kept = "".join(line + "\n" for line in lines if _happened(line, step, epoch))
@@ -123,22 +121,22 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise JournalError(f"cannot write {path}: {error.strerror}; what is trained is in the last checkpoint: "
-                               f"when that is mended, --resume {quote(str(self.folder))}") from None  # fmt: skip
+            raise JournalError(f"cannot write {path}: {error.strerror}; the last checkpoint has what was trained: "
+                               f"once it can be written, --resume {quote(str(self.folder))}") from None  # fmt: skip
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """The options that the run in this folder was begun with. Raises CheckpointError where there is none."""
+    """The options of the run in this folder. Raises CheckpointError if there is none."""
     path = Path(folder) / "config.toml"
     if not path.is_file():
         raise CheckpointError(f"{folder} holds no run: it has no config.toml")
     if (path.parent / CLUSTER).exists():
-        raise CheckpointError(f"{folder} holds a simulated run, which cannot be gone on with: begin a new one")
+        raise CheckpointError(f"{folder} holds a simulated run, which cannot be resumed: begin a new one")
     return read_options(path)
 
 
 def result_of(folder: str | Path) -> dict[str, Any] | None:
-    """What a run's summary.json says; None where it has not finished, or the summary is broken."""
+    """The content of a run's summary.json; None if the run has not finished, or if the file is damaged."""
     try:
         summary = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -147,16 +145,16 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The options in a run's config.toml. Raises CheckpointError where some are not in it, ConfigError as read_toml."""
+    """The options in a run's config.toml. Raises CheckpointError if some are missing, and ConfigError as `read_toml`."""
     given = read_toml(Config, path)
     missing = [name for name, entry in options(Config).items() if entry.saved and name not in given]
     if missing:
-        raise CheckpointError(f"{path} is not whole: it lacks {', '.join(missing)}; begin a new run with another --out")
+        raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing)}; begin a new run with another --out")
     return given
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file as a whole: whoever looks, also after a crash, finds the old content or the new."""
+    """Replace a file atomically: readers find the old content or the new one, also after a crash."""
     beside = path.with_name(f".{path.name}.new")
     try:
         beside.write_bytes(content)
@@ -172,7 +170,7 @@ def _happened(line: str, step: int, epoch: int) -> bool:
         entry = json.loads(line)
         return entry["step"] <= step and (entry["event"] == "step" or entry["epoch"] <= epoch)
     except (ValueError, KeyError, TypeError):
-        return False  # the half line that a killed process leaves
+        return False  # an incomplete line, left by a killed process
 
 
 def _next_free(name: str) -> Path:
@@ -182,7 +180,7 @@ def _next_free(name: str) -> Path:
     for number in itertools.count(1):
         folder = runs / f"{name}-{number}"
         try:
-            folder.mkdir()  # fails where another process was faster
+            folder.mkdir()  # fails if another process created it first
         except FileExistsError:
             continue
         return folder
@@ -190,13 +188,13 @@ def _next_free(name: str) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Hold the folder until the handle is closed, which the system does for a killed process."""
+    """Lock the folder until the handle is closed; the system closes the handles of a killed process."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise ConfigError(f"another process is training in {folder}") from None
-    except OSError:  # a file system without locks: then nobody watches but the user
+    except OSError:  # a file system without locks: the user must take care
         pass
     return handle
