@@ -9,7 +9,7 @@ from minidl import Tensor, nn, ops
 
 
 def model() -> nn.Sequential:
-    """Odd sizes; batch norm for the buffers."""
+    """A network with odd sizes. Its batch norm has buffers."""
     minidl.seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 5 * 7, 11)

@@ -1,4 +1,4 @@
-"""The arena: one flat vector, whose parts are the parameters."""
+"""The arena: one flat vector, whose slices are the parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parameters(*shapes: tuple[int, ...], dtype: str = "float32") -> dict[str, Pa
 
 
 def gaps(arena: Arena) -> np.ndarray:
-    """True where no parameter lies."""
+    """A mask of `theta` (size,): True where no parameter is stored."""
     outside = np.ones(arena.size, bool)
     for slot in arena.slots:
         outside[slot.start : slot.stop] = False
@@ -91,7 +91,7 @@ def test_layout_hash_tells_what_theta_means() -> None:
     assert model().flatten().layout_hash == model().flatten().layout_hash
     assert usual == hashed((3, 5), (4,))
     others = [
-        hashed((5, 3), (4,)),  # as many elements in another shape
+        hashed((5, 3), (4,)),  # the same number of elements in another shape
         hashed((15,), (4,)),
         hashed((4,), (3, 5)),
         hashed((3, 5), (4,), names="p1 p0"),
@@ -161,7 +161,7 @@ def test_zero_grad_keeps_the_views() -> None:
 def test_data_is_read_only_and_cannot_be_replaced() -> None:
     network = model()
     weight = network[0].weight
-    weight.data = weight.data + 1  # outside of an arena one may
+    weight.data = weight.data + 1  # allowed outside an arena
     network.flatten()
     with pytest.raises(MinidlError, match=r"\(3, 3, 2, 3\): its array is part of .* write .* parameter.copy_"):
         weight.data = np.zeros(weight.shape, np.float32)
@@ -195,7 +195,7 @@ def test_every_write_raises_the_version() -> None:
     assert risen()
     loss_of(network).backward()
     optimizer.zero_grad()
-    assert not risen()  # reading theta and writing grad do not
+    assert not risen()  # reading theta and writing grad change no version
 
 
 def test_new_vectors_are_zeros_in_the_layout_of_theta() -> None:
@@ -205,14 +205,14 @@ def test_new_vectors_are_zeros_in_the_layout_of_theta() -> None:
     assert vector.ctypes.data % ALIGNMENT == 0 and arena.new_vector() is not vector
 
 
-# Memory of others
+# Memory that the caller provides
 
 
 def test_theta_in_a_given_buffer() -> None:
     given_ = parameters((3, 5), (7,))
     before = given_["p0"].data.copy()
     buffer = aligned(Arena.required_size(given_), "float32")
-    buffer[:] = np.nan  # what lay there before must not show in the gaps
+    buffer[:] = np.nan  # old contents must not remain in the gaps
     arena = Arena(given_, buffer)
     assert arena.theta is buffer
     np.testing.assert_array_equal(buffer[:15].reshape(3, 5), before)
@@ -237,8 +237,8 @@ def test_theta_in_shared_memory_trains_where_others_can_see_it() -> None:
         other.close()
         np.testing.assert_array_equal(seen, network.arena.theta)
         assert (seen != before).any()
-        del network, own, optimizer  # their arrays look into the memory,
-        gc.collect()  # and arena and parameters refer to each other
+        del network, own, optimizer  # their arrays are views of the memory,
+        gc.collect()  # and arena and parameters reference each other
     finally:
         memory.close()
         memory.unlink()
@@ -284,4 +284,4 @@ def test_bad_buffers(make: object, found: str) -> None:
     with pytest.raises(ShapeError, match=expected):
         Arena(given_, make(size))  # type: ignore[operator]
     assert all(parameter.arena is None for parameter in given_.values())
-    given_["p0"].data = np.zeros((3, 5), np.float32)  # as free as before
+    given_["p0"].data = np.zeros((3, 5), np.float32)  # allowed: no arena has taken it

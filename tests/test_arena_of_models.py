@@ -49,7 +49,7 @@ def test_a_replaced_layer_gets_into_a_new_arena_and_is_trained() -> None:
     optimizer.step()
     assert (network[4].weight.data != before["4.weight"].T).any()
     assert old.weight.arena is None
-    old.weight.data = np.zeros_like(old.weight.data)  # as free as before
+    old.weight.data = np.zeros_like(old.weight.data)  # allowed: it is in no arena
     setattr(network, "1", nn.BatchNorm2d(3))
     network.flatten()
     assert network[1].running_mean.arena is network.statistics

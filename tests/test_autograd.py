@@ -48,7 +48,7 @@ def test_many_diamonds_take_one_visit_each() -> None:
 
 
 def test_branches_of_different_length_meet() -> None:
-    """The short branch reaches x long before the long one has been walked: x's creator must wait for both."""
+    """The short branch delivers its gradient to `start` early. The backward of `start` waits for the long one."""
     x = leaf(1.0)
     start = x * 3
     long = start
@@ -59,10 +59,10 @@ def test_branches_of_different_length_meet() -> None:
 
 
 def test_a_gradient_that_two_inputs_share_is_not_written_to() -> None:
-    """a + b hands one array to both; what a gets besides must not reach b."""
+    """The backward of a + b passes one array to both inputs. What is added to a's gradient must not reach b's."""
     x, y = leaf(2.0), leaf(3.0)
     a, b = x * 1, y * 1
-    older = a * 3  # its gradient arrives at a after that of a + b
+    older = a * 3  # its gradient reaches a after that of a + b
     ((a + b) + older).backward()
     np.testing.assert_array_equal((x.grad, y.grad), [[4], [1]])
 
@@ -87,7 +87,7 @@ def test_a_long_chain() -> None:
 
 
 def test_a_long_chain_is_forgotten_without_backward() -> None:
-    """Freeing it must not recurse from link to link, nor wait for the garbage collector."""
+    """Freeing the chain must not recurse from node to node, and must not need the garbage collector."""
     gc.disable()
     try:
         x = leaf(1.0)
@@ -112,7 +112,7 @@ def test_backward_of_a_leaf_and_of_a_single_number() -> None:
 
 def test_backward_with_a_gradient_given() -> None:
     x = leaf(1.0, 2.0)
-    v = np.array([10, 100])  # integers are brought to x's type
+    v = np.array([10, 100])  # integers are converted to x's type
     (x * 3).backward(v)
     np.testing.assert_array_equal(x.grad, [30, 300])
     y = Tensor(np.ones((2, 3)), requires_grad=True)
@@ -145,7 +145,7 @@ def test_a_second_backward_says_what_to_do() -> None:
     for output in (y, y + 1, a):
         with pytest.raises(GraphError, match=r"freed by an earlier backward.*again.*retain_graph=True"):
             output.backward()
-    np.testing.assert_array_equal(x.grad, [12])  # the failed ones left nothing behind
+    np.testing.assert_array_equal(x.grad, [12])  # the failed calls added nothing
 
 
 def test_retain_graph() -> None:
@@ -206,7 +206,7 @@ def test_no_grad_is_of_its_own_thread() -> None:
 
 
 def test_a_decorated_function_in_two_threads_at_once() -> None:
-    """One enters while recording is on, the other while it is off; each must get its own state back."""
+    """One thread enters while recording is on, the other while it is off. Each must get its own state back."""
     entered = threading.Barrier(2, timeout=30)
 
     @no_grad()
@@ -233,7 +233,7 @@ def test_detach() -> None:
     y = x * x
     d = y.detach()
     assert np.shares_memory(d.numpy(), y.numpy()) and not d.requires_grad
-    (y * d).sum().backward()  # d counts as a constant
+    (y * d).sum().backward()  # d is a constant
     np.testing.assert_array_equal(x.grad, 2 * x.numpy() ** 3)
 
 
@@ -248,11 +248,11 @@ def test_the_graph_is_freed_without_the_garbage_collector(how: str) -> None:
         hidden = ops.relu(x @ w)
         return (hidden * hidden).sum(), [weakref.ref(hidden), weakref.ref(hidden.numpy())]
 
-    forward()[0].backward()  # compiles the kernels: what Numba leaves behind is not ours to count
+    forward()[0].backward()  # compiles the kernels: objects that Numba keeps must not be counted
     gc.disable()
     try:
         loss, watched = forward()
-        assert all(watch() is not None for watch in watched)  # alive: backward needs it
+        assert all(watch() is not None for watch in watched)  # alive: backward needs them
         if how == "backward":
             loss.backward()
         else:
@@ -276,11 +276,11 @@ def test_gradients_of_leaves_are_arrays_of_their_own() -> None:
     np.testing.assert_array_equal(dy, [1, 10])
 
 
-# -- functions of one's own ----------------------------------------------------------------------------------
+# -- user-defined functions ----------------------------------------------------------------------------------
 
 
 class Clip(Function):
-    """What a user writes: NumPy, and whatever NumPy returns."""
+    """A typical function of a user: plain NumPy, with the types that NumPy returns."""
 
     def forward(self, x: np.ndarray, low: float, high: float) -> np.ndarray:
         self.inside = (x > low) & (x < high)
@@ -299,7 +299,7 @@ class TransposedView(Function):
 
 
 class Total(Function):
-    """forward returns a NumPy number, backward a view with strides of 0."""
+    """forward returns a NumPy scalar, backward a view with strides of 0."""
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         self.shape = x.shape
@@ -310,7 +310,7 @@ class Total(Function):
 
 
 class Weighted(Function):
-    """a b, with no gradient for b; asks `needs` before it works."""
+    """a b, without a gradient for b. backward checks `needs` before it computes."""
 
     def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         self.b = b
@@ -342,7 +342,7 @@ class WrongShape(Function):
 def test_functions_of_a_user() -> None:
     x = Tensor(np.random.default_rng(0).standard_normal((3, 5)), requires_grad=True)
     assert gradcheck(lambda x: Clip.apply(x, low=-0.5, high=0.5), x)
-    # between ops of our own, whose kernels need contiguous arrays
+    # between minidl's ops, whose kernels need contiguous arrays
     assert gradcheck(lambda x: TransposedView.apply(x.T).reshape(15) * np.arange(15), x)
     assert gradcheck(lambda x: Total.apply((x * x).T).reshape(1) * 3, x)
 

@@ -1,4 +1,4 @@
-"""The tensor: what it is made of, what Python and NumPy can do with it, its data and its gradient."""
+"""The tensor: how it is created, how Python and NumPy use it, its data and its gradient."""
 
 from __future__ import annotations
 
