@@ -1,4 +1,4 @@
-"""What tests of several processes share: start a job, wait for its end, see that nothing is left of it."""
+"""Helpers for tests of several processes: start a job, wait until it ends, check that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ try:
 except MinidlError as error:
     sys.exit(f"minidl: error: {error}")
 """
-PATIENCE = 60  # seconds that a test waits for what must come; nothing is decided by them
+PATIENCE = 60  # seconds until a test gives up waiting; no other result depends on it
 
 
 class Launched:
-    """A launcher in a process of its own, whose ranks run a program: a scenario of replicas/shm.py, or another."""
+    """A launcher in a separate process. Its ranks run a program: a scenario of replicas/shm.py, or another program."""
 
     def __init__(self, ranks: int, *arguments: str, program: Sequence[str] = (REPLICA,), **options: Any) -> None:
         options = {"ranks": ranks, "quiet": True, **options}
@@ -43,27 +43,27 @@ class Launched:
         self.process.communicate()
 
     def line(self) -> Any:
-        """The next line that a rank prints."""
+        """Return the next line that a rank prints, decoded from JSON."""
         assert self.process.stdout
         text = self.process.stdout.readline()
         assert text, self.process.communicate()[1]
         return json.loads(text)
 
     def finish(self) -> tuple[int, list[Any], str]:
-        """Wait for the end: (exit code, the other lines, what was printed as an error)."""
+        """Wait until the launcher ends. Returns (exit code, remaining lines of stdout decoded from JSON, stderr)."""
         out, errors = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, [json.loads(line) for line in out.splitlines()], errors
 
 
 def job(ranks: int, *arguments: str, **options: Any) -> tuple[int, dict[int, Any], str]:
-    """Run it to its end: (exit code, what each rank had to say, errors)."""
+    """Run a job until it ends. Returns (exit code, {rank: result}, stderr)."""
     with Launched(ranks, *arguments, **options) as launched:
         code, lines, errors = launched.finish()
     return code, {line["rank"]: line["result"] for line in lines}, errors
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has asked for its exit code has."""
+    """Whether a process has ended. A zombie has ended: only its exit code has not been collected."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -71,12 +71,12 @@ def is_gone(pid: int) -> bool:
 
 
 def memory_of(pid: int) -> int:
-    """The inode of the memory that a launcher has made."""
+    """The inode of the shared memory that a launcher created."""
     return next(os.stat(fd).st_ino for fd in Path(f"/proc/{pid}/fd").iterdir() if "memfd:minidl" in os.readlink(fd))
 
 
 def holders(inode: int) -> set[int]:
-    """The processes that hold this memory, as a file or mapped."""
+    """The processes that have this memory open as a file or mapped."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -87,13 +87,13 @@ def holders(inode: int) -> set[int]:
             lines = [line.split() for line in (folder / "maps").read_text().splitlines() if "memfd:minidl" in line]
             if any(int(line[4]) == inode for line in lines):
                 found.add(int(folder.name))
-        except OSError:  # not ours, or gone
+        except OSError:  # another user's process, or it has ended
             continue
     return found
 
 
 def eventually(condition: Callable[[], bool], what: str) -> float:
-    """Wait until it holds; returns the seconds."""
+    """Wait until `condition` is true and return the seconds. Fails with `what` after PATIENCE seconds."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < PATIENCE, what

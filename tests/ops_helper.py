@@ -1,6 +1,6 @@
-"""check_op: one operation against PyTorch, against the plain loops, and against difference quotients.
+"""check_op compares one operation with PyTorch, with the plain loops and with difference quotients.
 
-Without PyTorch that comparison is left out; the others remain.
+Without PyTorch only the last two comparisons run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ try:
 except ImportError:
     torch = None  # type: ignore[assignment]
 else:
-    torch.set_num_threads(1)  # nothing here is large
+    torch.set_num_threads(1)  # all inputs are small
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # relative to the largest element
 
@@ -30,9 +30,10 @@ def check_op(
 ) -> None:
     """Compare y = ours(*inputs) and all its gradients, for a random dL/dy.
 
-    theirs: the same in PyTorch; None: ours is a function of tensors of either kind.
-    inputs: shapes of normally distributed numbers, or arrays; each wants a gradient.
-    loops, differences: whether to run on the device "reference" and `gradcheck` as well (which fails at a kink).
+    theirs: the same function in PyTorch. None: `ours` accepts tensors of minidl and of PyTorch.
+    inputs: arrays, or shapes to fill with normally distributed numbers. Each input gets a gradient.
+    loops: whether to run on the device "reference" too.
+    differences: whether to run `gradcheck` too (it fails at a kink).
     """
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(x) if isinstance(x, tuple) else np.asarray(x, np.float64) for x in inputs]
@@ -40,7 +41,7 @@ def check_op(
         found = run(ours, arrays, dtype)
         if torch is not None:
             compare(found, run_torch(theirs or ours, arrays, dtype), tolerance, f"PyTorch in {dtype}")
-        if loops:  # in float64, but from the same numbers
+        if loops:  # in float64, from the same rounded inputs
             rounded = [array.astype(dtype) for array in arrays]
             compare(found, run(ours, rounded, "float64", "reference"), tolerance, f"the plain loops in {dtype}")
     if differences:
@@ -48,7 +49,7 @@ def check_op(
 
 
 def run(op: Op, arrays: list[np.ndarray], dtype: str, device: str = "cpu") -> list[np.ndarray]:
-    """[output, gradient of each input]"""
+    """Return [output, gradient of each input]."""
     tensors = [Tensor(array.astype(dtype), requires_grad=True, device=device) for array in arrays]
     y = op(*tensors)
     dy = cotangent(y.shape, dtype)

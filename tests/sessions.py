@@ -1,4 +1,4 @@
-"""Whole runs of several replicas on a simulated cluster, where a death or a signal can be put at any moment."""
+"""Whole runs of several replicas on a simulated cluster. A death or a signal can be set for any moment."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ OPTIONS: dict[str, Any] = dict(data="synthetic:48x2x2x1:2", model="mlp", batch_s
 
 
 class Sessions:
-    """A run of several replicas, each with a session of its own as in a process of its own, on a virtual clock.
+    """A run of several replicas on a virtual clock. Each replica has its own session, as in a real job.
 
-    deaths: {rank: seconds}. stop: when a signal comes. Where the folder holds a run, that one goes on.
-    Afterwards `results` has what each rank returned, or the error that it ended with.
+    deaths: {rank: virtual seconds}. stop: the virtual time of a signal; 0: no signal.
+    If the folder already holds a run, that run is resumed.
+    Afterwards `results` maps each rank that is not dead to its return value or its error.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Sessions:
 
         simulation.at = at  # type: ignore[method-assign]
         for fabric in simulation.fabrics:
-            fabric.close = lambda: None  # type: ignore[method-assign]  # its state stays, as a process's does
+            fabric.close = lambda: None  # type: ignore[method-assign]  # a real exit does not change the state
             fabric.aborted = lambda: self.failed  # type: ignore[method-assign]
         if stop:
             simulation.at(stop, simulation.stop)
@@ -59,7 +60,7 @@ class Sessions:
             except Stopped as stopped:
                 return stopped
             except MinidlError as error:
-                self.failed = True  # as Job.fail has it
+                self.failed = True  # as in Job.fail
                 for fabric in self.simulation.fabrics:
                     fabric.wake()
                 return error
@@ -67,7 +68,7 @@ class Sessions:
         return work
 
     def check(self) -> None:
-        """It has ended with a result, or with an error and what could be saved."""
+        """Check that the run ended with a result, or with an error after saving what could be saved."""
         if self.summary is not None:
             assert json.loads((self.folder / "summary.json").read_text()) == self.summary
             assert self.summary["steps"] == self.last().state["progress"]["step"]
@@ -77,7 +78,7 @@ class Sessions:
         words = " ".join(self.errors)
         if "saved" in words:
             assert f"python -m minidl.train --resume {self.folder}" in words and self.last()
-        else:  # before the first step
+        else:  # it failed before the first step
             assert "died while others waited for" in words and not files.last(self.folder / "checkpoints")
 
     def last(self) -> files.Checkpoint:
@@ -85,7 +86,7 @@ class Sessions:
 
     @staticmethod
     def last_of(folder: Path, inside: str = "checkpoints") -> files.Checkpoint:
-        """A run's newest checkpoint."""
+        """Load the newest checkpoint of a run."""
         last = files.last(folder / inside)
         assert last
         return files.load(last)

@@ -1,37 +1,22 @@
-"""The arena: one flat vector, whose parts are the parameters."""
+"""The arena: one flat vector, whose slices are the parameters."""
 
 from __future__ import annotations
 
-import copy
 import gc
 import mmap
 from multiprocessing import shared_memory
 
 import numpy as np
 import pytest
+from arena_helper import loss_of, model
 from hypothesis import given
 from hypothesis import strategies as st
 
-import minidl
-from minidl import Tensor, nn, ops, optim
+from minidl import Tensor, nn, optim
 from minidl.engine.arena import Arena
 from minidl.engine.device import ALIGNMENT, aligned
 from minidl.engine.parameter import Parameter
-from minidl.errors import ConfigError, MinidlError, ShapeError
-
-
-def model() -> nn.Sequential:
-    """Odd sizes; batch norm for the buffers."""
-    minidl.seed(0)
-    return nn.Sequential(
-        nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 5 * 7, 11)
-    )
-
-
-def loss_of(network: nn.Module) -> Tensor:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((4, 5, 7, 2)).astype(np.float32)
-    return ops.cross_entropy(network(x), rng.integers(11, size=4))
+from minidl.errors import MinidlError, ShapeError
 
 
 def parameters(*shapes: tuple[int, ...], dtype: str = "float32") -> dict[str, Parameter]:
@@ -40,7 +25,7 @@ def parameters(*shapes: tuple[int, ...], dtype: str = "float32") -> dict[str, Pa
 
 
 def gaps(arena: Arena) -> np.ndarray:
-    """True where no parameter lies."""
+    """A mask of `theta` (size,): True where no parameter is stored."""
     outside = np.ones(arena.size, bool)
     for slot in arena.slots:
         outside[slot.start : slot.stop] = False
@@ -106,7 +91,7 @@ def test_layout_hash_tells_what_theta_means() -> None:
     assert model().flatten().layout_hash == model().flatten().layout_hash
     assert usual == hashed((3, 5), (4,))
     others = [
-        hashed((5, 3), (4,)),  # as many elements in another shape
+        hashed((5, 3), (4,)),  # the same number of elements in another shape
         hashed((15,), (4,)),
         hashed((4,), (3, 5)),
         hashed((3, 5), (4,), names="p1 p0"),
@@ -115,6 +100,14 @@ def test_layout_hash_tells_what_theta_means() -> None:
         hashed((3, 5)),
     ]
     assert len({usual, *others}) == 8
+
+
+def test_nothing_and_mixed_types_are_refused() -> None:
+    with pytest.raises(ShapeError, match="0 types; expected one or more parameters of one type"):
+        Arena({})
+    mixed = {**parameters((3,)), "double": parameters((3,), dtype="float64")["p0"]}
+    with pytest.raises(ShapeError, match="2 types"):
+        Arena(mixed)
 
 
 # Views
@@ -168,7 +161,7 @@ def test_zero_grad_keeps_the_views() -> None:
 def test_data_is_read_only_and_cannot_be_replaced() -> None:
     network = model()
     weight = network[0].weight
-    weight.data = weight.data + 1  # outside of an arena one may
+    weight.data = weight.data + 1  # allowed outside an arena
     network.flatten()
     with pytest.raises(MinidlError, match=r"\(3, 3, 2, 3\): its array is part of .* write .* parameter.copy_"):
         weight.data = np.zeros(weight.shape, np.float32)
@@ -202,7 +195,7 @@ def test_every_write_raises_the_version() -> None:
     assert risen()
     loss_of(network).backward()
     optimizer.zero_grad()
-    assert not risen()  # reading theta and writing grad do not
+    assert not risen()  # reading theta and writing grad change no version
 
 
 def test_new_vectors_are_zeros_in_the_layout_of_theta() -> None:
@@ -212,143 +205,14 @@ def test_new_vectors_are_zeros_in_the_layout_of_theta() -> None:
     assert vector.ctypes.data % ALIGNMENT == 0 and arena.new_vector() is not vector
 
 
-# Models
-
-
-def test_flatten_again_is_the_same_arena() -> None:
-    network = model()
-    arena = network.flatten()
-    assert network.flatten() is arena is network.arena
-    assert optim.SGD(network, lr=0.1).arena is arena
-
-
-def test_the_arena_of_the_whole_takes_in_that_of_a_part() -> None:
-    network = model()
-    weight = network[4].weight
-    part = optim.SGD(network[4].parameters(), lr=0.1)
-    weight.grad = np.ones(weight.shape)
-    before = network.state_dict()
-    arena = network.flatten()
-    assert arena is not part.arena and all(parameter.arena is arena for parameter in network.parameters())
-    assert all((value == before[name]).all() for name, value in network.state_dict().items())
-    assert (weight.grad == 1).all() and np.shares_memory(weight.grad, arena.grad)
-    with pytest.raises(ConfigError, match=r"SGD: its parameters have moved to another arena .* build the optimizer"):
-        part.step()
-
-
-def test_a_replaced_layer_gets_into_a_new_arena_and_is_trained() -> None:
-    network = model()
-    first, old = network.flatten(), network[4]
-    loss_of(network).backward()
-    gradient = network[0].weight.grad.copy()
-    setattr(network, "4", nn.Linear(3 * 5 * 7, 11))
-    before = network.state_dict()
-    optimizer = optim.SGD(network, lr=0.1)
-    assert network.arena is optimizer.arena is not first
-    assert all((value == before[name]).all() for name, value in network.state_dict().items())
-    np.testing.assert_array_equal(network[0].weight.grad, gradient)
-    loss_of(network).backward()
-    optimizer.step()
-    assert (network[4].weight.data != before["4.weight"].T).any()
-    assert old.weight.arena is None
-    old.weight.data = np.zeros_like(old.weight.data)  # as free as before
-    setattr(network, "1", nn.BatchNorm2d(3))
-    network.flatten()
-    assert network[1].running_mean.arena is network.statistics
-    setattr(network, "1", nn.Identity())
-    assert [slot.name for slot in network.flatten().slots] == ["0.weight", "0.bias", "4.weight", "4.bias"]
-    assert network.statistics is None
-
-
-@pytest.mark.parametrize("how", ["parameters", "groups"])
-def test_an_optimizer_of_parameters_in_and_out_of_the_arena_is_refused(how: str) -> None:
-    network = model()
-    network.flatten()
-    setattr(network, "4", nn.Linear(3 * 5 * 7, 11))
-    with pytest.raises(ConfigError, match=r"lie in different arenas; .* flatten"):
-        optim.SGD(network.parameters() if how == "parameters" else optim.parameter_groups(network), lr=0.1)
-
-
-def test_a_buffer_is_for_the_first_call() -> None:
-    network = model()
-    network.flatten()
-    with pytest.raises(MinidlError, match="give the buffer in the first call"):
-        network.flatten(aligned(network.arena.size, "float32"))
-
-
-def test_a_deep_copy_has_an_arena_of_its_own() -> None:
-    network = model()
-    network.flatten()
-    loss_of(network).backward()
-    twin = copy.deepcopy(network)
-    assert twin.arena is not network.arena and twin.arena.layout_hash == network.arena.layout_hash
-    np.testing.assert_array_equal(twin.arena.theta, network.arena.theta)
-    np.testing.assert_array_equal(twin.arena.grad, network.arena.grad)
-    assert not np.shares_memory(twin.arena.theta, network.arena.theta)
-    assert twin.arena.holds(dict(twin.named_parameters())) and twin.statistics.holds(dict(twin.named_buffers()))
-    for parameter in twin.parameters():
-        assert np.shares_memory(parameter.data, twin.arena.theta) and parameter.device is network[0].weight.device
-    before = network.state_dict()
-    optim.SGD(twin, lr=0.1).step()
-    loss_of(twin)
-    assert all((value == before[name]).all() for name, value in network.state_dict().items())
-    assert (twin[0].weight.data != network[0].weight.data).any()
-
-
-def test_a_deep_copy_of_a_part_of_an_optimizer_and_of_tied_weights() -> None:
-    network = model()
-    optimizer = optim.SGD(network, lr=0.1, momentum=0.9)
-    head = copy.deepcopy(network[4])
-    assert head.weight.arena is None and (head.weight.data == network[4].weight.data).all()
-    head.weight.data = head.weight.data + 1
-    twin, its_optimizer = copy.deepcopy((network, optimizer))
-    assert its_optimizer.arena is twin.arena is not network.arena
-    for n, o in ((network, optimizer), (twin, its_optimizer)):
-        loss_of(n).backward()
-        o.step()
-    assert (twin.arena.theta == network.arena.theta).all()
-    twin[4].weight.grad = np.ones(twin[4].weight.shape)
-    its_optimizer.step()
-    assert (twin.arena.theta != network.arena.theta).any()
-    tied = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
-    tied[1].weight = tied[0].weight
-    tied[0].bias.requires_grad = False
-    tied.flatten()
-    twin = copy.deepcopy(tied)
-    assert twin[1].weight is twin[0].weight and twin[0].weight.torch_axes == (1, 0) and not twin[0].bias.requires_grad
-
-
-def test_statistics_have_an_arena_of_their_own() -> None:
-    network = model()
-    arena = network.flatten()
-    statistics = network.statistics
-    assert statistics is not None and statistics is not arena
-    assert [slot.name for slot in statistics.slots] == ["1.running_mean", "1.running_var"]
-    np.testing.assert_array_equal(network[1].running_var.data, 1)
-    theta = arena.theta.copy()
-    loss_of(network)
-    assert statistics.theta[:3].any() and (network[1].running_var.data != 1).all()
-    assert np.shares_memory(statistics.theta, network[1].running_mean.data)
-    np.testing.assert_array_equal(arena.theta, theta)
-    assert nn.Linear(3, 4).flatten() is not None and nn.Linear(3, 4).statistics is None
-
-
-def test_nothing_and_mixed_types_are_refused() -> None:
-    with pytest.raises(ShapeError, match="0 types; expected one or more parameters of one type"):
-        Arena({})
-    mixed = {**parameters((3,)), "double": parameters((3,), dtype="float64")["p0"]}
-    with pytest.raises(ShapeError, match="2 types"):
-        Arena(mixed)
-
-
-# Memory of others
+# Memory that the caller provides
 
 
 def test_theta_in_a_given_buffer() -> None:
     given_ = parameters((3, 5), (7,))
     before = given_["p0"].data.copy()
     buffer = aligned(Arena.required_size(given_), "float32")
-    buffer[:] = np.nan  # what lay there before must not show in the gaps
+    buffer[:] = np.nan  # old contents must not remain in the gaps
     arena = Arena(given_, buffer)
     assert arena.theta is buffer
     np.testing.assert_array_equal(buffer[:15].reshape(3, 5), before)
@@ -373,8 +237,8 @@ def test_theta_in_shared_memory_trains_where_others_can_see_it() -> None:
         other.close()
         np.testing.assert_array_equal(seen, network.arena.theta)
         assert (seen != before).any()
-        del network, own, optimizer  # their arrays look into the memory,
-        gc.collect()  # and arena and parameters refer to each other
+        del network, own, optimizer  # their arrays are views of the memory,
+        gc.collect()  # and arena and parameters reference each other
     finally:
         memory.close()
         memory.unlink()
@@ -420,4 +284,4 @@ def test_bad_buffers(make: object, found: str) -> None:
     with pytest.raises(ShapeError, match=expected):
         Arena(given_, make(size))  # type: ignore[operator]
     assert all(parameter.arena is None for parameter in given_.values())
-    given_["p0"].data = np.zeros((3, 5), np.float32)  # as free as before
+    given_["p0"].data = np.zeros((3, 5), np.float32)  # allowed: no arena has taken it

@@ -1,4 +1,4 @@
-"""Every bench runs, quickly, and its last line is what --json promises. What it measured decides nothing."""
+"""Every benchmark runs with --quick, and its last line has the format of --json. No test judges a speed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_comm_on_mnist(root: Path, data_dir: Path) -> None:
     rows = rows_of(root, "comm.py", "--only", "gossip", "--data-dir", str(data_dir))
     check_values([row for row in rows if not row["name"].endswith("-waiting")])
     waiting = [row["value"] for row in rows if row["name"].endswith("-waiting")]
-    assert len(waiting) == 2 and all(0 <= value < 100 for value in waiting)  # who gossips may not wait at all
+    assert len(waiting) == 2 and all(0 <= value < 100 for value in waiting)  # 0: gossip may never have to wait
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The books of replicas that talk: in a simulation, where times are known."""
+"""Statistics of communicating replicas, in a simulation with known times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_sum_over_three(tmp_path: Path) -> None:
     total = meter.merge(reports)
     assert total["edges"] == [[0, 1, 1000, 1], [0, 2, 1000, 1], [1, 0, 1000, 1], [2, 0, 1000, 1]]
     assert total["bytes_sent"] == 4000
-    # Up, 2 ms, and down, 2 ms: what replica 1 waits for the sum, not what the sum waits for its messages.
+    # 2 ms up the tree and 2 ms down: the time replica 1 waits for the sum, not the time the sum waits for messages.
     assert reports[1]["seconds"]["waiting"] == pytest.approx(4e-3)
     assert total["beside"]["waiting"] > 0
     assert total["wait_fraction"] == 1.0

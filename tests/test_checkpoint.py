@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there; damage is noticed; the disk may fill up."""
+"""Checkpoints are complete or absent. Damage is detected. The disk may become full."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """The disk is full from the `after`-th sync on."""
+    """Simulate a disk that becomes full: `after` calls of fsync succeed, the next ones fail."""
     calls = iter(range(10**6))
     real = os.fsync
 
@@ -180,7 +180,7 @@ def test_full_disk_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("killed_at", range(1, 14))
 def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
-    """Whatever call the process dies in, after cleaning up there is one checkpoint of the step: the old or the new."""
+    """If the process dies in any call of a save, `clean_up` leaves one checkpoint of the step: the old or the new."""
 
     class Killed(BaseException):
         pass

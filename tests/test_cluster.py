@@ -1,4 +1,4 @@
-"""Clusters in TOML: what a file means, and one clear line for what it should not say."""
+"""Clusters in TOML: what a file means, and a clear one-line error for each mistake."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_any_table_is_a_cluster_or_one_line(top):
 
 @given(st.text())
 def test_any_text_is_a_cluster_or_one_line(text):
-    with pytest.raises(ConfigError, match="cluster file"):  # no text of Hypothesis' holds nodes and devices
+    with pytest.raises(ConfigError, match="cluster file"):  # Hypothesis draws no text with nodes and devices
         parse(text)
 
 

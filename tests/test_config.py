@@ -1,4 +1,4 @@
-"""Options: one dataclass is the parser, the keys of files, the checks and the words of errors."""
+"""Options: one dataclass defines the command line, the keys of files, the checks and the error messages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_values_of_a_file_do_not_outlive_their_optimizer_or_data() -> None:
     assert digits.schedule == "steps"
     assert resolve(file, command_line("--data", "digits", "--lr", "0.3")).lr == 0.3
     mine = asdict(resolve({"data": "mine.npz", "epochs": 3}))
-    assert resolve(mine, command_line("--data", "mine.npz")).epochs == 3, "the same file under a shorter name"
+    assert resolve(mine, command_line("--data", "mine.npz")).epochs == 3, "the same file, as a relative path"
 
 
 def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_toml_gives_the_same_config(values: dict[str, Any]) -> None:
     read = from_toml(Config, to_toml(config))
     assert Config(**read) == config
     saved = {name for name, entry in options(Config).items() if entry.saved}
-    assert set(read) == saved, "a written config says everything"
+    assert set(read) == saved, "a written config holds every saved option"
     assert not saved & {"out", "resume", "evaluate", "config", "json", "quiet"}
 
 
@@ -175,7 +175,7 @@ def test_help_is_quick_and_complete(root: Path) -> None:
         "print([name for name in ('numpy', 'numba', 'tqdm', 'scipy', 'tomllib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]", "--help must not wait for imports"
+    assert done.stdout.splitlines()[-1] == "[]", "--help must not import slow packages"
     for entry in options(Config).values():
         assert "--" + entry.words in done.stdout and entry.group + ":" in done.stdout
     assert "examples:" in done.stdout and "(default: lenet)" in done.stdout

@@ -1,4 +1,4 @@
-"""What the examples of docs/decentralised.md print."""
+"""The examples in docs/decentralised.md print what the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads, from a server on this machine that misbehaves as mirrors do."""
+"""Downloads from a local server that misbehaves as real mirrors do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILE = published("file.gz", CONTENT)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """/BEHAVIOUR/NAME: serves `server.files[NAME]`, well or badly."""
+    """Serve `server.files[NAME]` under /BEHAVIOUR/NAME: correctly, or with the fault that BEHAVIOUR names."""
 
     server: Server
 
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
         if behaviour != "no-length":
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        # "cut" gives 100,000 bytes more each time, "cut-early" the first 100,000 and then nothing.
+        # "cut" sends 100,000 bytes per request, "cut-early" the first 100,000 bytes and then nothing.
         stop = {"cut": 100_000, "cut-early": max(0, 100_000 - start)}.get(behaviour)
         self.wfile.write(body[:stop])
 
@@ -173,7 +173,7 @@ def test_mnist_is_downloaded_once(server: Server, tmp_path: Path, monkeypatch: p
     server.files = {file.name: content for file, content in zip(files, contents, strict=True)}
     monkeypatch.setitem(mnist.FILES, "mnist", files)
     monkeypatch.setitem(mnist.MIRRORS, "mnist", [server.mirror("good")])
-    half = tmp_path / "cache/minidl/data/mnist" / files[0].name  # what an interrupted run leaves
+    half = tmp_path / "cache/minidl/data/mnist" / files[0].name  # left by an interrupted run
     half.parent.mkdir(parents=True)
     half.write_bytes(contents[0])
     for _ in range(2):
@@ -192,7 +192,7 @@ def test_cifar10_is_downloaded_once(server: Server, tmp_path: Path, monkeypatch:
     server.files = {archive.name: buffer.getvalue()}
     monkeypatch.setattr(cifar, "ARCHIVE", archive)
     monkeypatch.setattr(cifar, "MIRRORS", [server.mirror("good")])
-    with ThreadPoolExecutor(4) as replicas:  # that start together
+    with ThreadPoolExecutor(4) as replicas:  # four replicas that start simultaneously
         shapes = [data.x_train.shape for data in replicas.map(load, ["cifar10"] * 4)]
     assert shapes == [(10, 32, 32, 3)] * 4
     left = {path.name for path in (tmp_path / "cache/minidl/data/cifar10").iterdir()}

@@ -68,7 +68,7 @@ def test_damaged_idx_is_an_error_or_the_same_size(
     except DataError as error:
         assert str(path) in str(error) and "\n" not in str(error)
     else:
-        # Only a changed pixel, swapped sizes, or bytes outside the compressed stream can pass.
+        # Only a changed pixel, swapped sizes or bytes outside the compressed stream can remain undetected.
         assert array.size == np.prod(shape) and (kind == "change" or suffix)
 
 

@@ -1,4 +1,4 @@
-"""The loader: every sample once, the same batches from wherever one starts, no thread left behind."""
+"""The loader: every sample once, the same batches from every start position, no thread left behind."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_sample_once_an_epoch(n: int, epoch: int, options: dict[str, Any])
 def test_an_epoch_can_be_taken_up_anywhere(n: int, epoch: int, options: dict[str, Any], data: st.DataObject) -> None:
     whole = list(Loader(*samples(n), **options).epoch(epoch))
     start = data.draw(st.integers(0, len(whole)))
-    # Another loader, that has done something else before, and prefetches differently.
+    # Another loader, which has already started another epoch and prefetches differently.
     other = Loader(*samples(n), **{**options, "prefetch": 1})
     next(other.epoch(epoch + 1))
     assert same(other.epoch(epoch, start), iter(whole[start:]))
@@ -129,7 +129,7 @@ def test_the_thread_ends_with_the_iterator() -> None:
     batches.close()  # type: ignore[attr-defined]
     assert not prefetch_threads()
     for _ in loader.epoch(0):
-        break  # the iterator is forgotten
+        break  # leaving the loop deletes the iterator
     assert not prefetch_threads()
     list(loader.epoch(0))
     assert not prefetch_threads()

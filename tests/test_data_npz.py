@@ -1,4 +1,4 @@
-"""The user's own .npz: what is accepted, and one clear line for everything else."""
+"""A user's own .npz file: what is accepted, and a clear one-line error for everything else."""
 
 from __future__ import annotations
 

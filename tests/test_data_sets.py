@@ -1,4 +1,4 @@
-"""Named sets, splits, standardisation; the real files where they are there."""
+"""Named sets, splits, standardisation; the real files if they are present."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_digits() -> None:
         assert np.abs(grey - grey.round()).max() < 1e-4 and grey.min() > -0.1 and grey.max() < 16.1
     for y, n in ((data.y_validation, 144), (data.y_test, 359)):
         assert y.dtype == np.int64
-        assert np.abs(np.bincount(y) - n / 10).max() <= 2  # every class has its share
+        assert np.abs(np.bincount(y) - n / 10).max() <= 2  # each class has about a tenth
     assert abs(data.x_train.mean()) < 1e-5 and abs(data.x_train.std() - 1) < 1e-5
 
 
@@ -57,7 +57,7 @@ def test_the_seed_decides_the_split() -> None:
 def test_holding_out_validation_leaves_the_test_set() -> None:
     whole, part = load("digits"), load("digits", validation=0.3)
     assert np.array_equal(whole.y_test, part.y_test)
-    assert not np.array_equal(whole.mean, part.mean)  # statistics of what is trained on, only
+    assert not np.array_equal(whole.mean, part.mean)  # statistics of the training images only
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5, 0.99])
@@ -92,7 +92,7 @@ def test_statistics_in_chunks() -> None:
 
 def test_constant_channels_become_zero() -> None:
     x = np.random.default_rng(0).integers(0, 256, size=(301, 3, 3, 3), dtype=np.uint8)
-    x[..., 1], x[..., 2] = 200, 0  # 200/255 is not a binary fraction: its mean is off by a rounding error
+    x[..., 1], x[..., 2] = 200, 0  # 200/255 is not a binary fraction: the mean has a rounding error
     labels = np.arange(301) % 2
     data = prepare("constant", Splits(x, labels, x, labels, 2), 0.0, 0)
     assert data.std[1:].tolist() == [1, 1] and np.abs(data.x_train[..., 1:]).max() < 1e-6

@@ -1,4 +1,4 @@
-"""Shards: partitions that every replica computes alone."""
+"""Shards: partitions that each replica computes without communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A synchronous run has the same losses, to the bit, on a virtual clock, in shared memory and under mpiexec."""
+"""A synchronous run has bit-identical losses on a virtual clock, in shared memory and under mpiexec."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def test_the_same_bits_on_every_fabric(method: str) -> None:
         set_threads(1)
         expected = jobs.simulated(REPLICAS, argv)
         set_threads(before)
-        assert jobs.losses(jobs.simulated(REPLICAS, argv)) == jobs.losses(expected), "whatever the number of threads"
+        assert jobs.losses(jobs.simulated(REPLICAS, argv)) == jobs.losses(expected), "threads changed the losses"
     finally:
         set_threads(before)
-    assert len({losses[-1] for losses in jobs.losses(expected)}) == REPLICAS, "each replica has data of its own"
+    assert len({losses[-1] for losses in jobs.losses(expected)}) == REPLICAS, "each replica has its own data"
     for count in (1, 2):
         assert jobs.losses(jobs.launched(REPLICAS, "train", {"argv": argv}, count)) == jobs.losses(expected)
     if jobs.mpiexec() is None:

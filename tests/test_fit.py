@@ -1,4 +1,4 @@
-"""The library's `fit`, `evaluate` and `predict`: what they do with what they are given."""
+"""The library's `fit`, `evaluate` and `predict`: accepted inputs, results and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_fit_and_predict() -> None:
     assert history.test.accuracy == score.accuracy and history.test.loss == pytest.approx(score.loss, rel=1e-5)
     best = max(entry["validation_accuracy"] for entry in told)
     assert dataset.x_validation is not None and dataset.y_validation is not None
-    assert evaluate(model, dataset.x_validation, dataset.y_validation).accuracy == best, "ends with the best weights"
+    assert evaluate(model, dataset.x_validation, dataset.y_validation).accuracy == best, "fit keeps the best weights"
     answers = predict(model, dataset.x_test, batch_size=5)
     assert answers.shape == (len(dataset.y_test), 4) and np.allclose(answers.sum(axis=1), 1)
     assert (answers.argmax(axis=1) == dataset.y_test).mean() == history.test.accuracy

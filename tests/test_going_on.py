@@ -1,4 +1,4 @@
-"""A run of several replicas that goes on after a stop, with as many or with others: what it counts, how far it goes."""
+"""Resuming a run of several replicas, with the same number of replicas or another: its statistics and its length."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sessions import Sessions
 from minidl.training.trainer import Trainer
 
 SMALL: dict[str, Any] = dict(data="synthetic:120x2x2x1:2", batch_size=8, lr=0.01)
-IMAGES = 120  # of these data, to train on
+IMAGES = 120  # for training, in the data of SMALL
 
 
 def stopped(folder: Path, ranks: int, part: float, **options: Any) -> Sessions:
-    """A run that a signal stops after this part of it."""
+    """Train `whole` to its end, and `run` until a signal stops it after this part of the time. Returns `whole`."""
     whole = Sessions(folder / "whole", ranks, {}, **SMALL, **options)
     run = Sessions(folder / "run", ranks, {}, stop=part * whole.simulation.time, **SMALL, **options)
     assert run.summary is None and not run.errors
@@ -30,11 +30,11 @@ def test_the_books_go_on(tmp_path: Path, method: str) -> None:
     before = Sessions.last_of(tmp_path / "run")
     again = Sessions(tmp_path / "run", 3, {}).summary
     assert whole and again
-    if method == "dpsgd":  # as if it had never stopped, but for what the stop took
+    if method == "dpsgd":  # as if it had never stopped, except for messages lost by the stop
         assert again["staleness"]["count"] == whole["staleness"]["count"] > 0
     assert again["messages"] >= 0.9 * whole["messages"] and again["bytes_sent"] >= 0.9 * whole["bytes_sent"]
     assert [edge[:2] for edge in again["edges"]] == [edge[:2] for edge in whole["edges"]]
-    assert sum(before.vectors[f"{rank}/books"][1] for rank in range(3)) > 0, "seconds on the clock"
+    assert sum(before.vectors[f"{rank}/books"][1] for rank in range(3)) > 0, "the checkpoint counts no seconds"
 
 
 def test_the_books_of_others_are_taken_over(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_books_of_others_are_taken_over(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     again = Sessions(tmp_path / "run", 2, {}).summary
     sent = sum(line.get("bytes_sent", 0) for line in lines if line["epoch"] == 3)
-    assert again and again["bytes_sent"] > 3 * sent > 0, "what three had sent, and two since then"
+    assert again and again["bytes_sent"] > 3 * sent > 0, "the bytes of three before the stop, and of two after it"
     assert {tuple(edge[:2]) for edge in again["edges"]} == {(0, 1), (1, 0)}
     assert sum(edge[2] for edge in again["edges"]) < again["bytes_sent"]
 
@@ -53,7 +53,7 @@ def test_the_books_of_others_are_taken_over(tmp_path: Path) -> None:
 def test_as_much_is_trained_with_other_replicas(
     tmp_path: Path, method: str, before: int, after: int, length: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--epochs: so many passes of all together over the data; --steps: so many steps of each. To within a batch."""
+    """--epochs counts passes of all replicas together over the data, --steps steps of each. Both to within a batch."""
     stopped(tmp_path, before, 0.6, method=method, **length)
     done = Sessions.last_of(tmp_path / "run").state
     images: list[int] = []
@@ -70,7 +70,7 @@ def test_as_much_is_trained_with_other_replicas(
         made = sum(one["step"] for one in parts) // before
         assert len(images) == after * (15 - made)
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    assert steps == sorted(steps), "the numbers of steps never fall"
+    assert steps == sorted(steps), "step numbers must never decrease"
     assert again.summary["steps"] == Sessions.last_of(tmp_path / "run").state["progress"]["step"]
 
 
@@ -87,7 +87,7 @@ def test_the_learning_rate_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("after", [3, 2])
 def test_all_are_killed_at_once(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that do not wait for each other keep what they have, each at the end of its own epochs."""
+    """Replicas that do not wait for each other save their own state, each at the end of its own epochs."""
     options = dict(SMALL, method="gossip", mix="mass", epochs=6)
     moment = 0.7 * Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
     killed = Sessions(tmp_path / "run", 3, dict.fromkeys(range(3), moment), **options)
@@ -115,7 +115,7 @@ def test_all_are_killed_at_once(tmp_path: Path, after: int, monkeypatch: pytest.
 
 
 def test_a_dead_replica_keeps_nobody_back(tmp_path: Path) -> None:
-    """What it kept is deleted: after a kill of the others it would be an old part among new ones."""
+    """A dead replica's saved part is deleted: if the others were killed later, it would be older than their parts."""
     options = dict(SMALL, method="gossip", epochs=6)
     time = Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
     Sessions(tmp_path / "run", 3, {2: 0.4 * time, 0: 0.7 * time, 1: 0.7 * time}, **options)

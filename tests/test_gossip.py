@@ -1,4 +1,4 @@
-"""Gossip, with every choice that there is: replicas come to agree, no mass is lost, deaths are survived."""
+"""Gossip with all combinations of its options: replicas reach consensus, no mass is lost, deaths are survived."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AXES = [dict(zip(("exchange", "peer", "mix", "block"), choice, strict=True)) for
 
 
 def mass(group: Group) -> np.ndarray:
-    """Of each block, of all replicas together."""
+    """The mass of each block (blocks,), summed over all replicas."""
     return np.sum([method.weighing.mass for method in group.methods.values()], axis=0)
 
 
 def weighted(group: Group) -> np.ndarray:
-    """The average of all models, weighted by mass (n,)."""
+    """The average of all models (n,), weighted by mass."""
     total = np.zeros(group.theta().shape[1])
     for method in group.methods.values():
         for (start, stop), w in zip(method.blocks, method.weighing.mass, strict=True):
@@ -41,7 +41,7 @@ def weighted(group: Group) -> np.ndarray:
 
 @pytest.mark.parametrize("axes", AXES, ids=lambda axes: "-".join(axes.values()))
 def test_replicas_that_only_talk_come_to_agree(axes: dict[str, Any]) -> None:
-    """With learning rate 0 their spread shrinks; pushing by mass, their weighted average stays where it is."""
+    """With learning rate 0 the spread shrinks. With mix="mass" the weighted average does not change."""
     ranks = 6
     steps = 90 if axes["block"] == "layers" else 30
     begin = run("gossip", ranks, 0, lr=0.0, scatter=True, per_node=3, **axes)
@@ -55,7 +55,7 @@ def test_replicas_that_only_talk_come_to_agree(axes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("exchange", ["push", "push-pull"])
 @pytest.mark.parametrize("block", ["whole", "layers"])
 def test_no_mass_is_lost_while_replicas_train(exchange: str, block: str) -> None:
-    """Links so slow that many messages cannot be sent; replicas that stop at different times."""
+    """The links are so slow that many sends are skipped, and the replicas stop at different times."""
     slow = uniform(5, alpha=2e-5, beta=1e-7)
     end = run("gossip", 5, (60, 20, 45, 33, 51), cluster=slow, mix="mass", exchange=exchange, block=block)
     assert sum(fabric.meter.held_messages for fabric in end.fabrics.values()) > 0
@@ -65,7 +65,7 @@ def test_no_mass_is_lost_while_replicas_train(exchange: str, block: str) -> None
 @settings(max_examples=60)
 @given(st.integers(2, 7), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=200))
 def test_mass_is_conserved_to_the_last_bit(ranks: int, schedule: list[tuple[int, int, bool]]) -> None:
-    """Whatever is sent when, and however late it comes: held and on its way there is P, exactly."""
+    """For any order and any delay of messages, the mass of all replicas and messages is exactly P."""
 
     class Someone:
         images = 0
@@ -94,7 +94,7 @@ def test_a_replica_with_nothing_to_give_gives_nothing() -> None:
 
 
 def test_two_that_push_and_pull_meet_at_their_mean() -> None:
-    """Their questions cross, and each is the answer to the other."""
+    """Their requests cross, and each request is the reply to the other."""
     end = run("gossip", 2, 2, lr=0.0, scatter=True, exchange="push-pull")
     begin = run("gossip", 2, 0, lr=0.0, scatter=True)
     np.testing.assert_allclose(end.theta(), np.tile(begin.theta().mean(axis=0), (2, 1)), atol=1e-6)
@@ -126,14 +126,14 @@ def test_a_mixed_velocity_travels_with_the_model() -> None:
 
 
 def test_a_layer_at_a_time() -> None:
-    """A message holds one layer, and each in its turn."""
+    """A message holds one layer; the layers take turns."""
     end = run("gossip", 2, 6, block="layers")
     blocks = end.methods[0].blocks
     sizes = [stop - start for start, stop in blocks]
     assert len(blocks) == 3
     assert blocks[0][0] == 0
     assert blocks[-1][1] == end.theta().shape[1]
-    begun = end.methods[0].begun  # not 6: some messages were still on their way when the next could have gone
+    begun = end.methods[0].begun  # not 6: a turn is skipped while a message is in flight
     assert 1 < begun < 6
     assert sum(end.fabrics[0].meter.sent_bytes) == 4 * sum(sizes[turn % 3] for turn in range(begun))
 
@@ -145,11 +145,11 @@ def test_how_often() -> None:
     assert len(set(counts)) > 1
 
 
-# Whom.
+# Choice of peers.
 
 
 class Board(Alone):
-    """A place among six replicas on two nodes, none of whom is there."""
+    """Rank 1 of six replicas and a server on two nodes. The other ranks do not exist."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Board(Alone):
 
 
 def chosen(count: int = 400, **options: Any) -> list[int]:
-    """How often each of the ranks was chosen."""
+    """Count how often each rank is chosen."""
     board = options.pop("board", None) or Board()
     choose = peers.chooser(board, config_of("gossip", **options), lambda: None)  # type: ignore[arg-type,return-value]
     found = [choose(generator(Purpose.GOSSIP, 0, 1, step)) for step in range(count)]
@@ -179,12 +179,12 @@ def test_mostly_within_the_node() -> None:
     assert 280 < counts[0] + counts[2] < 360
     board = Board()
     board.board[[0, 2], Column.STATE] = State.DEAD
-    assert sum(chosen(peer="hierarchical", inside=1.0, board=board)[3:6]) == 400  # nobody else is there
+    assert sum(chosen(peer="hierarchical", inside=1.0, board=board)[3:6]) == 400  # no other peer is left on the node
 
 
 def test_in_proportion_to_speed() -> None:
     board = Board()
-    assert min(np.delete(chosen(peer="speed", board=board)[:6], 1)) > 50  # nobody knows any speed yet
+    assert min(np.delete(chosen(peer="speed", board=board)[:6], 1)) > 50  # no speed is known yet
     board.board[:6, Column.SPEED] = 100, 100, 100, 0, 200, 400
     counts = chosen(800, peer="speed", board=board)
     assert counts[3] == counts[1] == 0
@@ -200,12 +200,12 @@ def test_nobody_is_left() -> None:
         assert choose(np.random.default_rng(0)) is None
 
 
-# Faults, and the books.
+# Faults and statistics.
 
 
 @pytest.mark.parametrize("axes", AXES[::5], ids=lambda axes: "-".join(axes.values()))
 def test_a_death_is_survived(axes: dict[str, Any]) -> None:
-    """The others finish, and its mass leaves the ledger: what it held, and what was on its way to it and from it."""
+    """The others finish. The dead replica's mass is lost: what it held, and what was in flight to and from it."""
     whole = run("gossip", 4, 40, per_node=2, **axes)
     cluster = replace(uniform(4, 2, **LINK), deaths=(Event(time=whole.seconds / 2, rank=2),))
     end = run("gossip", 4, 40, cluster=cluster, **axes)
@@ -218,7 +218,7 @@ def test_a_death_is_survived(axes: dict[str, Any]) -> None:
 
 
 def test_how_old_the_news_is() -> None:
-    """A replica that is four times as slow mixes what its peers sent up to four of their steps ago."""
+    """A replica that is four times slower mixes models that its peers sent up to four of their steps ago."""
     end = run("gossip", 2, (40, 10), batch=lambda rank, step: batch_of(rank, step, size=32 if rank else 8))
     assert 2 <= end.fabrics[1].meter.age_max <= 4
     assert end.fabrics[0].meter.age_max <= 1

@@ -1,4 +1,4 @@
-"""The launcher: who starts, who ends, what is left, and what it says."""
+"""The launcher: how ranks start and end, what is left of them, and what the launcher prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 from launching import Launched, eventually, holders, is_gone, job, memory_of
 
-# A rank without NumPy: it prints where it is and waits.
+# A rank without NumPy: it prints its process, threads and cores, and waits.
 LIGHT = r"""
 import json, os, sys, time
 from minidl.comm import launch
@@ -67,7 +67,7 @@ def test_ranks_that_never_met_end_with_the_launcher() -> None:
     with light(2, "wait") as launched:
         ranks = [launched.line()["result"][0] for _ in range(2)]
         launched.process.kill()
-        eventually(lambda: all(map(is_gone, ranks)), "ranks are left")
+        eventually(lambda: all(map(is_gone, ranks)), "ranks are still running")
 
 
 def kill_one(kind: str) -> tuple[int, list[int], str]:
@@ -97,7 +97,7 @@ def test_all_stop_after_the_same_step(kind: str, number: signal.Signals) -> None
         launched.process.send_signal(number)
         code, lines, errors = launched.finish()
     assert len({line["result"] for line in lines}) == 1 and len(lines) == 3
-    assert code == 128 + number  # as ranks do that leave before the end
+    assert code == 128 + number  # the exit code of ranks that stop before the end
     assert errors.endswith("minidl: stopping after this step; a second signal stops at once\n")
 
 
@@ -124,7 +124,7 @@ def test_nothing_to_save_yet() -> None:
 
 
 def test_ignored_signals_stay_ignored() -> None:
-    """Under nohup a terminal may close."""
+    """Under nohup a run survives the closing of its terminal."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with light(1, "wait") as launched:
@@ -138,10 +138,10 @@ def test_ignored_signals_stay_ignored() -> None:
 
 @pytest.mark.parametrize("scenario", ["fail", "stuck"])
 def test_one_that_fails_ends_all(scenario: str) -> None:
-    """Whether they listen or not; only the one that knows says why."""
+    """Ranks that wait for messages end, and so do ranks that are stuck. Only the failed rank reports the reason."""
     code, said, errors = job(3, scenario, grace=0.5 if scenario == "stuck" else 60.0)
     assert code == 2 and not said
-    assert errors == "minidl: error: replica 1: it was not to be\n"
+    assert errors == "minidl: error: replica 1: a deliberate failure\n"
 
 
 def test_no_such_program() -> None:

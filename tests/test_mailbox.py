@@ -1,4 +1,4 @@
-"""Mailboxes: what is sent arrives once, in order and whole; what is published is whole, and never waits."""
+"""Mailboxes: messages arrive once, in order and whole. Published vectors are whole, and publishing never waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDS = Needs(elements=8, mail=2, publish=True)
 
 
 def boxes(size: int, needs: Needs = NEEDS, servers: tuple[int, ...] = ()) -> list[Mailbox]:
-    """What `size` ranks see of one memory."""
+    """The mailboxes of `size` ranks in one memory."""
     plan = Plan(size, needs, servers)
     data = Device("cpu").empty((plan.total,), np.uint8)
     data[:] = 0
@@ -36,13 +36,13 @@ def vector(value: float, size: int = 8, dtype: type = np.float32) -> np.ndarray:
     return np.full(size, value, dtype)
 
 
-# -- letters ---------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.data())
 def test_letters_arrive_once_in_order_and_as_they_were(size: int, mail: int, data: st.DataObject) -> None:
     ranks = boxes(size, Needs(elements=8, mail=mail))
-    sent: dict[tuple[int, int], list[float]] = {}  # what is on its way, (sender, receiver)
+    sent: dict[tuple[int, int], list[float]] = {}  # values in flight, by (sender, receiver)
     held: list[tuple[int, Letter, float]] = []
     for number in range(data.draw(st.integers(1, 60))):
         rank = data.draw(st.integers(0, size - 1))
@@ -57,7 +57,7 @@ def test_letters_arrive_once_in_order_and_as_they_were(size: int, mail: int, dat
             if obstacle is None:
                 for peer in peers:
                     sent[rank, peer] = [number]
-            elif obstacle == rank and not busy:  # all slots are in use: as many different letters
+            elif obstacle == rank and not busy:  # all slots are in use by `mail` different messages
                 assert len({sent[edge][0] for edge in sent if edge[0] == rank}) == mail
         elif action == "take":
             letter = ranks[rank].take(Channel.MAIL)
@@ -71,7 +71,7 @@ def test_letters_arrive_once_in_order_and_as_they_were(size: int, mail: int, dat
             assert (letter.vector == value).all() and letter.vector.size == letter.note.start
             letter.release()
             del sent[letter.sender, receiver]
-    for _, letter, value in held:  # nobody has written over what is still read
+    for _, letter, value in held:  # a held message is never overwritten
         assert (letter.vector == value).all()
 
 
@@ -98,7 +98,7 @@ def test_nobody_starves() -> None:
 def test_empty_letters_need_no_slot() -> None:
     a, _, c = boxes(3, Needs(elements=8, mail=1))
     assert a.post(Channel.MAIL, (1,), (vector(1),), Note()) is None
-    assert a.post(Channel.MAIL, (2,), (vector(1),), Note()) == 0  # no memory
+    assert a.post(Channel.MAIL, (2,), (vector(1),), Note()) == 0  # no free slot
     assert a.post(Channel.MAIL, (2,), (vector(1, 0),), Note(marker=True)) is None
     letter = c.take(Channel.MAIL)
     assert letter is not None and letter.note.marker and letter.vector.size == 0
@@ -120,7 +120,7 @@ def test_the_dead_hold_nothing_and_are_read() -> None:
     a, b, c = boxes(3, Needs(elements=8, mail=1, publish=True))
     a.post(Channel.MAIL, (1,), (vector(1),), Note())
     b.post(Channel.MAIL, (2,), (vector(5),), Note())
-    for value in range(SLOTS):  # b holds one, and a shows another
+    for value in range(SLOTS):  # b holds one slot, and another shows the newest vector
         a.publish((vector(value),), Note())
         if value == 0:
             assert isinstance(b.latest(0), Letter)
@@ -152,7 +152,7 @@ def test_servers_answer_and_replicas_ask() -> None:
         assert answer is not None and answer.vector[0] == rank
 
 
-# -- what is published -----------------------------------------------------------------------------------------------
+# -- published vectors -----------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.sampled_from(["publish", "look 1", "look 2", "release 1", "release 2"]), max_size=60))
@@ -228,7 +228,7 @@ def test_constants_are_those_of_the_fabric() -> None:
 
 
 def test_arm_gets_ordered_loads_and_stores() -> None:
-    """Compiled for aarch64, the functions hold the instructions that order memory there."""
+    """Compiled for aarch64, the functions contain the instructions for ordered memory access, ldar and stlr."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     words, rows = numba.types.int64[::1], numba.types.int64[:, ::1]
@@ -249,7 +249,7 @@ def test_arm_gets_ordered_loads_and_stores() -> None:
         code = kernel.inspect_llvm(signature)
         code = re.sub("target triple = .*", f'target triple = "{machine.triple}"', code)
         code = re.sub("target datalayout = .*", f'target datalayout = "{machine.target_data}"', code)
-        # Numba's counter of references is written in x86's own words: a declaration is enough.
+        # Numba's reference counting uses x86 intrinsics: a declaration is enough here.
         code = re.sub(r"(?ms)^define [^@]*@(NRT_\w+)\((\w+)[^{]*\{$.*?^\}$", r"declare void @\1(\2)", code)
         assembly = machine.emit_assembly(llvm.parse_assembly(code))
         assert all(f"\t{word}\t" in assembly for word in expected), function

@@ -1,4 +1,4 @@
-"""The books: what is counted, from which thread, and what reports of many ranks come to."""
+"""Statistics: what is counted, in which thread, and how the reports of several ranks are merged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minidl.errors import ConfigError
 
 
 class Clock:
-    """Time that a test sets."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Thread:
-    """Work in a thread of its own, as a fabric's `start` does it."""
+    """Run work in a separate thread, as a fabric's `start` does."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.thread = threading.Thread(target=work)
@@ -42,16 +42,16 @@ class Thread:
 def test_time_by_kind() -> None:
     clock = Clock()
     meter = Meter(size=2, now=clock)
-    meter.worked("gradient", 0, 100)  # before training: compiling
+    meter.worked("gradient", 0, 100)  # before training: compilation
     meter.start()
     meter.worked("gradient", 0, 4)
     meter.waited(4, 5)
     meter.worked("mix", 5, 6)
     meter.worked("update", 6, 8)
-    meter.worked("compress", 8, 9)  # not a kind of its own
+    meter.worked("compress", 8, 9)  # not a separate kind: counted as other
     clock.time = 12
     meter.stop()
-    meter.waited(12, 50)  # for an evaluation
+    meter.waited(12, 50)  # during an evaluation
     clock.time = 50
     meter.start()
     clock.time = 52
@@ -63,7 +63,7 @@ def test_time_by_kind() -> None:
 
 def test_edges_and_what_is_off_the_clock() -> None:
     meter = Meter(rank=1, size=3, now=Clock())
-    meter.sent(0, 1000)  # the first weights
+    meter.sent(0, 1000)  # the initial weights
     meter.start()
     meter.start()
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_waiting_beside_the_gradient_is_not_the_replicas_own() -> None:
     meter.start()
 
     class Start(Thread):
-        """Its wait tells the meter itself, as one would that waits by the fabric's means."""
+        """Its `wait` reports to the meter itself, as the fabric's own wait does."""
 
         def wait(self) -> None:
             super().wait()
@@ -146,13 +146,13 @@ def test_waiting_beside_the_gradient_is_not_the_replicas_own() -> None:
     pending.wait()
     meter.waited(9, 10)
     report = meter.report()
-    assert report["seconds"]["waiting"] == 1 + 2 + 1  # 7 to 9 only once
+    assert report["seconds"]["waiting"] == 1 + 2 + 1  # 7 to 9 is counted once
     assert report["seconds"]["mix"] == 0
     assert report["beside"] == {"working": 1, "waiting": 4 + 2}
 
 
 def test_beside_in_one_thread() -> None:
-    """A simulation's replicas are greenlets: a new one starts with a context of its own."""
+    """The replicas of a simulation are greenlets, and a new greenlet starts with its own context."""
     greenlet = pytest.importorskip("greenlet")
     meter = Meter()
     meter.start()
@@ -160,7 +160,7 @@ def test_beside_in_one_thread() -> None:
 
     def work() -> None:
         meter.waited(0, 1)
-        main.switch()  # in the middle, the replica goes on
+        main.switch()  # the replica continues before this work has ended
         meter.waited(1, 3)
 
     class Green:
@@ -257,7 +257,7 @@ def meters(draw: st.DrawFn) -> Meter:
 def test_a_report_survives_as_vector(meter: Meter) -> None:
     vector = meter.vector()
     assert vector.dtype == np.float64
-    assert len(vector) == len(Meter(size=meter.size).vector())  # of one length: it can be gathered
+    assert len(vector) == len(Meter(size=meter.size).vector())  # all have one length, as `gather` needs
     report = from_vector(vector.copy())
     assert report["rank"] == meter.rank
     assert report["bytes_sent"] == sum(meter.sent_bytes)
@@ -278,7 +278,7 @@ def test_books_go_on(meter: Meter) -> None:
     again = Meter(meter.rank, size=meter.size)
     again.go_on(meter.vector())
     assert again.report() == meter.report()
-    again.sent(0, 5)  # before its clock runs
+    again.sent(0, 5)  # before its clock starts
     again.start()
     again.sent(0, 7)
     again.stop()
@@ -340,10 +340,10 @@ def test_who_counted_more_knows() -> None:
     books = [Meter(rank, size=4) for rank in range(3)]  # rank 3 is a server, or dead
     books[0].sent(1, 10)
     books[0].sent(1, 10)
-    books[1].received(0, 10)  # the second is on its way
+    books[1].received(0, 10)  # the second message is in flight
     books[1].sent(3, 5)
     books[2].received(3, 7)
-    books[2].received(1, 9)  # read what 1 has published
+    books[2].received(1, 9)  # a vector that rank 1 published
     total = merge(meter.report() for meter in books)
     assert total["edges"] == [[0, 1, 20, 2], [1, 2, 9, 1], [1, 3, 5, 1], [3, 2, 7, 1]]
     assert total["bytes_sent"] == 41
@@ -358,7 +358,7 @@ def test_consensus_is_its_definition(size: int, ranks: int) -> None:
     x = np.random.default_rng(size).normal(1.0, 2.0, (ranks, size)).astype(np.float32)
     consensus = Consensus(size)
     buffer = np.empty(size, np.float32)
-    for row in x:  # as gather yields them: in one buffer
+    for row in x:  # as `gather` yields them: all in one buffer
         buffer[:] = row
         consensus.add(buffer)
     mean = x.mean(axis=0, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Methods against their papers' formulas, in float64; the same bits each time; and with one replica, plain SGD."""
+"""Methods equal their papers' formulas in float64, repeat bit for bit, and with one replica are plain SGD."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same(a: Group, b: Group) -> bool:
 
 
 class Diary:
-    """Before and after each step of each replica: theta, and the gradient and velocity that it had."""
+    """Records of each step and replica: x (theta) and m (velocity) before the step, g (gradient) after it."""
 
     def __init__(self) -> None:
         self.notes: dict[tuple[int, int, str], np.ndarray] = {}
@@ -40,7 +40,7 @@ class Diary:
         self.notes[step, method.fabric.rank, "g"] = method.replica.grad.astype(np.float64)
 
     def all(self, step: int, what: str) -> np.ndarray:
-        """(P, n)"""
+        """One quantity of all replicas at a step, (P, n) float64."""
         ranks = sorted({rank for at, rank, _ in self.notes if at == step})
         return np.array([self.notes[step, rank, what] for rank in ranks])
 
@@ -94,7 +94,7 @@ def test_buckets_are_whole_layers_from_the_last() -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "resnet20"])
 def test_a_gradient_in_parts_has_the_same_bits(name: str) -> None:
-    """And each part is final when it is yielded."""
+    """Each part is final when it is yielded."""
     shape = (16, 16, 3)
     nn.seed(0)
     model = models.build(name, shape, 10)
@@ -114,7 +114,7 @@ def test_a_gradient_in_parts_has_the_same_bits(name: str) -> None:
         seen.append((start, stop))
         before = done
         if len(seen) == 1:
-            assert np.isnan(arena.grad[0]) and done < 0.9  # most is still to come
+            assert np.isnan(arena.grad[0]) and done < 0.9  # most of the gradient is not computed yet
     assert seen == list(itertools.pairwise(cuts))[::-1]
     assert gradient.result == whole
 
@@ -138,7 +138,7 @@ def test_parts_where_nothing_is_recorded() -> None:
 
 
 def test_a_replica_keeps_its_place_when_the_program_is_recorded_anew() -> None:
-    """Another model anywhere in the process is a reason to record again."""
+    """A new model anywhere in the process causes the program to be recorded again."""
     one, other = alone(1), alone(1)
     other.theta[:] = 0
     models.mlp((2, 2, 1), 2, hidden=(3,))
@@ -178,7 +178,7 @@ def test_local_sgd_averages_momentum_where_asked_to() -> None:
 @pytest.mark.parametrize("topology", ["ring", "torus", "one-peer-exponential", "base-2", "matching", "uniform"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7])
 def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap: bool) -> None:
-    """X <- W (X - eta G), or W X - eta G: each step of all replicas as one product, in float64."""
+    """A step of all replicas is one product, in float64: X <- W (X - eta G), with overlap X <- W X - eta G."""
     if topology == "torus" and ranks == 7:
         pytest.skip("7 replicas make no torus")
     diary = Diary()
@@ -216,7 +216,7 @@ def test_quasi_global_momentum_is_that_of_its_paper(optimizer: str) -> None:
 
 
 def test_quasi_global_momentum_stays_closer_together_than_local() -> None:
-    """Every replica sees batches of its own, over and over: local momentum drives them apart."""
+    """Each replica sees its own batch in every step: local momentum drives the replicas apart."""
 
     ends = {
         velocity: spread(run("dpsgd", 6, 60, topology="ring", velocity=velocity, momentum=0.9, lr=0.02,
@@ -232,7 +232,7 @@ def test_quasi_global_momentum_stays_closer_together_than_local() -> None:
 def test_a_parameter_server_applies_every_gradient_once() -> None:
     trained = run("ps", 4, 6, **MOMENTUM)
     assert trained.methods[3].replica.optimizer_steps == 18
-    assert spread(trained.theta()) == 0  # everybody has the center in the end
+    assert spread(trained.theta()) == 0  # all ranks end with the weights of the center
     velocities = [m.replica.state["velocity"] for m in trained.methods.values()]
     assert all(np.array_equal(velocity, velocities[0]) for velocity in velocities)
     assert all(trained.methods[rank].replica.steps == 6 for rank in range(3))
@@ -255,7 +255,7 @@ def runs() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
 def test_a_run_repeats_and_goes_on_exactly(options: dict[str, Any]) -> None:
-    """Twice the same bits; and 3 steps, a pause, and 3 more from what was saved, as if nothing had happened."""
+    """Two runs have the same bits. 3 steps, a pause and 3 more steps from the saved state equal 6 steps in one run."""
     options = {**MOMENTUM, "period": 2, **options}
     name = options.pop("name")
     first = run(name, 4, 6, **options)
@@ -263,13 +263,13 @@ def test_a_run_repeats_and_goes_on_exactly(options: dict[str, Any]) -> None:
     half = run(name, 4, 3, **options)
     second = run(name, 4, 6, saved=half, **options)
     assert same(second, run(name, 4, 6, saved=half, **options))
-    if name not in ("gossip", "ps"):  # those that wait for nobody have mixed in another order
+    if name not in ("gossip", "ps"):  # methods that do not wait mix in another order
         assert same(first, second)
 
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
 def test_everything_learns(options: dict[str, Any]) -> None:
-    """And what is trained is one model, but for `local`: the average of all is as good as each."""
+    """Except for `local`, the replicas train one model: the average of all is as good as each."""
     options = dict(options)
     name = options.pop("name")
     trained = run(name, 4, 100, batch=easy_batch, momentum=0.9, lr=0.03, **options)

@@ -1,4 +1,4 @@
-"""The models: shapes, sizes, and what they refuse."""
+"""The models: shapes, sizes, and the inputs they reject."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", BASIC)
 def test_activations_keep_their_size(name: str) -> None:
-    """The loss of an untrained model is about log(10): no layer blows its input up or lets it vanish."""
+    """The loss of an untrained model is about log(10): no layer makes its input explode or vanish."""
     minidl.seed(0)
     model = models.build(name, (16, 16, 3))
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The fabric of MPI jobs, by real mpiexec: Open MPI or MPICH, whichever this Python finds."""
+"""The fabric of MPI jobs, under a real mpiexec: Open MPI or MPICH, whichever this Python finds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODES = {
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Where a job is aborted, or its ranks do not meet, an MPI library leaves files of its own behind."""
+    """Remove the files that an MPI library leaves behind if a job is aborted or its ranks do not find each other."""
     before = memory_of_libraries()
     yield
     for file in memory_of_libraries() - before:
@@ -44,7 +44,7 @@ def memory_of_libraries() -> set[Path]:
 
 @cache
 def mpiexec() -> tuple[str, ...]:
-    """The command, with what it needs as root and for more ranks than cores. Skips where there is none."""
+    """The mpiexec command, with the option for more ranks than cores. Skips the test if there is no mpiexec."""
     beside = Path(sys.executable).parent / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
@@ -65,7 +65,7 @@ def run(ranks: int, *arguments: str, **more: str) -> subprocess.CompletedProcess
 
 
 def results(ranks: int, *arguments: str, **more: str) -> list[Any]:
-    """What each rank returned."""
+    """Run a scenario and return the result of each rank."""
     with tempfile.TemporaryDirectory() as folder:
         done = run(ranks, *arguments, RESULTS=folder, RANKS=str(ranks), **more)
         assert done.returncode == 0, done.stderr + done.stdout
@@ -79,7 +79,7 @@ def several(mode: str, ranks: int) -> list[Any]:
 
 
 def tree(vectors: list[np.ndarray], at: int = 0) -> np.ndarray:
-    """(own + left) + right."""
+    """The sum in the order of the tree: (own + left) + right."""
     total = vectors[at]
     for child in (2 * at + 1, 2 * at + 2):
         if child < len(vectors):
@@ -126,7 +126,7 @@ def test_messages_and_what_is_published(mode: str, ranks: int) -> None:
     assert found[0]["gather"] == [[rank, float(rank)] for rank in range(ranks)]
     assert all(result["gather"] == [] for result in found[1:])
     assert all(result["newest"] == [50] * ranks for result in found)  # the newest wins, and is whole
-    assert sum(result["drain"] for result in found) == pytest.approx(ranks, rel=1e-12)  # mass stays
+    assert sum(result["drain"] for result in found) == pytest.approx(ranks, rel=1e-12)  # mass is conserved
     assert all(result["stress"]["torn"] == 0 and result["stress"]["seen"] > 0 for result in found)
     assert len({result["stop"] for result in found}) == 1
 
@@ -149,8 +149,8 @@ def test_who_waits_burns_no_core(only: str) -> None:
 
 
 @pytest.mark.parametrize("how, line", [
-    ("error", "minidl: error: replica 1: it was not to be"),
-    ("exception", "minidl: error: replica 1: ZeroDivisionError: by nothing"),
+    ("error", "minidl: error: replica 1: a deliberate failure"),
+    ("exception", "minidl: error: replica 1: ZeroDivisionError: on purpose"),
     ("exit", "minidl: error: replica 1 ended before the others"),
     ("kill", ""),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Replicas of a small network on a simulated cluster: what tests of methods run, and look at from the outside."""
+"""Replicas of a small network on a simulated cluster, for tests of methods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config_of(name: str, **options: Any) -> Config:
 
 @cache
 def engine_of(optimizer: str, momentum: float, weight_decay: float, lr: float) -> Engine:
-    """One for all replicas of a test: an mlp with three layers."""
+    """The engine that all replicas of a test share: an MLP with three layers."""
     nn.seed(3)
     model = models.mlp(SHAPE, CLASSES, hidden=(9, 7))
     return Engine(model, config_of("local", optimizer=optimizer, momentum=momentum, weight_decay=weight_decay, lr=lr))
@@ -42,7 +42,7 @@ def batch_of(rank: int, step: int, size: int = 8) -> Batch:
 
 
 def easy_batch(rank: int, step: int, size: int = 8) -> Batch:
-    """Each class has a prototype; an image is one with some noise."""
+    """A batch that can be learned: each class has a prototype, and an image is a prototype plus noise."""
     x, y = batch_of(rank, step, size)
     prototypes = np.random.default_rng(0).standard_normal((CLASSES, *SHAPE))
     return (prototypes[y] + 0.5 * x).astype(np.float32), y
@@ -50,19 +50,19 @@ def easy_batch(rank: int, step: int, size: int = 8) -> Batch:
 
 @dataclass
 class Group:
-    """What is left of a run: methods and fabrics by rank, those of the dead as well."""
+    """The end of a run: methods and fabrics by rank, including those of dead ranks."""
 
     methods: dict[int, Method] = field(default_factory=dict)
     fabrics: dict[int, Fabric] = field(default_factory=dict)
     seconds: float = 0.0
 
     def theta(self, ranks: Sequence[int] | None = None) -> np.ndarray:
-        """(P, n) float64"""
+        """The parameters of `ranks` (default: all ranks), (P, n) float64."""
         return np.array([self.methods[r].replica.theta for r in ranks or sorted(self.methods)], np.float64)
 
 
 def spread(theta: np.ndarray) -> float:
-    """The consensus distance: how far the rows are from their mean, root mean square."""
+    """The consensus distance: the root mean square of all deviations from the mean row."""
     return float(np.sqrt(((theta - theta.mean(axis=0)) ** 2).mean()))
 
 
@@ -81,8 +81,11 @@ def run(
     after: Callable[[Method, int], None] = lambda method, step: None,
     **options: Any,
 ) -> Group:
-    """Train. steps: of each replica, or of all. lr: in place of the config's. scatter: begin with different weights.
-    saved: go on from there. batch: of (rank, step). before, after: called around each step, in each replica.
+    """Train a group of replicas on a simulated cluster.
+
+    steps: one number for all replicas, or one number per replica. lr: replaces the config's learning rate.
+    scatter: start with different weights. saved: resume from this group. batch: a function of (rank, step).
+    before, after: called around each step, in each replica.
     """
     config = config_of(name, **{**PLAIN, **options})
     engine = engine_of(config.optimizer, config.momentum, config.weight_decay, config.lr)
@@ -129,7 +132,7 @@ def _restore(replica: Replica, saved: Replica) -> None:
 
 
 def alone(steps: int, batch: Callable[[int], Batch] = lambda step: batch_of(0, step), **options: Any) -> Replica:
-    """Plain SGD: one replica that talks to nobody."""
+    """Plain SGD: one replica without communication."""
     config = config_of("local", **{**PLAIN, **options})
     engine = engine_of(config.optimizer, config.momentum, config.weight_decay, config.lr)
     replica = Replica(engine, Alone(), lambda: config.lr, own=True)

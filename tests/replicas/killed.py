@@ -1,4 +1,7 @@
-"""A rank of `python -m minidl.train` that may be killed: killed.py VICTIMS MODULE:FUNCTION OPTIONS..."""
+"""Run a rank of `python -m minidl.train`: killed.py VICTIMS MODULE:FUNCTION OPTIONS...
+
+VICTIMS: ranks, separated by commas. A victim kills itself with SIGKILL when it calls FUNCTION of minidl.MODULE.
+"""
 
 from __future__ import annotations
 

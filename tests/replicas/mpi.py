@@ -1,7 +1,7 @@
-"""What a rank does in the tests of MPI: mpiexec -n 4 python tests/replicas/mpi.py SCENARIO ARGUMENTS...
+"""The program of a rank in the tests of MPI: mpiexec -n 4 python tests/replicas/mpi.py SCENARIO ARGUMENTS...
 
-A scenario is a function of the fabric. What it returns goes into the file RANK, as
-JSON, in the folder that RESULTS names in the environment. NODES=2 there: its RANKS see themselves on two nodes.
+A scenario is a function of the fabric. Its return value is written as JSON to the file $RESULTS/<rank>.
+The environment variable NODES=2 distributes the ranks, $RANKS in number, over two nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minidl.errors import MinidlError
 
 
 def several(fabric: MpiFabric, *names: str) -> dict[str, Any]:
-    """Scenarios one after the other: MPI can be started only once in a process, which takes a second."""
+    """Run several scenarios in one job: MPI can be started only once in a process, and a start takes a second."""
     fabric.join(Needs(elements=20_000, mail=3, publish=True), "layout")
     results: dict[str, Any] = {"nodes": fabric.nodes, "beside": fabric.beside}
     for name in names:
@@ -36,7 +36,10 @@ def several(fabric: MpiFabric, *names: str) -> dict[str, Any]:
 
 
 def allreduce(fabric: MpiFabric) -> dict[str, Any]:
-    """Sums of random vectors, each rank's own: (type, elements) -> hash of the bits; the first beside other work."""
+    """Sum random vectors, one per rank. Returns {"TYPE ELEMENTS": hash of the bits}, and one sum in full as "values".
+
+    The first sum is started with `allreduce_start`.
+    """
     sums = {}
     for kind, size in (("float32", 5), ("float32", 1000), ("float64", CHUNK // 8 + 3), ("float32", 0)):
         own = np.random.default_rng(fabric.rank).standard_normal(size).astype(kind)
@@ -52,7 +55,7 @@ def allreduce(fabric: MpiFabric) -> dict[str, Any]:
 
 
 def drain(fabric: MpiFabric) -> float:
-    """Random pushes of half of what one has: the sum over all stays."""
+    """Push half of the own mass to random peers: the sum over all ranks is conserved."""
     random = np.random.default_rng(fabric.rank)
     mass = np.ones(1)
     for _ in range(200):
@@ -67,18 +70,18 @@ def drain(fabric: MpiFabric) -> float:
 
 
 def newest(fabric: MpiFabric) -> list[int]:
-    """All publish, and look until they have seen the last of each of the others; versions only grow."""
+    """Publish 50 versions, and read until the last version of each other rank is seen. Versions only increase."""
     last = [0] * fabric.size
     last[fabric.rank] = 50
     for version in range(1, 51):
         fabric.wait(lambda: publish(fabric, version) or None, (), "memory")  # noqa: B023
         look(fabric, last)
-    fabric.wait(lambda: look(fabric, last) or None, (), "what others published")
+    fabric.wait(lambda: look(fabric, last) or None, (), "the last versions of the others")
     return last
 
 
 def publish(fabric: MpiFabric, version: int) -> bool:
-    """Whether there was memory for it: readers may hold all slots."""
+    """Publish a version. Returns False if there is no free slot: readers may hold all slots."""
     misses = fabric.meter.misses
     fabric.publish((np.full(10_000, version, np.float32),), Note(round=version))
     return fabric.meter.misses == misses
@@ -95,7 +98,7 @@ def look(fabric: MpiFabric, last: list[int]) -> bool:
 
 
 def ring(fabric: MpiFabric) -> int:
-    """Each sends to the next, and waits for the one before; every round's letter is that round's."""
+    """Send to the next rank and wait for the previous one. Each round receives the message of that round."""
     right, left = (fabric.rank + 1) % fabric.size, (fabric.rank - 1) % fabric.size
     for round in range(200):
         own = np.full(20_000, 1000 * fabric.rank + round, np.float32)
@@ -106,7 +109,7 @@ def ring(fabric: MpiFabric) -> int:
 
 
 def stress(fabric: MpiFabric, steps: str) -> dict[str, int]:
-    """All publish, look and send: each vector holds one number, which its note says, too, as it says the length."""
+    """Publish, read and send. All elements of a vector are one number; the header repeats it and gives the length."""
     random = np.random.default_rng(fabric.rank)
     buffer = np.empty(20_000, np.float32)
     peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
@@ -142,17 +145,17 @@ def gather(fabric: MpiFabric) -> list[Any]:
 
 
 def board(fabric: MpiFabric) -> list[float]:
-    """Everybody reads what the others wrote last."""
+    """Write to the status table, and read the last value of every rank."""
     for speed in range(1000):
         fabric.announce(Column.SPEED, speed + fabric.rank)
     expected = [999.0 + rank for rank in range(fabric.size)]
-    fabric.wait(lambda: list(fabric.board[:, Column.SPEED]) == expected or None, (), "the board")
+    fabric.wait(lambda: list(fabric.board[:, Column.SPEED]) == expected or None, (), "the status table")
     assert all(fabric.now() - moment < 60 for moment in fabric.heard)
     return expected
 
 
 def idle(fabric: MpiFabric) -> float:
-    """Seconds of CPU in two seconds of waiting."""
+    """Return the CPU seconds that two seconds of waiting cost."""
     fabric.barrier()
     began = time.process_time()
     if fabric.rank == 0:
@@ -162,18 +165,18 @@ def idle(fabric: MpiFabric) -> float:
 
 
 def stop(fabric: MpiFabric) -> int:
-    """A signal finds one rank in some step; all make equally many."""
+    """One rank receives a signal during a step. All ranks stop after the same number of steps."""
     for made in range(1000):
         if made == 3 and fabric.rank == fabric.size - 1:
             fabric.stop_wanted = True
         if not fabric.begin_step(made, together=True):
             return made
         time.sleep(0.002 * fabric.rank)
-    raise AssertionError("nobody stopped")
+    raise AssertionError("no rank stopped")
 
 
 def serve(fabric: MpiFabric) -> list[float]:
-    """The last rank adds up what the others send."""
+    """The last rank is a server: it sums the vectors that the others send."""
     fabric.replicas = tuple(range(fabric.size - 1))
     fabric.join(Needs(elements=4, call=True), "layout")
     total = np.zeros(4, np.float32)
@@ -192,7 +195,7 @@ def serve(fabric: MpiFabric) -> list[float]:
 
 
 def late(fabric: MpiFabric) -> int:
-    """The others leave while what they sent to the first is on its way."""
+    """The other ranks exit while their messages to rank 0 are in flight."""
     fabric.join(Needs(), "layout")
     if fabric.rank == 0:
         time.sleep(0.5)
@@ -204,13 +207,13 @@ def unequal(fabric: MpiFabric) -> None:
 
 
 def fail(fabric: MpiFabric, how: str) -> None:
-    """One ends; the others wait for it."""
+    """Rank 1 ends in the way that `how` names. The others wait for it."""
     fabric.join(Needs(), "layout")
     if fabric.rank == 1:
         if how == "error":
-            raise MinidlError("it was not to be")
+            raise MinidlError("a deliberate failure")
         if how == "exception":
-            raise ZeroDivisionError("by nothing")
+            raise ZeroDivisionError("on purpose")
         if how == "exit":
             sys.exit(0)
         os.kill(os.getpid(), 9)
@@ -218,12 +221,12 @@ def fail(fabric: MpiFabric, how: str) -> None:
 
 
 def early(fabric: MpiFabric) -> None:
-    """All find the same mistake before they join."""
+    """All ranks raise the same error before they join."""
     raise MinidlError("no such file")
 
 
 def main() -> int:
-    faulthandler.dump_traceback_later(25, exit=True)  # who hangs shows where
+    faulthandler.dump_traceback_later(25, exit=True)  # a rank that hangs prints where
     job = find_job()
     assert job is not None
     nodes = os.environ.get("NODES")

@@ -1,6 +1,6 @@
-"""What a rank does in the tests of shared memory: python tests/replicas/shm.py SCENARIO ARGUMENTS...
+"""The program of a rank in the tests of shared memory: python tests/replicas/shm.py SCENARIO ARGUMENTS...
 
-A scenario is a function of the fabric; what it returns is printed as one line of JSON, with the rank.
+A scenario is a function of the fabric. Its return value is printed with the rank, as one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minidl.errors import MinidlError
 
 
 def say(**words: Any) -> None:
-    """In one piece: other ranks write to the same pipe."""
+    """Print a line of JSON in a single write: other ranks write to the same pipe."""
     os.write(1, json.dumps(words).encode() + b"\n")
 
 
@@ -42,7 +42,7 @@ SUMS = ((0, np.float32), (5, np.float32), (CHUNK, np.float32), (3 * CHUNK // 8 +
 
 
 def several(fabric: ShmFabric) -> dict[str, Any]:
-    """What needs no more than that all are there."""
+    """Run the scenarios that need nothing but all ranks alive."""
     join(fabric, elements=1000, mail=3, shared=(("theta", 100),))
     return {what.__name__: what(fabric) for what in (allreduce, exchange, drain, shared)}
 
@@ -61,7 +61,7 @@ def allreduce(fabric: ShmFabric) -> list[str]:
 
 
 def exchange(fabric: ShmFabric) -> int:
-    """A ring: each sends its own to both sides, many times."""
+    """A ring: each rank sends its vector to both neighbours, 200 times."""
     sides = sorted({(fabric.rank - 1) % fabric.size, (fabric.rank + 1) % fabric.size} - {fabric.rank})
     own, rounds = np.zeros(1000, np.float32), 200
     for round in range(rounds):
@@ -76,7 +76,7 @@ def exchange(fabric: ShmFabric) -> int:
 
 
 def drain(fabric: ShmFabric) -> list[float]:
-    """Random pushes of half of what one has, two vectors of unequal meaning: their sums over all stay."""
+    """Push half of the own mass to random peers, as two vectors of one element: both sums over ranks are conserved."""
     random = np.random.default_rng(fabric.rank)
     mass = np.array([1, fabric.rank], np.float64)
     for _ in range(300):
@@ -97,7 +97,7 @@ def shared(fabric: ShmFabric) -> float:
 
 
 def gather(fabric: ShmFabric, victim: str) -> list[Any]:
-    """One is killed on the way to the gathering."""
+    """One rank is killed before it calls `gather`."""
     join(fabric)
     if fabric.rank == int(victim):
         os.kill(os.getpid(), 9)
@@ -108,7 +108,7 @@ def gather(fabric: ShmFabric, victim: str) -> list[Any]:
 
 
 def serve(fabric: ShmFabric) -> list[float]:
-    """The last rank adds up what the others send."""
+    """The last rank is a server: it sums the vectors that the others send."""
     fabric.replicas = tuple(range(fabric.size - 1))
     join(fabric, elements=4, call=True)
     total = np.zeros(4, np.float32)
@@ -128,9 +128,10 @@ def serve(fabric: ShmFabric) -> list[float]:
 
 
 def steps(fabric: ShmFabric, kind: str, last: str = "1000000", sleep: str = "0") -> int:
-    """Steps of unequal length until somebody says stop; after the third each says so, and sleeps.
+    """Take steps of unequal length until the run is stopped. After its third step each rank prints a line and sleeps.
 
-    kind: alone; together: all are to make equally many; ring: and each waits for its neighbours.
+    kind: "alone": each rank takes its own number of steps. "together": all ranks take the same number.
+    "ring": in addition each rank waits for its neighbours in every step.
     """
     join(fabric, elements=1, mail=2)
     fabric.strict = kind != "alone"
@@ -148,23 +149,23 @@ def steps(fabric: ShmFabric, kind: str, last: str = "1000000", sleep: str = "0")
 
 
 def fail(fabric: ShmFabric) -> None:
-    """One fails; the others wait for it in vain."""
+    """Rank 1 fails. The others wait for an event that never happens."""
     join(fabric)
     if fabric.rank == 1:
-        raise MinidlError("it was not to be")
+        raise MinidlError("a deliberate failure")
     fabric.wait(lambda: None, (), "nothing")
 
 
 def stuck(fabric: ShmFabric) -> None:
-    """One fails, another hears nothing."""
+    """Rank 1 fails. The others sleep and do not notice it."""
     join(fabric)
     if fabric.rank == 1:
-        raise MinidlError("it was not to be")
+        raise MinidlError("a deliberate failure")
     time.sleep(1000)
 
 
 def hang(fabric: ShmFabric) -> None:
-    """One does nothing; another waits for it, and a third for that one."""
+    """Rank 1 hangs. Another rank waits for it, and a third rank waits for that one."""
     join(fabric)
     fabric.announce(Column.STEP, 7)
     fabric.stall = 0.1
@@ -182,9 +183,9 @@ def greedy(fabric: ShmFabric) -> None:
 
 
 def stress(fabric: ShmFabric, exchanges: str, elements: str) -> dict[str, int]:
-    """All publish and look, and send: every vector holds one number, so a torn one shows.
+    """Publish, read and send. All elements of a vector are one number, so a torn vector is detected.
 
-    The number is in the note, too. Lengths change, so that a header of one and data of another show as well.
+    The header repeats the number. Lengths vary, so a header with the data of another message is detected too.
     """
     size = int(elements)
     join(fabric, elements=size, mail=2, publish=True)
