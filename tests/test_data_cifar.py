@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidl.data import load
+from minidl.data import cifar, files, load
 from minidl.data.cifar import RECORD, TEST, TRAIN, extract, read_batch
 from minidl.errors import DataError
 
@@ -91,6 +91,25 @@ def test_only_expected_members_are_extracted(tmp_path: Path) -> None:
     paths = extract(archive, folder)
     assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(["a.tar.gz", "out", TEST, *TRAIN])
     assert paths[TEST].read_bytes() == wanted[f"cifar-10-batches-bin/{TEST}"]
+
+
+def test_a_set_that_is_extracted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process finishes the set while this one looks for its files: all of it is found, or nothing."""
+    find, asked = files._find, []
+
+    def finding(folder: Path, stem: str) -> Path | None:
+        asked.append(stem)
+        if len(asked) == 3:
+            for name in [*TRAIN, TEST]:
+                (folder / name).write_bytes(batch(1))
+        return find(folder, stem)
+
+    (tmp_path / "minidl" / "data" / "cifar10").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("MINIDL_DATA", raising=False)
+    monkeypatch.setattr(files, "_find", finding)
+    found = files.search("cifar10", cifar.GROUPS, None)
+    assert found is None or sorted(found) == sorted([*TRAIN, TEST])
 
 
 def test_archives_that_lack_a_batch(tmp_path: Path) -> None:

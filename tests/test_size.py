@@ -1,4 +1,4 @@
-"""Limits that keep the code readable: lines of a file, parameters of a function, files in a folder, classes of one name."""
+"""Limits that keep the code readable: the length of files and of parameter lists, and names of classes."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ CLASSES = 10
 LARGEST = 60_000 * RECORD  # no file holds more than the whole of CIFAR-10
 TRAIN = [f"data_batch_{number}.bin" for number in range(1, 6)]
 TEST = "test_batch.bin"
+GROUPS = [[TEST], TRAIN]  # the test batch first: it is written last, so once it is there, so are the others
 ARCHIVE = Published("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530")
 MIRRORS = [
     "https://www.cs.toronto.edu/~kriz/",
@@ -28,12 +29,12 @@ MIRRORS = [
 
 def read_cifar10(data_dir: str | Path | None) -> Splits:
     """CIFAR-10 from the user's folders or the cache, else downloaded. Trains on the batches that are there."""
-    paths = search("cifar10", [TRAIN, [TEST]], data_dir)
+    paths = search("cifar10", GROUPS, data_dir)
     if paths is None:
         folder = cache_folder() / "cifar10"
         with filling(folder):
             # Another process may have filled it while we waited.
-            paths = search("cifar10", [TRAIN, [TEST]], data_dir) or _download(folder)
+            paths = search("cifar10", GROUPS, data_dir) or _download(folder)
     train = [read_batch(paths[name]) for name in TRAIN if name in paths]
     images, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
     return Splits(images, labels, *read_batch(paths[TEST]), classes=CLASSES)

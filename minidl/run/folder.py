@@ -145,11 +145,12 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The options in a run's config.toml. Raises CheckpointError if some are missing, and ConfigError as `read_toml`."""
+    """The options in a run's config.toml. Raises CheckpointError if some are missing, ConfigError as `read_toml`."""
     given = read_toml(Config, path)
     missing = [name for name, entry in options(Config).items() if entry.saved and name not in given]
     if missing:
-        raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing)}; begin a new run with another --out")
+        raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing)}; "
+                              "begin a new run with another --out")  # fmt: skip
     return given
 
 
