@@ -44,8 +44,8 @@ def test_replicas_that_only_talk_come_to_agree(axes: dict[str, Any]) -> None:
     """With learning rate 0 the spread shrinks. With mix="mass" the weighted average does not change."""
     ranks = 6
     steps = 90 if axes["block"] == "layers" else 30
-    begin = run("gossip", ranks, 0, lr=0.0, scatter=True, per_node=3, **axes)
-    end = run("gossip", ranks, steps, lr=0.0, scatter=True, per_node=3, inside=0.5, **axes)
+    begin = run("gossip", ranks, 0, lr=0.0, start="scattered", cluster=3, **axes)
+    end = run("gossip", ranks, steps, lr=0.0, start="scattered", cluster=3, inside=0.5, **axes)
     assert spread(end.theta()) < 0.1 * spread(begin.theta())
     if axes["mix"] == "mass":
         assert (mass(end) == ranks).all()
@@ -95,8 +95,8 @@ def test_a_replica_with_nothing_to_give_gives_nothing() -> None:
 
 def test_two_that_push_and_pull_meet_at_their_mean() -> None:
     """Their requests cross, and each request is the reply to the other."""
-    end = run("gossip", 2, 2, lr=0.0, scatter=True, exchange="push-pull")
-    begin = run("gossip", 2, 0, lr=0.0, scatter=True)
+    end = run("gossip", 2, 2, lr=0.0, start="scattered", exchange="push-pull")
+    begin = run("gossip", 2, 0, lr=0.0, start="scattered")
     np.testing.assert_allclose(end.theta(), np.tile(begin.theta().mean(axis=0), (2, 1)), atol=1e-6)
 
 
@@ -119,8 +119,8 @@ def test_a_mixed_velocity_travels_with_the_model() -> None:
         if step == 0:
             method.replica.state["velocity"][:] = method.fabric.rank
 
-    end = run("gossip", 4, 40, lr=0.0, momentum=0.999, velocity="mixed", mix="mass", block="layers", before=before,
-              batch=lambda rank, step: batch_of(0, 0))  # fmt: skip
+    end = run("gossip", 4, 40, lr=0.0, momentum=0.999, velocity="mixed", mix="mass", block="layers",
+              batch=lambda rank, step: batch_of(0, 0), around=(before, lambda method, step: None))  # fmt: skip
     velocities = np.array([method.replica.state["velocity"] for method in end.methods.values()], np.float64)
     assert spread(velocities) < 0.2
 
@@ -206,7 +206,7 @@ def test_nobody_is_left() -> None:
 @pytest.mark.parametrize("axes", AXES[::5], ids=lambda axes: "-".join(axes.values()))
 def test_a_death_is_survived(axes: dict[str, Any]) -> None:
     """The others finish. The dead replica's mass is lost: what it held, and what was in flight to and from it."""
-    whole = run("gossip", 4, 40, per_node=2, **axes)
+    whole = run("gossip", 4, 40, cluster=2, **axes)
     cluster = replace(uniform(4, 2, **LINK), deaths=(Event(time=whole.seconds / 2, rank=2),))
     end = run("gossip", 4, 40, cluster=cluster, **axes)
     assert end.methods[2].replica.steps < 40

@@ -153,7 +153,7 @@ def test_a_replica_keeps_its_place_when_the_program_is_recorded_anew() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_local_sgd_averages_every_period(ranks: int) -> None:
     diary = Diary()
-    trained = run("local-sgd", ranks, 7, period=3, before=diary.before, after=diary.after)
+    trained = run("local-sgd", ranks, 7, period=3, around=(diary.before, diary.after))
     for step in range(1, 7):
         assert (spread(diary.all(step, "x")) == 0) == (step % 3 == 0)
     moved = diary.all(5, "x") - 0.1 * diary.all(5, "g")
@@ -183,7 +183,7 @@ def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap
         pytest.skip("7 replicas make no torus")
     diary = Diary()
     options = dict(topology=topology, overlap=overlap)
-    trained = run("dpsgd", ranks, 4, scatter=True, before=diary.before, after=diary.after, **options)
+    trained = run("dpsgd", ranks, 4, start="scattered", around=(diary.before, diary.after), **options)
     graph = build(topology, ranks, seed=0, nodes=range(ranks))
     for step in range(4):
         x, g, w = diary.all(step, "x"), diary.all(step, "g"), graph.matrix(step)
@@ -194,7 +194,7 @@ def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap
 
 def test_dpsgd_mixes_momentum_where_asked_to() -> None:
     diary = Diary()
-    run("dpsgd", 3, 3, topology="ring", velocity="mixed", momentum=0.9, before=diary.before, after=diary.after)
+    run("dpsgd", 3, 3, topology="ring", velocity="mixed", momentum=0.9, around=(diary.before, diary.after))
     w = build("ring", 3).matrix(0)
     expected = w @ (0.9 * diary.all(1, "m") + diary.all(1, "g"))
     np.testing.assert_allclose(diary.all(2, "m"), expected, rtol=1e-5, atol=1e-6)
@@ -204,7 +204,7 @@ def test_dpsgd_mixes_momentum_where_asked_to() -> None:
 def test_quasi_global_momentum_is_that_of_its_paper(optimizer: str) -> None:
     diary = Diary()
     run("dpsgd", 3, 4, topology="ring", velocity="quasi-global", momentum=0.9, optimizer=optimizer,
-        before=diary.before, after=diary.after)  # fmt: skip
+        around=(diary.before, diary.after))  # fmt: skip
     mu, eta, w = 0.9, 0.1, build("ring", 3).matrix(0)
     for step in range(3):
         x, m, g = (diary.all(step, what) for what in "xmg")
@@ -261,8 +261,8 @@ def test_a_run_repeats_and_goes_on_exactly(options: dict[str, Any]) -> None:
     first = run(name, 4, 6, **options)
     assert same(first, run(name, 4, 6, **options))
     half = run(name, 4, 3, **options)
-    second = run(name, 4, 6, saved=half, **options)
-    assert same(second, run(name, 4, 6, saved=half, **options))
+    second = run(name, 4, 6, start=half, **options)
+    assert same(second, run(name, 4, 6, start=half, **options))
     if name not in ("gossip", "ps"):  # methods that do not wait mix in another order
         assert same(first, second)
 

@@ -21,6 +21,7 @@ from minidl.run.config import Config, resolve
 
 SHAPE, CLASSES = (4, 4, 1), 3
 LINK = {"alpha": 1e-5, "beta": 1e-9}
+Hook = Callable[[Method, int], None]
 PLAIN: dict[str, Any] = dict(momentum=0.0, weight_decay=0.0, lr=0.1)
 
 
@@ -72,33 +73,32 @@ def run(
     steps: int | Sequence[int],
     *,
     lr: float | None = None,
-    scatter: bool = False,
-    per_node: int = 1,
-    cluster: Cluster | None = None,
-    saved: Group | None = None,
+    cluster: Cluster | int = 1,
+    start: Group | str = "equal",
     batch: Callable[[int, int], Batch] = batch_of,
-    before: Callable[[Method, int], None] = lambda method, step: None,
-    after: Callable[[Method, int], None] = lambda method, step: None,
+    around: tuple[Hook, Hook] = (lambda method, step: None, lambda method, step: None),
     **options: Any,
 ) -> Group:
     """Train a group of replicas on a simulated cluster.
 
     steps: one number for all replicas, or one number per replica. lr: replaces the config's learning rate.
-    scatter: start with different weights. saved: resume from this group. batch: a function of (rank, step).
-    before, after: called around each step, in each replica.
+    cluster: or the number of replicas on each node. start: "equal" or "scattered" weights, or a group to resume from.
+    batch: a function of (rank, step). around: called before and after each step, in each replica.
     """
     config = config_of(name, **{**PLAIN, **options})
     engine = engine_of(config.optimizer, config.momentum, config.weight_decay, config.lr)
     kind, group = method(name), Group()
     replicas = kind.roles(ranks).replicas
-    simulation = Simulation(cluster or uniform(ranks, per_node, **LINK), ranks, config.seed, flops=1e4)
+    saved = start if isinstance(start, Group) else None
+    place = uniform(ranks, cluster, **LINK) if isinstance(cluster, int) else cluster
+    simulation = Simulation(place, ranks, config.seed, flops=1e4)
     counts = [steps] * ranks if isinstance(steps, int) else steps
 
     def work(rank: int) -> None:
         fabric = simulation.fabric(rank)
         fabric.replicas = replicas
         replica = Replica(engine, fabric, lambda: config.lr if lr is None else lr, own=True)
-        if scatter:
+        if start == "scattered":
             replica.theta[:] = np.random.default_rng(rank).standard_normal(replica.theta.size)
         if saved:
             _restore(replica, saved.methods[rank if rank in replicas else 0].replica)
@@ -113,9 +113,9 @@ def run(
         fabric.announce(Column.STATE, State.TRAINING)
         for step in range(replica.steps, counts[rank]):
             fabric.begin_step(step, kind.together)
-            before(acting, step)
+            around[0](acting, step)
             acting.step(batch(rank, step))
-            after(acting, step)
+            around[1](acting, step)
         fabric.announce(Column.STATE, State.PAUSED)
         acting.pause()
 

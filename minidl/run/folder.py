@@ -72,7 +72,7 @@ class RunFolder:
         return run
 
     def _begin(self, text: str) -> None:
-        """Make the folder a run, or leave it unchanged. config.toml is written last: without it, the folder is no run."""
+        """Make the folder a run, or leave it unchanged. config.toml comes last: without it, the folder is no run."""
         if self.config.exists():
             raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} continues it, "
                               "another --out begins a new one")  # fmt: skip
