@@ -1,4 +1,4 @@
-"""Optimizers against their papers' rules in plain NumPy (against PyTorch: test_parity.py)."""
+"""Optimizers against their papers' rules in plain NumPy (against PyTorch: test_parity_optim.py)."""
 
 from __future__ import annotations
 
