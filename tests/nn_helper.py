@@ -1,4 +1,4 @@
-"""Small modules whose names, weights and text the tests of `minidl.nn` check."""
+"""Small models for the tests of `minidl.nn`: they check names, weights and text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from minidl import Tensor, nn, ops
 
 
 class Pair(nn.Module):
-    """Two convolutions with batch norm between them, in a module of its own."""
+    """A block of two convolutions with batch norm between them."""
 
     def __init__(self) -> None:
         self.conv1 = nn.Conv2d(3, 4, 3, padding=1, bias=False)
@@ -20,7 +20,7 @@ class Pair(nn.Module):
 
 
 class Net(nn.Module):
-    """Parameters of its own, modules inside modules, and names that Module uses for methods."""
+    """A model with a parameter outside its layers, nested modules, and attributes named like methods of Module."""
 
     def __init__(self) -> None:
         self.scale = nn.Parameter(np.ones(1, np.float32))
@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 
 class Tied(nn.Module):
-    """An encoder whose second half is the first one's weight again."""
+    """Two linear layers that share one weight."""
 
     def __init__(self) -> None:
         self.first = nn.Linear(5, 5)

@@ -1,4 +1,4 @@
-"""Ranks that run a function each in a simulation."""
+"""Helpers to run one function per rank in a simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ between = {alpha = 0.3, beta = 1e-3}
 def simulate(
     work: Work | dict[int, Work], ranks: int = 2, cluster: Cluster | None = None, **options: Any
 ) -> Simulation:
-    """Every rank does its work, once it has joined; the simulation, over, with `results`."""
+    """Run `work` on every rank after it has joined; return the finished simulation, with `results` {rank: value}."""
     simulation = Simulation(cluster or uniform(ranks, **LINKS), ranks, **options)
 
     def main(fabric: SimFabric) -> Callable[[], Any]:
@@ -39,7 +39,7 @@ def simulate(
 
 
 def letter(fabric: SimFabric, peer: int) -> np.ndarray:
-    with fabric.wait(lambda: fabric.take(Channel.MAIL, peer), (peer,), "a letter") as letter:
+    with fabric.wait(lambda: fabric.take(Channel.MAIL, peer), (peer,), "a message") as letter:
         return letter.vector.copy()
 
 
@@ -52,7 +52,7 @@ def after(fabric: SimFabric, seconds: float) -> None:
 
 
 def push_sum(fabric: SimFabric, steps: int = 30, ranks: int = 8) -> float:
-    """Each keeps half of its mass and gives half away, to anybody."""
+    """In each step a rank sends half of its mass to a random rank; return its mass at the end."""
     mass, chance = 1.0, np.random.default_rng(fabric.rank)
     for step in range(steps):
         fabric.begin_step(step, together=False)

@@ -1,4 +1,4 @@
-"""Modules: their names, tied weights, modes, element types, and where an error says it happened."""
+"""Modules: names, tied weights, training mode, element types, and errors that name the layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_names_in_order_of_assignment(net: Net) -> None:
 
 
 def test_modules_in_attributes_with_the_names_of_methods(net: Net) -> None:
-    """`self.flatten = nn.Flatten()` is what people write; optimizers must still find the arena."""
+    """Users write `self.flatten = nn.Flatten()`: optimizers must still find the arena."""
     assert net(images(2, 9, 6, 3)).shape == (2, 5)
     optimizer = minidl.optim.build("sgd", net, lr=0.1)
     assert net.arena is optimizer.arena and net.fc.weight.arena is net.arena

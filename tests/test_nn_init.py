@@ -1,4 +1,4 @@
-"""Initial weights: reproducible from a seed, with the distribution that their name promises."""
+"""Initial weights: a seed reproduces them, and they have the variance and shape of their distribution."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_initial_weights_have_the_variance_they_promise(fill: object, variance: 
     assert abs(x.mean()) < 4 * math.sqrt(variance / x.size)
     assert abs((x**4).mean() / x.var() ** 2 - kurtosis) < 0.2
     if kurtosis == UNIFORM:
-        assert 0.998 < abs(x).max() / math.sqrt(3 * variance) < 1 + 1e-6  # of 9,000 draws one is this near the bound
+        assert 0.998 < abs(x).max() / math.sqrt(3 * variance) < 1 + 1e-6  # one of 9,000 draws comes this close
 
 
 def test_initial_weights_of_layers() -> None:

@@ -1,4 +1,4 @@
-"""What modules print: `repr`, `summary`, and `watching`, which the summary is made with."""
+"""The text of modules: `repr` and `summary`; and `watching`, which `summary` uses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_repr_of_a_layer(layer: nn.Module, text: str) -> None:
 
 
 def test_summary_counts_parameters_and_flops(net: Net) -> None:
-    net.layer1.eval()  # a mixed state, which the summary must leave as it was
+    net.layer1.eval()  # a mixed state, which the summary must not change
     before = [module.training for _, module in net.named_modules()]
     statistics = net.state_dict()
     lines = net.summary((9, 6, 3)).splitlines()
@@ -75,7 +75,7 @@ def test_summary_of_an_input_that_does_not_fit_changes_nothing(net: Net) -> None
     with pytest.raises(ShapeError, match=r"layer layer1\.0\.conv1"):
         net.summary((9, 6, 2))
     assert all(module.training for _, module in net.named_modules())
-    net.summary((9, 6, 3))  # nobody watches any more, or this would fill the table twice
+    net.summary((9, 6, 3))  # nothing watches any longer: otherwise this call would fill the table twice
 
 
 def test_summary_of_a_float64_model_and_of_tied_weights() -> None:

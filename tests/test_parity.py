@@ -1,16 +1,18 @@
-"""Against PyTorch: weights that travel both ways, and whole runs from equal weights and batches.
+"""minidl against PyTorch: weights loaded in both directions, and whole runs from the same weights and batches.
 
-Runs. Both engines begin with the same weights and take 50 steps of momentum SGD on the same batches, in float64 and
-in float32. In float64 they must agree to 1e-9: every loss, and in the end every parameter and running statistic.
+Runs. Both engines start with the same weights and take 50 steps of momentum SGD on the same batches, in float64 and
+in float32. In float64 they must agree to 1e-9: every loss, and at the end every parameter and running statistic.
 
-In float32 nothing tells which of two roundings is right, so each engine is held against PyTorch's float64 run; ours may
-be at most three times as far from it. The distance of a run is |w - w64| / |w64| over all parameters: the state of
-training itself, with thousands of terms and so little noise, where one loss is one number that a lucky rounding hits.
+In float32 neither of two roundings is the right one, so both engines are compared with PyTorch's float64 run. The
+distance of minidl's run from it may be at most three times the distance of PyTorch's. The distance of a run is
+|w - w64| / |w64| over all parameters. It measures the state of training itself, and its thousands of terms leave little
+noise. A loss is a single number, which a lucky rounding can match.
 
-The median of five runs decides, for this reason: ReLU and max pooling have kinks. Somewhere in a run a value lies so
-near a kink that the two roundings fall on different sides, and the gradient jumps by many orders of magnitude more
-than a rounding, in either engine, whichever is unlucky first. Up to that step the two distances are equal to
-some percent; one run with such a step in one engine and not in the other says nothing about its kernels.
+The test compares medians of several runs (five of a small model), because ReLU and max pooling have kinks. At some step
+of a run, a value lies so close to a kink that two roundings of it fall on different sides. The gradient then jumps by
+many orders of magnitude more than a rounding. This happens in both engines, by chance earlier in one of them. Up to
+that step the two distances agree to within a few percent. If only one engine has such a step in a run, that run shows
+nothing about its kernels.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ Arrays = dict[str, np.ndarray]
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Both engines bring threads that spin while they wait for each other: on busy cores that takes ten times as long.
+    """Limit both engines to one thread: threads spin while they wait, which takes ten times as long on busy cores.
 
-    (Our results do not depend on the number of threads: test_kernels.py.)
+    (minidl's results do not depend on the number of threads: test_kernels.py.)
     """
     before = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
@@ -52,7 +54,7 @@ def one_thread() -> Iterator[None]:
 
 
 def custom(shape: Shape, classes: int) -> nn.Module:
-    """What the models do not have: strides, dilation, groups, kernels and padding that are not square."""
+    """Build a model with what the others lack: strides, dilation, groups, non-square kernels and padding."""
     height, width, channels = shape
     return nn.Sequential(
         nn.Conv2d(channels, 6, (3, 5), stride=(1, 2), padding=(1, 2)),
@@ -97,11 +99,11 @@ def build_theirs(name: str, shape: Shape) -> Any:
 
 
 def to_torch(x: np.ndarray) -> Any:
-    """Images (N, H, W, C) as PyTorch takes them: (N, C, H, W)."""
+    """Convert images (N, H, W, C) to PyTorch's layout (N, C, H, W)."""
     return torch.from_numpy(x).permute(0, 3, 1, 2)
 
 
-# Weights travel
+# Weights in both directions
 
 MODELS: list[tuple[str, Shape]] = [
     ("mlp", (7, 5, 3)),
@@ -117,7 +119,7 @@ def images(shape: Shape, seed: int = 0) -> np.ndarray:
 
 
 def same_outputs(ours: nn.Module, theirs: Any, shape: Shape) -> None:
-    """In evaluation and in training; with running statistics, these too."""
+    """Assert equal outputs to 1e-5, in evaluation mode (which uses the running statistics) and in training mode."""
     x = images(shape, seed=9)
     for mode in (False, True):
         with no_grad(), torch.no_grad():
@@ -174,7 +176,7 @@ def test_tied_weights_have_the_names_of_pytorch() -> None:
 
 
 class Case(NamedTuple):
-    """A training run. The rates are such that training is stable: where it is not, distances say nothing."""
+    """A training run. Its learning rate keeps training stable: in an unstable run, distances show nothing."""
 
     model: str
     data: str
@@ -185,12 +187,12 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    losses: np.ndarray  # (steps,) each before its step
+    losses: np.ndarray  # (steps,), the loss before each step
     early: Arrays  # parameters after EARLY steps
     last: Arrays  # parameters and running statistics after the last step
 
 
-EARLY = 5  # so few that hardly a run of a small model has met a kink: this is arithmetic alone
+EARLY = 5  # so few steps that a run of a small model rarely reaches a kink: only the arithmetic differs
 
 QUICK = [
     Case("mlp", "digits", batch=16, lr=0.05),
@@ -212,7 +214,7 @@ CASES = [pytest.param(case, id=case.model) for case in QUICK] + [
 
 @functools.cache
 def beginning(case: Case, seed: int) -> tuple[Arrays, list[tuple[np.ndarray, np.ndarray]]]:
-    """Initial weights and the batches."""
+    """Return the initial weights and the batches of a run."""
     dataset = data.load(case.data, seed=seed)
     loader = data.Loader(dataset.x_train, dataset.y_train, case.batch, seed=seed, drop_last=True)
     epochs = -(-case.steps // len(loader))
@@ -270,7 +272,7 @@ def theirs(case: Case, seed: int, dtype: str) -> Run:
 @pytest.mark.parametrize("case", CASES)
 def test_float64_runs_agree(case: Case) -> None:
     run, expected = ours(case, 0, "float64"), theirs(case, 0, "float64")
-    assert expected.losses[-10:].mean() < expected.losses[:10].mean(), "the run must be one that learns"
+    assert expected.losses[-10:].mean() < expected.losses[:10].mean(), "the loss must decrease in the run"
     np.testing.assert_allclose(run.losses, expected.losses, rtol=1e-9)
     assert set(run.last) == set(expected.last)
     for name, value in expected.last.items():
@@ -279,14 +281,14 @@ def test_float64_runs_agree(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_float32_losses_of_the_first_steps_agree(case: Case) -> None:
-    """The loss before the first step, and after it."""
+    """The losses before and after the first step agree to 1e-5."""
     for seed in range(case.runs):
         run, expected = ours(case, seed, "float32"), theirs(case, seed, "float32")
         np.testing.assert_allclose(run.losses[:2], expected.losses[:2], rtol=1e-5)
 
 
 def distance(weights: Arrays, exact: Arrays) -> float:
-    """|w - w64| / |w64| over all parameters."""
+    """Return |w - w64| / |w64| over all parameters."""
     names = [name for name in exact if "running" not in name]
     off = sum(np.square(weights[name] - exact[name]).sum() for name in names)
     return float(np.sqrt(off / sum(np.square(exact[name]).sum() for name in names)))
@@ -304,4 +306,4 @@ def test_float32_runs_stay_as_close_to_float64_as_those_of_pytorch(case: Case) -
         }
         print(when, {name: [f"{value:.1e}" for value in values] for name, values in distances.items()})
         assert np.median(distances["ours"]) <= 3 * np.median(distances["theirs"]), (when, distances)
-        assert min(distances["ours"]) > 1e-9, "float32 must not be float64 in disguise"
+        assert min(distances["ours"]) > 1e-9, "a float32 run must not compute in float64"

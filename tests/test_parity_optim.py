@@ -1,4 +1,4 @@
-"""Against PyTorch: update rules, parameter groups, clipping, schedules and the loss."""
+"""minidl against PyTorch: update rules, parameter groups, clipping, schedules and the loss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RULES = [
 
 
 class Sides(NamedTuple):
-    """The same parameters here and there."""
+    """The same parameters in minidl and in PyTorch."""
 
     ours: list[nn.Parameter]
     theirs: list[Any]
@@ -76,7 +76,7 @@ def test_parameter_groups() -> None:
         return [
             {"params": parameters[0:1]},
             {"params": iter(parameters[2:3]), "lr": 0.2},
-            {"params": parameters[3:5], "weight_decay": 0.0},  # and parameters[1] is frozen
+            {"params": parameters[3:5], "weight_decay": 0.0},  # parameters[1] is in no group: frozen
         ]
 
     Arena({str(i): p for i, p in enumerate(sides.ours)})
@@ -90,7 +90,7 @@ def test_parameter_groups() -> None:
 
 @pytest.mark.parametrize("clip", [1.0, 1e3])
 def test_clipping(clip: float) -> None:
-    """PyTorch divides by |grad| + 1e-6, which for a norm of about 14 is 1e-7 less."""
+    """PyTorch divides by |grad| + 1e-6: for a norm of about 14 its result is smaller by 1e-7, relatively."""
     sides = both_sides("float64")
     own = optim.SGD(sides.ours, lr=1.0, momentum=0.9, clip=clip)
     other = torch.optim.SGD(sides.theirs, lr=1.0, momentum=0.9)
@@ -106,7 +106,7 @@ def test_clipping(clip: float) -> None:
 
 
 def torch_factors(make: Callable[[Any], Any], steps: int) -> list[float]:
-    """What one of PyTorch's schedulers makes of a base rate of 1."""
+    """Return the learning rate of each step under a PyTorch scheduler with a base rate of 1."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = make(optimizer)
     factors = []
@@ -126,7 +126,7 @@ def test_schedules() -> None:
     assert our_factors("cosine", 30) == pytest.approx(torch_factors(lambda o: lr.CosineAnnealingLR(o, 30), 30))
     milestones = torch_factors(lambda o: lr.MultiStepLR(o, [20, 30], gamma=0.1), 40)
     assert our_factors("steps", 40) == pytest.approx(milestones)
-    # PyTorch's peak lies on step pct_start total_steps - 1 and its end on total_steps - 1.
+    # PyTorch's peak is at step pct_start * total_steps - 1 and its end at step total_steps - 1.
     peak = torch_factors(lambda o: lr.OneCycleLR(o, 1.0, total_steps=41, pct_start=13 / 41, cycle_momentum=False), 40)
     assert our_factors("one-cycle", 40) == pytest.approx(peak)
     ramp = torch_factors(lambda o: lr.LinearLR(o, start_factor=1 / 8, total_iters=7), 20)

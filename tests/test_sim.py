@@ -1,4 +1,4 @@
-"""The simulation: times worked out by hand, sums to the bit, a thousand ranks."""
+"""The simulation: times calculated by hand, sums exact to the bit, a thousand ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minidl.errors import ConfigError
 def test_a_message_takes_alpha_and_n_beta():
     def sender(fabric):
         assert fabric.send(1, ones())
-        assert fabric.now() == 0.0  # who sends does not wait
+        assert fabric.now() == 0.0  # a sender does not wait
 
     def receiver(fabric):
         assert letter(fabric, 0).sum() == 250
@@ -73,7 +73,7 @@ def test_a_lost_message_is_sent_again_after_the_timeout():
         return np.diff(times)
 
     took = simulate({0: sender, 1: receiver}, cluster=cluster).results[1]
-    tries = (took - 1e-3) / 0.501  # each one lost costs n beta and the timeout
+    tries = (took - 1e-3) / 0.501  # each lost message costs n beta and the timeout
     np.testing.assert_allclose(tries, np.round(tries), atol=0.01)
     assert tries.max() > 1 and tries.min() < 0.1
 
@@ -101,7 +101,7 @@ def test_a_gradient_takes_its_flops_and_a_straggler_longer():
 
 
 def test_a_gradient_in_parts_takes_as_long_as_whole():
-    """... so that a seed brings the same stragglers to all methods."""
+    """A gradient takes the same time in parts as whole, so a seed gives the same stragglers with every method."""
 
     def work(parts):
         def steps(fabric):
@@ -142,7 +142,7 @@ def test_one_message_on_its_way_and_a_copy_of_what_was_sent():
         vector = ones()
         assert fabric.send(1, vector)
         vector[:] = 7
-        assert not fabric.send(1, vector)  # not yet released
+        assert not fabric.send(1, vector)  # the receiver has not released the first message
         fabric.wait(lambda: fabric.send(1, vector) or None, (1,), "the next")
         return fabric.now()
 
@@ -180,12 +180,12 @@ def test_the_newest_publication_is_seen_inside_a_node_at_once_between_nodes_when
         for _ in range(2):
             with fabric.wait(lambda: fabric.latest(0), (0,)) as letter:
                 seen.append((letter.note.round, fabric.now()))
-        assert fabric.latest(0) is None  # seen before
+        assert fabric.latest(0) is None  # already read
         return seen
 
     inside = simulate({0: writer, 1: reader}, cluster=uniform(2, per_node=2, **LINKS)).results[1]
     assert inside == [(2, pytest.approx(0.017)), (3, pytest.approx(0.022))]
-    between = simulate({0: writer, 1: reader}).results[1]  # alpha to ask; n beta and alpha back
+    between = simulate({0: writer, 1: reader}).results[1]  # alpha for the request; n beta and alpha for the reply
     assert between == [(2, pytest.approx(0.018)), (3, pytest.approx(0.023))]
 
 
@@ -268,6 +268,6 @@ def test_a_sum_comes_down_while_the_rest_of_it_rises(ranks):
         fabric.allreduce(own)
         assert own.min() == own.max() == ranks * (ranks + 1) / 2
 
-    one_way = parts * CHUNK * LINKS["beta"]  # a vector through a network card
-    through_one = {2: 1, 3: 2}.get(ranks, 3)  # vectors: up, and down to two
+    one_way = parts * CHUNK * LINKS["beta"]  # the time of one vector through a network card
+    through_one = {2: 1, 3: 2}.get(ranks, 3)  # vectors that one card sends: one up, one down to each of two children
     assert one_way < simulate(work, ranks).time < (through_one + 0.75) * one_way

@@ -15,7 +15,7 @@ def test_a_death_among_replicas_that_do_not_wait_for_each_other():
     cluster = parse(CORES + "deaths = [{rank = 3, time = 0.9}]")
     simulation = simulate(push_sum, 8, cluster, flops=1e5)
     assert set(simulation.results) == {0, 1, 2, 4, 5, 6, 7}
-    assert 4 < sum(simulation.results.values()) < 8  # its mass has gone with it
+    assert 4 < sum(simulation.results.values()) < 8  # the mass of rank 3 is lost
     assert simulation.fabric(0).survivors() == [0, 1, 2, 4, 5, 6, 7]
 
 

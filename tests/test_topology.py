@@ -1,4 +1,4 @@
-"""Topologies: every one for every number of replicas from 1 to 64, against what the papers say of them."""
+"""Every topology, for every number of replicas from 1 to 64, has the properties that the papers state."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SIZES = range(1, 65)
 
 
 def nodes(size: int) -> list[int]:
-    """Up to four nodes of unequal size."""
+    """Return the node of each rank: up to four nodes of unequal size."""
     return [i * i * 4 // (size * size) for i in range(size)]
 
 
 def make(name: str, size: int, seed: int = 0) -> Topology | None:
-    """The topology, or None where it serves no such size."""
+    """Return the topology, or None if it does not support this size."""
     if name == "hypercube" and size & (size - 1):
         return None
     return build(name, size, seed=seed, nodes=nodes(size))
@@ -102,7 +102,8 @@ def test_spectral_gaps_of_the_literature(name: str, size: int, gap: float) -> No
 def test_sequences_of_one_peer_beat_the_graph_that_they_are_made_of() -> None:
     static, sequence = build("exponential", 12), build("one-peer-exponential", 12)
     assert len(static.sources(0, 0)) == 4 and len(sequence.sources(0, 0)) == 1
-    # Directed, not a power of two: the gap of a period is that of its eigenvalues, here 1 - |prod (1 + w^h) / 2|.
+    # Directed, and 12 is not a power of two. A period's eigenvalues are prod (1 + w^h) / 2 over its hops h; the gap of
+    # one round is 1 minus the fourth root of the second largest.
     w = np.exp(2j * np.pi * np.arange(1, 12) / 12)
     second = np.abs(np.prod([(1 + w**hop) / 2 for hop in (1, 2, 4, 8)], axis=0)).max()
     assert sequence.spectral_gap() == pytest.approx(1 - second ** (1 / 4))
@@ -136,14 +137,14 @@ def test_random_rounds_follow_from_seed_and_round(name: str) -> None:
 
 def test_torus_of_any_shape() -> None:
     wide = build("torus:2x6", 12)
-    assert wide.sources(0, 0) == (1, 5, 6)  # up and down are the same
+    assert wide.sources(0, 0) == (1, 5, 6)  # the neighbours above and below are the same rank
     assert build("torus", 12).sources(0, 0) == (1, 3, 4, 8)  # 3 x 4
     assert build("torus:4x3", 12).sources(0, 0) == (1, 2, 3, 9)
     assert np.array_equal(build("torus", 7).matrix(0), build("ring", 7).matrix(0))  # 1 x 7
 
 
 def test_hierarchical_sends_one_vector_out_of_a_node_and_into_it() -> None:
-    at = [0, 1, 2, 2, 1, 1, 0, 2, 2]  # nodes of 2, 3 and 4, in any order
+    at = [0, 1, 2, 2, 1, 1, 0, 2, 2]  # nodes of 2, 3 and 4 ranks, in mixed order
     topology = build("hierarchical", len(at), nodes=at)
     leaders = set()
     for round in range(topology.period):
@@ -155,11 +156,11 @@ def test_hierarchical_sends_one_vector_out_of_a_node_and_into_it() -> None:
             assert sorted(a for a, _ in across) == sorted(b for _, b in across) == [0, 1, 2] and len(links) == 3
             leaders |= {rank for _, rank in links}
     assert all(topology.without([leader]).connected for leader in leaders)
-    assert build("hierarchical", 8, nodes=[0, 0, 1, 1, 2, 2, 3, 3]).exact_after == 5  # half of each node is exchanged
+    assert build("hierarchical", 8, nodes=[0, 0, 1, 1, 2, 2, 3, 3]).exact_after == 5  # exchanges replace half of a node
     assert build("hierarchical", 3, nodes=[4, 4, 4]).exact_after == 1
 
 
-# What deaths leave.
+# Topologies after deaths.
 
 
 @given(data=st.data(), name=st.sampled_from(NAMES), size=st.integers(2, 24))
@@ -181,19 +182,20 @@ def test_survivors_keep_their_ranks_and_lose_no_weight(data: st.DataObject, name
             assert topology.sources(rank, round) == tuple(j for j in np.flatnonzero(after[rank]) if j != rank)
             assert topology.targets(rank, round) == tuple(i for i in np.flatnonzero(after[:, rank]) if i != rank)
             assert not dead.intersection(topology.neighbours(rank))
-    if dead and len(alive) > 1:  # died one after the other: the same
+    if dead and len(alive) > 1:  # successive deaths give the same matrices
         first, *others = sorted(dead)
         again = whole.without([first]).without(others)
         assert np.array_equal(again.matrix(1), topology.matrix(1))
     gap = topology.spectral_gap()
-    assert gap > 1e-9 if topology.connected else gap < 1e-9 or not topology.symmetric  # one way may be enough to agree
+    # Without symmetry, links in one direction can be enough to agree.
+    assert gap > 1e-9 if topology.connected else gap < 1e-9 or not topology.symmetric
 
 
 def test_deaths_that_matter() -> None:
     ring = build("ring", 8)
     assert ring.without([3]).connected and ring.without([3]).rounds_to_shrink() > ring.rounds_to_shrink()
     assert not ring.without([3, 6]).connected and ring.without([3, 6]).spectral_gap() == 0
-    assert ring.without([3, 6]).rounds_to_shrink() == 0  # never
+    assert ring.without([3, 6]).rounds_to_shrink() == 0  # 0 means never
     assert not build("star", 5).without([0]).connected
     assert build("complete", 5).without([2]).spectral_gap() == pytest.approx(4 / 5)
     assert ring.without([]) is ring
@@ -208,7 +210,7 @@ def test_deaths_that_matter() -> None:
 
 @st.composite
 def connected_graphs(draw: st.DrawFn) -> np.ndarray:
-    """A tree, and some more edges."""
+    """Draw the adjacency matrix of a connected graph: a tree and up to 12 more edges."""
     size = draw(st.integers(1, 12))
     adjacency = np.zeros((size, size), dtype=bool)
     for i in range(1, size):
@@ -259,7 +261,7 @@ def test_matrices_that_are_none() -> None:
         (split / 2, "not connected"),
         (np.array([[0.5, 0.5], [0.5, 0.6]]), "row 1 .* sum to 1"),
         (np.array([[1.5, -0.5], [0.5, 0.5]]), "row 0 .* positive"),
-        (np.array([[0.5, 0.5], [0, 1]]), "not connected"),  # 0 hears 1, 1 hears nobody
+        (np.array([[0.5, 0.5], [0, 1]]), "not connected"),  # 0 receives from 1, 1 receives from no other replica
         (np.full((2, 2), np.nan), "finite"),
     ]:
         with pytest.raises(ConfigError, match=words):
