@@ -207,7 +207,7 @@ def test_damaged_checkpoint_and_the_one_before(whole: Path, tmp_path: Path, caps
     (last / files.MODEL).write_bytes(content)
     assert main(["--resume", str(run), "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("minidl: error:") and error.count("\n") == 1 and "delete it to go on" in error
+    assert error.startswith("minidl: error:") and error.count("\n") == 1 and "delete it to continue" in error
     shutil.rmtree(last)
     assert main(["--resume", str(run), "--quiet"]) == 0
     assert weights(run) == weights(whole) and entries(run) == entries(whole)
