@@ -1,8 +1,8 @@
 """The command line: `python -m minidl.simulate`, also installed as `minidl-simulate`.
 
-Training on a cluster that does not exist: the mathematics is done here, for all replicas in turn, and a description of
-the cluster says how long it would take there (comm/cluster.py, comm/fabric/sim.py). Seconds are virtual, unless they
-are called real.
+Training on a simulated cluster: this process computes for all replicas in turn, and a description of the cluster
+determines how long it would take there (comm/cluster.py, comm/fabric/sim.py). Seconds are virtual, unless they are
+called real.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minidl.run.config import CALL, ONE_OR_MORE, TOGETHER, Config
 from minidl.run.options import option, parse
 from minidl.run.signals import Signals, Stopped
 
-DESCRIPTION = "Train a neural network on a cluster that does not exist, on a virtual clock."
+DESCRIPTION = "Train a neural network on a simulated cluster, with a virtual clock."
 EXAMPLES = """
 clusters that come with minidl: uniform, two-racks, stragglers; or write your own (see comm/cluster.py)
 
@@ -30,7 +30,7 @@ examples:
   python -m minidl.simulate --cluster mine.toml --measure --data mnist --model lenet
   python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --model lenet --steps 100
 """
-# Options of training that mean nothing here: there are no processes, and a simulation is not gone on with.
+# Options of training that do not apply: a simulation has no processes and cannot be resumed.
 LEFT_OUT = ("workers", "keep", "stall", "reduce", "resume", "evaluate")
 
 
@@ -39,12 +39,12 @@ def _options() -> type:
     kept = [(entry.name, kinds[entry.name], field(default=entry.default, metadata=entry.metadata))
             for entry in fields(Config) if entry.name not in LEFT_OUT]  # fmt: skip
     own = [
-        ("cluster", str, option("uniform", "a TOML file that describes the cluster, or an example by its name",
+        ("cluster", str, option("uniform", "a TOML file that describes the cluster, or the name of an example",
                                 group=TOGETHER)),
-        ("ranks", int, option(8, "replicas, and servers where the method has any", group=TOGETHER,
+        ("ranks", int, option(8, "replicas, and servers if the method has any", group=TOGETHER,
                               limits=ONE_OR_MORE)),
-        ("measure", bool, option(False, "only measure a gradient of this model on this machine, and write it to the "
-                                 "cluster's file", group=CALL, saved=False)),
+        ("measure", bool, option(False, "only measure a gradient of this model on this machine, and write its time "
+                                 "to the cluster's file", group=CALL, saved=False)),
     ]  # fmt: skip
     return make_dataclass("Options", [*kept, *own])
 
@@ -53,13 +53,13 @@ Options = _options()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 2 for an error, 129, 130 or 143 when stopped by a signal."""
+    """Run the command line. Returns the exit code: 0, 2 for an error, 129, 130 or 143 if stopped by a signal."""
     with Signals() as signals:
         try:
             arguments = sys.argv[1:] if argv is None else list(argv)
             given = parse(Options, arguments, "python -m minidl.simulate", description=DESCRIPTION, epilog=EXAMPLES)
             prepare(given.get("threads", 0))
-            from minidl.training.simulated import execute  # from here on NumPy and Numba, which take their time
+            from minidl.training.simulated import execute  # slow: imports NumPy and Numba
 
             result = execute(given, signals)
             print(json.dumps(result) if given.get("json") else _text(result), flush=True)
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Return the result as readable text."""
     if "seconds_per_image" in result:
         return (f"{result['work']}: {result['seconds_per_image']:.3g} s for an image's gradient, "
                 f"written to {result['cluster']}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The command line `python -m minidl.topology ring 8`: who talks to whom, as a table and as a picture."""
+"""The command line `python -m minidl.topology ring 8`: which replica reads from which, as a table and a picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ examples:
   python -m minidl.topology file:cluster.txt
 """
 FORMATS = (".png", ".svg", ".pdf")
-MOST_ROWS = 16  # of a round
+MOST_ROWS = 16  # per round
 MOST_ROUNDS = 24
 RANDOM_ROUNDS = 3
 
@@ -36,16 +36,16 @@ PICTURE = Limits("of a picture, ending in " + ", ".join(FORMATS), lambda p: not 
 @dataclass(frozen=True)
 class Options:
     out: str = option(
-        "", "the picture, .png, .svg or .pdf (default: NAME-REPLICAS.png)", group="options", limits=PICTURE
+        "", "the file of the picture, .png, .svg or .pdf (default: NAME-REPLICAS.png)", group="options", limits=PICTURE
     )
     nodes: int = option(
         2, "machines that share the replicas evenly, for hierarchical", group="options", limits=ONE_OR_MORE
     )
-    seed: int = option(0, "decides what matching and uniform draw", group="options", limits=SEED)
+    seed: int = option(0, "seed of the random rounds of matching and uniform", group="options", limits=SEED)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, or 2 for an error."""
+    """Run the command line. Returns the exit code: 0, 2 for an error, 130 if interrupted."""
     try:
         name, size, given = _arguments(sys.argv[1:] if argv is None else list(argv))
         _run(name, size, Options(**given))
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: list[str]) -> tuple[str, int, dict[str, Any]]:
-    """NAME, REPLICAS (0 where a file says it), and the options. Raises ConfigError."""
+    """Return NAME, REPLICAS (0 if a graph file determines it) and the options. Raises ConfigError for wrong ones."""
     words: list[str] = []
     while argv and not re.match("-+[a-z]", argv[0]):
         words.append(argv.pop(0))
@@ -77,7 +77,7 @@ def _arguments(argv: list[str]) -> tuple[str, int, dict[str, Any]]:
 
 
 def _run(name: str, size: int, chosen: Options) -> None:
-    from minidl.comm.topology import build  # from here on NumPy
+    from minidl.comm.topology import build  # slow: imports NumPy
     from minidl.comm.topology.picture import MOST_REPLICAS, draw
 
     nodes = [rank * chosen.nodes // size for rank in range(min(size, 2**16))] if name == "hierarchical" else []
@@ -105,7 +105,7 @@ def _file_name(name: str, size: int) -> str:
 
 
 def table(topology: Any) -> Iterator[str]:
-    """The lines of the table of a `Topology`."""
+    """Yield the lines of the table of a `Topology`."""
     from minidl.comm.topology import DENSE
 
     rounds = min(topology.period or RANDOM_ROUNDS, MOST_ROUNDS)
@@ -122,15 +122,15 @@ def table(topology: Any) -> Iterator[str]:
         for ranks, row in rows[:MOST_ROWS]:
             yield f"  {_ranks(ranks):>5} <- {_sum(row)}" if row else f"  {_ranks(ranks)} rest"
         if len(rows) > MOST_ROWS:
-            yield f"  ... and {len(rows) - MOST_ROWS} rows more"
+            yield f"  ... and {len(rows) - MOST_ROWS} more rows"
     yield ""
     if topology.period > rounds:
-        yield f"... and {topology.period - rounds} rounds more"
+        yield f"... and {topology.period - rounds} more rounds"
     for round in range(rounds, topology.period):
         most = max(most, *(len(topology.sources(rank, round)) for rank in topology.alive))
     partners = max(len(topology.neighbours(rank)) for rank in topology.alive)
     yield "period             " + (f"{topology.period} round" + "s" * (topology.period > 1) if topology.period
-                                   else "none: every round is drawn anew")  # fmt: skip
+                                   else "none: each round is random")  # fmt: skip
     yield f"degree             {most} in a round, {partners} in all"
     yield "exact average      " + (f"after {topology.exact_after} round" + "s" * (topology.exact_after > 1)
                                    if topology.exact_after else "never")  # fmt: skip
@@ -146,7 +146,7 @@ def table(topology: Any) -> Iterator[str]:
 
 
 def _same_rows(topology: Any, round: int) -> list[tuple[list[int], dict[int, float]]]:
-    """Who has which row, those with the same row together; at the end an empty row for those who read from nobody."""
+    """Return (ranks, their common row) for each row; the last row is empty, for the ranks that read from no other."""
     found: dict[tuple[Any, ...], tuple[list[int], dict[int, float]]] = {}
     idle: list[int] = []
     for rank in topology.alive:
@@ -159,7 +159,7 @@ def _same_rows(topology: Any, round: int) -> list[tuple[list[int], dict[int, flo
 
 
 def _sum(row: dict[int, float]) -> str:
-    """A row as a sum: 2/3 of 0 + 1/6 of 1, 2."""
+    """Format a row as a sum: 2/3 of 0 + 1/6 of 1, 2."""
     shares: dict[str, list[int]] = {}
     for source, weight in row.items():
         if weight:
@@ -168,12 +168,12 @@ def _sum(row: dict[int, float]) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """0, 1, 7, or the first of them and how many they are."""
+    """Format ranks: 0, 1, 7. Of many ranks, the first ones and their number."""
     return ", ".join(map(str, ranks[:MOST_ROWS])) + (f", ... ({len(ranks)} in all)" if len(ranks) > MOST_ROWS else "")
 
 
 def _weight(weight: float) -> str:
-    """1/3 rather than 0.333 where that is what it is."""
+    """Format a weight: as a fraction such as 1/3 if it equals one, else as a decimal."""
     fraction = Fraction(weight).limit_denominator(99)
     return str(fraction) if abs(float(fraction) - weight) < 1e-12 else f"{weight:.4f}"
 

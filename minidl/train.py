@@ -19,7 +19,7 @@ from minidl.run.folder import read_run
 from minidl.run.options import parse, read_toml
 from minidl.run.signals import Signals, Stopped
 
-DESCRIPTION = "Train a neural network on images. With no option: LeNet on the 8x8 digits that come with minidl."
+DESCRIPTION = "Train a neural network on images. Without options: LeNet on the 8x8 digits that come with minidl."
 EXAMPLES = """
 examples:
   python -m minidl.train
@@ -32,7 +32,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 2 for an error, 129, 130 or 143 when stopped by a signal."""
+    """Run the command line. Returns the exit code: 0, 2 for an error, 129, 130 or 143 if stopped by a signal."""
     words = sys.argv[1:] if argv is None else list(argv)
     job: Job | None = None
     with Signals() as signals:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if ranks > 1:
                     return launch.run(words, ranks, threads, quiet=given.get("quiet", False))
             prepare(given.get("threads", 0))
-            from minidl.cli.commands import execute  # from here on NumPy and Numba, which take their time
+            from minidl.cli.commands import execute  # slow: imports NumPy and Numba
 
             fabric = job.join(given) if job else None
             result = execute(given, signals, fabric)
@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if job is None or job.leads:
                 with suppress(OSError):  # the terminal may be gone
                     print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)
-            if job is not None and job.fabric is not None and signals.deferred:  # before, others may not have heard
+            # Before `defer`, the other ranks may not have received the signal, so the fabric is not closed.
+            if job is not None and job.fabric is not None and signals.deferred:
                 job.fabric.close()
             return stopped.code
         except AbortedError:
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def processes(given: Mapping[str, Any]) -> tuple[int, int]:
-    """(how many processes these options ask for: replicas, and servers of the method; threads of each, or 0)"""
+    """Return (processes: replicas and the servers of the method; threads of each process, or 0 if not set)."""
     if given.get("evaluate"):
         return 1, 0
     if given.get("resume"):
@@ -88,12 +89,12 @@ def processes(given: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _error(message: str, job: Job | None = None) -> int:
-    """One line for each error: of what several replicas find wrong alike, the first one's."""
+    """Report an error in one line, only once if several replicas have it. Returns the exit code."""
     return report(message) if job is None else job.fail(message)
 
 
 def _text(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Return the result as readable text."""
     lines = [f"test accuracy {result['test_accuracy']:.2%}, test loss {result['test_loss']:.4f}"]
     if "best_step" in result:
         lines[0] += f" (weights of step {result['best_step']}, the best on the validation images)"
@@ -112,7 +113,7 @@ def _text(result: dict[str, Any]) -> str:
 def _help() -> dict[str, Any]:
     rows = [f"  {name:<14} " + "  ".join(f"--{key.replace('_', '-')} {_word(value)}" for key, value in preset.items())
             for presets in PRESETS.values() for name, preset in presets.items()]  # fmt: skip
-    table = "\ndefaults of a data set, an optimizer or a method, where they differ:\n" + "\n".join(rows)
+    table = "\ndefaults that depend on the data set, the optimizer or the method:\n" + "\n".join(rows)
     return dict(program="python -m minidl.train", description=DESCRIPTION, epilog=EXAMPLES + table)
 
 

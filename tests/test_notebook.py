@@ -1,4 +1,4 @@
-"""The notebook in docs/ runs from top to bottom and reaches what it says."""
+"""The notebook in docs/ runs from top to bottom and reaches the accuracy that it states."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def test_tutorial_runs(monkeypatch):
     printed = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
     accuracy = float(printed.split("test accuracy ")[1].split()[0])
     assert accuracy > 0.95
-    assert "True" in printed  # gradcheck
+    assert "True" in printed  # the result of gradcheck

@@ -1,4 +1,4 @@
-"""Optimizers against their papers' rules in plain NumPy (against PyTorch: test_parity.py)."""
+"""Optimizers against their papers' rules in plain NumPy (against PyTorch: test_parity_optim.py)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import minidl
 from minidl import Tensor, nn, ops, optim
 from minidl.errors import CheckpointError, ConfigError
 
-SHAPES = {"conv": (3, 3, 2, 5), "scale": (5,), "w": (7, 11), "single": (1,), "bias": (11,)}  # odd sizes: gaps
+SHAPES = {"conv": (3, 3, 2, 5), "scale": (5,), "w": (7, 11), "single": (1,), "bias": (11,)}  # odd sizes: gaps in arenas
 State = dict[str, Any]
 
 
 class Bag(nn.Module):
-    """Parameters and nothing else: tests set the gradients."""
+    """A model of parameters only: the tests set the gradients."""
 
     def __init__(self, dtype: str = "float64") -> None:
         rng = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def values(model: nn.Module) -> dict[str, np.ndarray]:
     return {name: parameter.data.copy() for name, parameter in model.named_parameters()}
 
 
-# The rules, once more, parameter by parameter.
+# The update rules again, in NumPy, parameter by parameter.
 
 
 def sgd(
@@ -69,7 +69,7 @@ def adam(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float, decoup
 
 
 def lars(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float) -> np.ndarray:
-    """You, Gitman, Ginsburg 2017, algorithm 1, and the plain rate for norms and biases."""
+    """Algorithm 1 of You, Gitman, Ginsburg 2017, with the plain rate for norms and biases."""
     norms = np.linalg.norm(w), np.linalg.norm(g)
     rate = 0.02 * norms[0] / (norms[1] + decay * norms[0]) if w.ndim > 1 and min(norms) > 0 else 1.0
     s["v"] = 0.9 * s.get("v", 0) + lr * rate * (g + decay * w)
@@ -105,10 +105,10 @@ def test_rule(name: str, decay: float) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_groups_have_rates_and_decays_of_their_own(name: str) -> None:
-    """Also LARS without decay, a group's lr, and a learning rate that changes from step to step."""
+    """Covers LARS without decay, a group's own lr, and a learning rate that changes every step."""
     make, options, rule, rule_options = CASES[name]
     model = Bag()
-    weights, others = [model.conv, model.w], [model.bias, model.single]  # and model.scale in none: frozen
+    weights, others = [model.conv, model.w], [model.bias, model.single]  # model.scale is in no group: frozen
     groups = [{"params": iter(weights)}, {"params": others, "weight_decay": 0.0, "lr": 0.01}]
     nn.Module.flatten(model)
     optimizer = make(groups, lr=0.05, weight_decay=0.03, **options)
@@ -145,7 +145,7 @@ def test_gaps_stay_zero(name: str) -> None:
 
 @pytest.mark.parametrize("how", ["left out", "requires_grad"])
 def test_frozen_parameters_stay_between_trained_ones(how: str) -> None:
-    """A small parameter between two trained ones of equal options: segments must not be joined across it."""
+    """A small frozen parameter between two trained ones with equal options: their segments must not be joined."""
     model = Bag()
     frozen = [model.scale, model.single]
     for parameter in frozen:
@@ -251,7 +251,7 @@ def test_state_continues_with_the_same_bits(name: str) -> None:
 
 
 def test_loading_a_state_forgets_the_one_before() -> None:
-    """A fresh optimizer's state has no vectors: whoever loads it begins with zeros."""
+    """The state of a fresh optimizer has no vectors: loading it resets all vectors to zero."""
     model, other = Bag(), Bag()
     fresh = optim.SGD(other, lr=0.1, momentum=0.9)
     optimizer = optim.SGD(model, lr=0.1, momentum=0.9)
@@ -293,7 +293,7 @@ def test_two_optimizers_of_one_arena_keep_states_of_their_own() -> None:
     nn.Module.flatten(model)
     one = optim.SGD([model.w], lr=0.1, momentum=0.9)
     run(one, model, range(1))
-    two = optim.SGD([model.conv], lr=0.1, momentum=0.9)  # must not wipe the momentum of the first
+    two = optim.SGD([model.conv], lr=0.1, momentum=0.9)  # must not reset the momentum of the first
     run(one, model, range(1, 3))
     run(two, model, range(3))
     both = optim.SGD(other, lr=0.1, momentum=0.9)
@@ -327,13 +327,13 @@ def test_optimizer_of_parameters_in_no_arena() -> None:
 
 @pytest.mark.parametrize("name", optim.OPTIMIZERS)
 def test_every_optimizer_learns(name: str) -> None:
-    """A straight line through noisy points: each must get most of the way from the start to the least squares."""
+    """Linear regression without noise: each optimizer must reduce the loss to less than 2% of its first value."""
     minidl.seed(0)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((64, 5)).astype(np.float32)
     y = x @ rng.standard_normal((5, 3)).astype(np.float32) + np.float32(0.5)
     model = nn.Linear(5, 3)
-    # (LARS moves a weight by a fixed part of its length, whatever its gradient: 100 steps need a larger one)
+    # LARS moves a weight by a fixed fraction of its norm, whatever its gradient: 100 steps need a larger fraction.
     optimizer = optim.LARS(model, lr=0.3, trust=0.01) if name == "lars" else optim.build(name, model, lr=0.05)
     losses = []
     for _ in range(100):

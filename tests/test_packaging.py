@@ -1,7 +1,7 @@
-"""What gets installed, from what, and that it runs: checkout, sdist, wheel, wheel of the sdist, editable.
+"""Every form of minidl has the right files and runs: checkout, sdist, wheel, wheel of the sdist, editable install.
 
 Everything is built from a copy of the checkout, without build isolation and without dependencies: these tests
-download nothing. An installed copy finds NumPy and the rest in the environment that runs the tests.
+download nothing. An installed copy finds NumPy and the other dependencies in the environment that runs the tests.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LINKS = ("kernels", "comm")
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv", "venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
-# Without a network, and with nothing of ours on the path.
+# An environment without network access, and without the checkout on the Python path.
 CLEAN = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "COVERAGE_PROCESS_START")}
 CLEAN |= {"PIP_NO_INDEX": "1", "PIP_QUIET": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
 
 
 def run(*command: object, cwd: Path, path: Path | None = None) -> str:
-    """Standard output of a command; its errors are the failure's text."""
+    """Return the standard output of a command; if it fails, the assertion shows all its output."""
     environment = CLEAN | ({"PYTHONPATH": str(path)} if path else {})
     done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -43,7 +43,7 @@ def python(code: str, cwd: Path, path: Path | None = None) -> str:
 
 
 def copy_checkout(to: Path, text_links: bool = False) -> Path:
-    """A copy of the checkout; with `text_links` as git makes it under `core.symlinks=false`."""
+    """Copy the checkout; with `text_links`, links become text files, as git writes them under `core.symlinks=false`."""
     shutil.copytree(ROOT, to, symlinks=True, ignore=NOT_COPIED)
     for name in LINKS if text_links else ():
         link = to / "minidl" / name
@@ -54,20 +54,20 @@ def copy_checkout(to: Path, text_links: bool = False) -> Path:
 
 
 def build(source: Path, to: Path) -> tuple[Path, Path]:
-    """The sdist and the wheel of a source tree."""
+    """Build the sdist and the wheel of a source tree; return their paths."""
     run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--wheel", "--outdir", to, source, cwd=to.parent)
     (archive,), (wheel,) = to.glob("*.tar.gz"), to.glob("*.whl")
     return archive, wheel
 
 
 def names(wheel: Path) -> set[str]:
-    """The files of a wheel, without its metadata."""
+    """Return the names of the files in a wheel, without its metadata."""
     with zipfile.ZipFile(wheel) as files:
         return {name for name in files.namelist() if ".dist-info/" not in name}
 
 
 def source_files() -> set[str]:
-    """The files that a wheel should hold: `minidl/` and what it links to: Python, data, licences, lessons."""
+    """Return the files that a wheel must hold: Python, data, licences, lessons in `minidl/` and the linked folders."""
     kinds = {".py", ".gz", ".typed", ".md", ".txt", ".toml"}
     top = {f"minidl/{name}": ROOT / name for name in LINKS} | {"minidl": ROOT / "minidl"}
     return {
@@ -102,7 +102,7 @@ def install(wheel: Path, to: Path) -> Path:
 
 
 def assert_runs(cwd: Path, path: Path | None = None) -> None:
-    """The command line starts, and kernels and comm are packages of minidl and of nothing else."""
+    """Assert that the command line starts, and that kernels and comm are packages of minidl only."""
     assert "--model" in run(sys.executable, "-m", "minidl.train", "--help", cwd=cwd, path=path)
     code = "import minidl.kernels.matmul.reference as m, minidl.comm; print(m.__name__)"
     assert python(code, cwd, path) == "minidl.kernels.matmul.reference"
@@ -175,7 +175,7 @@ def test_the_links_are_relative() -> None:
         link = ROOT / "minidl" / name
         if link.is_symlink():
             assert os.readlink(link) == f"../{name}"
-        assert not (ROOT / name / "__init__.py").exists(), "a top-level package of this name shadows others'"
+        assert not (ROOT / name / "__init__.py").exists(), "a top-level package of this name shadows other projects"
 
 
 def test_importing_minidl_imports_no_numpy(space: Path) -> None:

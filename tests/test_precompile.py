@@ -1,4 +1,4 @@
-"""Kernels compiled by several processes: into the cache, whatever happens to those processes."""
+"""Several processes compile kernels into the cache; every kernel is compiled even if a process or the cache fails."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def start(cache: Path, root: Path, before: str = "", **variables: str) -> subpro
 
 
 def run(cache: Path, root: Path, before: str = "", **variables: str) -> list[str]:
-    """The lines that a process prints which compiles three kernels."""
+    """Return the lines printed by a process that compiles three kernels."""
     process = start(cache, root, before, **variables)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
@@ -97,7 +97,7 @@ def test_without_a_cache_everything_is_compiled_here(tmp_path: Path, root: Path)
 def test_a_cache_that_becomes_read_only(tmp_path: Path, root: Path) -> None:
     fill = "import minidl.engine.jit; open(minidl.engine.jit._folder + '/lock', 'w').close(); import shutil, os"
     gone = fill + "; os.remove(minidl.engine.jit._folder + '/lock')"
-    gone += "; os.mkdir(minidl.engine.jit._folder + '/lock')"  # root writes all
+    gone += "; os.mkdir(minidl.engine.jit._folder + '/lock')"  # not chmod: root may write everywhere
     assert run(tmp_path, root, gone)[-1] == "0 0 0 True"
 
 
@@ -113,7 +113,7 @@ precompile._ask = ask_and_tell
 """
     process = start(tmp_path, root, tell)
     assert process.stdout
-    lines = [process.stdout.readline() for _ in range(3)]  # "0 3", and two processes
+    lines = [process.stdout.readline() for _ in range(3)]  # "0 3", then two process ids
     process.send_signal(number)
     process.communicate()
     assert process.returncode == -number

@@ -1,4 +1,4 @@
-"""The recorded step: the same bits as the tape, whatever the model does; what cannot be recorded says so."""
+"""A recorded step computes the same bits as the tape, for any model; what cannot be recorded gives a warning."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def batch(shape: tuple[int, ...], count: int, classes: int = 10, seed: int = 0) 
 
 
 def spoil(gradient: Gradient) -> None:
-    """Make sure that every gradient is written, not only added to (the gaps between parameters stay zero)."""
+    """Fill all gradients with NaN, to detect one that is added to but not written first. The gaps stay zero."""
     for _, view in gradient.arena.views(gradient.arena.grad):
         view[...] = np.nan
 
 
 class Everything(nn.Module):
-    """One of each op that a model can be made of."""
+    """A model with at least one of each op."""
 
     def __init__(self) -> None:
         self.first = nn.Conv2d(3, 8, 3, padding=1)
@@ -73,7 +73,7 @@ def model_of(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "vgg", "resnet20", "everything"])
 def test_replay_and_tape_have_the_same_bits(name: str) -> None:
-    """Gradients, loss, statistics and dropout's counter, over three steps, with a short batch in the middle."""
+    """Compare gradients, loss, statistics and dropout's counter over three steps, the second with a shorter batch."""
     runs = []
     for replay in (True, False):
         model, shape, classes = model_of(name)
@@ -98,7 +98,7 @@ def test_replay_and_tape_have_the_same_bits(name: str) -> None:
 def test_prediction_is_what_the_model_says(name: str) -> None:
     model, shape, classes = model_of(name)
     x, y = batch(shape, 7, classes)
-    Gradient(model, cross_entropy)(x, y)  # moves the running statistics
+    Gradient(model, cross_entropy)(x, y)  # changes the running statistics
     model.eval()
     expected = model(x).numpy()
     model.train()
@@ -115,7 +115,7 @@ def test_prediction_leaves_a_model_without_an_arena_as_it_is() -> None:
     before = Prediction(model)(x).copy()
     assert model.arena is None
     weight = next(model.parameters())
-    weight.data[...] *= 2  # in place: the program reads it where it lies
+    weight.data[...] *= 2  # in place: the program reads the parameter's own memory
     prediction = Prediction(model)
     assert not np.array_equal(prediction(x), before)
 
@@ -143,15 +143,16 @@ def test_what_can_be_one_call_is_one() -> None:
     gradient, prediction = Gradient(model, cross_entropy), Prediction(model)
     gradient(x, y), prediction(x)
     (program,), (predicting,) = gradient.programs.values(), prediction.programs.values()
-    assert "elementwise.copy" not in program.calls  # gradients are written where they belong
+    assert "elementwise.copy" not in program.calls  # kernels write gradients directly into the arena
     assert program.calls.count("activation.relu_backward") == 9
-    assert not {"elementwise.add", "activation.relu"} & {*program.calls, *predicting.calls}  # shortcuts are added, too
+    # Fused into other kernels, the additions of shortcuts included.
+    assert not {"elementwise.add", "activation.relu"} & {*program.calls, *predicting.calls}
     assert "norm.affine" not in predicting.calls
     assert predicting.calls.count("conv.forward") == 19
 
 
 class Twice(nn.Module):
-    """A sum whose two terms are one array, behind each kernel that could add a shortcut."""
+    """A model with sums whose two terms are the same array, after each kernel that can add a shortcut."""
 
     def __init__(self) -> None:
         self.conv1, self.conv2, self.norm = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4)
@@ -219,7 +220,8 @@ def test_a_program_can_be_cut_where_part_of_the_gradient_is_final() -> None:
     x, y = batch(shape, 4)
     gradient(x, y)
     (program,) = gradient.programs.values()
-    expected, slot = gradient.arena.grad.copy(), gradient.arena.slots[-2]  # the last weight: final first
+    # The last weight: its gradient is the first to be final.
+    expected, slot = gradient.arena.grad.copy(), gradient.arena.slots[-2]
     cut = program.final("grad", slot.start * 4, slot.stop * 4)
     assert 0 < cut < len(program.calls)
     spoil(gradient)
@@ -276,7 +278,7 @@ def test_inputs_of_other_types() -> None:
 
 
 class Peeks(nn.Module):
-    """Asks for values in the middle."""
+    """A model that reads values in the middle of its forward pass, in the way that `how` names."""
 
     def __init__(self, how: str) -> None:
         self.fc, self.how = nn.Linear(4, 3), how
@@ -309,7 +311,7 @@ def test_what_cannot_be_recorded_goes_by_the_tape_with_one_warning(how: str) -> 
 
 
 def test_a_model_that_tosses_coins_is_not_frozen() -> None:
-    np.random.seed(0)  # within the first few recordings, two differ
+    np.random.seed(0)  # with this seed, two of the first few recordings differ
     gradient = Gradient(Peeks("chance"), cross_entropy)
     with pytest.warns(UserWarning, match="does not do the same each time"):
         for count in range(1, 20):
@@ -351,7 +353,7 @@ def test_a_replay_allocates_next_to_nothing() -> None:
     gradient(x, y)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # Bytes: names, and each thread's tables of offsets. One activation has 147,456.
+    # In bytes, for names and each thread's tables of offsets. One activation has 147,456 bytes.
     assert peak < 20_000 + 30_000 * threads()
 
 

@@ -1,4 +1,4 @@
-"""All replicas in one place: means, statistics of an averaged model, and states that travel as text and vectors."""
+"""The states of all replicas, collected: means, statistics of an averaged model, states sent as text and vectors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_mean_is_of_float64() -> None:
 
 
 def test_statistics_are_the_means_over_batches() -> None:
-    """Of what enters the norm with the weights as they are: not of what entered it while they were others."""
+    """They are computed from the norm's inputs under the current weights, not under the weights of earlier steps."""
     model = normed()
     one = trainer(model)
     list(one.run())
@@ -62,7 +62,7 @@ def test_statistics_are_the_means_over_batches() -> None:
     np.testing.assert_allclose(running["1.running_mean"].numpy(), np.mean(means, 0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(running["1.running_var"].numpy(), np.mean(variances, 0), rtol=1e-4)
     assert not np.allclose(before["1.running_mean"], running["1.running_mean"].numpy())
-    assert nn.random_state() == state[1], "dropout goes on where it stood"
+    assert nn.random_state() == state[1], "dropout continues from the same random state"
 
 
 def test_an_average_lasts_as_long_as_it_is_looked_at() -> None:
@@ -116,7 +116,7 @@ def test_alone_one_collects_oneself() -> None:
 @pytest.mark.parametrize("replicas", [1, 2, 3, 7])
 def test_shares_are_equal_and_apart(replicas: int) -> None:
     dataset = data.load(CONFIG.data, None, 0.0, 0)
-    labels = np.arange(len(dataset.y_train))  # each image is known by its label
+    labels = np.arange(len(dataset.y_train))  # the label identifies the image
     dataset = replace(dataset, y_train=labels)
     seen, lengths = [], set()
     for rank in range(replicas):

@@ -1,4 +1,4 @@
-"""Several replicas on one machine, as a user starts them: what they write, and what becomes of them in an accident."""
+"""Several replicas on one machine, started as by a user: what they write, and what happens when one is killed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 SMALL = ["--data", "synthetic:1800x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--lr", "0.02", "--seed", "3"]
-LEARNT = 0.6  # test accuracy: one replica alone reaches about 0.75 on these data, chance 0.25
+LEARNT = 0.6  # test accuracy: a single replica reaches about 0.75 on these data; chance is 0.25
 
 
 class Command:
-    """`python -m minidl.train ...` with several replicas, in a folder of its own."""
+    """Runs `python -m minidl.train ...` with several replicas, in its own folder."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
@@ -40,7 +40,7 @@ class Command:
         return json.loads(out.splitlines()[-1]) if not code else {"error": err}
 
     def replicas(self) -> dict[int, int]:
-        """rank -> process, of those that run."""
+        """Return {rank: process id} of the running replicas."""
         assert self.process
         found = {}
         for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
@@ -72,7 +72,7 @@ def command(root: Path, tmp_path: Path) -> Iterator[Command]:
 
 
 def gone(processes: dict[int, int]) -> bool:
-    """Whether all of them end within two seconds."""
+    """Return whether all processes exit within two seconds."""
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         if not any(Path(f"/proc/{pid}").exists() for pid in processes.values()):
@@ -142,7 +142,7 @@ def test_gossip_stopped_and_resumed(command: Command) -> None:
     from minidl.run import checkpoint as files
 
     members = files.load(checkpoint).state["members"].values()
-    assert sum(member["method"][0]["mass"][0] for member in members) == 3.0, "no mass is lost, and none on its way"
+    assert sum(member["method"][0]["mass"][0] for member in members) == 3.0, "no mass is lost, and none is in flight"
     result = command.run("--resume", "run")
     assert result["replicas_alive"] == 3 and result["test_accuracy"] > LEARNT
 
@@ -156,7 +156,7 @@ def test_parameter_server_stopped_and_resumed(command: Command) -> None:
     result = command.run("--resume", "run")
     assert result["workers"] == 2 and result["epochs"] == 40 and result["test_accuracy"] > LEARNT
     out, _ = command.start("--resume", "run", "--json").communicate(timeout=60)
-    assert json.loads(out) == result, "what has ended is told once"
+    assert json.loads(out) == result, "resuming a finished run prints the same result"
 
 
 def test_replicas_that_stopped_in_different_epochs(command: Command) -> None:
@@ -182,7 +182,7 @@ def test_gossip_goes_on_without_a_killed_replica(command: Command, victim: int) 
     assert process.returncode == 0 and f"replica {victim} was killed by SIGKILL" in err
     result = json.loads(out.splitlines()[-1])
     assert result["replicas_alive"] == 3 and result["test_accuracy"] > LEARNT
-    assert "epoch  40/40" in err, "the next leader tells how it goes"
+    assert "epoch  40/40" in err, "the next leader reports progress"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -232,4 +232,4 @@ def test_one_line_for_what_is_wrong_with_all(command: Command, options: list[str
     data = [] if "--data" in options else SMALL[:4]
     error = command.run(*data, *options, "--quiet", code=2)["error"]
     assert error.startswith("minidl: error: ") and message in error and error.count("\n") == 1
-    assert not list(command.folder.iterdir()), "no folder is left of a run that never began"
+    assert not list(command.folder.iterdir()), "a run that never started leaves no folder"

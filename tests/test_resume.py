@@ -1,4 +1,4 @@
-"""Stopped anywhere and resumed: the same bits as never stopped."""
+"""A run that is stopped at any moment and resumed has the same bits as a run that is never stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16
 
 
 class Model(nn.Module):
-    """Everything that has state: a convolution, running statistics, dropout."""
+    """A model with every kind of state: a convolution, running statistics, dropout."""
 
     def __init__(self) -> None:
         self.conv = nn.Conv2d(1, 3, 3)
@@ -59,7 +59,7 @@ def trainer(dataset: Dataset, config: Config, **more: Any) -> Trainer:
 
 
 def bits(of: Trainer) -> dict[str, Any]:
-    """All that must agree: weights, statistics, optimizer, dropout, progress but for the clock."""
+    """Return all that must agree: weights, statistics, optimizer, dropout, and progress except the clock."""
     checkpoint = make_checkpoint(of)
     arrays = {**checkpoint.weights, **{"vector " + name: v for name, v in checkpoint.vectors.items()}}
     progress = {name: value for name, value in asdict(of.progress).items() if name not in CLOCK}
@@ -78,7 +78,7 @@ def test_stopped_at_every_step(dataset: Dataset, tmp_path: Path, optimizer: str)
         before = [dict(next(run), images_per_second=0) for _ in range(stop)]
         files.save(tmp_path, stop, make_checkpoint(first))
         second = trainer(dataset, config)
-        nn.seed(99)  # whatever another process would have there
+        nn.seed(99)  # another process has another random state
         restore(second, files.load(files.folder_of(tmp_path, stop)))
         after = [dict(entry, images_per_second=0) for entry in second.run()]
         assert before + after == entries, f"stopped after entry {stop}"
@@ -92,7 +92,7 @@ def test_stopped_while_validating(dataset: Dataset) -> None:
     steps = len(whole.sampler)
 
     def check() -> None:
-        if next(calls) == steps:  # one call before each step, then those of the validation
+        if next(calls) == steps:  # there is one call before each step, then one per validation batch
             raise Stopped(signal.SIGINT)
 
     first = trainer(dataset, CONFIG, check=check)
@@ -135,7 +135,7 @@ def entries(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run never stopped."""
+    """Return the folder of a run that was never stopped."""
     out = tmp_path_factory.mktemp("whole") / "run"
     assert main([*SMALL, "--epochs", "4", "--validation", "0.2", "--out", str(out)]) == 0
     return out
@@ -208,7 +208,7 @@ def test_damaged_checkpoint_and_the_one_before(whole: Path, tmp_path: Path, caps
     (last / files.MODEL).write_bytes(content)
     assert main(["--resume", str(run), "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("minidl: error:") and error.count("\n") == 1 and "delete it to go on" in error
+    assert error.startswith("minidl: error:") and error.count("\n") == 1 and "delete it to continue" in error
     shutil.rmtree(last)
     assert main(["--resume", str(run), "--quiet"]) == 0
     assert weights(run) == weights(whole) and entries(run) == entries(whole)
@@ -225,12 +225,12 @@ def start(out: Path, root: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], words: str) -> str:
-    """Read standard error up to a line with these words."""
+    """Read standard error up to a line that contains `words`; return that line."""
     assert process.stderr
     for line in process.stderr:
         if words in line:
             return line
-    raise AssertionError(f"ended without {words!r}")
+    raise AssertionError(f"the process ended without printing {words!r}")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -258,9 +258,9 @@ def test_signal_before_training(tmp_path: Path, root: Path) -> None:
 
 
 def test_signal_in_the_middle_of_a_print(root: Path) -> None:
-    """A handler that prints too would raise "reentrant call" now and then."""
+    """A signal handler that uses `print` would sometimes raise "reentrant call"."""
     code = "import os, signal, sys\nfrom minidl.run.signals import Signals\n"
-    code += "sys.stderr = None\n"  # whoever prints in a handler, fails
+    code += "sys.stderr = None\n"  # a handler that uses `print` fails
     code += "with Signals() as signals:\n    signals.defer()\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0 and "minidl: stopping after this step" in done.stderr
@@ -318,7 +318,7 @@ def test_kill_leaves_a_run_that_goes_on(tmp_path: Path, root: Path, capsys: pyte
         again.communicate(timeout=60)
     assert again.returncode == 143
     steps = [entry["step"] for entry in entries(run)]
-    assert steps == sorted(set(steps)), "no line twice"
+    assert steps == sorted(set(steps)), "no line is written twice"
     assert not [entry for entry in (run / "checkpoints").iterdir() if entry.name.startswith(".")]
 
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: their shapes, against PyTorch's where the definitions agree, and what they refuse."""
+"""Learning-rate schedules: their shapes and the values that they refuse (against PyTorch: test_parity_optim.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minidl.errors import ConfigError
 
 
 def curve(name: str, total: int, warmup: int = 0) -> list[float]:
-    """The factors of all steps, and of the one after the last."""
+    """Return the factors of all steps and of the step after the last."""
     return [schedules.build(name, total, warmup)(step) for step in range(total + 1)]
 
 
@@ -36,7 +36,7 @@ def test_cosine() -> None:
 def test_one_cycle() -> None:
     factors = curve("one-cycle", 100)
     assert factors[0] == pytest.approx(1 / 25) and factors[30] == 1 and factors[100] == pytest.approx(4e-6)
-    assert factors[15] == pytest.approx((1 + 1 / 25) / 2)  # half-way up a cosine
+    assert factors[15] == pytest.approx((1 + 1 / 25) / 2)  # halfway up a cosine
     assert factors[:31] == sorted(factors[:31]) and factors[30:] == sorted(factors[30:], reverse=True)
 
 
@@ -52,15 +52,15 @@ def test_warm_up_is_a_straight_line_to_the_schedule(name: str) -> None:
 def test_every_factor_lies_between_zero_and_one(name: str, total: int, data: st.DataObject) -> None:
     warmup = data.draw(st.integers(0, total))
     schedule = schedules.build(name, total, warmup)
-    factors = [schedule(step) for step in range(total + 10)]  # a resumed run may go on past the end
+    factors = [schedule(step) for step in range(total + 10)]  # a resumed run may continue past the end
     assert all(0 <= factor <= 1 for factor in factors)
     assert warmup == total or set(factors[total:]) == {factors[total]}
-    assert all(factor > 0 for factor in factors[:total]), "a step with no learning rate is a step lost"
+    assert all(factor > 0 for factor in factors[:total]), "a step with learning rate 0 is wasted"
 
 
 @given(name=st.sampled_from(list(schedules.SCHEDULES)), total=st.integers(1, 300), step=st.integers(0, 400))
 def test_a_schedule_is_a_function_of_the_step_alone(name: str, total: int, step: int) -> None:
-    """So that a resumed run needs nothing but its step."""
+    """A resumed run needs only the number of its step."""
     used = schedules.build(name, total, total // 10)
     for other in range(total):
         used(other)

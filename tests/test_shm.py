@@ -1,4 +1,4 @@
-"""The fabric of shared memory, between real processes."""
+"""The shared-memory fabric, between real processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicas.shm import SUMS, digest, vector
 
 
 def tree_sum(vectors: list[np.ndarray], at: int = 0) -> np.ndarray:
-    """(own + left) + right: the order in which all fabrics add."""
+    """Add as (own + left) + right, the order in which every fabric adds."""
     total = vectors[at].copy()
     for child in (2 * at + 1, 2 * at + 2):
         if child < len(vectors):
@@ -65,7 +65,7 @@ def test_too_little_memory() -> None:
 
 @pytest.mark.parametrize("size", [1000, 300_000])
 def test_nothing_is_torn(size: int) -> None:
-    """Each of three reads what the others write as fast as they can."""
+    """Each of three ranks reads what the others write at full speed."""
     code, said, errors = job(3, "stress", "1500", str(size))
     assert (code, errors) == (0, "")
     assert all(said[rank]["torn"] == 0 and said[rank]["seen"] >= 1500 for rank in range(3))

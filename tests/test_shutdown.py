@@ -1,4 +1,4 @@
-"""Whoever dies, and whenever: a run ends, with a result or with what could be saved."""
+"""Whichever replica dies, at any moment, the run ends: with a result, or with the saved state of the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minidl.run import checkpoint as files
 
 @pytest.fixture
 def sessions(tmp_path: Path) -> Callable[..., Sessions]:
-    """Each run in a folder of its own."""
+    """Return a function that runs several replicas, each time in a new folder."""
     number = iter(range(10**6))
     return lambda deaths=(), ranks=3, **options: Sessions(
         tmp_path / f"run-{next(number)}", ranks, dict(deaths), epochs=2, **options
@@ -28,7 +28,7 @@ def sessions(tmp_path: Path) -> Callable[..., Sessions]:
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip", "ps"])
 def test_one_dies_at_the_end(sessions: Callable[..., Sessions], method: str) -> None:
-    """Between any two of the last messages; the last of all are the scores, and only they are missed then."""
+    """A replica dies between two of the last messages. The very last carry the scores: then only these are lost."""
     whole = sessions(method=method)
     whole.check()
     for moment in sorted(whole.moments)[-8:]:
@@ -51,7 +51,7 @@ def test_some_die_whenever(sessions: Callable[..., Sessions], method: str, dead:
 
 
 def test_all_workers_die(sessions: Callable[..., Sessions]) -> None:
-    """The server has the center; were it saved by nobody, nothing would be left of the steps after the last epoch."""
+    """Only the server has the center: it must save it, or the steps after the last epoch would be lost."""
     whole = sessions(method="ps")
     half = whole.simulation.time / 2
     run = sessions({0: half, 1: half + 1e-9}, method="ps")
@@ -74,7 +74,7 @@ def test_what_is_kept_at_the_end(sessions: Callable[..., Sessions], monkeypatch:
     save = files.save
     monkeypatch.setattr(files, "save", lambda folder, step, *rest: (saved.append(step), save(folder, step, *rest)))
     sessions(method="dpsgd", validation=0.25)
-    assert saved == [2, 4], "each epoch once, the last one, too"
+    assert saved == [2, 4], "each epoch is saved once, the last one too"
     run = sessions(method="gossip", validation=0.25, lr=0.001, schedule="constant")
     last = run.last()
     assert run.summary and run.summary["best_step"] == last.state["progress"]["best_step"] >= 0
@@ -90,7 +90,7 @@ SMALL = ["--data", "synthetic:240x4x4x1:4", "--model", "mlp", "--batch-size", "1
 
 
 def killed(folder: Path, ranks: int, victims: Iterable[int], where: str, *options: str) -> tuple[int, list[Any], str]:
-    """A job whose victims are killed by SIGKILL where they call a function for the first time; see Launched.finish."""
+    """Run a job whose victims are killed by SIGKILL when they first call the function `where`; see Launched.finish."""
     who = ",".join(map(str, victims))
     arguments = [who, where, *SMALL, "--out", str(folder), "--json", *options]
     with Launched(ranks, *arguments, program=[KILLED]) as launched:

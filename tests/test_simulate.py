@@ -1,4 +1,4 @@
-"""`python -m minidl.simulate`: what it writes and says, errors in one line, and that one replica is plain training."""
+"""`python -m minidl.simulate`: its files and output, errors in one line; one replica equals plain training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_run_and_its_folder(tmp_path, capsys):
     assert result["time"] == "virtual" and result["workers"] == 4 and result["steps"] == 44
     assert result["test_accuracy"] == result["accuracy_average"] > 0.9
     assert result["accuracy_worst"] <= result["accuracy_best"] and result["consensus_distance"] < 0.05
-    # One-peer exponential: each sends its model once in every step.
+    # One-peer exponential: each replica sends its model once per step.
     assert result["messages"] == 4 * 44
     size = result["bytes_sent"] / result["messages"]
     assert size >= 4 * result["parameters"] and size < 4 * result["parameters"] + 4096
@@ -217,7 +217,7 @@ def test_a_signal_stops_all_after_their_step(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_simulations_of_a_model_with_layers_that_need_a_state(tmp_path, capsys):
-    """Batch norm's statistics are each replica's own, and made anew for the average."""
+    """Each replica has its own batch-norm statistics; those of the average are computed again."""
     result = simulate(tmp_path, capsys, "--ranks", "3", "--steps", "2", "--model", "resnet20", "--batch-size", "8")
     assert result["replicas_alive"] == 3
 

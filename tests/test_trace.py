@@ -1,4 +1,4 @@
-"""The timeline: rows survive the way to the leader, and the file is what the Trace Event Format asks for."""
+"""The timeline: rows reach the leader unchanged, and the file conforms to the Trace Event Format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROW = st.tuples(
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
-    """The file's events, held against the format's documentation and what Perfetto asks for besides."""
+    """Return the file's events, after checks against the format's documentation and Perfetto's further requirements."""
     file = json.loads(path.read_text())
     assert isinstance(file["traceEvents"], list)
     assert file["displayTimeUnit"] in ("ms", "ns")
@@ -43,7 +43,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
                 spans[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
             case "s" | "f":
                 assert {"cat", "ts", "id", "tid"} <= event.keys()
-                assert event["ph"] == "s" or event["bp"] == "e"  # bound to the span that is open, not to the next
+                assert event["ph"] == "s" or event["bp"] == "e"  # bound to the span around it, not to the next one
                 assert event["ph"] not in flows[event["id"]]
                 flows[event["id"]][event["ph"]] = event
             case "M":
@@ -52,7 +52,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
                 assert field in event["args"]
             case phase:
                 pytest.fail(f"phase {phase}")
-    for thread in spans.values():  # spans of a thread nest, or lie apart
+    for thread in spans.values():  # spans of a thread are nested or disjoint
         open_until: list[int] = []
         for began, ended in sorted(thread, key=lambda span: (span[0], -span[1])):
             while open_until and open_until[-1] <= began:
@@ -137,11 +137,11 @@ def test_rows_survive_as_vector(rows: list[tuple[float, float, int, int, int, in
     assert sorted(map(tuple, timeline.rows.tolist())) == sorted(kept)
     assert (np.diff(timeline.rows[:, 1]) >= 0).all()
     vector[:] = 0
-    assert sorted(map(tuple, timeline.rows.tolist())) == sorted(kept)  # it was a copy: the buffer is gather's
+    assert sorted(map(tuple, timeline.rows.tolist())) == sorted(kept)  # a copy: the buffer belongs to `gather`
 
 
 def test_arrows_where_older_sends_are_lost(tmp_path: Path) -> None:
-    """A ring that lost what was sent first draws no arrow to the wrong message."""
+    """If a ring buffer has lost its oldest sends, no arrow leads to a wrong message."""
     sender, receiver = Trace(4), Trace(100)
     for step in range(10):
         sender.keep(step, step, 5, MESSAGES, 1, 8)
@@ -166,7 +166,7 @@ def test_messages_at_one_moment_do_not_overlap(tmp_path: Path) -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(1e-9, 0.01), min_size=1, max_size=40), st.floats(0, 1e6))
 def test_spans_that_touch_stay_apart(lengths: list[float], now: float) -> None:
-    """Both ends are rounded alike, whatever the clock's zero."""
+    """Both ends of a span are rounded alike, wherever the clock starts."""
     ends = np.concatenate([[now], now + np.cumsum(lengths)])
     trace = Trace()
     for began, ended in pairwise(ends):

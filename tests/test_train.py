@@ -1,4 +1,4 @@
-"""The command line: what is written where, and what bad input gets."""
+"""The command line: which files it writes, and how it reports bad input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def result(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-# What a run leaves.
+# The files of a run.
 
 
 def test_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ def test_bar_on_a_terminal(tmp_path: Path, root: Path) -> None:
     assert b"images/s" in shown and b"\r" in shown and b"epoch   2/2" in shown
 
 
-# Bad input: one line, exit code 2, nothing lost.
+# Bad input: one line, exit code 2, no data lost.
 
 
 @pytest.fixture
@@ -237,14 +237,14 @@ def test_full_disk(refused: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert error.startswith("minidl: error: ") and "No space left on device" in error and error.count("\n") == 1
     assert ("metrics.jsonl" if refused == "metrics.jsonl" else "checkpoints/step-") in error
     assert "--resume" in error
-    # The third epoch is lost only where its checkpoint is what cannot be written.
+    # The third epoch is lost only if its checkpoint is the file that cannot be written.
     assert files.steps(Path("run/checkpoints")) == ([12, 18] if refused == "metrics.jsonl" else [6, 12])
     assert main(["--resume", "run", "--json"]) == 0
     assert result(capsys)["steps"] == 24
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A disk that is full when a file of this name is written beside its old self."""
+    """Simulate a full disk: a file whose name contains `name`, or its temporary copy, cannot be written completely."""
     real = Path.write_bytes
 
     def write_bytes(path: Path, content: bytes) -> int:
@@ -268,7 +268,7 @@ def test_full_disk_at_the_beginning_leaves_no_run(out: list[str], monkeypatch: p
     error = capsys.readouterr().err
     assert "config.toml: No space left on device" in error and error.count("\n") == 1
     assert sorted(Path().rglob("*")) == before
-    assert main([*SMALL, *out, "--steps", "1", "--quiet"]) == 0, "the folder is free for the next"
+    assert main([*SMALL, *out, "--steps", "1", "--quiet"]) == 0, "the folder is free for the next run"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "summary.json"])
@@ -316,7 +316,7 @@ def test_folders_of_runs_are_never_shared(tmp_path: Path) -> None:
         assert len(set(pool.map(create, range(24)))) == 24
 
 
-# Weights, later.
+# Later use of the weights.
 
 
 def test_weights_for_new_images(capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,7 +326,7 @@ def test_weights_for_new_images(capsys: pytest.CaptureFixture[str]) -> None:
     assert last and (last / files.MODEL).read_bytes() == Path("run/model.safetensors").read_bytes()
     model, standardise = load_model("run/model.safetensors")
     dataset = data.load("synthetic:96x4x4x1:4")
-    images = dataset.x_test.astype(np.float64) * dataset.std + dataset.mean  # as they were in the file
+    images = dataset.x_test.astype(np.float64) * dataset.std + dataset.mean  # as stored in the data set's file
     np.testing.assert_allclose(standardise(images), dataset.x_test, atol=1e-5)
     assert not model.training
     assert evaluate(model, standardise(images), dataset.y_test).accuracy == told["test_accuracy"]

@@ -1,1 +1,1 @@
-"""The command line: what each option does, and which job this process is part of."""
+"""The command line: what its options do, and which job this process belongs to."""

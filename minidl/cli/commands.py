@@ -1,4 +1,4 @@
-"""What the command line does once its options are read: begin a run, go on with one, or test a checkpoint."""
+"""What the command line does with its options: start a run, resume a run, or evaluate a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from minidl.training.resume import restore
 from minidl.training.session import Session, prepare
 from minidl.training.trainer import Entry
 
-TESTING = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # what --evaluate of a run may go with
+TESTING = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # allowed with --evaluate of a run
 
 
 def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None) -> Entry | None:
-    """Do what the options of the command line ask for; return the result, ready for JSON. Of several replicas, the one
-    that leads has it."""
+    """Execute the options of the command line. With several replicas, the leader returns the result, ready for JSON.
+
+    Raises ConfigError if the options contradict each other, and other MinidlErrors of the command.
+    """
     fabric = fabric or Alone(Meter(trace=bool(given.get("trace"))))
     if sum(bool(given.get(name)) for name in ("out", "resume", "evaluate")) > 1:
         raise ConfigError("give one of --out, --resume and --evaluate: each names what this call works on")
@@ -39,26 +41,29 @@ def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = 
 
 
 def begin(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
-    """A new run."""
+    """Start a new run and train it; the leader returns the result."""
     config = resolve(_config_file(given), given)
-    session = Session(config, signals, fabric)  # first, so that no folder is left where data or model do not fit
+    session = Session(config, signals, fabric)  # first: if data and model do not match, no folder is created
     if config.workers and "workers" in given and config.workers != session.config.workers:
         raise ConfigError(f"--workers {config.workers}, but mpiexec has started {session.config.workers} replicas: "
-                          "leave it out")  # fmt: skip
+                          "leave --workers out")  # fmt: skip
     with session.output.opened(lambda: RunFolder.create(session.config)):
         return session.train()
 
 
 def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
-    """Go on with the run in --resume from its last checkpoint, or from the beginning where it has none yet."""
+    """Resume the run in --resume from its last checkpoint, or from the start if it has none yet.
+
+    A finished run is not trained again: its result is returned.
+    """
     for name in given:
         if name not in (*FREE, "resume", "json", "quiet", "trace"):
-            raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --resume: the run goes on as it began")
+            raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --resume: the run keeps its options")
     folder = Path(given["resume"])
     if result := result_of(folder):
         return result
     session = Session(resolve(read_run(folder), given), signals, fabric)
-    with session.output.opened(lambda: reopen(folder)):  # the others look at it only then
+    with session.output.opened(lambda: reopen(folder)):  # the others read the folder after the leader has reopened it
         last = files.last(folder / "checkpoints")
         if last:
             _restore(session, last)
@@ -72,22 +77,22 @@ def _restore(session: Session, folder: Path) -> None:
         checkpoint = files.load(folder)
         if local_snapshots.exist(folder.parent):
             checkpoint = local_snapshots.add(folder.parent, checkpoint)
-            found = len(checkpoint.state.get("members", ()))  # none: one alone has gone on since then
+            found = len(checkpoint.state.get("members", ()))  # none: a single replica has continued the run since then
             mass = ", with a mass of 1 each" if session.config.mix == "mass" else ""
-            session.origin = f", from what {found} replicas kept after an epoch{mass}" if found else ""
+            session.origin = f", from the states that {found} replicas saved after an epoch{mass}" if found else ""
         restore(session.trainer, checkpoint)
     except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}; delete it to go on from the one before it") from None
+        raise CheckpointError(f"{folder}: {error}; delete it to continue from the checkpoint before it") from None
 
 
 def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
-    """The score of a checkpoint on the test images."""
+    """Evaluate the checkpoint in --evaluate on the test images; return its scores."""
     weights, run_options = find_weights(Path(given["evaluate"]))
     if run_options:
         for name in given:
-            if name not in TESTING:  # another seed, say, would test on images that the run has trained on
+            if name not in TESTING:  # another seed, for example, would test on training images
                 raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --evaluate of a run: "
-                                  "it is tested as it was trained")  # fmt: skip
+                                  "it is tested with the options of its training")  # fmt: skip
     config = resolve(run_options, _config_file(given), given)
     dataset, model = prepare(config)
     try:
@@ -107,10 +112,10 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
 
 
 def find_weights(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The weights file that a run folder, a checkpoint folder or a file stands for, and the options of its run.
+    """Return the weights file of a run folder, a checkpoint folder or a file; and the options of its run.
 
-    Of a run it is the checkpoint that did best on the validation images, or the last one. A file that lies in no run
-    has no options.
+    For a run, this is the checkpoint with the best score on the validation images; without validation, the last one.
+    A file outside a run has no options. Raises CheckpointError if there is no such file, or if it is damaged.
     """
     if (path / "config.toml").is_file():
         last = files.last(path / "checkpoints")

@@ -1,4 +1,4 @@
-"""Which job this process is a rank of: one that the launcher started here, or an MPI job; mostly of none."""
+"""The job that this process is a rank of, if any: a job of the launcher on this machine, or an MPI job."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from minidl.errors import report
 if TYPE_CHECKING:
     from minidl.comm.fabric.base import Fabric
 
-PATIENCE = 1.0  # seconds that another rank is given to say first what is wrong with all
+PATIENCE = 1.0  # seconds to wait for the leader to report an error of all ranks
 
 
 class Job:
-    """launched: by comm/launch.py, not by an mpiexec."""
+    """One rank of a job. launched: by comm/launch.py, not by mpiexec."""
 
     def __init__(self, rank: int, launched: bool) -> None:
         self.rank, self.launched = rank, launched
         self.fabric: Fabric | None = None
 
     def join(self, given: Mapping[str, Any]) -> Fabric:
-        """This rank's fabric."""
+        """Create this rank's fabric and return it."""
         from minidl.comm.meter import Meter
 
         meter, stall = Meter(self.rank, trace=bool(given.get("trace"))), float(given.get("stall", 30.0))
@@ -40,13 +40,13 @@ class Job:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for all."""
+        """Whether this rank is the leader, which prints for all."""
         return self.rank == (self.fabric.leader if self.fabric else 0)
 
     def fail(self, words: str) -> int:
-        """Say what is wrong, once; the other ranks end, too. Returns the exit code."""
+        """Report an error, once per job, and make the other ranks exit. Returns the exit code."""
         fabric = self.fabric
-        if not self.leads:  # what is wrong with all, the first says
+        if not self.leads:  # the leader reports an error that all ranks have
             deadline = time.monotonic() + PATIENCE
             while time.monotonic() < deadline and not (fabric and fabric.aborted()):
                 time.sleep(0.01)
@@ -59,7 +59,7 @@ class Job:
 
 
 def find_job() -> Job | None:
-    """The job that the environment speaks of."""
+    """Return the job that the environment variables describe, or None."""
     if place := os.environ.get("MINIDL_RANK"):
         return Job(int(place.split()[0]), launched=True)
     found = mpi_job.recognise()

@@ -1,0 +1,65 @@
+"""Helpers to run one function per rank in a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minidl.comm.cluster import Cluster, uniform
+from minidl.comm.fabric.base import Channel, Needs, Note
+from minidl.comm.fabric.sim import SimFabric, Simulation
+
+NEEDS = Needs(elements=1000, mail=2, publish=True, call=True)
+LINKS = dict(alpha=1e-3, beta=1e-6)
+Work = Callable[[SimFabric], Any]
+CORES = """
+devices.core = {flops = 1e6, jitter = 0.3}
+nodes = [{name = "node", count = 8, devices = ["core"]}]
+between = {alpha = 0.3, beta = 1e-3}
+"""
+
+
+def simulate(
+    work: Work | dict[int, Work], ranks: int = 2, cluster: Cluster | None = None, **options: Any
+) -> Simulation:
+    """Run `work` on every rank after it has joined; return the finished simulation, with `results` {rank: value}."""
+    simulation = Simulation(cluster or uniform(ranks, **LINKS), ranks, **options)
+
+    def main(fabric: SimFabric) -> Callable[[], Any]:
+        def go() -> Any:
+            fabric.join(NEEDS, "layout")
+            return (work if callable(work) else work[fabric.rank])(fabric)
+
+        return go
+
+    simulation.results = simulation.run({rank: main(simulation.fabric(rank)) for rank in range(ranks)})
+    return simulation
+
+
+def letter(fabric: SimFabric, peer: int) -> np.ndarray:
+    with fabric.wait(lambda: fabric.take(Channel.MAIL, peer), (peer,), "a message") as letter:
+        return letter.vector.copy()
+
+
+def ones(size: int = 250) -> np.ndarray:
+    return np.ones(size, np.float32)  # 1000 bytes
+
+
+def after(fabric: SimFabric, seconds: float) -> None:
+    fabric._sleep(seconds)
+
+
+def push_sum(fabric: SimFabric, steps: int = 30, ranks: int = 8) -> float:
+    """In each step a rank sends half of its mass to a random rank; return its mass at the end."""
+    mass, chance = 1.0, np.random.default_rng(fabric.rank)
+    for step in range(steps):
+        fabric.begin_step(step, together=False)
+        fabric.elapse("gradient", 1)
+        mass += sum(letter.note.weight for letter in fabric.poll())
+        if fabric.send(int(chance.integers(ranks)), ones(4), note=Note(weight=mass / 2)):
+            mass /= 2
+    taken: list[float] = []
+    fabric.drain(lambda letter: taken.append(letter.note.weight))
+    return mass + sum(taken)
