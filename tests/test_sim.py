@@ -142,7 +142,7 @@ def test_a_gradient_in_parts_takes_as_long_as_whole():
     def work(parts):
         def steps(fabric):
             for step in range(50):
-                fabric.begin_step(step, together=False)
+                fabric.begin_step(step, synchronous=False)
                 for _ in range(parts):
                     fabric.elapse("gradient", 1 / parts)
             return fabric.now()
@@ -270,7 +270,7 @@ def push_sum(fabric: SimFabric, steps: int = 30, ranks: int = 8) -> float:
     """Each keeps half of its mass and gives half away, to anybody."""
     mass, chance = 1.0, np.random.default_rng(fabric.rank)
     for step in range(steps):
-        fabric.begin_step(step, together=False)
+        fabric.begin_step(step, synchronous=False)
         fabric.elapse("gradient", 1)
         mass += sum(letter.note.weight for letter in fabric.poll())
         if fabric.send(int(chance.integers(ranks)), ones(4), note=Note(weight=mass / 2)):
@@ -316,7 +316,7 @@ def test_a_death_ends_the_waiting_of_those_who_waited_for_it_and_cleans_up_behin
     cleaned = []
 
     def work(fabric):
-        fabric.strict = True
+        fabric.fail_fast = True
         try:
             with fabric.working("gradient", 10 * (1 + fabric.rank)):
                 pass
@@ -369,7 +369,7 @@ def test_one_that_joins_late_is_dead_to_others_until_then():
 def test_all_stop_after_equally_many_steps():
     def work(fabric):
         for step in range(100):
-            if not fabric.begin_step(step, together=True):
+            if not fabric.begin_step(step, synchronous=True):
                 return step
             fabric.elapse("gradient", 1 + fabric.rank)
             if fabric.rank == 1 and step == 10:

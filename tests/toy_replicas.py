@@ -109,7 +109,7 @@ def run(
             acting.restore(*saved.methods[rank].state())
         fabric.announce(Column.STATE, State.TRAINING)
         for step in range(replica.steps, counts[rank]):
-            fabric.begin_step(step, kind.together)
+            fabric.begin_step(step, kind.synchronous)
             before(acting, step)
             acting.step(batch(rank, step))
             after(acting, step)

@@ -173,7 +173,7 @@ class Fabric(Transport):
         The others yield nothing, and return when the leader has taken theirs. All vectors are of one length.
         Where a death ends all waiting, it ends this, too; what was sent for it before is thrown away by the next.
         """
-        leader, note = self.leader, Note(round=int(self.strict))
+        leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):
             raise PeerLost(self.led_by, "it to collect")
         if self.rank != leader:
@@ -190,7 +190,7 @@ class Fabric(Transport):
                     with self._receive(peer, Channel.GATHER, note) as letter:
                         part[...] = letter.vector
             except PeerLost:
-                if self.strict:
+                if self.fail_fast:
                     raise
                 continue
             yield peer, received
@@ -213,17 +213,18 @@ class Fabric(Transport):
 
     # -- stopping ----------------------------------------------------------------------------------------
 
-    def begin_step(self, steps: int, together: bool) -> bool:
+    def begin_step(self, steps: int, synchronous: bool) -> bool:
         """Called before each step, with the number of steps made. False: stop here.
 
-        together: replicas must all stop after equally many steps. A signal finds them in different ones, and none can
-        finish its step without its neighbours'. So each writes on the board how many it will have made when the step
-        that it is in is done. The largest of these numbers is where all stop, and nobody goes on before it knows it.
+        synchronous: all replicas must stop after the same number of steps. A signal reaches them in different steps,
+        and none can finish its step without its neighbours. So each replica writes to the status table how many steps
+        it will have made when its current step is done. All stop at the largest of these numbers, and no replica
+        continues before it has read them all.
         """
         if self.aborted():
             raise Aborted
         if self.stopping():
-            if not together:
+            if not synchronous:
                 return False
             self._consider_stopping()
             if steps >= self.wait(self._agreed_stop, (), "where to stop"):

@@ -35,7 +35,7 @@ class Transport(ABC):
         self.heard = [0.0] * size  # when a peer last gave a sign of life, as far as this rank knows
         meter.attach(size, self.now)
         self.stop_wanted = False  # a signal came
-        self.strict = False  # the death of any replica ends all waiting: synchronous methods
+        self.fail_fast = False  # the death of any replica ends all waiting: synchronous methods
         self.step = 0
 
     # -- the primitives ----------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Transport(ABC):
 
     def lost(self, peers: Sequence[int]) -> int | None:
         """One that is dead of the peers, or of all replicas where the death of any ends all waiting."""
-        return next((peer for peer in (self.replicas if self.strict else peers) if not self.alive(peer)), None)
+        return next((peer for peer in (self.replicas if self.fail_fast else peers) if not self.alive(peer)), None)
 
     def _tell_stall(self, seconds: float, peers: Sequence[int], what: str) -> None:
         ages = ", ".join(f"{peer} (last heard of {self.now() - self.heard[peer]:.0f} s ago, in step "

@@ -29,9 +29,9 @@ class Roles(NamedTuple):
 
 
 class Method(ABC):
-    """together: all replicas make equally many steps, and wait for each other; if one dies, the run stops."""
+    """synchronous: all replicas make equally many steps, and wait for each other; if one dies, the run stops."""
 
-    together: ClassVar[bool] = True
+    synchronous: ClassVar[bool] = True
     servers: ClassVar[int] = 0
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:

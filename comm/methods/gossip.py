@@ -28,7 +28,7 @@ from minidl.run.config import Config
 
 
 class Gossip(Method):
-    together = False
+    synchronous = False
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)

@@ -9,7 +9,7 @@ from minidl.comm.methods.base import Batch, Method
 
 
 class Local(Method):
-    together = False
+    synchronous = False
 
     def step(self, batch: Batch) -> float:
         loss = self.replica.gradient(batch)

@@ -24,7 +24,7 @@ from minidl.run.config import Config
 
 
 class ParameterServer(Method):
-    together = False
+    synchronous = False
     servers = 1
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:

@@ -48,7 +48,7 @@ class Session:
         self.data, self.model = prepare(config, fabric.rank)
         arena = self.model.flatten()
         fabric.join(kind.needs(arena.size, config), arena.layout_hash)
-        fabric.strict = kind.together and fabric.size > 1
+        fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.folder = Path()
         self.run: Run | None = None  # held by the leader
@@ -168,7 +168,7 @@ class Session:
         if self.alone:
             self._report(entry)
             self._save()
-        elif self.trainer.method.together:
+        elif self.trainer.method.synchronous:
             if self.trainer.finished:
                 self.last_epoch = entry  # the end collects, anyway
                 return

@@ -38,7 +38,7 @@ def end(session: Session, reason: Ended) -> dict[str, Any] | None:
     Raises Stopped, or MinidlError where a death has ended the training: what the others have is saved then.
     """
     fabric = session.fabric
-    fabric.strict = False  # the death of one ends only waiting for that one
+    fabric.fail_fast = False  # the death of one ends only waiting for that one
     fabric.meter.stop()
     fabric.announce(Column.STATE, State.PAUSED)
     with suppress(PeerLost):  # a server: then what this replica has is what there is

@@ -52,7 +52,7 @@ class Snapshots:
                 checkpoint = self._look(session, members, step, at.epoch - len(self.taken) + number, seconds)
                 if at.best_step == step:
                     session.write(checkpoint, step)
-        if last and not trainer.method.together and trainer.data.x_validation is not None:
+        if last and not trainer.method.synchronous and trainer.data.x_validation is not None:
             self._look(session, last, at.step, at.epoch, at.seconds)
             session.keep(last, None)  # anew, since it says which one is best
 
