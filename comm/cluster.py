@@ -30,11 +30,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import minidl
+from minidl import errors
 from minidl.errors import ConfigError, nearest
 from minidl.run.options import Limits, option, options
 
-EXAMPLES = Path(minidl.__file__).parent / "clusters"
+EXAMPLES = Path(errors.__file__).with_name("clusters")  # in the package's folder
 
 POSITIVE = Limits("above 0", lambda value: value > 0)
 NATURAL = Limits("of 0 or more", lambda value: value >= 0)

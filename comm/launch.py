@@ -29,13 +29,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import minidl
+from minidl import errors
 from minidl.comm import memory
 from minidl.errors import ConfigError
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRAIN = ("-m", "minidl.train")
-ROOT = str(Path(minidl.__file__).parent.parent)
+ROOT = str(Path(errors.__file__).parents[1])  # the folder that holds the package minidl
 PR_SET_PDEATHSIG = 1
 
 

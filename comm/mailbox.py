@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from minidl.comm import atomic
-from minidl.comm.fabric.base import ANY, CHUNK, Channel, Letter, Needs, Note
+from minidl.comm.fabric.words import ANY, CHUNK, Channel, Letter, Needs, Note
 from minidl.comm.memory import pages
 from minidl.engine.device import address
 from minidl.errors import MinidlError

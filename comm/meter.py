@@ -24,15 +24,13 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from minidl.comm.fabric.words import Pending
 from minidl.comm.trace import BESIDE, KINDS, MAIN, MESSAGES, OTHER, RECEIVED, SENT, WAITING, Trace
 from minidl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from minidl.comm.fabric.base import Pending
 
 T = TypeVar("T")
 Report = dict[str, Any]

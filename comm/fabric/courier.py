@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from minidl.comm.fabric.base import Aborted
 from minidl.comm.fabric.job import Job, explain, mismatch
+from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError, MinidlError
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ The mathematics is real, time is modelled, from the cluster's description (clust
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -36,36 +35,47 @@ from typing import Any, TypeVar
 import numpy as np
 from greenlet import GreenletExit
 
-from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Letter, Needs, Note, Pending, State
-from minidl.comm.fabric.simulation import MAIL, STATE, STOP, Deadlock, Message, Simulation, Task
-from minidl.comm.meter import Meter
+from minidl.comm.cluster import Cluster
+from minidl.comm.fabric.base import ANY, Channel, Column, Letter, Needs, Note, Pending, State
+from minidl.comm.fabric.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Message, Rank, Task
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
 LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # messages of at most needs.elements
 
 
-class SimFabric(Fabric):
-    """One rank's place in a simulation."""
+class Simulation(EventLoop):
+    """A cluster with `ranks` replicas and servers on it.
+
+    work, flops: the cost of a gradient, see Cluster.seconds_per_image; with neither, gradients take no time.
+    trace: whether the meters record a timeline.
+
+        simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
+        results = simulation.run({rank: function of no arguments, which uses simulation.fabric(rank)})
+        simulation.time    the duration of the run, in virtual seconds
+    """
+
+    def __init__(
+        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False
+    ) -> None:
+        super().__init__(cluster, ranks, seed, work, flops)
+        self.fabrics: list[SimFabric] = [SimFabric(self, rank, trace) for rank in range(ranks)]
+
+    def fabric(self, rank: int) -> SimFabric:
+        return self.fabrics[rank]
+
+
+class SimFabric(Rank):
+    """The fabric of one rank of a simulation."""
 
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
+        super().__init__(simulation, rank, trace)
         self.simulation = simulation
-        super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
-        self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
-        self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
-        self.drawn, self.slowness = 0, 1.0  # in which step, and by what a gradient takes longer than on average
-        self.needs: Needs | None = None
-        self.tasks: list[Task] = []
-        self.parked: list[Task] = []
-        self.gone = False  # dead, or the simulation is over
-        self.inbox: list[dict[int, Message]] = [{} for _ in Channel]  # by sender, as they came
-        self.on_way: list[set[int]] = [set() for _ in Channel]  # who has not released this rank's message
-        self.free = [0] * len(Channel)  # memory for how many messages more
         self.newest: tuple[int, np.ndarray, Note] | None = None  # (number, vector, note), as published
-        self.seen: dict[int, int] = {}  # the number of what was seen last of a peer
+        self.seen: dict[int, int] = {}  # by peer, the number of the publication that was seen last
         self.asked: set[int] = set()
         self.answers: dict[int, tuple[int, np.ndarray, Note]] = {}
-        self.lookers: set[int] = set()  # who looked for something newer in vain
+        self.lookers: set[int] = set()  # ranks that found nothing newer; `publish` wakes them
         self.started: list[Task] = []
 
     # -- what a transport does ---------------------------------------------------------------------------
@@ -208,23 +218,19 @@ class SimFabric(Fabric):
         assert task is not None
         self.simulation.park(task)
 
-    def wake(self) -> None:
-        for task in tuple(self.parked):
-            self.simulation.wake(task)
-
     def start(self, work: Callable[[], T]) -> Pending[T]:
         """In a greenlet of its own."""
         pending = _Started(self, work)
-        task = self.simulation._task(self, pending.run)
+        task = self.simulation.add_task(self, pending.run)
         self.started.append(task)
         if len(self.started) == 1:
-            self.simulation._ready.append(task)
+            self.simulation.ready.append(task)
         return pending
 
     def start_next(self) -> None:
         self.started.pop(0)
         if self.started:
-            self.simulation._ready.append(self.started[0])
+            self.simulation.ready.append(self.started[0])
 
     def shared(self, name: str) -> np.ndarray:
         return self.simulation.vectors[name]
@@ -232,12 +238,6 @@ class SimFabric(Fabric):
     def elapse(self, what: str, amount: float) -> None:
         self._check_here()
         self._sleep(self.simulation.seconds(self, what, amount))
-
-    def _sleep(self, seconds: float) -> None:
-        simulation = self.simulation
-        if seconds and simulation.current is not None:
-            simulation.at(simulation.time + seconds, simulation._resume, simulation.current)
-            simulation.pause()
 
     def close(self) -> None:
         if self.state(self.rank) != State.DEAD:

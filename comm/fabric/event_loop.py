@@ -1,4 +1,4 @@
-"""The inside of a simulation: its clock, greenlets and network. What it is, and what takes how long: see sim.py."""
+"""The event loop of a simulation: clock, greenlets, network. sim.py explains the model and what takes how long."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidl.comm.cluster import Cluster, Link
-from minidl.comm.fabric.base import ANY, Channel, Column, Note, State
+from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Needs, Note, State
+from minidl.comm.meter import Meter
 from minidl.errors import MinidlError
 
-if TYPE_CHECKING:
-    from minidl.comm.fabric.sim import SimFabric
-
 T = TypeVar("T")
-TOUCHED = {"update": 20, "mix": 12}  # bytes for an element: SGD reads three vectors and writes two, a mix two and one
-# Looking up a member of an enumeration takes longer than all else that `post` does.
+# Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
+TOUCHED = {"update": 20, "mix": 12}
+# Looking up a member of an enumeration takes longer than everything else in `post`.
 MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
 
 
 class Deadlock(MinidlError):
-    """All wait, and nothing more will happen."""
+    """All replicas wait, and no event is left."""
 
 
 class Task:
-    """A greenlet of a rank. While it is parked: for whom it waits, and for what."""
+    """A greenlet of a rank. While it is parked, `peers` and `what` say for whom and for what it waits."""
 
     __slots__ = ("fabric", "greenlet", "parked", "peers", "what")
 
-    def __init__(self, fabric: SimFabric, work: Callable[[], None], hub: greenlet) -> None:
+    def __init__(self, fabric: Rank, work: Callable[[], None], hub: greenlet) -> None:
         self.fabric, self.greenlet = fabric, greenlet(work, hub)
         self.parked, self.what = False, "to begin"
         self.peers: Sequence[int] = ()
 
 
 class Message:
-    """receivers: those who have not released it."""
+    """A message in the simulated network. receivers: those that have not released it yet."""
 
     __slots__ = ("channel", "note", "receivers", "sender", "vector")
 
@@ -49,31 +48,52 @@ class Message:
         self.channel, self.sender, self.receivers, self.vector, self.note = channel, sender, receivers, vector, note
 
 
-class Simulation:
-    """A cluster with `ranks` replicas and servers on it.
+class Rank(Fabric):
+    """The state of one rank that the event loop works on; the class SimFabric in sim.py makes a fabric of it."""
 
-    work, flops: what a gradient costs, see Cluster.seconds_per_image; with neither, gradients take no time.
-    trace: whether the meters keep a timeline.
+    def __init__(self, loop: EventLoop, rank: int, trace: bool = False) -> None:
+        self.loop = loop
+        super().__init__(rank, loop.size, loop.place.nodes, Meter(rank, trace), stall=math.inf)
+        self.board, self.heard, self.replicas = loop.board, loop.heard, loop.everybody
+        self.chance = np.random.default_rng([loop.seed, rank, loop.size])
+        self.drawn, self.slowness = 0, 1.0  # in this step a gradient takes this many times its mean
+        self.needs: Needs | None = None
+        self.tasks: list[Task] = []
+        self.parked: list[Task] = []
+        self.gone = False  # dead, or the simulation is over
+        self.inbox: list[dict[int, Message]] = [{} for _ in Channel]  # by sender, in order of arrival
+        self.on_way: list[set[int]] = [set() for _ in Channel]  # peers that have not released this rank's message
+        self.free = [0] * len(Channel)  # messages that there is still memory for
 
-        simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
-        results = simulation.run({rank: function of no arguments, which uses simulation.fabric(rank)})
-        simulation.time    how long it took, in virtual seconds
+    def wake(self) -> None:
+        for task in tuple(self.parked):
+            self.loop.wake(task)
+
+    def _sleep(self, seconds: float) -> None:
+        loop = self.loop
+        if seconds and loop.current is not None:
+            loop.at(loop.time + seconds, loop.resume, loop.current)
+            loop.pause()
+
+
+class EventLoop:
+    """Virtual time, the greenlets of all ranks, and the network between them. See Simulation in sim.py for arguments.
+
+    fabrics: one for each rank, set by Simulation.
     """
 
-    def __init__(
-        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False
-    ) -> None:
-        from minidl.comm.fabric.sim import SimFabric
+    fabrics: Sequence[Rank] = ()
 
+    def __init__(self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0) -> None:
         place = cluster.place(ranks)
         self.cluster, self.place, self.size, self.seed = cluster, place, ranks, seed
-        self.time, self.happened = 0.0, 0  # happened: events so far
+        self.time, self.happened = 0.0, 0  # happened: number of events so far
         costs = {device: cluster.seconds_per_image(device, work, flops) if work or flops else 0.0
                  for device in set(place.devices)}  # fmt: skip
         self.image_seconds = [costs[device] for device in place.devices]
-        self.chance = np.random.default_rng([seed, ranks])  # which messages are lost
-        self.card_free = [0.0] * len(place.groups)  # when each node's network card has sent what it was given
-        # What all ranks share, one of each: with thousands of them, a list for each would be too much.
+        self.chance = np.random.default_rng([seed, ranks])  # decides which messages are lost
+        self.card_free = [0.0] * len(place.groups)  # when each node's network card has sent all it was given
+        # One of each for all ranks: with thousands of ranks, a list for each would take too much memory.
         self.board = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
         self.everybody = tuple(range(ranks))
@@ -81,28 +101,25 @@ class Simulation:
         self.layout = ""
         self.mail = 0  # messages on their way
         self.stop_asked = False
-        self.draining: set[int] = set()  # who has entered `drain`
-        self.drained = 0  # how often all had
+        self.draining: set[int] = set()  # ranks that have entered `drain`
+        self.drained = 0  # how many times all of them had
 
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned = 0
-        self._ready: deque[Task] = deque()
-        self._watching: dict[int, dict[Task, None]] = {rank: {} for rank in (ANY, *range(ranks))}  # by for whom
-        self._survivors: tuple[tuple[int, ...], list[int]] | None = None  # of whom, who
+        self.ready: deque[Task] = deque()
+        # Parked tasks, by the rank that they wait for.
+        self._watching: dict[int, dict[Task, None]] = {rank: {} for rank in (ANY, *range(ranks))}
+        self._survivors: tuple[tuple[int, ...], list[int]] | None = None  # (replicas, those of them that are alive)
         self._training: set[int] | None = None  # replicas neither dead nor finished
         self._hub: greenlet | None = None
         self.current: Task | None = None
         self.running: dict[int, Task] = {}  # ranks that have not finished
-        self.fabrics = [SimFabric(self, rank, trace) for rank in range(ranks)]
 
         for _, rank in place.joins:
-            self.board[rank, STATE] = State.DEAD  # to others it is as if it were
+            self.board[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
         self.dead = len(place.joins)
         for time, rank in place.deaths:
             self.at(time, self._die, rank)
-
-    def fabric(self, rank: int) -> SimFabric:
-        return self.fabrics[rank]
 
     # -- the loop ----------------------------------------------------------------------------------------
 
@@ -127,11 +144,11 @@ class Simulation:
         self.running.clear()
         late = {rank: time for time, rank in self.place.joins}
         for rank in work:
-            task = self.running[rank] = self._task(self.fabrics[rank], partial(main, rank))
+            task = self.running[rank] = self.add_task(self.fabrics[rank], partial(main, rank))
             if rank in late:
                 self.at(late[rank], self._come, rank)
             else:
-                self._ready.append(task)
+                self.ready.append(task)
         try:
             self._loop(check)
             if self.running:
@@ -147,10 +164,10 @@ class Simulation:
         return results
 
     def _loop(self, check: Callable[[], None]) -> None:
-        ready, events = self._ready, self._events
+        ready, events = self.ready, self._events
         while self.running:
             while ready:
-                self._resume(ready.popleft())
+                self.resume(ready.popleft())
             if not events or not self.running:
                 return
             self.time, _, call, arguments = heapq.heappop(events)
@@ -159,13 +176,13 @@ class Simulation:
                 check()
             call(*arguments)
 
-    def _task(self, fabric: SimFabric, work: Callable[[], None]) -> Task:
+    def add_task(self, fabric: Rank, work: Callable[[], None]) -> Task:
         assert self._hub is not None
         task = Task(fabric, work, self._hub)
         fabric.tasks.append(task)
         return task
 
-    def _resume(self, task: Task) -> None:
+    def resume(self, task: Task) -> None:
         if not task.fabric.gone:
             self.current = task
             task.greenlet.switch()
@@ -190,7 +207,7 @@ class Simulation:
             task.fabric.parked.remove(task)
             for peer in task.peers or (ANY,):
                 self._watching[peer].pop(task, None)
-            self._ready.append(task)
+            self.ready.append(task)
 
     def board_changed(self, rank: int, column: Column) -> None:
         """Wake those who wait for this rank, or for nobody by name; to stop concerns all."""
@@ -234,10 +251,10 @@ class Simulation:
             return
         self.board[rank, STATE] = State.JOINING
         self.dead -= 1
-        self._ready.append(self.running[rank])
+        self.ready.append(self.running[rank])
         self.board_changed(rank, STATE)
 
-    def _end(self, fabric: SimFabric) -> None:
+    def _end(self, fabric: Rank) -> None:
         """Throw a rank's greenlets away, wherever they are; `finally` in their code runs, and cannot reach anybody."""
         fabric.gone = True
         for task in fabric.tasks:
@@ -265,7 +282,7 @@ class Simulation:
 
     # -- how long things take ----------------------------------------------------------------------------
 
-    def seconds(self, fabric: SimFabric, what: str, amount: float) -> float:
+    def seconds(self, fabric: Rank, what: str, amount: float) -> float:
         """Of work on a rank's device."""
         device = self.place.devices[fabric.rank]
         if what != "gradient":
