@@ -124,14 +124,15 @@ class EventLoop:
     # -- the loop ----------------------------------------------------------------------------------------
 
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Let something happen at a time."""
+        """Schedule a call at a virtual time."""
         self._planned += 1
         heapq.heappush(self._events, (time, self._planned, call, arguments))
 
     def run(self, work: Mapping[int, Callable[[], T]], check: Callable[[], None] = lambda: None) -> dict[int, T]:
-        """Let each rank do its work, to the end; returns the results of those that did not die.
+        """Run the work of each rank to its end. Returns the results of the ranks that did not die.
 
-        check: called now and then; what it raises ends the simulation, as does what any rank raises. Raises Deadlock.
+        check: called every 64 events. An exception in it or in any rank ends the simulation.
+        Raises Deadlock if all ranks wait and no event is left.
         """
         self._hub = getcurrent()
         results: dict[int, T] = {}
@@ -189,12 +190,12 @@ class EventLoop:
             self.current = None
 
     def pause(self) -> None:
-        """Set the running greenlet aside: back to the loop."""
+        """Suspend the running greenlet and return to the loop."""
         assert self._hub is not None
         self._hub.switch()
 
     def park(self, task: Task) -> None:
-        """Set it aside until `wake`."""
+        """Suspend the running task until `wake`."""
         task.parked = True
         task.fabric.parked.append(task)
         for peer in task.peers or (ANY,):
@@ -210,7 +211,7 @@ class EventLoop:
             self.ready.append(task)
 
     def board_changed(self, rank: int, column: Column) -> None:
-        """Wake those who wait for this rank, or for nobody by name; to stop concerns all."""
+        """Wake the tasks that wait for this rank or for no particular one. A change of STOP wakes all tasks."""
         if column is STATE:
             self._survivors = self._training = None
         concerned = self._watching.values() if column is STOP else (self._watching[rank], self._watching[ANY])
@@ -225,13 +226,13 @@ class EventLoop:
         ]
         return f"deadlock after {self.time:.6g} virtual s, all wait and nothing is on its way: " + _few(waits, "; ")
 
-    # -- what befalls ranks ------------------------------------------------------------------------------
+    # -- deaths, joins, stops ----------------------------------------------------------------------------
 
     def _die(self, rank: int) -> None:
-        """What has not arrived of its messages is lost; what has, stays. None is left for it."""
+        """Let a rank die. Its messages in flight are lost, those that have arrived stay, and its inbox is emptied."""
         fabric = self.fabrics[rank]
         if rank not in self.running or fabric.gone or self.board[rank, STATE] == State.DEAD:
-            return  # it has finished, or has not come yet
+            return  # it has finished, or has not joined yet
         self.board[rank, STATE] = State.DEAD
         self._end(fabric)
         del self.running[rank]
@@ -243,7 +244,7 @@ class EventLoop:
         self.dead += 1
         self.board_changed(rank, STATE)
         for other in self.fabrics:
-            other.wake()  # whoever waits may have waited for it
+            other.wake()  # it may wait for the dead rank
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
@@ -255,7 +256,7 @@ class EventLoop:
         self.board_changed(rank, STATE)
 
     def _end(self, fabric: Rank) -> None:
-        """Throw a rank's greenlets away, wherever they are; `finally` in their code runs, and cannot reach anybody."""
+        """End all greenlets of a rank. Their `finally` clauses run, but can no longer communicate."""
         fabric.gone = True
         for task in fabric.tasks:
             if not task.greenlet.dead:
@@ -265,7 +266,7 @@ class EventLoop:
         fabric.tasks.clear()
 
     def stop(self) -> None:
-        """Let all replicas stop after the step that they are in: as if each had had a signal, and all knew."""
+        """Let all replicas stop after their current step, as if each had received a signal and all knew of it."""
         for fabric in self.fabrics:
             fabric.stop_wanted = True
             if not self.board[fabric.rank, STOP]:
@@ -274,7 +275,7 @@ class EventLoop:
         self.board_changed(0, STOP)
 
     def survivors(self, replicas: tuple[int, ...]) -> list[int]:
-        """Those that are not dead: found once, until the board's states change."""
+        """Return the replicas that are not dead. Cached until a state in the status table changes."""
         if self._survivors is None or self._survivors[0] is not replicas:
             states = self.board[:, STATE].tolist()
             self._survivors = replicas, [rank for rank in replicas if states[rank] != State.DEAD]
@@ -283,11 +284,11 @@ class EventLoop:
     # -- how long things take ----------------------------------------------------------------------------
 
     def seconds(self, fabric: Rank, what: str, amount: float) -> float:
-        """Of work on a rank's device."""
+        """Return the duration of some work on a rank's device."""
         device = self.place.devices[fabric.rank]
         if what != "gradient":
             return TOUCHED.get(what, 0) * amount / device.memory
-        if fabric.step == 0 or fabric.step != fabric.drawn:  # once in a step, also where its gradient comes in parts
+        if fabric.step == 0 or fabric.step != fabric.drawn:  # one draw per step, even for a gradient in parts
             fabric.drawn, stragglers = fabric.step, self.cluster.stragglers
             normal, uniform = fabric.chance.standard_normal(), fabric.chance.random()
             fabric.slowness = math.exp(device.jitter * normal - device.jitter**2 / 2)  # its mean is 1
@@ -296,7 +297,7 @@ class EventLoop:
         return amount * self.image_seconds[fabric.rank] * fabric.slowness
 
     def link(self, one: int, other: int) -> Link:
-        """Between two ranks."""
+        """Return the link between two ranks."""
         a, b = self.place.nodes[one], self.place.nodes[other]
         return self.cluster.inside if a == b else self.cluster.link(self.place.groups[a], self.place.groups[b])
 
@@ -331,7 +332,7 @@ class EventLoop:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """A receiver is done with it: its sender may send the next, and has the memory back after the last."""
+        """A receiver releases a message: the sender may send it the next. The last release frees the memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)
@@ -345,7 +346,7 @@ class EventLoop:
             self.look_whether_drained()
 
     def look_whether_drained(self) -> None:
-        """Whether all that train have entered `drain`, and no mail is on its way."""
+        """Complete `drain` if all replicas that train have entered it and no mail is in flight."""
         if self.mail or not self.draining:
             return
         if self._training is None:
@@ -359,5 +360,6 @@ class EventLoop:
 
 
 def _few(things: Sequence[object], separator: str = ", ") -> str:
+    """Join the first eight things, with the total number if there are more."""
     rest = f"{separator}... ({len(things)} in all)" if len(things) > 8 else ""
     return separator.join(map(str, things[:8])) + rest

@@ -1,29 +1,29 @@
-"""A simulation: as many replicas as one likes, in one process, on a clock that jumps.
+"""The simulated fabric: any number of replicas in one process, on a virtual clock.
 
-An event-driven simulation keeps a heap of what will happen, (time, what), and does nothing but take the earliest and
-let it happen, which puts new events on the heap. Between two events there is nothing, so the clock jumps from one to
-the next: an hour of a thousand machines takes as long as their arithmetic does here.
+An event-driven simulation keeps a heap of future events, (time, event). It repeatedly takes the earliest event and runs
+it, which puts new events on the heap. Nothing happens between two events, so the clock jumps from one to the next: an
+hour of a thousand machines takes only the time of their arithmetic on this one.
 
     clock 3.20 s    heap    3.25 s  rank 7's gradient is done
                             3.31 s  a message of rank 2 arrives at rank 5
                             3.90 s  rank 0 dies
 
-Methods are written as if each replica were a program of its own that waits in the middle of a function. Here each is a
-greenlet: a function whose stack can be set aside and taken up again. Where a real replica would wait, its greenlet
-switches to the loop over the heap, and the event that it waits for switches back. So the code of methods is the one
-that runs on real machines, line for line, and one thread runs all of it: nothing happens at the same time, and what
-happens at the same virtual time does so in the order in which it was planned. The same seed gives the same bits.
+A method is written as if each replica were a separate program that waits in the middle of a function. Here each replica
+is a greenlet: a function whose stack can be suspended and resumed. Where a real replica would wait, its greenlet
+switches to the event loop (event_loop.py), and the event that it waits for switches back. So the code of a method is
+the same, line for line, as on real machines. One thread runs all of it, so nothing runs in parallel: events of the same
+virtual time run in the order in which they were scheduled. The same seed gives the same bits.
 
-The mathematics is real, time is modelled, from the cluster's description (cluster.py):
+The arithmetic is real. Time is modelled, from the description of the cluster (cluster.py):
 
-    gradient        images * seconds per image * jitter * straggler's factor. It is computed at once, from the weights
-                    as they are when it begins; then its replica sleeps, and what others write meanwhile comes too late.
-    update, mix     elements * the bytes that it moves for each / the device's memory bandwidth
-    a message       of n bytes takes alpha + n beta. Between nodes the n beta are spent in the network card of the
-                    sender's node, which handles one message after the other; inside a node there is no queue. One that
-                    is lost goes through it again after the link's timeout.
-    latest          inside a node, alpha + n beta, to read; between nodes, alpha to ask, and a message back
-    the rest        takes no time: Python, the board, hearing that a message was taken, that somebody died
+    gradient        images * seconds per image * jitter * straggler factor. It is computed immediately, from the weights
+                    at its beginning. Then its replica sleeps; what others write during that time has no effect on it.
+    update, mix     elements * bytes moved per element / memory bandwidth of the device
+    a message       of n bytes takes alpha + n beta. Between nodes it occupies the network card of the sender's node for
+                    n beta, and the card handles one message after the other; inside a node there is no queue. A lost
+                    message passes through the card again after the link's timeout.
+    latest          inside a node, alpha + n beta to read; between nodes, alpha for the request, then a message back
+    the rest        takes no time: Python, the status table, the notice that a message was taken or a rank has died
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SimFabric(Rank):
         self.lookers: set[int] = set()  # ranks that found nothing newer; `publish` wakes them
         self.started: list[Task] = []
 
-    # -- what a transport does ---------------------------------------------------------------------------
+    # -- the primitives of a transport -------------------------------------------------------------------
 
     def join(self, needs: Needs, layout: str) -> None:
         simulation = self.simulation
@@ -165,7 +165,7 @@ class SimFabric(Rank):
         return Letter(peer, vector, note, lambda: None)
 
     def _answer(self, peer: int) -> None:
-        """This rank's question has come to a peer: what it published last goes back."""
+        """Handle the arrival of this rank's request at a peer: send back the newest state."""
         simulation, owner = self.simulation, self.simulation.fabrics[peer]
         if owner.newest is None or owner.newest[0] <= self.seen.get(peer, 0) or not self.alive(peer):
             number = owner.newest[0] if owner.newest else 0
@@ -181,7 +181,7 @@ class SimFabric(Rank):
             self.wake()
 
     def _nothing_new(self, peer: int, number: int) -> None:
-        """The answer, too, was on its way for a while: meanwhile there may be something."""
+        """Handle a reply without a state. The peer may have published one while the reply was in flight."""
         self.asked.discard(peer)
         owner = self.simulation.fabrics[peer]
         if owner.newest is not None and owner.newest[0] > number:
@@ -190,7 +190,7 @@ class SimFabric(Rank):
             owner.lookers.add(self.rank)
 
     def announce(self, column: Column, value: float) -> None:
-        """The board of a simulation is one for all: everybody sees it at once."""
+        """All ranks of a simulation share one status table, so they see a change immediately."""
         if not self.gone and self.board[self.rank, column] != value:
             self.board[self.rank, column] = value
             self.simulation.stop_asked |= column is STOP
@@ -203,7 +203,7 @@ class SimFabric(Rank):
     ) -> T:
         task = self.simulation.current
         if task is None:
-            raise MinidlError("a rank of a simulation waits outside Simulation.run: nothing would ever happen")
+            raise MinidlError("a rank of a simulation waits outside Simulation.run, where no event ever happens")
         before = task.peers, task.what
         task.peers, task.what = peers, what
         try:
@@ -212,14 +212,14 @@ class SimFabric(Rank):
             task.peers, task.what = before
 
     def idle(self, attempt: int) -> None:
-        """Until something happens to this rank: a message came, one was taken, the board has changed."""
+        """Park until an event concerns this rank: a message arrived or was taken, or the status table changed."""
         self._check_here()
         task = self.simulation.current
         assert task is not None
         self.simulation.park(task)
 
     def start(self, work: Callable[[], T]) -> Pending[T]:
-        """In a greenlet of its own."""
+        """Run `work` in a separate greenlet."""
         pending = _Started(self, work)
         task = self.simulation.add_task(self, pending.run)
         self.started.append(task)
@@ -243,7 +243,7 @@ class SimFabric(Rank):
         if self.state(self.rank) != State.DEAD:
             self.announce(STATE, State.FINISHED)
 
-    # -- what the simulation knows without looking at all ranks, or without a message --------------------
+    # -- answered by the simulation without a search over all ranks, or without messages -----------------
 
     def stopping(self) -> bool:
         return self.stop_wanted or self.simulation.stop_asked
@@ -258,7 +258,7 @@ class SimFabric(Rank):
         return list(self.simulation.survivors(self.replicas))
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """The simulation knows what is on its way: no P^2 markers."""
+        """Wait until no message is in flight. The simulation counts them, so the P^2 markers are not needed."""
         simulation = self.simulation
         goal = simulation.drained + 1
         simulation.draining.add(self.rank)
@@ -275,7 +275,7 @@ class SimFabric(Rank):
 
     def _check_here(self) -> None:
         if self.gone:
-            raise GreenletExit  # the dead do nothing
+            raise GreenletExit  # a dead rank runs no further
 
     def _check_joined(self, channel: Channel) -> None:
         if self.needs is None:
@@ -284,14 +284,14 @@ class SimFabric(Rank):
             raise ConfigError(f"replica {self.rank} sends on {channel.name}, but its method needs no memory for that")
 
     def _check_length(self, vector: np.ndarray) -> None:
-        """What does not fit where messages lie in shared memory must not pass here."""
+        """Refuse a message that would not fit into a slot of shared memory."""
         if self.needs is None or vector.nbytes > 4 * self.needs.elements:
             raise ConfigError(f"a message of {vector.size} {vector.dtype}; the method needs room for "
                               f"{self.needs.elements if self.needs else 0} float32")  # fmt: skip
 
 
 class _Started:
-    """Work in another greenlet of a rank."""
+    """Work that runs in another greenlet of a rank."""
 
     def __init__(self, fabric: SimFabric, work: Callable[[], Any]) -> None:
         self.fabric, self.work, self.done = fabric, work, False
@@ -315,7 +315,7 @@ class _Started:
 
 
 def _snapshot(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """A copy that nobody will change: one for all receivers."""
+    """Return a read-only copy of the concatenated parts; all receivers share it."""
     vector = parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
     vector.flags.writeable = False
     return vector
