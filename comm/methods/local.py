@@ -1,4 +1,4 @@
-"""Replicas that do not talk: what all others are measured against. With one replica it is plain training.
+"""Independent replicas: the baseline for all other methods. With one replica it is plain training.
 
     x_i <- x_i - eta g_i(x_i)
 """
