@@ -180,7 +180,7 @@ class Mailbox:
         if newest == 0:
             return None
         if newest < 0:
-            assert newest == -1, f"the letter of peer {peer} before this one was not released"
+            assert newest == -1, f"the previous message of peer {peer} was not released"
             return False
         self.seen[peer] = newest
         release = partial(atomic.unpin, self.pins, peer, self.rank)

@@ -7,8 +7,8 @@
     staleness                           histogram over 0, 1, 2, 3-4, 5-8, ... steps: age of a vector when it is mixed in
 
 Each rank has one Meter. Its fabric reports messages and waiting to it, the replica reports work, the method reports
-staleness. A call costs a few additions. `start` and `stop` mark the periods of training. Between them lies everything
-else, for instance an evaluation or a checkpoint: its time is not counted, and its bytes are also reported separately.
+staleness. A call costs a few additions. `start` and `stop` mark the periods of training. The time of everything between
+these periods, such as evaluations and checkpoints, is not counted, and its bytes are also reported separately.
 
 Concurrent operations (`Fabric.allreduce_start`) wait as well, but this does not delay the replica until it waits for
 their result. `Meter.beside` counts the two kinds of waiting separately.

@@ -91,7 +91,7 @@ class Fabric(Transport):
                         handle(letter)
             return None if unsent or unseen else True
 
-        self.wait(done, (), "messages on their way")
+        self.wait(done, (), "messages in flight")
         self._silent.clear()
 
     # -- request and reply -------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Fabric(Transport):
     def call(self, server: int, parts: Sequence[np.ndarray], out: np.ndarray, note: Note = Note()) -> Note:  # noqa: B008
         """Send a request to a server, wait for the reply, and copy it to `out`. Returns the reply's header."""
         self.wait(lambda: self.post(Channel.CALL, (server,), parts, note) or None, (server,), "a server")
-        with self.wait(lambda: self.take(Channel.ANSWER, server), (server,), "a server's answer") as letter:
+        with self.wait(lambda: self.take(Channel.ANSWER, server), (server,), "a server's reply") as letter:
             out[...] = letter.vector
             return letter.note
 
@@ -111,7 +111,7 @@ class Fabric(Transport):
             busy = any(self.state(replica) < State.PAUSED for replica in self.replicas)
             return letter or (None if busy else self.take(Channel.CALL) or False)
 
-        while letter := self.wait(question, (), "questions"):
+        while letter := self.wait(question, (), "requests"):
             assert isinstance(letter, Letter)
             with letter:
                 sender = letter.sender

@@ -49,31 +49,33 @@ class Message:
 
 
 class Rank(Fabric):
-    """The state of one rank that the event loop works on; the class SimFabric in sim.py makes a fabric of it."""
+    """The base of SimFabric (sim.py): the state of one rank that the event loop uses."""
 
-    def __init__(self, loop: EventLoop, rank: int, trace: bool = False) -> None:
-        self.loop = loop
-        super().__init__(rank, loop.size, loop.place.nodes, Meter(rank, trace), stall=math.inf)
-        self.board, self.heard, self.replicas = loop.board, loop.heard, loop.everybody
-        self.chance = np.random.default_rng([loop.seed, rank, loop.size])
-        self.drawn, self.slowness = 0, 1.0  # in this step a gradient takes this many times its mean
+    def __init__(self, simulation: EventLoop, rank: int, trace: bool = False) -> None:
+        self.simulation = simulation
+        super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
+        self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
+        self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
+        self.drawn, self.slowness = 0, 1.0  # step of the last draw, and time of its gradient relative to the mean
         self.needs: Needs | None = None
         self.tasks: list[Task] = []
         self.parked: list[Task] = []
         self.gone = False  # dead, or the simulation is over
         self.inbox: list[dict[int, Message]] = [{} for _ in Channel]  # by sender, in order of arrival
         self.on_way: list[set[int]] = [set() for _ in Channel]  # peers that have not released this rank's message
-        self.free = [0] * len(Channel)  # messages that there is still memory for
+        self.free = [0] * len(Channel)  # by channel, the number of messages that memory is left for
 
     def wake(self) -> None:
+        """Wake all parked tasks of this rank: they check again whether they can continue."""
         for task in tuple(self.parked):
-            self.loop.wake(task)
+            self.simulation.wake(task)
 
     def _sleep(self, seconds: float) -> None:
-        loop = self.loop
-        if seconds and loop.current is not None:
-            loop.at(loop.time + seconds, loop.resume, loop.current)
-            loop.pause()
+        """Suspend the running task for this many virtual seconds."""
+        simulation = self.simulation
+        if seconds and simulation.current is not None:
+            simulation.at(simulation.time + seconds, simulation.resume, simulation.current)
+            simulation.pause()
 
 
 class EventLoop:

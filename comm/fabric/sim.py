@@ -68,9 +68,10 @@ class Simulation(EventLoop):
 class SimFabric(Rank):
     """The fabric of one rank of a simulation."""
 
+    simulation: Simulation
+
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
-        self.simulation = simulation
         self.newest: tuple[int, np.ndarray, Note] | None = None  # (number, vector, note), as published
         self.seen: dict[int, int] = {}  # by peer, the number of the publication that was seen last
         self.asked: set[int] = set()
@@ -269,7 +270,7 @@ class SimFabric(Rank):
             simulation.look_whether_drained()
             return simulation.drained >= goal or None
 
-        self.wait(done, (self.rank,), "messages on their way")
+        self.wait(done, (self.rank,), "messages in flight")
 
     # -- checks ------------------------------------------------------------------------------------------
 
@@ -308,7 +309,7 @@ class _Started:
         self.fabric.wake()
 
     def wait(self) -> Any:
-        self.fabric.wait(lambda: self.done or None, (self.fabric.rank,), "what it started")
+        self.fabric.wait(lambda: self.done or None, (self.fabric.rank,), "work that it started")
         if self.error is not None:
             raise self.error
         return self.result
