@@ -219,8 +219,9 @@ class Mailbox:
         at, kind = pool.slot(slot), parts[0].dtype == np.float64
         count = sum(part.size for part in parts)
         room = pool.stride - LINE if slot < pool.slots else 0
-        if count * parts[0].itemsize > room:
-            raise MinidlError(f"a message of {count * parts[0].itemsize} bytes, where the method asked for {room}")
+        size = count * parts[0].itemsize
+        if size > room:
+            raise MinidlError(f"a message of {size} bytes, but the method requested slots of {room} bytes")
         numbers = note.start, note.round, note.marker, note.weight, note.clock
         HEADER.pack_into(self.bytes, at, count, kind, *numbers, version)
         place = self._vector(at, kind, count)

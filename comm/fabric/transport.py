@@ -34,7 +34,7 @@ class Transport(ABC):
         self.board = np.zeros((size, len(Column)))  # a transport may replace it by one in shared memory
         self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
         meter.attach(size, self.now)
-        self.stop_wanted = False  # a signal came
+        self.stop_wanted = False  # whether a signal requested a stop
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
         self.step = 0
 

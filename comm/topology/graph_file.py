@@ -23,7 +23,7 @@ def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
     Raises ConfigError, with file and line, if the file cannot be read or is no such graph.
     """
     if not path:
-        raise ConfigError("file needs the name of a graph: file:PATH")
+        raise ConfigError("topology `file` needs the path of a graph: file:PATH")
     suffix = Path(path).suffix.lower()
     try:
         if suffix in (".json", ".graphml"):
@@ -83,6 +83,6 @@ def _rank(node: Any, path: str) -> int:
     """Convert a node's name to a rank. Raises ConfigError if it is not a whole number."""
     text = str(node)
     if not (text.isdecimal() and text.isascii() and len(text) < 8):
-        raise ConfigError(f"graph {path!r}: node {text[:40]!r} is no rank; nodes are numbered from 0, as "
+        raise ConfigError(f"graph {path!r}: node {text[:40]!r} is not a rank; nodes are numbered from 0, as "
                           "networkx.convert_node_labels_to_integers does")  # fmt: skip
     return int(text)

@@ -167,7 +167,7 @@ def power_of_two(size: int) -> None:
     if size & (size - 1):
         below = 1 << (size.bit_length() - 1)
         raise ConfigError(f"hypercube needs a power of two: {size} replicas cannot, {below} or {2 * below} can; "
-                          "base-2 is as fast and serves any number")  # fmt: skip
+                          "base-2 is as fast and supports any number")  # fmt: skip
 
 
 def torus_shape(size: int, argument: str) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def torus_shape(size: int, argument: str) -> tuple[int, int]:
         return rows, size // rows
     words = argument.lower().split("x")
     if len(words) != 2 or not all(word.isdecimal() and len(word) < 6 and int(word) for word in words):
-        raise ConfigError(f"torus:{argument} is no shape: expected torus:ROWSxCOLUMNS, such as torus:4x8")
+        raise ConfigError(f"torus:{argument} is not a shape: expected torus:ROWSxCOLUMNS, such as torus:4x8")
     rows, columns = map(int, words)
     if rows * columns != size:
         raise ConfigError(f"torus:{argument} is for {rows * columns} replicas, not for {size}")

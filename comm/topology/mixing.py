@@ -173,7 +173,7 @@ class Repeating(Topology):
         if doubly and not self.doubly:
             raise ConfigError(f"{name}: columns of a mixing matrix must sum to 1")
         if not self.connected:
-            raise ConfigError(f"{name}: not connected: not everybody's weights would reach everybody")
+            raise ConfigError(f"{name}: not connected: there is no path between some of the replicas")
         self.exact_after = self._measure_exactness()
         if exact and not self.exact_after:
             raise ConfigError(f"{name}: {self.size} replicas do not hold the average after {self.period} rounds")
@@ -222,7 +222,7 @@ class Drawn(Topology):
         for round in range(4):
             sources = np.array(self._sources(round))
             if pairs and not np.array_equal(sources[sources], np.arange(size)):
-                raise ConfigError(f"{name}: round {round} holds something else than pairs")
+                raise ConfigError(f"{name}: round {round} does not consist of pairs")
 
     def weights(self, rank: int, round: int) -> Row:
         source = self._sources(round)[rank]
@@ -315,7 +315,7 @@ def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool
             if not (abs(sum(row.values()) - 1) < ROUNDING and min(row.values()) >= 0):
                 raise ConfigError(f"{name}: row {rank} of a mixing matrix must be positive and sum to 1")
             if ranks != sorted(ranks) or ranks[0] < 0 or ranks[-1] >= size:
-                raise ConfigError(f"{name}: row {rank} must name replicas 0 to {size - 1} in rising order")
+                raise ConfigError(f"{name}: row {rank} must name replicas 0 to {size - 1} in ascending order")
     if len(checked) == 1 and set(round[0].values()) == {1 / size}:
         return [], True, True  # the complete graph: P rows, one object
     readers: list[list[int]] = [[] for _ in range(size)]
