@@ -36,7 +36,7 @@ class Fabric(Transport):
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         super().__init__(rank, size, nodes, meter, stall)
         self._silent: set[int] = set()  # peers whose marker arrived before this replica called `drain`
-        self.led_by: int | None = None  # the leader that `gather` expects; under another leader it starts again
+        self.led_by: int | None = None  # if set, the only leader that `gather` accepts
 
     # -- messages, none lost -----------------------------------------------------------------------------
 
@@ -177,6 +177,7 @@ class Fabric(Transport):
         A yielded vector is valid until the next one. The other replicas yield nothing; they return when the leader has
         taken their vectors. All vectors have the same length.
         With `fail_fast` a death raises PeerLost here, too; the next call discards messages of the interrupted one.
+        Raises PeerLost if `led_by` no longer leads; the caller then starts again with the next leader.
         """
         leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):

@@ -226,7 +226,7 @@ class EventLoop:
             f"rank {rank} waits for {task.what or 'something'}" + (f" of {_few(task.peers)}" if task.peers else "")
             for rank, task in self.running.items()
         ]
-        return f"deadlock after {self.time:.6g} virtual s, all wait and nothing is on its way: " + _few(waits, "; ")
+        return f"deadlock after {self.time:.6g} virtual s, all wait and no event is left: " + _few(waits, "; ")
 
     # -- deaths, joins, stops ----------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class EventLoop:
             self._survivors = replicas, [rank for rank in replicas if states[rank] != State.DEAD]
         return self._survivors[1]
 
-    # -- how long things take ----------------------------------------------------------------------------
+    # -- durations ---------------------------------------------------------------------------------------
 
     def seconds(self, fabric: Rank, what: str, amount: float) -> float:
         """Return the duration of some work on a rank's device."""

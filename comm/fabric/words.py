@@ -36,17 +36,17 @@ class Column(IntEnum):
 
 
 class State(IntEnum):
-    """The state of a replica. Only the leader takes the states FINISHED, STOPPED, LOST and OVER."""
+    """The state of a replica. (leader): the meaning when the leader of a training run sets it."""
 
     JOINING = 0
     READY = 1  # compiled
     TRAINING = 2
     PAUSED = 3  # has made its last training step; what follows concerns results
-    FINISHED = 4  # the end of training: everything is saved, and evaluation follows
+    FINISHED = 4  # (leader) the end of training: everything is saved, and evaluation follows
     DEAD = 5
-    STOPPED = 6  # stopped before the end: everything is saved, and nothing follows
-    LOST = 7  # a replica died before the end: the state of the others is saved, and nothing follows
-    OVER = 8  # the result is written
+    STOPPED = 6  # (leader) stopped before the end: everything is saved, and nothing follows
+    LOST = 7  # (leader) a replica died before the end: the state of the others is saved, and nothing follows
+    OVER = 8  # (leader) the result is written
 
 
 class Note(NamedTuple):
