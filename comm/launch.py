@@ -154,6 +154,7 @@ class Job:
         return bool(self.running)
 
     def _ended(self, rank: int, code: int) -> None:
+        """Handle the end of a rank: set the exit code, and tell the other ranks in shared memory."""
         if code < 0:
             self.killed = -code
             if not self.words[memory.ABORT]:
@@ -187,6 +188,7 @@ class Job:
 
     @staticmethod
     def _state(rank: int) -> int:
+        """Return the index of a rank's state in the control area."""
         return memory.HEADER + rank * memory.ROW + memory.STATE
 
     def kill(self) -> None:
@@ -238,6 +240,7 @@ def follow() -> None:
 
 
 def _outlive(pipe: int) -> None:
+    """Wait for the end of the launcher, then end this process."""
     os.read(pipe, 1)
     os._exit(1)
 

@@ -210,12 +210,14 @@ class Mailbox:
         return letter, self._bytes(address(letter.vector) - address(self.memory) - LINE)
 
     def _bytes(self, at: int) -> np.ndarray:
+        """Return the header and data of the slot at `at`."""
         count, kind = HEADER.unpack_from(self.bytes, at)[:2]
         return self.memory[at : at + LINE + count * (8 if kind else 4)]
 
     # -- slots -------------------------------------------------------------------------------------------
 
     def _write(self, pool: Pool, slot: int, parts: Sequence[np.ndarray], note: Note, version: int) -> None:
+        """Write header and data into a slot. Raises MinidlError if the data are longer than the slot."""
         at, kind = pool.slot(slot), parts[0].dtype == np.float64
         count = sum(part.size for part in parts)
         room = pool.stride - LINE if slot < pool.slots else 0
@@ -249,6 +251,7 @@ class Mailbox:
 
 
 def _copy(source: np.ndarray, out: np.ndarray) -> None:
+    """out = source. Large vectors bypass the caches."""
     if out.nbytes >= CACHE and out.ctypes.data % LINE == 0:
         atomic.copy_past(source, out)
     else:
@@ -256,4 +259,5 @@ def _copy(source: np.ndarray, out: np.ndarray) -> None:
 
 
 def _lines(size: int) -> int:
+    """Round a size in bytes up to whole cache lines."""
     return -(-size // LINE) * LINE

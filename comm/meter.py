@@ -151,6 +151,7 @@ class Meter:
             self.running, self.mark = False, self._count()
 
     def _count(self) -> tuple[int, int]:
+        """Return (bytes, messages) sent so far."""
         return sum(self.sent_bytes), sum(self.sent_messages)
 
     # -- results -----------------------------------------------------------------------------------------
@@ -230,6 +231,7 @@ class Beside(Generic[T]):
 
 
 def _apart(work: Callable[[], T]) -> T:
+    """Run `work`; its waiting is counted in the lane BESIDE."""
     token = _beside.set(True)
     try:
         return work()
@@ -330,11 +332,13 @@ def _wait_fraction(seconds: Mapping[str, float]) -> float:
 
 
 def _bin(steps: float) -> int:
+    """Return the number of the bin for this staleness."""
     whole = int(-(-min(steps, 1e9) // 1))  # rounded up
     return 0 if whole <= 0 else min((whole - 1).bit_length() + 1, BINS - 1)
 
 
 def _label(number: int) -> str:
+    """Return the text for a bin: 0, 1, 2, 3-4, ..., 8193 or more."""
     low, high = (2 ** (number - 2) + 1, 2 ** (number - 1)) if number > 2 else (number, number)
     return f"{low} or more" if number == BINS - 1 else str(high) if low == high else f"{low}-{high}"
 

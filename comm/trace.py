@@ -54,9 +54,11 @@ class Trace:
 
     @classmethod
     def for_ranks(cls, ranks: int) -> Trace:
+        """Create a trace that keeps at most TOTAL events over all ranks, but at least 256 for each."""
         return cls(max(256, min(LIMIT, TOTAL // ranks)))
 
     def keep(self, began: float, ended: float, kind: int, lane: int, peer: int, size: int) -> None:
+        """Add an event; if the ring is full, it replaces the oldest one."""
         place = next(self.places)
         if place < self.limit:
             self.rows.extend((began, ended, kind, lane, peer, size))
@@ -101,6 +103,7 @@ def write(path: str | Path, timelines: Iterable[Timeline], nodes: Sequence[int] 
 
 
 def _events(timelines: list[Timeline], nodes: dict[int, int]) -> Iterator[Event]:
+    """Yield all events of the file."""
     ranks = 1 + max((t.rank for t in timelines), default=0)
     origin = min((float(t.rows[:, 0].min()) for t in timelines if len(t.rows)), default=0.0)
     sent: Messages = defaultdict(list)

@@ -25,6 +25,8 @@ class Done(Pending[T]):
 
 
 class Alone(Fabric):
+    """A fabric with one rank."""
+
     def __init__(self, meter: Meter | None = None) -> None:
         super().__init__(0, 1, (0,), meter or Meter())
         self.vectors: dict[str, np.ndarray] = {}

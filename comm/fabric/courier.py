@@ -49,6 +49,8 @@ PIECE = 32 << 10  # bytes: much less than the system's buffers hold
 
 
 class UnderWay(NamedTuple):
+    """An operation of MPI in progress."""
+
     request: MPI.Request
     data: Any  # kept alive until MPI no longer uses it
     done: Callable[[], None] | None
@@ -153,6 +155,7 @@ class Courier:
             os._exit(2)
 
     def _work(self) -> None:
+        """Poll MPI until all ranks have left."""
         vain, nap = 0, SHORTEST
         while not self._left:
             moved = self._obey(0)
@@ -173,6 +176,7 @@ class Courier:
             pass
 
     def _longest(self) -> float:
+        """Return the longest sleep that is allowed now, in seconds."""
         if self._under_way:
             return self._pace
         return AWAITED if self.waiting else LONGEST
@@ -195,6 +199,7 @@ class Courier:
             done()
 
     def _complete(self) -> bool:
+        """Finish the operations that are complete. Returns whether there were any."""
         if not self._under_way:
             return False
         still: list[UnderWay] = []
@@ -210,6 +215,7 @@ class Courier:
         return bool(ended)
 
     def _receive(self) -> bool:
+        """Begin to receive the next message, if one has arrived. Returns whether one has."""
         if self.deliver is None:
             return False
         status = self._mpi.Status()

@@ -180,12 +180,14 @@ class EventLoop:
             call(*arguments)
 
     def add_task(self, fabric: Rank, work: Callable[[], None]) -> Task:
+        """Create a task of a rank; it starts when it is appended to `ready`."""
         assert self._hub is not None
         task = Task(fabric, work, self._hub)
         fabric.tasks.append(task)
         return task
 
     def resume(self, task: Task) -> None:
+        """Run a task until it pauses or ends."""
         if not task.fabric.gone:
             self.current = task
             task.greenlet.switch()
@@ -205,6 +207,7 @@ class EventLoop:
         self.pause()
 
     def wake(self, task: Task) -> None:
+        """Let a parked task run again."""
         if task.parked:
             task.parked = False
             task.fabric.parked.remove(task)
@@ -250,6 +253,7 @@ class EventLoop:
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
+        """Let a rank join late."""
         if rank not in self.running:
             return
         self.board[rank, STATE] = State.JOINING
@@ -319,6 +323,7 @@ class EventLoop:
     # -- messages ----------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
+        """Put a message into the network, once for each receiver."""
         size = message.vector.nbytes
         if message.channel is MAIL:
             self.mail += len(message.receivers)

@@ -144,9 +144,11 @@ class MpiFabric(BoxedFabric):
         return None
 
     def _words(self, segment: memory.Segment) -> np.ndarray:
+        """Map the control area of a segment as int64."""
         return np.frombuffer(segment.map(memory.control_size(self.size)), np.int64)
 
     def _map_board(self) -> None:
+        """Place the status table in the segment, and align the clocks of all nodes with that of rank 0."""
         self.map_rows(self._words(self.segment))
         self.courier.collective(self.courier.world.Ibarrier).wait()
         clocks = [float(word) for word in self._everyone(repr(time.monotonic()))]
@@ -214,6 +216,7 @@ class MpiFabric(BoxedFabric):
             self._tell()
 
     def _tell(self) -> None:
+        """Send this rank's row of the status table to one rank of every other node."""
         self._untold, self._told = False, time.monotonic()
         for peer in self._heads:
             self.courier.send(peer, BOARD, self.board[self.rank].copy().view(np.uint8))
@@ -221,6 +224,7 @@ class MpiFabric(BoxedFabric):
     # -- called by the progress engine's thread ----------------------------------------------------------
 
     def _room(self, tag: int, size: int) -> np.ndarray:
+        """Return a buffer for an arriving message; larger ones are reused."""
         if size <= TINY:
             return np.empty(size, np.uint8)
         capacity = max(size, LINE + (CHUNK if tag in (Channel.TREE, Channel.GATHER) else self._mail))
@@ -228,6 +232,7 @@ class MpiFabric(BoxedFabric):
         return shelf.pop() if shelf else aligned(capacity, np.uint8)
 
     def _deliver(self, source: int, tag: int, room: np.ndarray, size: int) -> None:
+        """Handle a message that has arrived."""
         self.heard[source] = self.now()
         if tag < TAKEN:
             self._arrived[tag][source] = self._letter(source, tag, room)
@@ -249,6 +254,7 @@ class MpiFabric(BoxedFabric):
             self._news_came.notify_all()
 
     def _letter(self, source: int, tag: int, room: np.ndarray) -> Letter:
+        """Wrap a receive buffer: its header and a view of its data."""
         count, kind, start, round, marker, weight, clock, _ = HEADER.unpack_from(room.data)
         vector = room[LINE : LINE + count * (8 if kind else 4)].view(np.float64 if kind else np.float32)
         held = [room]
@@ -256,6 +262,7 @@ class MpiFabric(BoxedFabric):
         return Letter(source, vector, Note(start, weight, clock, round, bool(marker)), release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
+        """Reuse a receive buffer and report to the sender that the message was taken. A second call does nothing."""
         if not held:
             return
         room = held.pop()
@@ -265,6 +272,7 @@ class MpiFabric(BoxedFabric):
             self.courier.send(source, TAKEN + tag, NOTHING)
 
     def _tick(self) -> None:
+        """Send what is due: changes of the status table, replies to requests for the newest state."""
         if self._untold and time.monotonic() - self._told > TOLD:
             self._tell()
         if self._askers and not self._answering and self._joined:

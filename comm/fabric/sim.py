@@ -176,6 +176,7 @@ class SimFabric(Rank):
         simulation.transfer(peer, self.rank, owner.newest[1].nbytes, self._answered, peer, owner.newest)
 
     def _answered(self, peer: int, found: tuple[int, np.ndarray, Note]) -> None:
+        """Handle the arrival of a peer's state at this rank."""
         self.asked.discard(peer)
         if self.alive(peer):
             self.answers[peer] = found
@@ -229,6 +230,7 @@ class SimFabric(Rank):
         return pending
 
     def start_next(self) -> None:
+        """Begin the next started work, when the one before it has ended."""
         self.started.pop(0)
         if self.started:
             self.simulation.ready.append(self.started[0])

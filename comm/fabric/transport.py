@@ -173,8 +173,10 @@ class Transport(ABC):
         self.meter.worked(what, began, self.now())
 
     def stopping(self) -> bool:
+        """Whether this rank or another one was asked to stop."""
         return self.stop_wanted or bool(self.board[:, Column.STOP].any())
 
     def _consider_stopping(self) -> None:
+        """If a stop was requested, write to the status table after how many steps this rank can stop."""
         if self.stopping() and not self.board[self.rank, Column.STOP]:
             self.announce(Column.STOP, 1 + self.step)

@@ -62,6 +62,7 @@ class ParameterServer(Method):
             self.fabric.wait(partial(self.tell, vector, note), what="workers that take the center")
 
     def tell(self, vector: np.ndarray, note: Note) -> bool | None:
+        """Try to send a vector to all workers that are alive."""
         return self.fabric.post(Channel.MAIL, self.fabric.survivors(), (vector,), note) or None
 
     def answer(self, letter: Letter) -> tuple[tuple[np.ndarray], Note]:

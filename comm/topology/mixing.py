@@ -134,6 +134,7 @@ class Topology(ABC):
         return rounds
 
     def _distance(self, x: np.ndarray) -> float:
+        """Return the root mean square distance of the rows of x from their average."""
         x = x[list(self.alive)]
         return float(np.sqrt(((x - x.mean(axis=0)) ** 2).mean()))
 

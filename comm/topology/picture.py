@@ -43,6 +43,7 @@ def draw(topology: Topology, path: str) -> None:
 
 
 def _panel(axes: Any, topology: Topology, round: int) -> None:
+    """Draw one round."""
     size = topology.size
     angle = np.pi / 2 - 2 * np.pi * np.arange(size) / size  # rank 0 on top, then clockwise
     at = np.column_stack([np.cos(angle), np.sin(angle)])
