@@ -62,7 +62,7 @@ def event_cost(ranks: int, name: str, steps: int) -> tuple[float, int]:
         def steps_of() -> None:
             fabric.announce(Column.STATE, State.TRAINING)
             for step in range(steps):
-                fabric.begin_step(step, kind.together)
+                fabric.begin_step(step, kind.synchronous)
                 acting[rank].step(batch)
             fabric.announce(Column.STATE, State.PAUSED)
             acting[rank].pause()

@@ -1,15 +1,15 @@
 """Words of shared memory that processes read and write without a lock.
 
-Compilers and CPUs move plain loads and stores about; ARM's do so in ways that x86's do not. What one process may see
-of another's writes is only sure through these:
+Compilers and CPUs reorder plain loads and stores; ARM CPUs do so in ways that x86 CPUs do not. Only these functions
+guarantee what one process sees of another's writes:
 
-    store_release(words, i, value)     whoever sees this value sees all that was written before it
-    load_acquire(words, i)             what is read after it is at least as new
-    store_ordered, load_ordered        besides, all processes see them in one order, among themselves
+    store_release(words, i, value)     a process that sees this value sees everything written before it
+    load_acquire(words, i)             everything read after it is at least as new
+    store_ordered, load_ordered        in addition, all processes see these accesses in the same order
 
-A store of one process and a load of another then hand over a whole vector: data, store_release ... load_acquire, data.
-All words are int64. Functions of mailboxes that need these stand here, too: Numba keeps compiled code until the file
-that it comes from changes, and does not look at what that imports.
+So a store in one process and a load in another pass on a whole vector: data, store_release ... load_acquire, data.
+All words are int64. The functions of mailboxes that use these are in this file as well, because Numba's cache of
+compiled code checks for changes of the file itself, but not of the files that it imports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy import ndarray
 from minidl.engine.jit import jit, parallel_jit, prange
 from minidl.kernels.elementwise.stream import chunks, finish, get, part, put
 
-DEAD = 5  # base.State.DEAD
+DEAD = 5  # State.DEAD of fabric/words.py
 
 
 def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -61,14 +61,14 @@ load_ordered = intrinsic(_load("seq_cst"))
 store_ordered = intrinsic(_store("seq_cst"))
 
 
-# -- letters: cells[receiver, sender] is 0, or k + 1 for a letter in the sender's slot k, or -(k + 1) while it is read
+# -- messages: cells[receiver, sender] is 0, or k + 1 for a message in the sender's slot k, or -(k + 1) while it is read
 
 
 @jit
 def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, first: int, last: int) -> int:
-    """A slot of first, ..., last - 1 that is free, where all peers have taken the letter before.
+    """Return a free slot among first, ..., last - 1, if all peers have taken the previous message.
 
-    -1 - peer: that one has not, or is dead; -1 - sender: no slot is free.
+    Otherwise return -1 - peer for a peer that has not or is dead, or -1 - sender if no slot is free.
     """
     for peer in peers:
         if load_acquire(cells[peer], sender) != 0 or states[peer] == DEAD:
@@ -86,16 +86,16 @@ def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, firs
 
 @jit
 def deliver(cells: ndarray, sender: int, peers: ndarray, slot: int) -> None:
-    """Say that a letter for these peers lies in the slot, whole."""
+    """Mark a complete message in the slot as sent to these peers."""
     for peer in peers:
         store_release(cells[peer], sender, slot + 1)
 
 
 @jit
 def take(cells: ndarray, receiver: int, first: int, count: int) -> int:
-    """Open the first letter of the senders first, ..., first + count - 1 (modulo their number).
+    """Open the first message among the senders first, ..., first + count - 1 (modulo the number of ranks).
 
-    Returns sender * 2^32 + slot; -1: there is none.
+    Returns sender * 2^32 + slot, or -1 if there is none.
     """
     row, ranks = cells[receiver], cells.shape[0]
     for i in range(count):
@@ -109,17 +109,17 @@ def take(cells: ndarray, receiver: int, first: int, count: int) -> int:
 
 @jit
 def give_back(cells: ndarray, receiver: int, sender: int, slot: int) -> None:
-    """The letter was read. A second time it does nothing."""
+    """Mark a message as read. A second call does nothing."""
     if load_acquire(cells[receiver], sender) == -1 - slot:
         store_release(cells[receiver], sender, 0)
 
 
-# -- what is published: newest[writer, 0] = version * slots + slot; pins[writer, reader] = slot + 1, or 0
+# -- published states: newest[writer, 0] = version * slots + slot; pins[writer, reader] = slot + 1, or 0
 
 
 @jit
 def find_unpinned(newest: ndarray, pins: ndarray, states: ndarray, writer: int, slots: int) -> int:
-    """A slot that is not the newest, and that no reader holds; -1: there is none."""
+    """Return a slot that is not the newest and that no live reader has pinned, or -1 if there is none."""
     last = load_ordered(newest[writer], 0)
     for slot in range(slots):
         free = last == 0 or slot != last % slots
@@ -133,16 +133,17 @@ def find_unpinned(newest: ndarray, pins: ndarray, states: ndarray, writer: int, 
 
 @jit
 def announce(newest: ndarray, writer: int, version: int, slots: int, slot: int) -> None:
-    """This slot is the newest."""
+    """Make this slot the newest."""
     store_ordered(newest[writer], 0, version * slots + slot)
 
 
 @jit
 def pin(newest: ndarray, pins: ndarray, writer: int, reader: int, seen: int, slots: int, tries: int) -> int:
-    """Hold the newest slot: newest[writer, 0]. 0: that is `seen`; -1: it changed at each try; -2: one is held.
+    """Pin the newest slot and return newest[writer, 0].
 
-    A hazard pointer (Michael 2004): who pins a slot and then still finds it the newest has pinned it before the writer
-    looks for one to write to, since that finds another newest first.
+    Returns 0 if that equals `seen`, -1 if it changed at each attempt, -2 if this reader has a slot pinned already.
+    A hazard pointer (Michael 2004). The writer makes another slot the newest before it looks for one to overwrite. So a
+    reader that pins a slot and still finds it the newest has pinned it before the writer looks.
     """
     if load_ordered(pins[writer], reader) != 0:
         return -2
@@ -170,7 +171,7 @@ def unpin(pins: ndarray, writer: int, reader: int) -> None:
 
 @parallel_jit
 def copy_past(source: ndarray, out: ndarray) -> None:
-    """out = source, past the caches, and whole for all before anything that is stored next."""
+    """out = source, written past the caches, and visible to all processes before any later store."""
     for chunk in prange(chunks(out)):
         _copy_past(part(source, chunk), part(out, chunk))
 

@@ -1,7 +1,7 @@
-"""A cluster that does not exist, as a TOML file describes it: what a simulation (fabric/sim.py) runs on.
+"""The description of a cluster in a TOML file, for simulations (fabric/sim.py).
 
-    [devices.core]                  # kinds of devices; a replica sits on each
-    flops = 40e9                    # FLOP/s that training reaches; or `speed`, relative to what was [measured]
+    [devices.core]                  # kinds of devices; each runs one replica
+    flops = 40e9                    # FLOP/s that training reaches; or `speed`, relative to [measured]
     jitter = 0.05                   # sigma of the lognormal factor on each gradient's time
 
     [[nodes]]
@@ -12,12 +12,12 @@
     [inside]                        # the link between devices of a node:
     alpha = 1e-6                    # a message of n bytes takes alpha + n beta seconds
     rate = 80e9                     # bit/s, which is 8 / beta
-    [between]                       # between nodes; what leaves a node goes through its network card, one by one
+    [between]                       # the link between nodes; a node's network card sends one message at a time
     alpha = 50e-6
     rate = 10e9
 
-Besides: [[links]] between groups of nodes, where they differ from [between]; [stragglers]; [[deaths]] and [[joins]].
-Every number here is put in by hand, but for [measured], which `python -m minidl.simulate --measure` writes.
+Also: [[links]] between groups of nodes that differ from [between]; [stragglers]; [[deaths]] and [[joins]]. All numbers
+are entered by hand, except [measured], which `python -m minidl.simulate --measure` writes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import minidl
+from minidl import errors
 from minidl.errors import ConfigError, nearest
 from minidl.run.options import Limits, option, options
 
-EXAMPLES = Path(minidl.__file__).parent / "clusters"
+EXAMPLES = Path(errors.__file__).with_name("clusters")  # in the package's folder
 
 POSITIVE = Limits("above 0", lambda value: value > 0)
 NATURAL = Limits("of 0 or more", lambda value: value >= 0)
 CHANCE = Limits("of 0 or more and below 1", lambda value: 0 <= value < 1)
 MANY = Limits("of 1 to 1,000,000", lambda value: 1 <= value <= 1_000_000)
-UNSET = -1  # of an option that may be left out
+UNSET = -1  # default of an option that may be omitted
 
 
 def _entry(default: Any, limits: Limits | None = None) -> Any:
@@ -49,7 +49,10 @@ def _entry(default: Any, limits: Limits | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Device:
-    """flops: FLOP/s. speed: relative to [measured]. One of both is given. memory: bytes/s, of updates and mixes."""
+    """A kind of device. It has flops or speed, not both.
+
+    flops: FLOP/s. speed: relative to [measured]. memory: bytes/s that updates and mixes reach.
+    """
 
     flops: float = _entry(0.0, POSITIVE)
     speed: float = _entry(0.0, POSITIVE)
@@ -59,12 +62,14 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """A message of n bytes takes alpha + n beta seconds. With probability `drop` it is lost on its way, and sent again
-    after `timeout` seconds."""
+    """A link: a message of n bytes takes alpha + n beta seconds.
+
+    With probability `drop` it is lost, and sent again after `timeout` seconds.
+    """
 
     alpha: float = _entry(0.0, NATURAL)
     beta: float = _entry(0.0, NATURAL)
-    rate: float = _entry(0.0, POSITIVE)  # bit/s: another way to say beta
+    rate: float = _entry(0.0, POSITIVE)  # bit/s, an alternative to beta
     drop: float = _entry(0.0, CHANCE)
     timeout: float = _entry(0.2, POSITIVE)
 
@@ -79,7 +84,7 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens to a rank, or to all on a node or a group of nodes, at a time (s)."""
+    """A death or join at a time (s), of one rank or of all ranks on a node or group of nodes."""
 
     time: float = _entry(0.0, NATURAL)
     rank: int = _entry(UNSET, NATURAL)
@@ -88,7 +93,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Group:
-    """`count` nodes that are alike."""
+    """A group of `count` equal nodes."""
 
     name: str = _entry("")
     count: int = _entry(1, MANY)
@@ -96,7 +101,7 @@ class Group:
 
 
 class Place(NamedTuple):
-    """Where ranks are. nodes[r], devices[r]: of rank r. groups[n], names[n]: of node n."""
+    """The placement of ranks. nodes[r], devices[r]: of rank r. groups[n], names[n]: of node n."""
 
     nodes: tuple[int, ...]
     devices: tuple[Device, ...]
@@ -108,8 +113,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """links: between two groups, in either order. measured: "model data" -> seconds per image at speed 1. repeat: with
-    more ranks than devices, the list of nodes begins anew."""
+    """A cluster.
+
+    links: between two groups, in either order. measured: "model data" -> seconds per image at speed 1.
+    repeat: if there are more ranks than devices, the list of nodes repeats.
+    """
 
     groups: tuple[Group, ...]
     devices: Mapping[str, Device]
@@ -125,11 +133,11 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """Devices."""
+        """The number of devices."""
         return sum(group.count * len(group.devices) for group in self.groups)
 
     def link(self, one: str, other: str) -> Link:
-        """Between nodes of two groups."""
+        """Return the link between nodes of two groups. Raises ConfigError if there is none."""
         found = self.links.get((one, other)) or self.between
         if found is None:
             raise self.wrong(f"no link between nodes of {one!r} and {other!r}: give [between], or a [[links]] for them")
@@ -139,7 +147,10 @@ class Cluster:
         return ConfigError(f"cluster file {self.file!r}: {message}")
 
     def place(self, ranks: int) -> Place:
-        """Ranks on devices, in the file's order. Raises ConfigError where there are too few, or events have no rank."""
+        """Place ranks on devices, in the file's order.
+
+        Raises ConfigError if there are too few devices, or if the rank or node of an event does not exist.
+        """
         if ranks < 1 or (ranks > self.size and not self.repeat):
             raise self.wrong(f"{ranks} ranks on {self.size} devices: give fewer ranks, more devices, or repeat = true")
         nodes: list[int] = []
@@ -179,7 +190,10 @@ class Cluster:
         return tuple(sorted(found))
 
     def seconds_per_image(self, device: Device, work: str, flops: float) -> float:
-        """Of a gradient. work: "model data", a key of [measured]; flops: what an image takes."""
+        """Return the time of a gradient per image. work: "model data", a key of [measured]. flops: per image.
+
+        Raises ConfigError if the device needs [measured] and that has no such key.
+        """
         if device.flops:
             return flops / device.flops
         if work not in self.measured:
@@ -189,22 +203,28 @@ class Cluster:
 
 
 def uniform(ranks: int, per_node: int = 1, **link: float) -> Cluster:
-    """Equal devices of 10 GFLOP/s on nodes with `per_node` each; link: alpha, beta ... of [inside] and [between]."""
+    """Return a cluster of equal devices with 10 GFLOP/s, `per_node` on each node.
+
+    link: alpha, beta, ... of both [inside] and [between].
+    """
     devices = {"core": Device(flops=10e9)}
     groups = (Group("node", -(-ranks // per_node), ("core",) * per_node),)
     return Cluster(groups, devices, inside=Link(**link), between=Link(**link))
 
 
-# The file.
+# Reading the file.
 
 
 def load(path: str | Path) -> Cluster:
-    """The cluster in a file, or an example of minidl by its name. Raises ConfigError, with the file's name and key."""
+    """Load a cluster from a file, or one of minidl's examples by its name.
+
+    Raises ConfigError, with the file's name and key, if there is no such file or it is wrong.
+    """
     return parse(read(path), str(path))
 
 
 def read(path: str | Path) -> str:
-    """The text of that file; raises as `load`."""
+    """Return the text of the file that `load` loads. Raises ConfigError if it cannot be read."""
     file = Path(path)
     known = sorted(example.stem for example in EXAMPLES.glob("*.toml"))
     if str(path) in known:
@@ -221,22 +241,24 @@ def read(path: str | Path) -> str:
 
 
 def parse(text: str, file: str = "cluster") -> Cluster:
-    """The cluster that TOML text describes."""
+    """Return the cluster that a TOML text describes. Raises ConfigError, with `file` and the key."""
     try:
         return _Reader(tomllib.loads(text), file).cluster()
     except _Wrong as error:
         raise ConfigError(f"cluster file {file!r}: {error}") from None
-    except (ValueError, RecursionError) as error:  # no TOML; numbers of thousands of digits; brackets nested as deep
+    except (ValueError, RecursionError) as error:  # not TOML, or thousands of digits or brackets
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"cluster file {file!r}: not readable as TOML: {error}") from None
 
 
 class _Wrong(Exception):
-    """What is wrong with a file, without its name."""
+    """An error in a file, without the file's name."""
 
 
 class _Reader:
+    """Turns the tables of a file into a Cluster, and checks them."""
+
     def __init__(self, top: dict[str, Any], file: str) -> None:
         self.top, self.file = top, file
 
@@ -321,7 +343,7 @@ class _Reader:
         return found
 
     def check_links(self, cluster: Cluster) -> None:
-        """Whether every node can reach every other; there is no routing over others."""
+        """Raise _Wrong unless there is a link between any two nodes: messages are not routed over other nodes."""
         if cluster.between is not None:
             return
         for i, one in enumerate(cluster.groups):
@@ -354,7 +376,7 @@ def _tables(tables: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def _read(kind: type, table: Any, where: str, besides: tuple[str, ...] = ()) -> Any:
-    """A dataclass from a table, its values checked."""
+    """Create a dataclass from a table, and check its values."""
     if not isinstance(table, dict):
         raise _Wrong(f"{where} expected a table, got {table!r}")
     known = {name: entry for name, entry in options(kind).items() if name not in besides}

@@ -1,14 +1,14 @@
-"""How far apart replicas are.
+"""The consensus distance: how far apart the replicas are.
 
     mean = 1/P sum_i x_i        distance = sqrt(1/P sum_i |x_i - mean|^2)        relative = distance / |mean|
 
-The first is the consensus distance by which Kong, Lin, Koloskova, Jaggi and Stich (Consensus Control for Decentralized
-Deep Learning, ICML 2021) explain how much worse a model becomes when it is trained without a center: as long as it is
-below some value, not at all. Divided by |mean| it can be compared between models, and along one run: 0.01 says that a
-replica's weights are 1% away from what all have learnt.
+`distance` is the consensus distance of Kong, Lin, Koloskova, Jaggi and Stich (Consensus Control for Decentralized Deep
+Learning, ICML 2021). They explain with it how much worse a model becomes if it is trained without a center: not at all,
+as long as the distance stays below some value. Divided by |mean| it is comparable between models, and between moments
+of one run: 0.01 means that a replica's weights are 1% away from the average of all.
 
-Vectors come one at a time, as `Fabric.gather` yields them. Mean and squares grow together (Welford 1962), in float64:
-with the mean known only at the end, a difference of large sums would lose a small distance.
+The vectors come one at a time, as `Fabric.gather` yields them. Mean and squares are updated together (Welford 1962), in
+float64. A mean that is known only at the end would need a difference of large sums, which loses a small distance.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-BLOCK = 1 << 15  # elements at a time: they stay in the cache
+BLOCK = 1 << 15  # elements processed at a time, so that they stay in the cache
 
 
 class Consensus:
-    """Of the vectors added so far. mean: their average, float64."""
+    """The consensus distance of the vectors added so far. mean (size,): their average, float64."""
 
     def __init__(self, size: int) -> None:
         self.mean = np.zeros(size)
@@ -30,7 +30,7 @@ class Consensus:
         self.count = 0
 
     def add(self, vector: np.ndarray) -> None:
-        """vector (size,), of any float type; it is not kept."""
+        """Add a vector (size,) of any float type. It is not kept."""
         self.count += 1
         for start in range(0, self.mean.size, BLOCK):
             mean = self.mean[start : start + BLOCK]
@@ -45,12 +45,12 @@ class Consensus:
 
     @property
     def relative(self) -> float:
-        """distance / |mean|; of a mean of zero, the distance itself."""
+        """Return distance / |mean|, or the distance itself if the mean is zero."""
         return self.distance / (float(np.linalg.norm(self.mean)) or 1.0)
 
 
 def consensus_distance(vectors: Iterable[np.ndarray]) -> float:
-    """`Consensus.relative` of vectors of one length; 0 of none."""
+    """Return `Consensus.relative` of vectors of the same length; 0 if there are none."""
     consensus = None
     for vector in vectors:
         consensus = consensus or Consensus(vector.size)

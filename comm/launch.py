@@ -1,18 +1,18 @@
-"""Starts the replicas of one node, watches over them, and ends with them: a small mpiexec.
+"""The launcher: starts the replicas of one node, monitors them, and ends with them. A small mpiexec.
 
-    launcher    makes the memory (memory.py), starts the ranks, then sleeps until a signal comes or a rank has ended
-    rank r      the same command line in a process of its own; the environment says which rank it is
+    launcher    creates the memory (memory.py), starts the ranks, then sleeps until a signal comes or a rank ends
+    rank r      runs the same command line in a separate process; the environment holds its rank
 
-What may happen, and what then does:
+Events, and how the launcher handles them:
 
-    Ctrl-C, SIGTERM, SIGHUP     a word in the shared memory: the ranks agree after which step they stop, and save;
-                                a second one kills them
-    a rank is killed            its state on the board is DEAD: the others go on, or stop with a checkpoint, as their
-                                method can
-    a rank ends with an error   it has said why; another word ends the others
-    the launcher is killed      the kernel kills the ranks (PR_SET_PDEATHSIG), and the memory is gone with the last
+    Ctrl-C, SIGTERM, SIGHUP     sets a word in shared memory: the ranks agree on the step after which they stop, and
+                                save; a second signal kills them
+    a rank is killed            sets its state in the status table to DEAD: depending on the method, the others continue
+                                or stop with a checkpoint
+    a rank ends with an error   the rank has reported it; another word in shared memory ends the others
+    the launcher is killed      the kernel kills the ranks (PR_SET_PDEATHSIG) and frees the memory with the last of them
 
-No NumPy here: who waits for others needs little memory and starts at once.
+This file does not import NumPy, so the launcher needs little memory and starts quickly.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import minidl
+from minidl import errors
 from minidl.comm import memory
 from minidl.errors import ConfigError
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRAIN = ("-m", "minidl.train")
-ROOT = str(Path(minidl.__file__).parent.parent)
+ROOT = str(Path(errors.__file__).parents[1])  # the folder that holds the package minidl
 PR_SET_PDEATHSIG = 1
 
 
@@ -47,11 +47,11 @@ def run(
     grace: float = 5.0,
     program: Sequence[str] = TRAIN,
 ) -> int:
-    """Run `python PROGRAM ARGV` as so many ranks; returns the exit code for the whole.
+    """Run `python PROGRAM ARGV` as this number of ranks; return the exit code of the whole run.
 
-    threads: of each rank; 0: its share of the cores. grace: seconds that ranks have to end once one has failed.
-    program: what a rank runs.
-    Raises ConfigError where a rank cannot be started.
+    threads: of each rank; 0: its share of the cores. grace: seconds that ranks have to end after one has failed.
+    program: the Python arguments that select what a rank runs.
+    Raises ConfigError if a rank cannot be started.
     """
     cores = sorted(os.sched_getaffinity(0), key=_where)
     if ranks * max(1, threads) > len(cores) and not quiet:
@@ -63,14 +63,14 @@ def run(
 
 
 def _share(cores: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
-    """The cores of a rank: its own, where there are enough."""
+    """Return the cores of a rank: a separate share if there are enough cores, else all cores."""
     if ranks > len(cores):
         return cores
     return cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]
 
 
 def _where(cpu: int) -> tuple[int, ...]:
-    """Socket, core, number: by these, neighbours share caches, and both threads of a core go to one rank."""
+    """Return (socket, core, number) of a CPU. In this order, neighbours share caches, and a rank gets whole cores."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text()), cpu
@@ -79,19 +79,19 @@ def _where(cpu: int) -> tuple[int, ...]:
 
 
 class Job:
-    """The ranks, while a `with` lasts; who still runs at its end is killed."""
+    """The ranks of a run, as a context manager: at the end of the `with` block, it kills those that still run."""
 
     def __init__(self, ranks: int) -> None:
         size = memory.control_size(ranks)
         self.segment = memory.Segment.create(size)
         control = memoryview(self.segment.map(size))
         self.words, self.numbers = control.cast("q"), control.cast("d")
-        self.life, self._ours = os.pipe()  # whoever reads it sees its end when the launcher has ended
+        self.life, self._ours = os.pipe()  # a reader sees end-of-file when the launcher has ended
         self.ranks = ranks
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.code = 0  # the first error, or the signal that stopped the run
         self.killed = 0  # the last signal that killed a rank
-        self.finished = False  # a rank has ended well
+        self.finished = False  # whether a rank has ended without an error
 
     def __enter__(self) -> Job:
         return self
@@ -103,9 +103,9 @@ class Job:
         self.segment.close()
 
     def start(self, rank: int, arguments: Sequence[str], threads: int, cores: Sequence[int]) -> None:
-        """Start a rank that will train on these cores.
+        """Start a rank that will train on these cores. Raises ConfigError if that fails.
 
-        In a session of its own: a terminal's Ctrl-C comes to the launcher only.
+        The rank runs in a separate session, so that only the launcher receives a terminal's Ctrl-C.
         """
         descriptors = (self.segment.fd, self.life)
         place = Place(rank, self.ranks, self.segment.fd, self.life, os.getpid())
@@ -114,7 +114,7 @@ class Job:
             "MINIDL_CORES": " ".join(map(str, cores)),
             "MINIDL_THREADS": str(threads),
             "PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")])),
-            "PYTHONSAFEPATH": "1",  # or a file of the user's called queue.py would be taken for the library's
+            "PYTHONSAFEPATH": "1",  # else a user's file named queue.py would hide the standard library's
         }
         try:
             self.running[rank] = subprocess.Popen(
@@ -125,8 +125,8 @@ class Job:
             raise ConfigError(f"cannot start replica {rank} of {self.ranks}: {error.strerror}") from None
 
     def watch(self, grace: float, quiet: bool = False) -> int:
-        """Wait until all have ended; returns the exit code. Signals are taken one at a time, so nothing is polled."""
-        stops = [s for s in STOPS if signal.getsignal(s) != signal.SIG_IGN]  # nohup
+        """Wait until all ranks have ended; return the exit code. Waits for signals one at a time, without polling."""
+        stops = [s for s in STOPS if signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores SIGHUP
         awaited = {signal.SIGCHLD, *stops}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
         deadline = None
@@ -145,7 +145,7 @@ class Job:
         return self.code or (0 if self.finished else 128 + self.killed)
 
     def _look(self) -> bool:
-        """See who has ended. False: all have."""
+        """Handle the ranks that have ended. Returns whether any rank still runs."""
         for rank, process in list(self.running.items()):
             code = process.poll()
             if code is not None:
@@ -154,22 +154,23 @@ class Job:
         return bool(self.running)
 
     def _ended(self, rank: int, code: int) -> None:
+        """Handle the end of a rank: set the exit code, and tell the other ranks in shared memory."""
         if code < 0:
             self.killed = -code
             if not self.words[memory.ABORT]:
                 _tell(f"replica {rank} was killed by {signal.Signals(-code).name}")
         elif code == 0:
             self.finished = True
-        else:  # ranks that were stopped do not know by which signal
+        else:  # a stopped rank does not know which signal the launcher received
             stopped = self.words[memory.STOP] and code >= 128
             self.code = self.code or (128 + self.words[memory.STOP] if stopped else code)
-        if 0 < code < 128:  # not a signal; it is not called DEAD, since the others shall end without a word
+        if 0 < code < 128:  # an error: the state is not set to DEAD, because the others must end silently
             self.words[memory.ABORT] = 1
         elif code < 0 or self.numbers[self._state(rank)] <= memory.PAUSED:
             self.numbers[self._state(rank)] = memory.DEAD
 
     def _stop(self, signum: int, quiet: bool) -> bool:
-        """A signal came. True: end at once."""
+        """Handle a signal. Returns True if the launcher must end immediately."""
         if self.words[memory.STOP]:
             _tell("stopped at once")
             self.code = 128 + signum
@@ -187,10 +188,11 @@ class Job:
 
     @staticmethod
     def _state(rank: int) -> int:
+        """Return the index of a rank's state in the control area."""
         return memory.HEADER + rank * memory.ROW + memory.STATE
 
     def kill(self) -> None:
-        """End all that still run, now."""
+        """Kill all ranks that still run, and wait for their end."""
         for process in self.running.values():
             process.kill()
         for process in self.running.values():
@@ -206,17 +208,17 @@ def _tell(words: str) -> None:
 
 
 class Place(NamedTuple):
-    """What a rank is told."""
+    """The data that the launcher passes to a rank."""
 
     rank: int
     ranks: int
-    fd: int  # of the memory
+    fd: int  # descriptor of the shared memory
     life: int  # a pipe that the launcher holds open
-    launcher: int  # its process
+    launcher: int  # process id of the launcher
 
 
 def place() -> Place | None:
-    """Where this process stands, if the launcher started it."""
+    """Return this process's Place, or None if the launcher did not start it."""
     words = os.environ.get("MINIDL_RANK", "").split()
     return Place(*map(int, words)) if len(words) == len(Place._fields) else None
 
@@ -225,26 +227,27 @@ _following = False
 
 
 def follow() -> None:
-    """End when the launcher ends, however that is. To be called as early as possible; more often does nothing."""
+    """Make this process end when the launcher ends for any reason. Call it as early as possible; once is enough."""
     global _following
     at = place()
     if at is None or _following:
         return
     _following = True
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    threading.Thread(target=_outlive, args=[at.life], name="launcher", daemon=True).start()  # where prctl is forbidden
+    threading.Thread(target=_outlive, args=[at.life], name="launcher", daemon=True).start()  # if prctl is forbidden
     if os.getppid() != at.launcher:
-        os._exit(1)  # it was too late for a signal
+        os._exit(1)  # the launcher had ended before prctl, so no signal comes
 
 
 def _outlive(pipe: int) -> None:
+    """Wait for the end of the launcher, then end this process."""
     os.read(pipe, 1)
     os._exit(1)
 
 
 def settle() -> None:
-    """From now on this rank, with all its threads, stays on its own cores; one that compiles for all may use all."""
+    """Bind this rank and all its threads to its cores. Until then it may use all: one rank compiles for all others."""
     cores = [int(word) for word in os.environ.get("MINIDL_CORES", "").split()]
     for thread in os.listdir("/proc/self/task") if cores else ():
-        with suppress(OSError):  # it has just ended, or somebody has taken cores away
+        with suppress(OSError):  # the thread has just ended, or a core is no longer available
             os.sched_setaffinity(int(thread), cores)

@@ -1,22 +1,25 @@
-"""Mailboxes: how processes that share memory hand vectors to each other, with no lock and no waiting.
+"""Mailboxes: processes that share memory pass vectors to each other without locks and without waiting.
 
-Every rank owns slots, which it alone writes: a header (length, type, the note), then the data. Two protocols say which
-slot may be read, which may be written again. Both copy a vector once, into the slot; it is read where it lies.
+Every rank owns slots, which only this rank writes: a header (length, type, the fields of Note), then the data. Two
+protocols define which slot may be read and which may be overwritten. Both copy a vector once, into the slot; the reader
+uses it in place.
 
-A letter is for certain ranks, and none is lost. For each sender and receiver there is one cell, a word:
+A message is for certain ranks, and none is lost. For each pair of sender and receiver there is one cell, a word:
 
-    sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k where it lies    receiver
-              slot k is free again where no cell names it <------  cell = 0
+    sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
+              slot k is free again if no cell names it    <------  cell = 0
 
-What is published is for whoever looks, and the newest wins. One word says which of the writer's slots that is; each
-reader has a word of its own, a pin, in which it says what it reads:
+A published state is for any reader, and the newest wins. One word names the slot of the writer that holds the newest
+state. Each reader has a word as well, its pin, which names the slot that it reads:
 
-    writer    write a slot that is not the newest,         newest = slot, version
-              and that no pin names: else publish nothing
-    reader    newest?   pin = slot   newest still that?    read it where it lies       pin = 0
+    writer    write a slot that is not the newest          newest = slot, version
+              and that no pin names; if there is none,
+              publish nothing
+    reader    newest?   pin = slot   still the newest?     read it in place            pin = 0
 
-So a writer never waits for a reader, and a reader has a whole vector or nothing. With three slots one can be newest,
-one held by a slow reader, one written. What the dead hold counts as free. atomic.py orders the stores and loads.
+So a writer never waits for a reader, and a reader gets a whole vector or nothing. With three slots, one can be the
+newest, one pinned by a slow reader, and one in the process of being written. Cells and pins of dead ranks are ignored.
+atomic.py orders the stores and loads.
 """
 
 from __future__ import annotations
@@ -29,21 +32,21 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from minidl.comm import atomic
-from minidl.comm.fabric.base import ANY, CHUNK, Channel, Letter, Needs, Note
+from minidl.comm.fabric.words import ANY, CHUNK, Channel, Letter, Needs, Note
 from minidl.comm.memory import pages
 from minidl.engine.device import address
 from minidl.errors import MinidlError
 from minidl.kernels.elementwise.stream import CACHE
 
-LINE = 64  # bytes: two ranks write no cache line in common, where it matters
+LINE = 64  # bytes: size of a cache line; where it matters, no two ranks write to the same line
 HEADER = struct.Struct("=5q2dq")  # elements, whether float64, start, round, marker, weight, clock, version
-PUBLISHED = len(Channel)  # the pool of slots for what is published
-SLOTS = 3  # of it
-TRIES = 8  # looks at what is published, where it changes at each
+PUBLISHED = len(Channel)  # index of the pool of slots for published states
+SLOTS = 3  # number of slots in that pool
+TRIES = 8  # attempts to pin a published state that changes at each attempt
 
 
 class Pool(NamedTuple):
-    """A rank's slots for one purpose: `slots` of `stride` bytes each from `start`, then such as hold no data."""
+    """A rank's slots for one purpose: `slots` of `stride` bytes each from `start` on, then `empty` without data."""
 
     start: int
     slots: int
@@ -51,7 +54,7 @@ class Pool(NamedTuple):
     empty: int
 
     def slot(self, k: int) -> int:
-        """Where slot k begins."""
+        """Return the offset of slot k."""
         if k < self.slots:
             return self.start + k * self.stride
         return self.start + self.slots * self.stride + (k - self.slots) * LINE
@@ -62,10 +65,10 @@ class Pool(NamedTuple):
 
 
 class Plan:
-    """Where everything lies in the memory of `size` ranks, of which `servers` serve; all compute the same.
+    """The layout of the memory of `size` ranks, of which `servers` serve. All ranks compute the same layout.
 
-    here: the ranks that map this memory, and so have slots in it, where those are not all.
-    total: bytes. parts[r]: (start, stop) of what rank r writes; what is before parts[0] is for all.
+    here: the ranks that map this memory and so have slots in it; without it, all ranks.
+    total: bytes. parts[r]: (start, stop) of the bytes that rank r writes; those before parts[0] are for all ranks.
     """
 
     def __init__(self, size: int, needs: Needs, servers: Sequence[int] = (), here: Sequence[int] | None = None) -> None:
@@ -81,7 +84,7 @@ class Plan:
         self.parts: list[tuple[int, int]] = []
         self.pools: list[list[Pool]] = []  # [rank][channel]
         for rank in range(size):
-            begin = at = pages(at)  # pages of its own, on its own NUMA node
+            begin = at = pages(at)  # separate pages, so that they are on the rank's NUMA node
             pools = []
             present = here is None or rank in here
             for count, capacity in self._slots(needs, rank in servers):
@@ -93,12 +96,12 @@ class Plan:
 
     @staticmethod
     def _slots(needs: Needs, server: bool) -> list[tuple[int, int]]:
-        """(how many, bytes in each) of every channel, and of what is published."""
+        """Return (number of slots, bytes in each) for every channel, and for published states."""
         model = 4 * needs.elements
         call, answer = (0, 2) if server else (1, 0)
         return [
             (needs.mail, model),  # MAIL
-            (3, CHUNK),  # TREE: to the parent, to the children, and the next
+            (3, CHUNK),  # TREE: one to the parent, one to the children, and the next
             (call * needs.call, model),  # CALL
             (answer * needs.call, model),  # ANSWER
             (1, CHUNK),  # GATHER
@@ -109,7 +112,7 @@ class Plan:
 class Mailbox:
     """One rank's view of the memory.
 
-    memory: uint8 (Plan.total,), from the beginning of a cache line. states: float64 (size,), the State of each rank.
+    memory: uint8 (Plan.total,), aligned to a cache line. states: float64 (size,), the State of each rank.
     """
 
     def __init__(self, memory: np.ndarray, plan: Plan, rank: int, states: np.ndarray) -> None:
@@ -127,11 +130,14 @@ class Mailbox:
     def _words(self, at: int, rows: int, row: int) -> np.ndarray:
         return self.memory[at : at + rows * row].view(np.int64).reshape(rows, row // 8)
 
-    # -- letters -----------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------
 
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> int | None:
-        """A letter for these peers. None: it is on its way; else which peer is dead or has not taken the one before it,
-        or this rank, where it has no memory free."""
+        """Send a message to these peers. Returns None on success.
+
+        Otherwise returns a peer that is dead or has not taken the previous message, or this rank if no slot is free.
+        Raises MinidlError if the message is longer than a slot.
+        """
         pool, cells = self.plan.pools[self.rank][channel], self.cells[channel]
         to = np.array(peers, np.int64)
         empty = not any(part.size for part in parts)
@@ -144,7 +150,7 @@ class Mailbox:
         return None
 
     def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
-        """The next letter from a peer, or from the next in turn that sent one."""
+        """Return the next message from a peer, or None. With ANY, take turns among the peers that sent one."""
         cells = self.cells[channel]
         first, count = (self.turn[channel], self.plan.size) if peer == ANY else (peer, 1)
         found = atomic.take(cells, self.rank, first, count)
@@ -156,10 +162,10 @@ class Mailbox:
         release = partial(atomic.give_back, cells, self.rank, sender, slot)
         return self._read(channel, sender, slot, release)
 
-    # -- what is published -------------------------------------------------------------------------------
+    # -- published states --------------------------------------------------------------------------------
 
     def publish(self, parts: Sequence[np.ndarray], note: Note) -> bool:
-        """Show this from now on. False: readers hold all other slots, nothing was published."""
+        """Publish this state. Returns False, and publishes nothing, if readers have pinned all other slots."""
         slot = atomic.find_unpinned(self.newest, self.pins, self.states, self.rank, SLOTS)
         if slot < 0:
             return False
@@ -169,12 +175,12 @@ class Mailbox:
         return True
 
     def latest(self, peer: int) -> Letter | Literal[False] | None:
-        """What a peer shows; None where it was seen before; False where it changed at each of several looks."""
+        """Return a peer's published state; None if it was seen before; False if it changed at every attempt."""
         newest = atomic.pin(self.newest, self.pins, peer, self.rank, self.seen[peer], SLOTS, TRIES)
         if newest == 0:
             return None
         if newest < 0:
-            assert newest == -1, f"the letter of peer {peer} before this one was not released"
+            assert newest == -1, f"the previous message of peer {peer} was not released"
             return False
         self.seen[peer] = newest
         release = partial(atomic.unpin, self.pins, peer, self.rank)
@@ -183,17 +189,20 @@ class Mailbox:
     # -- for ranks that do not map this memory -----------------------------------------------------------
 
     def carry(self, channel: Channel, peer: int) -> np.ndarray:
-        """Open this rank's letter to a peer, as the peer would: the bytes of header and data, good until `carried`."""
+        """Open this rank's message to a peer, in the peer's place.
+
+        Returns the bytes of header and data, valid until `carried`.
+        """
         slot = atomic.take(self.cells[channel], peer, self.rank, 1) & 0xFFFFFFFF
         return self._bytes(self.plan.pools[self.rank][channel].slot(slot))
 
     def carried(self, channel: Channel, peer: int) -> None:
-        """The peer has read it."""
+        """Release the message to a peer: the peer has read it."""
         cells = self.cells[channel]
         atomic.give_back(cells, peer, self.rank, -1 - int(cells[peer, self.rank]))
 
     def show(self) -> tuple[Letter, np.ndarray] | None:
-        """What this rank shows, and its bytes, good until its release; None where it changed at every look."""
+        """Return this rank's published state and its bytes, valid until its release; None if it changed each time."""
         self.seen[self.rank] = 0
         letter = self.latest(self.rank)
         if not isinstance(letter, Letter):
@@ -201,17 +210,20 @@ class Mailbox:
         return letter, self._bytes(address(letter.vector) - address(self.memory) - LINE)
 
     def _bytes(self, at: int) -> np.ndarray:
+        """Return the header and data of the slot at `at`."""
         count, kind = HEADER.unpack_from(self.bytes, at)[:2]
         return self.memory[at : at + LINE + count * (8 if kind else 4)]
 
     # -- slots -------------------------------------------------------------------------------------------
 
     def _write(self, pool: Pool, slot: int, parts: Sequence[np.ndarray], note: Note, version: int) -> None:
+        """Write header and data into a slot. Raises MinidlError if the data are longer than the slot."""
         at, kind = pool.slot(slot), parts[0].dtype == np.float64
         count = sum(part.size for part in parts)
         room = pool.stride - LINE if slot < pool.slots else 0
-        if count * parts[0].itemsize > room:
-            raise MinidlError(f"a message of {count * parts[0].itemsize} bytes, where the method asked for {room}")
+        size = count * parts[0].itemsize
+        if size > room:
+            raise MinidlError(f"a message of {size} bytes, but the method requested slots of {room} bytes")
         numbers = note.start, note.round, note.marker, note.weight, note.clock
         HEADER.pack_into(self.bytes, at, count, kind, *numbers, version)
         place = self._vector(at, kind, count)
@@ -225,17 +237,21 @@ class Mailbox:
         return Letter(sender, self._vector(at, kind, count), Note(start, weight, clock, round, bool(marker)), release)
 
     def _vector(self, at: int, kind: int, count: int) -> np.ndarray:
-        """The data of the slot at `at`. Readers get it writable, too: Numba compiles all anew for what is not."""
+        """Return the data of the slot at `at`. It is writable for readers as well.
+
+        For a read-only array Numba would compile every function again.
+        """
         first = (at + LINE) >> (3 if kind else 2)
         return self.vectors[kind][first : first + count]
 
     def shared(self, name: str) -> np.ndarray:
-        """A float32 vector that all read and write."""
+        """Return a float32 vector that all ranks read and write."""
         at, elements = self.plan.shared[name]
         return self.vectors[0][at // 4 : at // 4 + elements]
 
 
 def _copy(source: np.ndarray, out: np.ndarray) -> None:
+    """out = source. Large vectors bypass the caches."""
     if out.nbytes >= CACHE and out.ctypes.data % LINE == 0:
         atomic.copy_past(source, out)
     else:
@@ -243,4 +259,5 @@ def _copy(source: np.ndarray, out: np.ndarray) -> None:
 
 
 def _lines(size: int) -> int:
+    """Round a size in bytes up to whole cache lines."""
     return -(-size // LINE) * LINE

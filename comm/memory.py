@@ -1,16 +1,16 @@
-"""Memory that several processes map, and that no kill can leave behind.
+"""Memory that several processes share, and that the kernel frees even if they are killed.
 
-A segment is a file without a name (memfd_create), so it is gone when the last process that holds it is. Others get it
-by inheriting its descriptor, or as /proc/PID/fd/N of a process that holds it. The first bytes are for control: small,
-there from the beginning, and written without NumPy, since the launcher has none.
+A segment is a file without a name (memfd_create), so it disappears with the last process that holds it. Other processes
+inherit its descriptor, or open /proc/PID/fd/N of a process that holds it. It begins with a control area, which is
+small, exists from the start, and is written without NumPy, because the launcher does not load NumPy.
 
     control | header: stop, abort, size of the data    8 words
-            | row of rank 0                            16 words: its row of the board, when it was last heard of, ...
-            | row of rank 1 ...
-    data    | what mailboxes need (mailbox.py)
+            | row of rank 0                            16 words: its row of the status table, time of its last sign of
+            | row of rank 1 ...                                  life, hash of its model
+    data    | mailboxes (mailbox.py)
 
-Memory is allocated when it is asked for (posix_fallocate): a file that was only lengthened looks like memory, and the
-first write for which there is none kills the process.
+`reserve` allocates memory immediately (posix_fallocate). A file that was only lengthened looks like memory, but the
+first write to a page that cannot be allocated kills the process.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from pathlib import Path
 
 from minidl.errors import ConfigError
 
-LIMIT_AND_USE = ("memory.max", "memory.current")  # of a cgroup
+LIMIT_AND_USE = ("memory.max", "memory.current")  # files of a cgroup (version 2)
 WORD = 8  # bytes
 STOP, ABORT, SIZE = 0, 1, 2  # words of the header
 HEADER, ROW = 8, 16  # words
-STATE, HEARD, LAYOUT = 0, 7, 8  # words of a row; the columns of the board come first
-JOINING, PAUSED, DEAD = 0, 3, 5  # of base.State, which a launcher does not import
+STATE, HEARD, LAYOUT = 0, 7, 8  # words of a row; the columns of the status table come first
+JOINING, PAUSED, DEAD = 0, 3, 5  # values of fabric/words.py's State, which the launcher does not import
 
 
 def control_size(ranks: int) -> int:
-    """Bytes, in whole pages."""
+    """Return the size of the control area in bytes, rounded up to whole pages."""
     return pages((HEADER + ROW * ranks) * WORD)
 
 
 def pages(size: int) -> int:
-    """Bytes, rounded up to whole pages."""
+    """Round a size in bytes up to whole pages."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -49,7 +49,7 @@ class Segment:
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """A new one of so many bytes, all 0. Raises ConfigError where memory is short."""
+        """Create a segment of `size` bytes, all 0. Raises ConfigError if memory is short."""
         segment = cls(os.memfd_create("minidl", os.MFD_CLOEXEC))
         try:
             segment.reserve(0, size)
@@ -60,14 +60,14 @@ class Segment:
 
     @classmethod
     def open(cls, path: str) -> Segment:
-        """One that another process holds: /proc/PID/fd/N."""
+        """Open a segment that another process holds: /proc/PID/fd/N. Raises ConfigError if that fails."""
         try:
             return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
             raise ConfigError(f"shared memory: cannot open {path}: {error.strerror}") from None
 
     def reserve(self, start: int, stop: int) -> None:
-        """Allocate the bytes from start to stop. Raises ConfigError where there are too few."""
+        """Allocate the bytes from start to stop. Raises ConfigError if memory is short."""
         if start == stop:
             return
         free = available()
@@ -79,7 +79,7 @@ class Segment:
             raise _short(stop - start, free, error.strerror) from None
 
     def lengthen(self, size: int) -> None:
-        """Make room for bytes that whoever writes them reserves. Raises ConfigError where there are too few."""
+        """Lengthen the file to `size` bytes; their writers reserve them. Raises ConfigError if memory is short."""
         free, more = available(), size - os.fstat(self.fd).st_size
         if more > free:
             raise _short(more, free)
@@ -89,14 +89,14 @@ class Segment:
             raise _short(more, free, error.strerror) from None
 
     def map(self, size: int) -> mmap.mmap:
-        """The first bytes of it. Raises ConfigError where a limit of the process forbids it."""
+        """Map the first `size` bytes. Raises ConfigError if a limit of the process forbids it."""
         try:
             return mmap.mmap(self.fd, size)
         except (OSError, ValueError) as error:
             raise _short(size, available(), str(error)) from None
 
     def close(self) -> None:
-        """Let go of it; what is mapped stays."""
+        """Close the descriptor. Maps of the segment stay valid."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -110,7 +110,7 @@ def _short(needed: int, free: int, reason: str | None = None) -> ConfigError:
 
 
 def available() -> int:
-    """Bytes that can still be allocated: of the machine's memory, and of what the process's cgroups are limited to."""
+    """Return the bytes that can still be allocated, within the machine's memory and the limits of all cgroups."""
     return min([_machine(), *_cgroups()])
 
 
@@ -122,7 +122,7 @@ def _machine() -> int:
 
 
 def _cgroups() -> Iterator[int]:
-    """What is free in each cgroup that this process is in, as far as it is limited (versions 1 and 2)."""
+    """Yield the free bytes of each cgroup of this process that has a limit (versions 1 and 2)."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -140,6 +140,6 @@ def _cgroups() -> Iterator[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Bytes of files that the kernel drops where memory is needed."""
+    """Return the bytes of cached files that the kernel drops when memory is needed."""
     lines = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return int(lines.get("total_inactive_file", lines.get("inactive_file", 0)))  # version 1, 2

@@ -1,20 +1,20 @@
-"""The books: what a replica sent, what it waited for, and how old the news was.
+"""Statistics of a run: what each replica sent, how long it waited, and how stale the models were that it mixed in.
 
     a replica's time, on the clock      gradient | waiting | mix | update | gradient | waiting | mix | ...
                                         `--------------- the rest is "other" ---------------´
     wait_fraction                       waiting / (waiting + gradient + update + mix)
-    edges                               from whom to whom: bytes, messages
-    staleness                           0, 1, 2, 3-4, 5-8, ... steps: how often was what was mixed in so old?
+    edges                               sender, receiver: bytes, messages
+    staleness                           histogram over 0, 1, 2, 3-4, 5-8, ... steps: age of a vector when it is mixed in
 
-Each rank has one Meter. Its fabric tells it about messages and waiting, the replica about work, the method about
-staleness; a call costs a few additions. `start` and `stop` say when training goes on and when it pauses for something
-else (an evaluation, a checkpoint): the time between is left out, and the bytes are also shown apart.
+Each rank has one Meter. Its fabric reports messages and waiting to it, the replica reports work, the method reports
+staleness. A call costs a few additions. `start` and `stop` mark the periods of training. The time of everything between
+these periods, such as evaluations and checkpoints, is not counted, and its bytes are also reported separately.
 
-What goes on beside a replica's own work (`Fabric.allreduce_start`) waits, too, but nobody waits for it until somebody
-does: `Meter.beside` counts the two apart.
+Concurrent operations (`Fabric.allreduce_start`) wait as well, but this does not delay the replica until it waits for
+their result. `Meter.beside` counts the two kinds of waiting separately.
 
-At the end each rank makes a `vector` of its books, which travels like any other; `from_vector` makes a report of it,
-and `merge` one of all reports.
+At the end each rank packs its statistics into a `vector`, which is sent like any other; `from_vector` turns it into a
+report, and `merge` combines the reports of all ranks.
 """
 
 from __future__ import annotations
@@ -24,36 +24,34 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from minidl.comm.fabric.words import Pending
 from minidl.comm.trace import BESIDE, KINDS, MAIN, MESSAGES, OTHER, RECEIVED, SENT, WAITING, Trace
 from minidl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from minidl.comm.fabric.base import Pending
 
 T = TypeVar("T")
 Report = dict[str, Any]
 
 WORK = ("gradient", "update", "mix")
-BINS = 16  # of staleness: 0, 1, 2, 3-4, 5-8, ..., over 8192 steps
+BINS = 16  # bins of staleness: 0, 1, 2, 3-4, 5-8, ..., more than 8192 steps
 NUMBERS = (
     "rank", "elapsed", "waiting", *WORK, "beside_working", "beside_waiting", "bytes_off_the_clock",
     "messages_off_the_clock", "bytes_before", "messages_before", "held", "missed", "staleness_sum", "staleness_max",
 )  # fmt: skip
 _KIND = {name: number for number, name in enumerate(KINDS)}
 
-# A context, not the thread, since a simulation has no threads: a greenlet has a context of its own, as a thread has.
+# A context variable, not a thread-local one: a simulation has greenlets instead of threads. Each has its own context.
 _beside: ContextVar[bool] = ContextVar("beside", default=False)
 
 
 class Meter:
-    """The books of one rank among `size`. Times are the fabric's seconds; now: its clock.
+    """The statistics of one rank among `size`. now: the fabric's clock; all times are in its seconds.
 
-    Two threads may write at once. No lock is needed: CPython changes threads between calls and at jumps, not within
-    `array[i] += number`.
+    Two threads may write simultaneously. No lock is needed: CPython switches threads between calls and at jumps, not
+    within `array[i] += number`.
     """
 
     def __init__(
@@ -65,27 +63,27 @@ class Meter:
         self.attach(size, now)
 
     def attach(self, size: int, now: Callable[[], float]) -> None:
-        """Called by the fabric that the meter is for: empty books for so many ranks."""
+        """Reset the statistics, for `size` ranks. The meter's fabric calls this."""
         self.size, self.now = size, now
         self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages = (
             array("q", bytes(8 * size)) for _ in range(4)
         )
-        self.busy = bytearray(size)  # edges that were busy when they were last tried
+        self.busy = bytearray(size)  # edges that were busy at the last attempt to send
         self.held_messages = self.misses = 0
         self.ages = [0] * BINS
         self.age_sum = self.age_max = 0.0
-        self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # of MAIN, and BESIDE it
+        self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # of the lanes MAIN and BESIDE
         self.elapsed = self.started = 0.0
-        self.apart = [0, 0]  # bytes and messages off the clock
-        self.mark = (0, 0)  # and in all, when the clock last stopped
-        self.before = [0, 0]  # and of another number of ranks: see `take_over`
+        self.apart = [0, 0]  # bytes and messages while the clock was stopped
+        self.mark = (0, 0)  # total bytes and messages when the clock last stopped
+        self.before = [0, 0]  # bytes and messages of a run with another number of ranks: see `take_over`
         if self.trace is not None:
             self.trace = Trace.for_ranks(size)
 
-    # -- what happens ------------------------------------------------------------------------------------
+    # -- counting ----------------------------------------------------------------------------------------
 
     def sent(self, peer: int, size: int) -> None:
-        """A message of `size` bytes left for a peer."""
+        """Count a message of `size` bytes that was sent to a peer."""
         self.sent_bytes[peer] += size
         self.sent_messages[peer] += 1
         self.busy[peer] = 0
@@ -94,7 +92,7 @@ class Meter:
             self.trace.keep(now, now, SENT, MESSAGES, peer, size)
 
     def received(self, peer: int, size: int) -> None:
-        """A message of `size` bytes was taken."""
+        """Count a message of `size` bytes that was received from a peer."""
         self.received_bytes[peer] += size
         self.received_messages[peer] += 1
         if self.trace is not None:
@@ -102,28 +100,28 @@ class Meter:
             self.trace.keep(now, now, RECEIVED, MESSAGES, peer, size)
 
     def held(self, peer: int) -> None:
-        """A message was not sent, since the one before it was still on its way. Trying it again counts no more."""
+        """Count a message that was not sent because the edge was busy. Further attempts do not count again."""
         if not self.busy[peer]:
             self.busy[peer] = 1
             self.held_messages += 1
 
     def missed(self, peer: int) -> None:
-        """A look at a peer found it half written, or a publication found no memory."""
+        """Count a read that found a peer's state changing, or a publication that found no free memory."""
         self.misses += 1
 
     def stale(self, steps: float) -> None:
-        """What was mixed in was this many of its sender's steps old."""
+        """Count a vector that was this many steps of its sender old when it was mixed in."""
         self.ages[_bin(steps)] += 1
         self.age_sum += steps
         if steps > self.age_max:
             self.age_max = float(steps)
 
     def waited(self, began: float, ended: float) -> None:
-        """This replica, or what goes on beside it, waited for others."""
+        """Count time during which this replica, or a concurrent operation, waited for other replicas."""
         self._spent(WAITING, began, ended)
 
     def worked(self, what: str, began: float, ended: float) -> None:
-        """It computed: "gradient", "update", "mix"; anything else is "other". Spans do not lie within one another."""
+        """Count computing time: "gradient", "update" or "mix"; anything else is "other". Spans must not be nested."""
         self._spent(_KIND.get(what, OTHER), began, ended)
 
     def _spent(self, kind: int, began: float, ended: float) -> None:
@@ -134,31 +132,32 @@ class Meter:
             self.trace.keep(began, ended, kind, lane, -1, 0)
 
     def beside(self, start: Callable[[Callable[[], T]], Pending[T]], work: Callable[[], T]) -> Pending[T]:
-        """start(work), where the work's waiting is not this replica's, but waiting for the result is."""
+        """Call start(work). Waiting inside `work` is counted separately; waiting for its result counts as waiting."""
         return Beside(self, start(partial(_apart, work)))
 
     # -- the clock ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Training begins, or goes on."""
+        """Start the clock: training begins or continues."""
         if not self.running:
             count = self._count()
             self.apart = [apart + now - then for apart, now, then in zip(self.apart, count, self.mark)]
             self.running, self.started = True, self.now()
 
     def stop(self) -> None:
-        """Training pauses: what follows is off the clock."""
+        """Stop the clock: training pauses."""
         if self.running:
             self.elapsed += self.now() - self.started
             self.running, self.mark = False, self._count()
 
     def _count(self) -> tuple[int, int]:
+        """Return (bytes, messages) sent so far."""
         return sum(self.sent_bytes), sum(self.sent_messages)
 
-    # -- what it came to ---------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------
 
     def vector(self) -> np.ndarray:
-        """The books as float64, of one length for all ranks of a job: len(NUMBERS) + BINS + 4 size."""
+        """Return the statistics as float64, of the same length for all ranks of a job: len(NUMBERS) + BINS + 4 size."""
         main, beside = self.seconds
         apart: Sequence[int] = self.apart
         elapsed = self.elapsed
@@ -177,14 +176,13 @@ class Meter:
         return self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages
 
     def report(self) -> Report:
-        """The books so far, ready for JSON: see `from_vector`."""
+        """Return the statistics so far, ready for JSON: see `from_vector`."""
         return from_vector(self.vector())
-
 
     # -- after a stop ------------------------------------------------------------------------------------
 
     def go_on(self, books: np.ndarray) -> None:
-        """Count on from what `vector` was before a stop."""
+        """Continue counting from this rank's `vector` before a stop."""
         self._add([books])
         edges = books[len(NUMBERS) + BINS :].astype(int).reshape(4, self.size).tolist()
         for counts, earlier in zip(self._edges(), edges):
@@ -193,13 +191,16 @@ class Meter:
         self.mark = self._count()
 
     def take_over(self, books: Sequence[np.ndarray]) -> None:
-        """Count on for all ranks of before a stop, which were others: their sums go on, edges begin anew."""
+        """Continue counting for all ranks of a run before a stop, whose ranks were others.
+
+        books: their vectors. The sums continue; the edges start at zero.
+        """
         self._add(books)
         report = merge(from_vector(vector) for vector in books)
         self.before = [report["bytes_sent"], report["messages"]]
 
     def _add(self, books: Sequence[np.ndarray]) -> None:
-        """All but the edges."""
+        """Add everything except the edges."""
         numbers = np.array([vector[: len(NUMBERS)] for vector in books])
         total, largest = (dict(zip(NUMBERS, row.tolist())) for row in (numbers.sum(axis=0), numbers.max(axis=0)))
         main, beside = self.seconds
@@ -216,7 +217,7 @@ class Meter:
 
 
 class Beside(Generic[T]):
-    """What goes on beside a replica's own work; counts how long the replica waits for it."""
+    """A concurrent operation; counts how long the replica waits for it."""
 
     def __init__(self, meter: Meter, pending: Pending[T]) -> None:
         self.meter, self.pending = meter, pending
@@ -224,12 +225,13 @@ class Beside(Generic[T]):
     def wait(self) -> T:
         began = self.meter.now()
         try:
-            return _apart(self.pending.wait)  # should that wait by the fabric's means, it is not counted twice
+            return _apart(self.pending.wait)  # if this waits by Fabric.wait, it is not counted twice
         finally:
             self.meter.waited(began, self.meter.now())
 
 
 def _apart(work: Callable[[], T]) -> T:
+    """Run `work`; its waiting is counted in the lane BESIDE."""
     token = _beside.set(True)
     try:
         return work()
@@ -238,12 +240,13 @@ def _apart(work: Callable[[], T]) -> T:
 
 
 def from_vector(vector: np.ndarray) -> Report:
-    """The report that a rank's `Meter.vector` stands for.
+    """Return the report for a rank's `Meter.vector`.
 
-    seconds: by kind, on the clock. beside: of what went on beside. edges: [from, to, bytes, messages] as sent by this
-    rank; received: the same as taken by it; only those that were used. held, missed: see Meter. Bytes and messages off
-    the clock are part of bytes_sent and messages; so are those before, which are in no edge. Raises ConfigError where
-    the length is none that `vector` makes.
+    seconds: by kind, while the clock ran. beside: seconds of concurrent operations.
+    edges: [from, to, bytes, messages] as sent by this rank; received: the same as received by it; only edges in use.
+    held, missed: see the methods of Meter.
+    bytes_sent and messages include those off the clock, and those before a stop, which belong to no edge.
+    Raises ConfigError if `vector` cannot have made a vector of this length.
     """
     size, rest = divmod(len(vector) - len(NUMBERS) - BINS, 4)
     if size < 1 or rest:
@@ -277,11 +280,11 @@ def from_vector(vector: np.ndarray) -> Report:
 
 
 def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Report:
-    """One report of many ranks': sums, and wait_fraction and staleness over all.
+    """Combine the reports of many ranks into one: sums, and wait_fraction and staleness over all ranks.
 
-    Both ends of an edge have counted, and the one who counted more knows: what is on its way was sent but not taken;
-    what a server sent, a replica that died, or one whose publication was read, only the other end can tell.
-    nodes[r]: the node of rank r, for bytes_between_nodes; without it, all are on one.
+    Both ends of an edge count it, and the larger count is right. A message in flight was sent but not yet received.
+    What a server, a dead replica or the owner of a published state sent is in the report of the receiver only.
+    nodes[r]: the node of rank r, for bytes_between_nodes; without it, all ranks are on one node.
     """
     sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before", "held",
                           "missed"), 0)  # fmt: skip
@@ -329,17 +332,19 @@ def _wait_fraction(seconds: Mapping[str, float]) -> float:
 
 
 def _bin(steps: float) -> int:
+    """Return the number of the bin for this staleness."""
     whole = int(-(-min(steps, 1e9) // 1))  # rounded up
     return 0 if whole <= 0 else min((whole - 1).bit_length() + 1, BINS - 1)
 
 
 def _label(number: int) -> str:
+    """Return the text for a bin: 0, 1, 2, 3-4, ..., 8193 or more."""
     low, high = (2 ** (number - 2) + 1, 2 ** (number - 1)) if number > 2 else (number, number)
     return f"{low} or more" if number == BINS - 1 else str(high) if low == high else f"{low}-{high}"
 
 
 def _staleness(ages: Sequence[int], total: float, largest: float) -> Report:
-    """p50, p90, p99: so many percent were at most that old; the upper end of a bin."""
+    """Return mean, maximum, percentiles and histogram of the staleness. A percentile is the upper end of its bin."""
     count = sum(ages)
     below = np.cumsum(ages)
 

@@ -2,17 +2,17 @@
 
     node 0   replica 0            |--- gradient ---|update|waiting|mix|--- gradient ---|
              replica 0, messages                          s   r                           s: sent, r: received
-                                                           `------------.                 arrows: who was sent what
+                                                           `------------.                 arrows: sender to receiver
              replica 1, messages                                  s      r
              replica 1            |------ gradient ------|update|        |mix|--- gradient ---|
 
-Each rank keeps its last events in a ring of fixed length, one row of numbers for each. At the end the leader gathers
-the rings, as vectors, and writes the file.
+Each rank keeps its last events in a ring buffer of fixed length, one row of numbers for each event. At the end the
+leader gathers the rings as vectors and writes the file.
 
-The file is the JSON object format of Chrome's "Trace Event Format": events under traceEvents, times in microseconds.
-Of its phases are used: X, a span with its duration; s and f, the two ends of an arrow, each inside a span; M, names.
-Spans of one thread may lie within each other or apart, but not overlap in part: Perfetto drops those. Times are
-therefore rounded down to whole microseconds, both ends, which changes no order.
+The file has the JSON object format of Chrome's "Trace Event Format": events under traceEvents, times in microseconds.
+It uses these phases: X, a span with its duration; s and f, the two ends of an arrow, each inside a span; M, names.
+Spans of one thread may be nested or disjoint, but must not overlap partially: Perfetto drops those. Therefore both ends
+of a span are rounded down to whole microseconds, which does not change their order.
 """
 
 from __future__ import annotations
@@ -32,31 +32,33 @@ from minidl.errors import ConfigError
 
 KINDS = ("waiting", "gradient", "update", "mix", "other", "sent", "received")
 WAITING, GRADIENT, UPDATE, MIX, OTHER, SENT, RECEIVED = range(7)
-LANES = ("", ", beside", ", messages")  # the threads of a replica: its own, allreduce_start's, and where messages lie
+LANES = ("", ", beside", ", messages")  # a replica's threads: its own, that of allreduce_start, one for its messages
 MAIN, BESIDE, MESSAGES = range(3)
 
 COLUMNS = 6  # of a row: began, ended (s), kind, lane, peer (-1: none), bytes
-LIMIT = 1 << 14  # events that a rank keeps: the last some thousand steps
-TOTAL = 1 << 20  # that all ranks keep together: a file of some 100 MB
-HEAD = 2  # rank, number of events in all
+LIMIT = 1 << 14  # events that a rank keeps: about the last thousand steps
+TOTAL = 1 << 20  # events that all ranks keep together: a file of about 100 MB
+HEAD = 2  # rank, total number of events
 
 Event = dict[str, Any]
 
 
 class Trace:
-    """The last `limit` events of one rank, 48 bytes each. Two threads may write at once."""
+    """The last `limit` events of one rank, 48 bytes each. Two threads may write simultaneously."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.rows = array("d")
-        self.places = count()  # the next place; a thread cannot be interrupted while it takes one
+        self.places = count()  # the next free place; taking one is atomic
         self.total = 0
 
     @classmethod
     def for_ranks(cls, ranks: int) -> Trace:
+        """Create a trace that keeps at most TOTAL events over all ranks, but at least 256 for each."""
         return cls(max(256, min(LIMIT, TOTAL // ranks)))
 
     def keep(self, began: float, ended: float, kind: int, lane: int, peer: int, size: int) -> None:
+        """Add an event; if the ring is full, it replaces the oldest one."""
         place = next(self.places)
         if place < self.limit:
             self.rows.extend((began, ended, kind, lane, peer, size))
@@ -66,7 +68,7 @@ class Trace:
         self.total = place + 1
 
     def vector(self, rank: int) -> np.ndarray:
-        """float64 of one length for all ranks, HEAD + limit COLUMNS: what `from_vector` reads."""
+        """Return float64 of the same length for all ranks, HEAD + limit COLUMNS, for `from_vector`."""
         packed = np.zeros(HEAD + self.limit * COLUMNS)
         packed[:HEAD] = rank, self.total
         packed[HEAD : HEAD + len(self.rows)] = self.rows
@@ -74,7 +76,7 @@ class Trace:
 
 
 class Timeline(NamedTuple):
-    """What is left of a rank's events. rows (n, COLUMNS), by time of their end; lost: older events, not kept."""
+    """The events that a rank kept. rows (n, COLUMNS), ordered by end; lost: number of older events, not kept."""
 
     rank: int
     rows: np.ndarray
@@ -82,7 +84,7 @@ class Timeline(NamedTuple):
 
 
 def from_vector(vector: np.ndarray) -> Timeline:
-    """What a rank's `Trace.vector` stands for; a copy. Raises ConfigError where that is not its length."""
+    """Return the timeline of a rank's `Trace.vector`, as a copy. Raises ConfigError if the length is wrong."""
     limit, rest = divmod(len(vector) - HEAD, COLUMNS)
     if limit < 1 or rest:
         raise ConfigError(f"trace: {len(vector)} numbers; expected {HEAD} and {COLUMNS} for each event")
@@ -92,7 +94,7 @@ def from_vector(vector: np.ndarray) -> Timeline:
 
 
 def write(path: str | Path, timelines: Iterable[Timeline], nodes: Sequence[int] = ()) -> None:
-    """Write the file. nodes[r]: the node of rank r, a process in the picture; without it, all are on one."""
+    """Write the file. nodes[r]: the node of rank r, shown as a process; without it, all ranks are on one node."""
     with open(path, "w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [')
         for number, event in enumerate(_events(list(timelines), dict(enumerate(nodes)))):
@@ -101,6 +103,7 @@ def write(path: str | Path, timelines: Iterable[Timeline], nodes: Sequence[int] 
 
 
 def _events(timelines: list[Timeline], nodes: dict[int, int]) -> Iterator[Event]:
+    """Yield all events of the file."""
     ranks = 1 + max((t.rank for t in timelines), default=0)
     origin = min((float(t.rows[:, 0].min()) for t in timelines if len(t.rows)), default=0.0)
     sent: Messages = defaultdict(list)
@@ -117,7 +120,7 @@ def _events(timelines: list[Timeline], nodes: dict[int, int]) -> Iterator[Event]
             order = {"sort_index": rank * len(LANES) + lane}
             yield {"ph": "M", "name": "thread_sort_index", **threads[lane], "args": order}
         times = np.floor((rows[:, :2] - origin) * 1e6).astype(int).tolist()
-        free = 0  # messages are drawn 1 us wide, one behind the other
+        free = 0  # a message is drawn 1 us wide, after the one before it
         for (began, ended), (kind, lane, peer, size) in zip(times, rows[:, 2:].astype(int).tolist()):
             event = {"ph": "X", "name": KINDS[kind], "cat": "work", **threads[lane]}
             if lane != MESSAGES:
@@ -134,14 +137,15 @@ def _events(timelines: list[Timeline], nodes: dict[int, int]) -> Iterator[Event]
     yield from _arrows(sent, received)
 
 
-Messages = dict[tuple[int, int, int], list[tuple[int, Event]]]  # (sender, receiver, bytes): when, and where it is drawn
+Messages = dict[tuple[int, int, int], list[tuple[int, Event]]]  # (sender, receiver, bytes): [(time, its drawn end)]
 
 
 def _arrows(sent: Messages, received: Messages) -> Iterator[Event]:
-    """From each message that was taken back to where it was sent.
+    """Yield an arrow for each received message, from the place where it was sent.
 
-    Since a replica has one message at a time on its way to another, it is the last one sent before, of the same length.
-    Where clocks of nodes differ by more than that, or the ring has lost it, there is no arrow.
+    A replica has only one message at a time in flight to another, so the one received is the last one of the same
+    length that was sent before. There is no arrow if the clocks of two nodes differ by more than the message took, or
+    if the ring buffer no longer holds the sending.
     """
     numbers = count(1)
     for key, ends in received.items():

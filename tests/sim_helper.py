@@ -55,7 +55,7 @@ def push_sum(fabric: SimFabric, steps: int = 30, ranks: int = 8) -> float:
     """In each step a rank sends half of its mass to a random rank; return its mass at the end."""
     mass, chance = 1.0, np.random.default_rng(fabric.rank)
     for step in range(steps):
-        fabric.begin_step(step, together=False)
+        fabric.begin_step(step, synchronous=False)
         fabric.elapse("gradient", 1)
         mass += sum(letter.note.weight for letter in fabric.poll())
         if fabric.send(int(chance.integers(ranks)), ones(4), note=Note(weight=mass / 2)):

@@ -136,7 +136,7 @@ def test_the_dead_hold_nothing_and_are_read() -> None:
 
 def test_message_longer_than_asked_for() -> None:
     a, _ = boxes(2)
-    with pytest.raises(MinidlError, match="a message of 68 bytes, where the method asked for 64"):
+    with pytest.raises(MinidlError, match="a message of 68 bytes, but the method requested slots of 64 bytes"):
         a.post(Channel.MAIL, (1,), (vector(0, 17),), Note())
 
 

@@ -106,7 +106,7 @@ def test_a_gradient_in_parts_takes_as_long_as_whole():
     def work(parts):
         def steps(fabric):
             for step in range(50):
-                fabric.begin_step(step, together=False)
+                fabric.begin_step(step, synchronous=False)
                 for _ in range(parts):
                     fabric.elapse("gradient", 1 / parts)
             return fabric.now()

@@ -23,7 +23,7 @@ def test_a_death_ends_the_waiting_of_those_who_waited_for_it_and_cleans_up_behin
     cleaned = []
 
     def work(fabric):
-        fabric.strict = True
+        fabric.fail_fast = True
         try:
             with fabric.working("gradient", 10 * (1 + fabric.rank)):
                 pass
@@ -76,7 +76,7 @@ def test_one_that_joins_late_is_dead_to_others_until_then():
 def test_all_stop_after_equally_many_steps():
     def work(fabric):
         for step in range(100):
-            if not fabric.begin_step(step, together=True):
+            if not fabric.begin_step(step, synchronous=True):
                 return step
             fabric.elapse("gradient", 1 + fabric.rank)
             if fabric.rank == 1 and step == 10:

@@ -274,8 +274,8 @@ def test_promises_are_checked() -> None:
         ([chain], True, False, "columns"),
         ([chain], False, True, "do not hold the average"),
         ([[{1: 1.0}, {0: 1.0}]], True, False, "row 0 lacks replica 0"),
-        ([[{0: 0.5, 2: 0.5}, {1: 1.0}]], False, False, "rising order"),
-        ([[{1: 0.5, 0: 0.5}, {0: 0.5, 1: 0.5}]], False, False, "rising order"),
+        ([[{0: 0.5, 2: 0.5}, {1: 1.0}]], False, False, "ascending order"),
+        ([[{1: 0.5, 0: 0.5}, {0: 0.5, 1: 0.5}]], False, False, "ascending order"),
     ]:
         with pytest.raises(ConfigError, match=words):
             Repeating("it", rounds, doubly=doubly, exact=exact)
@@ -307,7 +307,7 @@ def test_unknown_names_and_sizes() -> None:
         ("hypercube", 6, "6 replicas cannot, 4 or 8 can"),
         ("ring", 0, "expected 1 to"),
         ("torus:3x3", 8, "is for 9 replicas, not for 8"),
-        ("torus:3", 8, "no shape"),
+        ("torus:3", 8, "is not a shape"),
         ("base-1", 8, "expected base-2"),
         ("hierarchical", 8, "the node of each"),
         ("file", 8, "file:PATH"),

@@ -38,8 +38,8 @@ def test_graphs_from_files(tmp_path: Path) -> None:
     ("ending", "text", "words"),
     [
         ("txt", "0 1\n1 2 3\n", "line 2: expected two ranks"),
-        ("txt", "0 1\n1 x\n", "node 'x' is no rank"),
-        ("txt", "0 1\n-1 0\n", "node '-1' is no rank"),
+        ("txt", "0 1\n1 x\n", "node 'x' is not a rank"),
+        ("txt", "0 1\n-1 0\n", "node '-1' is not a rank"),
         ("txt", "0 9999999\n", "not for 3"),
         ("txt", "0 1\n1 0\n2 2\n", "not connected"),
         ("txt", "", "ranks 0 to -1"),

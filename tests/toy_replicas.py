@@ -112,7 +112,7 @@ def run(
             acting.restore(*saved.methods[rank].state())
         fabric.announce(Column.STATE, State.TRAINING)
         for step in range(replica.steps, counts[rank]):
-            fabric.begin_step(step, kind.together)
+            fabric.begin_step(step, kind.synchronous)
             around[0](acting, step)
             acting.step(batch(rank, step))
             around[1](acting, step)

@@ -1,1 +1,1 @@
-"""How bytes move between replicas: see base.py."""
+"""Communication between replicas: see base.py."""

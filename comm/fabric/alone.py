@@ -1,4 +1,4 @@
-"""A fabric with nobody else: training in one process is a group of one."""
+"""The fabric of a single rank: training in one process is a group of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Done(Pending[T]):
-    """Work that is done already."""
+    """An operation that is already complete."""
 
     def __init__(self, result: T) -> None:
         self.result = result
@@ -25,6 +25,8 @@ class Done(Pending[T]):
 
 
 class Alone(Fabric):
+    """A fabric with one rank."""
+
     def __init__(self, meter: Meter | None = None) -> None:
         super().__init__(0, 1, (0,), meter or Meter())
         self.vectors: dict[str, np.ndarray] = {}
@@ -51,7 +53,7 @@ class Alone(Fabric):
         self.board[0, column] = value
 
     def idle(self, attempt: int) -> None:
-        raise AssertionError("waits for nobody")
+        raise AssertionError("a single rank has nothing to wait for")
 
     def start(self, work: Callable[[], T]) -> Pending[T]:
         return Done(work())

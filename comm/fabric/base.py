@@ -1,19 +1,20 @@
-"""The fabric: what replicas can do with each other, whatever lies between them.
+"""The fabric: the communication interface that training methods are written against, on every transport.
 
-A method of training (methods/) says what replicas tell each other. It is written once, against this class, and runs on
+A training method (methods/) defines what replicas exchange. It is written once, against this class, and runs on
 
-    shm.py    processes of one node, through memory that they share
+    shm.py    processes of one node, in shared memory
     mpi.py    ranks of an MPI job: shared memory within a node, messages between nodes
-    sim.py    a cluster that does not exist, in one process, on a virtual clock
+    sim.py    a simulated cluster, in one process, on a virtual clock
 
-A transport (transport.py) knows how to do few things: `post` a vector and `take` one that came, `publish` the newest
-and look at the `latest` of a peer, write on the `board`, tell the time, idle. All that methods use is made of these,
-here, once; so a sum over all replicas is added in the same order everywhere, and has the same bits.
+A transport (transport.py) provides a few primitives: `post` sends a vector and `take` receives one, `publish` sets the
+newest state and `latest` reads that of a peer, `board` is the status table, `now` reads the clock, `idle` yields. This
+file builds everything that methods use from these primitives. A sum over all replicas is therefore added in the same
+order on every transport, and has the same bits.
 
-    state, newest wins     publish, latest               gossip by pulling, elastic averaging
-    messages, none lost    send, poll, exchange          gossip by pushing, push-sum's mass, neighbours' averages
-    question and answer    call, serve                   centers, parameter servers
-    agreement              allreduce, broadcast ...      synchronous methods
+    state, newest wins     publish, latest               pull gossip, elastic averaging
+    messages, none lost    send, poll, exchange          push gossip, mass of push-sum, averages of neighbours
+    request and reply      call, serve                   centers, parameter servers
+    collectives            allreduce, broadcast ...      synchronous methods
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ from minidl.errors import ConfigError
 
 
 class Fabric(Transport):
-    """What methods use, made of a transport's primitives."""
+    """Everything that methods use, built from the primitives of a transport."""
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         super().__init__(rank, size, nodes, meter, stall)
-        self._silent: set[int] = set()  # peers whose marker came before this replica's own drain
-        self.led_by: int | None = None  # for whom all gather from now on; with the next leader they begin anew
+        self._silent: set[int] = set()  # peers whose marker arrived before this replica called `drain`
+        self.led_by: int | None = None  # if set, the only leader that `gather` accepts
 
     # -- messages, none lost -----------------------------------------------------------------------------
 
     def send(self, peer: int, *parts: np.ndarray, note: Note = Note()) -> bool:  # noqa: B008 (immutable)
-        """Send to a peer, unless the message before it is still on its way: then False, and nothing was sent."""
+        """Send to a peer. Returns False, and sends nothing, if the peer is dead or `post` returns False."""
         return self.alive(peer) and self.post(Channel.MAIL, (peer,), parts, note)
 
     def poll(self) -> Iterator[Letter]:
-        """The messages that have come."""
+        """Yield the messages that have arrived."""
         while (letter := self.take(Channel.MAIL)) is not None:
             with letter:
                 if letter.note.marker:
-                    self._silent.add(letter.sender)  # a peer that pauses sooner than this replica
+                    self._silent.add(letter.sender)  # the peer pauses earlier than this replica
                 else:
                     yield letter
 
     def exchange(
         self, sources: Sequence[int], targets: Sequence[int], *parts: np.ndarray, note: Note = Note()  # noqa: B008
     ) -> Callable[[], Iterator[Letter]]:  # fmt: skip
-        """Send to all targets; what is returned yields a letter from each source, in their order, and waits for it."""
+        """Send to all targets. Returns a function whose iterator waits for one message of each source, in order."""
         what = f"the exchange of round {note.round}"
         if targets:
             self.wait(lambda: self.post(Channel.MAIL, targets, parts, note) or None, targets, what)
@@ -68,9 +69,9 @@ class Fabric(Transport):
         return letters
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """Wait until nothing is on its way to any replica (of those alive); what still comes is handled.
+        """Wait until no message is in flight to any live replica; `handle` processes those that still arrive.
 
-        Everybody sends each of the others a marker: behind it comes nothing more (Chandy and Lamport 1985).
+        Each replica sends a marker to each of the others as its last message (Chandy and Lamport 1985).
         """
         empty = np.zeros(0, np.float32)
         unsent = {peer for peer in self.survivors() if peer != self.rank}
@@ -90,50 +91,50 @@ class Fabric(Transport):
                         handle(letter)
             return None if unsent or unseen else True
 
-        self.wait(done, (), "messages on their way")
+        self.wait(done, (), "messages in flight")
         self._silent.clear()
 
-    # -- question and answer -----------------------------------------------------------------------------
+    # -- request and reply -------------------------------------------------------------------------------
 
     def call(self, server: int, parts: Sequence[np.ndarray], out: np.ndarray, note: Note = Note()) -> Note:  # noqa: B008
-        """Ask a server, and wait for the answer, which is copied to `out`; returns its note."""
+        """Send a request to a server, wait for the reply, and copy it to `out`. Returns the reply's header."""
         self.wait(lambda: self.post(Channel.CALL, (server,), parts, note) or None, (server,), "a server")
-        with self.wait(lambda: self.take(Channel.ANSWER, server), (server,), "a server's answer") as letter:
+        with self.wait(lambda: self.take(Channel.ANSWER, server), (server,), "a server's reply") as letter:
             out[...] = letter.vector
             return letter.note
 
     def serve(self, handle: Callable[[Letter], tuple[Sequence[np.ndarray], Note]]) -> None:
-        """Answer what is asked, one question at a time, until every replica has finished or is dead."""
+        """Answer requests, one at a time, until every replica has finished or is dead."""
 
         def question() -> Letter | bool | None:
             letter = self.take(Channel.CALL)
             busy = any(self.state(replica) < State.PAUSED for replica in self.replicas)
             return letter or (None if busy else self.take(Channel.CALL) or False)
 
-        while letter := self.wait(question, (), "questions"):
+        while letter := self.wait(question, (), "requests"):
             assert isinstance(letter, Letter)
             with letter:
                 sender = letter.sender
                 parts, note = handle(letter)
             self.wait(lambda: self.post(Channel.ANSWER, (sender,), parts, note) or not self.alive(sender) or None)
 
-    # -- agreement ---------------------------------------------------------------------------------------
+    # -- collectives -------------------------------------------------------------------------------------
     #
-    # One tree, by position among the replicas, wherever they are:        0
-    #                                                                 1       2
-    # Sums rise, (own + left) + right; the result comes down.        3 4     5 6
+    # One binary tree, by position among the replicas, whatever their nodes:    0
+    #                                                                       1       2
+    # Sums move up, (own + left) + right; the result moves down.           3 4     5 6
 
     def _family(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
-        """(the parent, if any; the children) of this rank among them."""
+        """Return (the parent, if any; the children) of this rank in the tree over `members`."""
         at = members.index(self.rank)
         children = [members[child] for child in (2 * at + 1, 2 * at + 2) if child < len(members)]
         return [members[(at - 1) // 2]] if at else [], children
 
     def allreduce(self, vector: np.ndarray) -> None:
-        """vector = the sum of all replicas' vectors (float32 or float64), to the same bits for all."""
+        """vector = the sum of all replicas' vectors (float32 or float64), with the same bits on all replicas."""
         parent, children = family = self._family(self.replicas)
         parts, ahead = _chunks(vector), 2 * self._depth()
-        for at in range(len(parts) + ahead):  # one part rises while one of those before comes down
+        for at in range(len(parts) + ahead):  # one chunk moves up while an earlier one moves down
             if at < len(parts):
                 for child in children:
                     with self._receive(child) as letter:
@@ -143,12 +144,15 @@ class Fabric(Transport):
                 self._come_down(parts[at - ahead], *family)
 
     def _depth(self) -> int:
-        """How many replicas are above. By twice that may what rises be ahead of what comes down: each then has what it
-        waits for, though an edge holds one message each way."""
+        """Return the depth of this replica in the tree: the number of replicas above it.
+
+        The chunks that move up may be ahead of those that move down by twice the depth. Then every replica gets the
+        chunk that it waits for, although an edge holds only one message in each direction.
+        """
         return (self.replicas.index(self.rank) + 1).bit_length() - 1
 
     def broadcast(self, vector: np.ndarray) -> None:
-        """vector = that of rank 0, for all: also for those who serve."""
+        """vector = the vector of rank 0, on all ranks, servers included."""
         family = self._family(range(self.size))
         for part in _chunks(vector):
             self._come_down(part, *family)
@@ -164,16 +168,18 @@ class Fabric(Transport):
         self.allreduce(np.zeros(1))
 
     def allreduce_start(self, vector: np.ndarray) -> Pending[None]:
-        """`allreduce` beside other work; the vector must be left alone until the `wait` of what is returned."""
+        """Start `allreduce` concurrently with other work. Do not use the vector before the result's `wait` returns."""
         return self.meter.beside(self.start, lambda: self.allreduce(vector))
 
     def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Of every replica that is alive, to the leader: (rank, its vector), in order, each good until the next.
+        """Collect the vectors of all live replicas at the leader, which gets (rank, vector) in order of rank.
 
-        The others yield nothing, and return when the leader has taken theirs. All vectors are of one length.
-        Where a death ends all waiting, it ends this, too; what was sent for it before is thrown away by the next.
+        A yielded vector is valid until the next one. The other replicas yield nothing; they return when the leader has
+        taken their vectors. All vectors have the same length.
+        With `fail_fast` a death raises PeerLost here, too; the next call discards messages of the interrupted one.
+        Raises PeerLost if `led_by` no longer leads; the caller then starts again with the next leader.
         """
-        leader, note = self.leader, Note(round=int(self.strict))
+        leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):
             raise PeerLost(self.led_by, "it to collect")
         if self.rank != leader:
@@ -190,7 +196,7 @@ class Fabric(Transport):
                     with self._receive(peer, Channel.GATHER, note) as letter:
                         part[...] = letter.vector
             except PeerLost:
-                if self.strict:
+                if self.fail_fast:
                     raise
                 continue
             yield peer, received
@@ -213,17 +219,18 @@ class Fabric(Transport):
 
     # -- stopping ----------------------------------------------------------------------------------------
 
-    def begin_step(self, steps: int, together: bool) -> bool:
-        """Called before each step, with the number of steps made. False: stop here.
+    def begin_step(self, steps: int, synchronous: bool) -> bool:
+        """Begin a step, after `steps` steps. Returns False if the replica must stop instead.
 
-        together: replicas must all stop after equally many steps. A signal finds them in different ones, and none can
-        finish its step without its neighbours'. So each writes on the board how many it will have made when the step
-        that it is in is done. The largest of these numbers is where all stop, and nobody goes on before it knows it.
+        synchronous: all replicas must stop after the same number of steps. A signal reaches them in different steps,
+        and none can finish its step without its neighbours. So each replica writes to the status table how many steps
+        it will have made when its current step is done. All stop at the largest of these numbers, and no replica
+        continues before it has read them all.
         """
         if self.aborted():
             raise Aborted
         if self.stopping():
-            if not together:
+            if not synchronous:
                 return False
             self._consider_stopping()
             if steps >= self.wait(self._agreed_stop, (), "where to stop"):

@@ -1,6 +1,7 @@
-"""What shared memory and MPI have in common: a rank writes what it sends into its own mailbox, and keeps the books.
+"""The common base of shared memory and MPI: a rank writes messages into its own mailbox, and counts them in its meter.
 
-shm.py takes letters from the others' boxes. mpi.py does so on its node, and has a courier for those of other nodes.
+shm.py reads messages from the mailboxes of the other ranks. mpi.py does so within a node; a progress engine
+(courier.py) carries messages to and from other nodes.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from minidl.comm.mailbox import Mailbox
 from minidl.comm.meter import Meter
 
 T = TypeVar("T")
-YIELDS = 8  # attempts before sleeping
-SHORTEST, LONGEST, GROWTH = 20e-6, 500e-6, 1.1  # seconds of sleep
+YIELDS = 8  # attempts before the first sleep
+SHORTEST, LONGEST, GROWTH = 20e-6, 500e-6, 1.1  # duration of a sleep in seconds, and its growth factor
 
 
 class BoxedFabric(Fabric):
-    """box: the mailboxes of all ranks that share memory with this one, from `join` on."""
+    """A fabric on mailboxes. box: those of all ranks that share memory with this one, available after `join`."""
 
     box: Mailbox
     segment: memory.Segment
@@ -35,7 +36,7 @@ class BoxedFabric(Fabric):
         self._worker = Worker()
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:
-        """Let the board and the signs of life be those of a control area (memory.py): its rows, int64."""
+        """Place the status table and the signs of life in a control area (memory.py). Returns its rows, int64."""
         rows = control[memory.HEADER :][: self.size * memory.ROW].reshape(self.size, memory.ROW)
         numbers = rows.view(np.float64)
         self.board = numbers[:, : len(Column)]
@@ -45,7 +46,7 @@ class BoxedFabric(Fabric):
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
         obstacle = self.box.post(channel, peers, parts, note)
         if obstacle is not None:
-            if channel is Channel.MAIL:  # on the others all wait for each other
+            if channel is Channel.MAIL:  # on the other channels a busy edge is normal waiting
                 self.meter.held(peers[0] if obstacle == self.rank else obstacle)
             return False
         size = sum(part.nbytes for part in parts)
@@ -60,7 +61,7 @@ class BoxedFabric(Fabric):
         return letter
 
     def next_letter(self, channel: Channel, peer: int) -> Letter | None:
-        """What `take` gives."""
+        """Return the message for `take`, which counts it."""
         return self.box.take(channel, peer)
 
     def publish(self, parts: Sequence[np.ndarray], note: Note) -> None:
@@ -77,7 +78,7 @@ class BoxedFabric(Fabric):
         return None
 
     def newest(self, peer: int) -> Letter | Literal[False] | None:
-        """What `latest` gives; False where the peer wrote anew at each attempt to hold it."""
+        """Return the state for `latest`; False if the peer replaced it at each attempt to pin it."""
         return self.box.latest(peer)
 
     def announce(self, column: Column, value: float) -> None:
@@ -85,7 +86,7 @@ class BoxedFabric(Fabric):
         self.heard[self.rank] = self.now()
 
     def idle(self, attempt: int) -> None:
-        """Sleep a part of what was waited for already, so that little is added to it."""
+        """Yield at first, then sleep for longer and longer, but little compared with the time waited so far."""
         if attempt < YIELDS:
             os.sched_yield()
             return
@@ -94,7 +95,7 @@ class BoxedFabric(Fabric):
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Sleep so long, or until something comes."""
+        """Sleep for this many seconds, or until something arrives."""
 
     def start(self, work: Callable[[], T]) -> Pending[T]:
         return self._worker.start(work)
@@ -105,12 +106,12 @@ class BoxedFabric(Fabric):
     def close(self) -> None:
         self._worker.close()
         self.board, self.heard = self.board.copy(), list(self.heard)
-        self.__dict__.pop("box", None)  # the last view of the memory unmaps it
+        self.__dict__.pop("box", None)  # deleting the last view unmaps the memory
         self.segment.close()
 
 
 class Worker:
-    """One thread that does what it is given, in that order."""
+    """One thread that runs functions in the order in which they were submitted."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task[Any] | None] = SimpleQueue()
@@ -129,12 +130,12 @@ class Worker:
             task.run()
 
     def close(self) -> None:
-        """End when all is done; not waited for: somebody that it waits for may never come."""
+        """End the thread after its last function. Does not wait for it: it may wait for a dead peer."""
         self._tasks.put(None)
 
 
 class Task(Generic[T]):
-    """What `start` returns."""
+    """A submitted function and its result."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work, self._done = work, threading.Event()
@@ -149,7 +150,7 @@ class Task(Generic[T]):
         self._done.set()
 
     def wait(self) -> T:
-        """What the work returned; raises what it raised."""
+        """Return the function's result, or raise its exception."""
         self._done.wait()
         if self._error is not None:
             raise self._error

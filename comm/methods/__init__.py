@@ -1,4 +1,4 @@
-"""The methods of training, by name. A new one is a file and a line here."""
+"""The training methods, by name. A new method is one file, and one line here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ METHODS = {  # name -> module and class
     "gossip": "gossip.Gossip",
     "ps": "ps.ParameterServer",
 }
-SERVERS = {"ps": 1}  # processes that a method has besides its replicas
+SERVERS = {"ps": 1}  # number of processes that a method needs in addition to its replicas
 
 
 def method(name: str) -> type[Method]:
-    """The class of a method."""
+    """Import and return the class of a method."""
     module, _, word = METHODS[name].partition(".")
     found: type[Method] = getattr(import_module(f"minidl.comm.methods.{module}"), word)
     return found

@@ -1,16 +1,16 @@
 """Synchronous SGD: every replica makes the same step, with the mean gradient of all batches.
 
-    g <- 1/P sum_i g_i(x),        x <- x - eta g        x is the same everywhere, at all times
+    g <- 1/P sum_i g_i(x),        x <- x - eta g        x is always the same on all replicas
 
-It equals one replica with a batch P times as large (Goyal et al. 2017: multiply the learning rate accordingly). The
-gradient of the last layer is known first: while the backward pass goes on towards the first layer, buckets of gradient
-that are final are added up already (Li et al., PyTorch Distributed: VLDB 2020).
+It equals one replica with a batch P times as large (Goyal et al. 2017: multiply the learning rate by P). The gradient
+of the last layer is complete first. While the backward pass continues towards the first layer, the sums over complete
+buckets of gradients are already computed (Li et al., PyTorch Distributed: VLDB 2020).
 
     backward pass    [ layer 4 ][ layer 3 ][ layer 2 ][ layer 1 ]
     sums                        [ bucket 4, 3      ]   [ bucket 2 ][ bucket 1 ]
                                                                               then: update
 
-The sums are taken in a fixed order, so the bits depend neither on placement nor on timing.
+Sums are added in a fixed order, so their bits depend neither on the placement of replicas nor on timing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class AllReduce(Method):
 
 
 def buckets(layers: Sequence[tuple[int, int]], least: float) -> list[int]:
-    """Where buckets begin and end: whole layers, collected from the last one on until they are `least` elements."""
+    """Return the boundaries of the buckets in the gradient, ascending.
+
+    A bucket holds whole layers, collected from the last layer on until it has `least` elements.
+    """
     cuts = [layers[-1][1]]
     for start, _ in reversed(layers):
         if cuts[-1] - start >= least or start == 0:

@@ -1,7 +1,8 @@
-"""A method: what replicas say to each other, and when. One file holds one family, in the order of its paper.
+"""The base class of training methods. A method defines what replicas exchange, and when.
 
-A method makes one training step of one replica. It touches `self.replica` (gradient, update, theta, mix) and
-`self.fabric`, and never asks on what kind of fabric, or whether time is real.
+Each file in this folder holds one family of methods, in the order of its paper. A method makes one training step of one
+replica. It uses only `self.replica` (gradient, update, theta, mix) and `self.fabric`, and does not depend on the kind
+of fabric, or on whether time is real.
 """
 
 from __future__ import annotations
@@ -22,16 +23,20 @@ if TYPE_CHECKING:
 
 
 class Roles(NamedTuple):
-    """Which ranks train, and which serve them."""
+    """The ranks that train, and the ranks that serve them."""
 
     replicas: tuple[int, ...]
     servers: tuple[int, ...] = ()
 
 
 class Method(ABC):
-    """together: all replicas make equally many steps, and wait for each other; if one dies, the run stops."""
+    """A training method.
 
-    together: ClassVar[bool] = True
+    synchronous: all replicas make the same number of steps and wait for each other; if one dies, the run stops.
+    servers: number of ranks that serve instead of training.
+    """
+
+    synchronous: ClassVar[bool] = True
     servers: ClassVar[int] = 0
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
@@ -39,39 +44,42 @@ class Method(ABC):
 
     @classmethod
     def roles(cls, ranks: int) -> Roles:
-        """Of the ranks of a job: the last ones serve."""
+        """Divide the ranks of a job: the last ones serve. Raises ConfigError if there are too few."""
         return Roles(tuple(range(ranks - cls.servers)), tuple(range(ranks - cls.servers, ranks)))
 
     @classmethod
     def needs(cls, size: int, config: Config) -> Needs:
-        """The memory for messages, for models of `size` parameters. Raises ConfigError for options that do not fit."""
+        """Return the memory for messages that models of `size` parameters need.
+
+        Raises ConfigError for options that contradict each other.
+        """
         return Needs()
 
     @abstractmethod
     def step(self, batch: Batch) -> float:
-        """One training step; returns the batch's loss."""
+        """Make one training step; return the loss of the batch."""
 
     def serve(self) -> None:
-        """What a server does until the replicas have finished."""
+        """Run a server until the replicas have finished."""
         raise NotImplementedError
 
     def pause(self) -> None:
-        """All replicas stop here, for a checkpoint or at the end: see to it that nothing is on its way."""
+        """Called when all replicas stop, for a checkpoint or at the end: leave no message in flight."""
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """(vectors, numbers) that the next step depends on, besides the replica's."""
+        """Return (vectors, numbers) that the next step depends on, in addition to the replica's own."""
         return {}, {}
 
     def restore(self, vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> None:
-        """Go on from what `state` said."""
+        """Continue from what `state` returned."""
 
     def stale(self, letter: Letter) -> None:
-        """Note in the books how many steps the sender has made since it sent what is mixed in now."""
-        made = self.fabric.board[letter.sender, Column.STEP] - 1  # the board has the step that it is in
+        """Count a message in the statistics by its age: the steps that the sender has made since it sent it."""
+        made = self.fabric.board[letter.sender, Column.STEP] - 1  # the table holds the sender's current step
         self.fabric.meter.stale(max(0.0, made - letter.note.round))
 
     def topology(self) -> Topology:
-        """The one of --topology, over the replicas."""
+        """Return the topology that --topology selects, over the replicas."""
         replicas = self.fabric.replicas
         return _topology(self.config.topology, len(replicas), self.config.seed,
                          tuple([self.fabric.nodes[rank] for rank in replicas]))  # fmt: skip
@@ -79,7 +87,7 @@ class Method(ABC):
 
 @cache
 def _topology(name: str, replicas: int, seed: int, nodes: tuple[int, ...]) -> Topology:
-    """One for all: building checks every round, and in a simulation thousands ask for the same."""
+    """Cached, because `build` checks every round, and in a simulation thousands of replicas need the same topology."""
     from minidl.comm.topology import build
 
     return build(name, replicas, seed, nodes)

@@ -1,7 +1,7 @@
 """Decentralised parallel SGD (Lian, Zhang, Zhang, Hsieh, Zhang, Liu: NeurIPS 2017).
 
     adapt, then combine     x_i <- sum_j W_ij (x_j - eta g_j(x_j))
-    --overlap               x_i <- sum_j W_ij x_j - eta g_i(x_i)        the exchange goes on beside the gradient
+    --overlap               x_i <- sum_j W_ij x_j - eta g_i(x_i)        the exchange overlaps the gradient
 
          x_0 - eta g_0 ──────── W_00 ───> (+) ───> x_0
                         ╲    ╱
@@ -11,8 +11,8 @@
                         ╱    ╲
          x_1 - eta g_1 ──────── W_11 ───> (+) ───> x_1
 
-W is the topology's mixing matrix of this round. All replicas make each step together, but each waits for its
-neighbours only.
+W is the topology's mixing matrix for this round. All replicas make the same steps, but each waits only for its
+neighbours.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class DPSGD(Method):
         return loss
 
     def send(self, round: int) -> Callable[[], Iterator[Letter]]:
-        """x_i to all who read it in this round; returns what yields the letters of those whom it reads."""
+        """Send x_i to all its readers in this round. Returns a function that yields the messages of its sources."""
         ranks = self.fabric.replicas
         sources = [ranks[j] for j in self.graph.sources(self.place, round)]
         targets = [ranks[j] for j in self.graph.targets(self.place, round)]
         return self.fabric.exchange(sources, targets, *self.momentum.parts(), note=Note(round=round))
 
     def combine(self, letters: Callable[[], Iterator[Letter]], round: int) -> None:
-        """x_i <- sum_j W_ij x_j, one neighbour after the other: a running mean of those seen so far."""
+        """x_i <- sum_j W_ij x_j, one neighbour after the other: a running weighted mean of those received so far."""
         row = self.graph.weights(self.place, round)
         seen = row[self.place]
         for letter in letters():

@@ -1,17 +1,17 @@
-"""Gossip: asynchronous SGD without a center; nobody waits for anybody.
+"""Gossip: asynchronous SGD without a center. No replica waits for another.
 
     each step of replica i:
-        for each model x_s that has come:   x_i <- x_i + weight (x_s - x_i)         --mix      weighing.py
+        for each received model x_s:        x_i <- x_i + weight (x_s - x_i)         --mix      weighing.py
         x_i <- x_i - eta g_i(x_i)                                                   --velocity momentum.py
-        now and then, with a peer:          push | pull | push-pull                 --peer     peers.py
+        in some steps, with a peer:         push | pull | push-pull                 --peer     peers.py
 
         push         x_i ───> peer             the peer mixes
-        pull         x_i <─── peer             i mixes: what the peer published last
-        push-pull    x_i ───> peer ───> x_i    both mix; the peer answers with what it held before
+        pull         x_i <─── peer             i mixes in the newest model that the peer published
+        push-pull    x_i ───> peer ───> x_i    both mix; the peer replies with its model before mixing
 
-Pushing by mass is GoSGD (Blot, Picard, Cord, Thome 2016), in its order. The other choices are those that Georgiev and
-Gurov compare (LSSC 2019), as far as the paper tells. A message holds the model, or its layers in turn
-(--block layers): then each layer has a mass of its own.
+Push with mass is GoSGD (Blot, Picard, Cord, Thome 2016), in the paper's order. The other choices are those that
+Georgiev and Gurov compare (LSSC 2019), as far as their paper describes them. A message holds the whole model, or one of
+its layers in turn (--block layers); each layer then has a separate mass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from minidl.run.config import Config
 
 
 class Gossip(Method):
-    together = False
+    synchronous = False
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
@@ -37,9 +37,9 @@ class Gossip(Method):
         self.block_at = {start: block for block, (start, _) in enumerate(self.blocks)}
         self.weighing = weighing.kind(config)(replica, len(self.blocks))
         self.choose = peers.chooser(fabric, config, self.topology)
-        self.begun = 0  # exchanges that this replica began
-        self.asked: set[int] = set()  # peers of whom a model is awaited
-        self.owed: dict[int, int] = {}  # peer -> block: answers that could not be sent yet
+        self.begun = 0  # number of exchanges that this replica has begun
+        self.asked: set[int] = set()  # peers whose model this replica awaits
+        self.owed: dict[int, int] = {}  # peer -> block: replies that could not be sent yet
 
     @classmethod
     def needs(cls, size: int, config: Config) -> Needs:
@@ -58,7 +58,7 @@ class Gossip(Method):
         return loss
 
     def exchange(self) -> None:
-        """Now and then, with a peer."""
+        """Send the replies that are due. In the steps that --period or --probability select, begin an exchange."""
         config, replica = self.config, self.replica
         chance = generator(Purpose.GOSSIP, config.seed, self.fabric.rank, replica.steps)
         fires = chance.random() < config.probability if config.probability else replica.steps % config.period == 0
@@ -71,7 +71,7 @@ class Gossip(Method):
         if config.exchange == "pull":
             self.fabric.publish(self.momentum.parts(*self.blocks[block]), self.note(block))
         elif peer is None or not self.push(peer, block):
-            return  # the block keeps its turn
+            return  # nothing was sent: the next exchange uses the same block
         self.begun += 1
         if peer is not None and config.exchange != "push":
             self.asked.add(peer)
@@ -80,7 +80,7 @@ class Gossip(Method):
         return Note(self.blocks[block][0], share, float(self.replica.images), self.replica.steps)
 
     def push(self, peer: int, block: int) -> bool:
-        """Send x_i, and the mass that goes with it. False: it could not be sent, and the mass stays here."""
+        """Send x_i with a share of its mass. Returns False if it could not be sent; then the mass stays here."""
         share = self.weighing.share(block)
         if not share or not self.fabric.send(
             peer, *self.momentum.parts(*self.blocks[block]), note=self.note(block, share)
@@ -90,7 +90,7 @@ class Gossip(Method):
         return True
 
     def receive(self) -> None:
-        """Mix what has come."""
+        """Mix in the models that have arrived."""
         for letter in self.fabric.poll():
             if self.config.exchange == "push-pull":
                 self.answer(letter.sender, self.block_at[letter.note.start])
@@ -98,13 +98,13 @@ class Gossip(Method):
         if self.config.exchange == "pull":
             for peer in sorted(self.asked):
                 published = self.fabric.latest(peer)
-                if published is not None:  # else there is nothing new, or it is still on its way from another node
+                if published is not None:  # else there is no new model, or it is still in flight from another node
                     self.asked.remove(peer)
                     with published:
                         self.mix(published)
 
     def answer(self, peer: int, block: int) -> None:
-        """A peer's model has come: it is the answer to this replica's, or is answered, with x_i as it is."""
+        """Reply to a model that a peer sent with x_i before mixing, unless it is itself the awaited reply."""
         if peer in self.asked:
             self.asked.remove(peer)
         elif not self.push(peer, block):
@@ -115,7 +115,7 @@ class Gossip(Method):
         self.momentum.mix(letter, self.weighing.weight(letter.note, self.block_at[letter.note.start]))
 
     def pause(self) -> None:
-        """Mix what is still on its way, its mass included; no questions, no answers any more."""
+        """Mix in the models still in flight, with their mass. Drop awaited and unsent replies."""
         self.fabric.drain(self.mix)
         self.asked, self.owed = set(), {}
 

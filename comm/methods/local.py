@@ -1,4 +1,4 @@
-"""Replicas that do not talk: what all others are measured against. With one replica it is plain training.
+"""Independent replicas: the baseline for all other methods. With one replica it is plain training.
 
     x_i <- x_i - eta g_i(x_i)
 """
@@ -9,7 +9,7 @@ from minidl.comm.methods.base import Batch, Method
 
 
 class Local(Method):
-    together = False
+    synchronous = False
 
     def step(self, batch: Batch) -> float:
         loss = self.replica.gradient(batch)

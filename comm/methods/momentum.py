@@ -1,12 +1,13 @@
-"""What becomes of momentum where models are mixed (--velocity). m_i: replica i's velocity, mu: the option --momentum.
+"""Momentum under mixing (--velocity). m_i: the velocity of replica i, mu: the option --momentum.
 
-    local          stays where it is: only x travels
-    mixed          is mixed as the weights are: x and m travel, twice the bytes
-    quasi-global   follows the mixed models: only x travels
+    local          m stays on its replica: only x is sent
+    mixed          m is mixed like the weights: x and m are sent, twice the bytes
+    quasi-global   m follows the mixed models: only x is sent
 
-Momentum remembers the last gradients. Where replicas see different data, local momentum pushes each the way that its
-own data wants, long after the mixing. Quasi-global momentum (Lin, Karimireddy, Stich, Jaggi: ICML 2021, QG-DSGDm)
-remembers where the mixed model went instead. A step takes m as it was, and what the optimizer makes of it is dropped:
+Momentum accumulates the recent gradients. If replicas see different data, local momentum moves each replica in the
+direction of its own data, long after the mixing. Quasi-global momentum (Lin, Karimireddy, Stich, Jaggi: ICML 2021,
+QG-DSGDm) accumulates the movement of the mixed model instead. A step uses m from before the step, and discards the new
+velocity that the optimizer computes:
 
     x'           <- x_i^(t) - eta (mu m_i^(t-1) + g_i)
     x_i^(t+1)    <- sum_j W_ij x'_j
@@ -24,30 +25,30 @@ from minidl.run.config import Config
 
 
 class Momentum:
-    """Stays local."""
+    """Local momentum."""
 
-    vectors = 1  # of theta's length, in a message
+    vectors = 1  # vectors of theta's length in a message
 
     def __init__(self, replica: Replica, config: Config) -> None:
         self.replica, self.mu = replica, config.momentum
 
     def parts(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, ...]:
-        """What a message about theta[start:stop] holds."""
+        """Return the vectors to send for theta[start:stop]."""
         return (self.replica.theta[start:stop],)
 
     def mix(self, letter: Letter, weight: float) -> None:
-        """x <- x + weight (x_sender - x), as far as the letter goes."""
+        """x <- x + weight (x_sender - x), for the part of x that the message holds."""
         self.replica.mix(letter.vector, weight, letter.note.start)
 
     def begin(self) -> None:
-        """A step begins: nothing has changed x yet."""
+        """Called at the beginning of a step, before x changes."""
 
     def end(self) -> None:
-        """It ends: x has been updated and mixed."""
+        """Called at the end of a step, when x has been updated and mixed."""
 
 
 class Mixed(Momentum):
-    """Travels with the weights."""
+    """Momentum that is mixed like the weights."""
 
     vectors = 2
 
@@ -62,7 +63,7 @@ class Mixed(Momentum):
 
 
 class QuasiGlobal(Momentum):
-    """Follows the mixed models."""
+    """Quasi-global momentum: follows the mixed models."""
 
     def begin(self) -> None:
         self.x, self.m = self.replica.theta.copy(), self.replica.state["velocity"].copy()
@@ -81,7 +82,7 @@ SUITABLE = {"mixed": ("sgd", "nesterov", "sgdw", "lars"), "quasi-global": ("sgd"
 
 
 def kind(config: Config) -> type[Momentum]:
-    """The class for --velocity. Raises ConfigError where the optimizer has no such momentum."""
+    """Return the class for --velocity. Raises ConfigError if the optimizer has no such momentum."""
     suitable = SUITABLE.get(config.velocity, (config.optimizer,))
     if config.optimizer not in suitable:
         raise ConfigError(f"--velocity {config.velocity} is for {', '.join(suitable)}: "

@@ -1,11 +1,11 @@
-"""With whom gossip exchanges (--peer): one of those who still train.
+"""The choice of a peer in gossip (--peer), among the replicas that still train.
 
-    uniform         anybody
-    topology        one of the neighbours, of whatever round: those who do not wait have no rounds in common
-    hierarchical    of the same node with probability --inside, else of another
-    speed           anybody, in proportion to the images/s that they make
+    uniform         any replica
+    topology        a neighbour in any round: replicas that do not wait for each other have no common rounds
+    hierarchical    a replica of the same node with probability --inside, else of another node
+    speed           any replica, with probability proportional to its images/s
 
-Chances come from a generator of (seed, rank, step) alone.
+The random numbers come from a generator that depends only on (seed, rank, step).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from minidl.run.config import Config
 if TYPE_CHECKING:
     from minidl.comm.topology import Topology
 
-Choose = Callable[[np.random.Generator], int | None]  # a peer, if there is one
+Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None if there is none
 
 
 def present(fabric: Fabric) -> np.ndarray:
-    """The replicas that still train, without this one."""
+    """Return the replicas that still train, without this one."""
     ranks = np.array(fabric.replicas)
     return ranks[(fabric.board[ranks, Column.STATE] < State.PAUSED) & (ranks != fabric.rank)]
 
@@ -35,7 +35,7 @@ def uniform(ranks: np.ndarray, chance: np.random.Generator) -> int | None:
 
 
 def chooser(fabric: Fabric, config: Config, topology: Callable[[], Topology]) -> Choose:
-    """What chooses a peer, by --peer."""
+    """Return the function that chooses a peer, as --peer selects."""
     if config.peer == "topology":
         neighbours = [fabric.replicas[j] for j in topology().neighbours(fabric.replicas.index(fabric.rank))]
 
@@ -59,7 +59,7 @@ def chooser(fabric: Fabric, config: Config, topology: Callable[[], Topology]) ->
         def fast(chance: np.random.Generator) -> int | None:
             ranks = present(fabric)
             total = np.cumsum(fabric.board[ranks, Column.SPEED])
-            if not len(ranks) or not total[-1] > 0:  # nobody knows yet
+            if not len(ranks) or not total[-1] > 0:  # no replica has measured its speed yet
                 return uniform(ranks, chance)
             return int(ranks[np.searchsorted(total, chance.random() * total[-1], side="right")])
 

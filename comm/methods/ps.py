@@ -1,13 +1,13 @@
 """A parameter server: asynchronous SGD with a center (Dean et al.: NeurIPS 2012, "Downpour").
 
-    worker i      computes g_i(x_i), sends it, and waits for the answer: x_i <- c
-    server        c <- c - eta g_i, first come, first served; answers with c
+    worker i      computes g_i(x_i), sends it, and waits for the reply: x_i <- c
+    server        c <- c - eta g_i, first come, first served; replies with c
 
         worker 0 ──g_0──>┌────────┐<──g_1── worker 1          g_i was computed from a center that is older than c:
                  <───c───│ center │────c──>                   by about P - 1 steps, if all are equally fast
                          └────────┘
 
-The center has the optimizer, and with it the momentum; the learning rate is the worker's. The last rank serves.
+The server holds the optimizer and so the momentum. A worker sends its learning rate along. The last rank serves.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from minidl.run.config import Config
 
 
 class ParameterServer(Method):
-    together = False
+    synchronous = False
     servers = 1
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
-        self.version = 0  # steps that the center had made when this worker last saw it
+        self.version = 0  # steps of the center when this worker last received it
 
     @classmethod
     def roles(cls, ranks: int) -> Roles:
         if ranks < 2:
-            raise ConfigError("a parameter server takes a rank of its own: ps needs 2 ranks or more, got 1")
+            raise ConfigError("a parameter server needs a separate rank: ps needs 2 ranks or more, got 1")
         return super().roles(ranks)
 
     @classmethod
@@ -58,14 +58,15 @@ class ParameterServer(Method):
     def serve(self) -> None:
         self.fabric.serve(self.answer)
         note = Note(round=self.replica.optimizer_steps)
-        for vector in self.vectors():  # all have stopped: everybody gets the center as it is now
+        for vector in self.vectors():  # all workers have stopped: each receives the center in its final state
             self.fabric.wait(partial(self.tell, vector, note), what="workers that take the center")
 
     def tell(self, vector: np.ndarray, note: Note) -> bool | None:
+        """Try to send a vector to all workers that are alive."""
         return self.fabric.post(Channel.MAIL, self.fabric.survivors(), (vector,), note) or None
 
     def answer(self, letter: Letter) -> tuple[tuple[np.ndarray], Note]:
-        """c <- c - eta g_i; the answer is c."""
+        """c <- c - eta g_i; the reply is c."""
         center, note = self.replica, letter.note
         self.fabric.meter.stale(center.optimizer_steps - note.round)
         center.grad[:] = letter.vector
@@ -74,11 +75,11 @@ class ParameterServer(Method):
         return (center.theta,), Note(round=center.optimizer_steps)
 
     def vectors(self) -> list[np.ndarray]:
-        """theta, and what the optimizer keeps."""
+        """Return theta and the optimizer's state."""
         return [self.replica.theta, *self.replica.state.values()]
 
     def pause(self) -> None:
-        """When all have stopped, everybody takes a copy of the center: its weights, its optimizer."""
+        """Copy the center, weights and optimizer state, when all workers have stopped."""
         for vector in self.vectors():
             center = self.fabric.wait(lambda: self.fabric.take(Channel.MAIL, self.server), (self.server,), "the center")
             with center:

@@ -1,18 +1,19 @@
-"""How gossip weighs two models (--mix): x_r <- x_r + weight (x_s - x_r), where r receives and s has sent.
+"""The weight of a received model in gossip (--mix): x_r <- x_r + weight (x_s - x_r), for receiver r and sender s.
 
     half     1/2
-    clock    c_s / (c_s + c_r), with c the images that a replica has seen: a slow replica counts for less
-    mass     w_s / (w_s + w_r), and w_r <- w_r + w_s: what the sender gave away, the receiver has now (push-sum)
+    clock    c_s / (c_s + c_r), with c the images that a replica has seen: a slow replica counts less
+    mass     w_s / (w_s + w_r), and w_r <- w_r + w_s: the mass moves from the sender to the receiver (push-sum)
 
-With `half` every exchange is fair, and yet the average of all models moves at each: the receiver moves, the sender
-does not. With `mass` the average weighted by w never moves. Half of the sender's mass goes along with its model,
-and is added to the receiver's (Kempe, Dobra, Gehrke: FOCS 2003; for SGD: Blot, Picard, Cord, Thome: "GoSGD", 2016):
+With `half` both models count the same, but every exchange moves the average of all models, because the receiver moves
+and the sender does not. With `mass` the average weighted by w never moves. The sender sends half of its mass with its
+model, and the receiver adds it to its own (Kempe, Dobra, Gehrke: FOCS 2003; for SGD: Blot, Picard, Cord, Thome:
+"GoSGD", 2016):
 
         w_s = 1 ──── 1/2, x_s ───>  w_r = 1           w_s = 1/2                   w_r = 3/2
         x_s                         x_r               x_s                         x_r <- (1 x_r + 1/2 x_s) / (3/2)
 
-A replica that hears less than it says becomes light, and counts for little where it is heard. Mass held and on its way
-is P, always: exactly so, since it is counted in grains of 2^-32, of which a sum never has to be rounded.
+A replica that receives less than it sends loses mass, and its model counts less at its receivers. The mass of all
+replicas and messages in flight is always P, exactly: masses are multiples of 2^-32, whose sums need no rounding.
 """
 
 from __future__ import annotations
@@ -30,31 +31,35 @@ GRAIN = 2.0**-32
 
 
 class Half:
-    """Both count the same."""
+    """Both models count the same."""
 
     def __init__(self, replica: Replica, blocks: int) -> None:
         self.replica = replica
-        self.mass = np.ones(blocks)  # w_i of each block; the sum over all replicas is P
+        self.mass = np.ones(blocks)  # w_i of each block; the sum over all replicas and messages is P
 
     def share(self, block: int) -> float:
-        """What goes along with a message; 0: there is nothing to give."""
+        """Return the mass to send with a message; 0 if this replica has too little to send any."""
         return 1.0
 
     def sent(self, block: int, share: float) -> None:
-        """The message has left."""
+        """Called when the message was sent."""
 
     def weight(self, note: Note, block: int) -> float:
-        """How far to go towards the model that came."""
+        """Return the weight of a received model."""
         return 0.5
 
 
 class Clock(Half):
+    """The model that has seen more images counts more."""
+
     def weight(self, note: Note, block: int) -> float:
         both = note.clock + self.replica.images
         return note.clock / both if both else 0.5
 
 
 class Mass(Half):
+    """Each model counts by its mass, which is conserved (push-sum)."""
+
     def share(self, block: int) -> float:
         return floor(self.mass[block] / (2 * GRAIN)) * GRAIN
 
@@ -67,8 +72,8 @@ class Mass(Half):
 
 
 def kind(config: Config) -> type[Half]:
-    """The class for --mix. Raises ConfigError for mass that would have to be copied."""
+    """Return the class for --mix. Raises ConfigError for `mass` with pull, which would copy mass."""
     if config.mix == "mass" and config.exchange == "pull":
         raise ConfigError("--mix mass needs --exchange push or push-pull: "
-                          "with pull a model is read by many, and its mass would count many times")  # fmt: skip
+                          "with pull many replicas read a model, and its mass would count many times")  # fmt: skip
     return {"half": Half, "clock": Clock, "mass": Mass}[config.mix]

@@ -1,4 +1,4 @@
-"""Base-(k+1) graphs: the exact average after few rounds for ANY number of replicas, with at most k partners in each.
+"""Base-(k+1) graphs: the exact average after few rounds for ANY number of replicas, with at most k partners per round.
 
 Takezawa, Sato, Bao, Niwa, Yamada: Beyond Exponential Graph (NeurIPS 2023, arXiv 2305.11420).
 """
@@ -10,15 +10,15 @@ from functools import cache
 
 from minidl.comm.topology.graphs import Round, Row
 
-Moves = dict[int, Row]  # the rows of one round that are not "keep what you have"
+Moves = dict[int, Row]  # the rows of one round, without those of replicas that keep their weights
 
 
 def base_graph(size: int, base: int) -> list[Round]:
-    """The Base-(k+1) graph, base = k + 1 (the paper's algorithm 3).
+    """Build the Base-(k+1) graph, base = k + 1 (algorithm 3 of the paper).
 
-    Two ways, the shorter is taken. Directly: `_simple_base_graph`. Or, where size = p q with p a product of factors up
-    to base: p teams of q replicas each find their average side by side, then replicas of equal place average across
-    teams, which takes few rounds because p has small factors.
+    There are two ways, and the function takes the shorter sequence. The direct way is `_simple_base_graph`. The other
+    one needs size = p q with p a product of factors up to base. First p teams of q replicas find their averages in
+    parallel. Then the replicas at the same place of each team average, in few rounds because p has small factors.
     """
     everybody = list(range(size))
     direct = _simple_base_graph(everybody, base)
@@ -29,18 +29,20 @@ def base_graph(size: int, base: int) -> list[Round]:
     teams = [everybody[start : start + q] for start in range(0, size, q)]
     within = _beside([_simple_base_graph(team, base) for team in teams])
     across = _beside([_hyper_hypercube([team[place] for team in teams], base) for place in range(q)])
-    shortest = min(direct, within + across, key=len) or [{}]  # one replica alone: a round of nothing
+    shortest = min(direct, within + across, key=len) or [{}]  # a single replica: one round without moves
     return [[moves.get(i) or {i: 1.0} for i in everybody] for moves in shortest]
 
 
 def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
-    """The Simple Base-(k+1) graph (algorithm 2): write the number of members in digits of `base`.
+    """Build the Simple Base-(k+1) graph (algorithm 2): write the number of members in digits of `base`.
 
-    1. Digit a of base^power: a part of a blocks of base^power members. All parts find their average, side by side.
-    2. The largest part meets the rest: each of the rest trades with one member of every block, at a weight that gives
-       every block, and the rest together, exactly the average of all. (The rest is smaller than a block: that is what
-       digits mean.) Now everybody in the rest holds the same within its part, so the rest goes on as in 2 by itself,
-    3. while each block of the large part averages among its base^power members, which takes `power` rounds.
+    1. Digit a of base^power gives a part of a blocks with base^power members each. All parts find their averages, in
+       parallel.
+    2. The largest part averages with the rest: each member of the rest exchanges with one member of every block. The
+       weight is such that every block, and the rest as a whole, then has exactly the average of all. (The rest is
+       smaller than a block, as the digits of a number are.) The members of each part of the rest still hold equal
+       weights, so the rest repeats step 2 by itself.
+    3. Meanwhile each block of the large part averages among its base^power members, which takes `power` rounds.
     """
     parts: list[list[Sequence[int]]] = []  # parts[l]: its blocks
     rest, block = list(members), 1
@@ -69,7 +71,10 @@ def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
 
 
 def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
-    """The hyper-hypercube (algorithm 1): members written with one digit a factor; who differ in one average."""
+    """Build the hyper-hypercube (algorithm 1): number the members with one digit per factor of their count.
+
+    In each round, the members that differ only in that round's digit average.
+    """
     rounds, stride = [], 1
     for factor in _factors(len(members), base) or ():
         moves: Moves = {}
@@ -84,7 +89,7 @@ def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
 
 @cache
 def _factors(n: int, largest: int) -> tuple[int, ...] | None:
-    """The fewest factors from 2 to `largest` whose product is n; None where there are none."""
+    """Return the fewest factors from 2 to `largest` whose product is n, or None if there are none."""
     if n == 1:
         return ()
     found = [(*rest, f) for f in range(2, min(n, largest) + 1) if n % f == 0
@@ -93,7 +98,7 @@ def _factors(n: int, largest: int) -> tuple[int, ...] | None:
 
 
 def _beside(sequences: Sequence[list[Moves]]) -> list[Moves]:
-    """Sequences that touch different members, run at the same time."""
+    """Combine sequences over disjoint members into one that runs them in parallel."""
     length = max(map(len, sequences), default=0)
     rounds: list[Moves] = [{} for _ in range(length)]
     for sequence in sequences:

@@ -1,4 +1,4 @@
-"""Topologies by name, and mixing matrices for replicas that count differently."""
+"""Builds topologies by name, and mixing matrices for replicas with different weights in the average."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from minidl.comm.topology.graph_file import read_graph
 from minidl.comm.topology.mixing import Drawn, Repeating, Topology
 from minidl.errors import ConfigError, nearest
 
-LARGEST = 65_536  # no more replicas than this
+LARGEST = 65_536  # the most replicas
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be built."""
+    """The arguments of `build`."""
 
     name: str
-    argument: str  # what follows the name: "4x8" of torus:4x8, "3" of base-3, the path of file:PATH
+    argument: str  # the part after the name: "4x8" of torus:4x8, "3" of base-3, the path of file:PATH
     size: int
     seed: int
     nodes: tuple[int, ...]
@@ -74,12 +74,13 @@ TOPOLOGIES: dict[str, Callable[[Request], Topology]] = {
 
 
 def build(name: str, size: int, seed: int = 0, nodes: Sequence[int] = (), file: str = "") -> Topology:
-    """The topology `name` over `size` replicas.
+    """Build the topology `name` over `size` replicas.
 
-    name: of TOPOLOGIES, or torus:ROWSxCOLUMNS, base-N (at most N - 1 partners a round), file:PATH.
-    seed: of matching and uniform. nodes: the node of each replica, for hierarchical. file: the path, for file, where
-    it is not part of the name; size 0 then takes as many replicas as the graph has.
-    Raises ConfigError, one line: an unknown name, or a size that the topology cannot serve, and which it can.
+    name: one of TOPOLOGIES, or torus:ROWSxCOLUMNS, base-N (at most N - 1 partners per round), file:PATH.
+    seed: for matching and uniform. nodes: the node of each replica, for hierarchical. file: the path for `file`, if it
+    is not part of the name; with a file, size 0 takes the number of replicas from the graph.
+    Raises ConfigError, with a message of one line, for an unknown name or a size that the topology does not support;
+    the message names sizes that it supports.
     """
     family, argument = split(name)
     argument = argument or file
@@ -89,7 +90,7 @@ def build(name: str, size: int, seed: int = 0, nodes: Sequence[int] = (), file: 
 
 
 def split(name: str) -> tuple[str, str]:
-    """The key of TOPOLOGIES that a name stands for, and its argument: ("torus", "4x8"). Raises ConfigError."""
+    """Split a name into a key of TOPOLOGIES and its argument: ("torus", "4x8"). Raises ConfigError if it is unknown."""
     family, colon, argument = name.partition(":")
     if family.startswith("base-") and not colon:
         argument = family.removeprefix("base-")
@@ -102,17 +103,18 @@ def split(name: str) -> tuple[str, str]:
     return family, argument
 
 
-# Weights for replicas that are to count differently.
+# Mixing matrices for replicas with different weights in the average.
 
 
 def metropolis_hastings(adjacency: np.ndarray, stationary: Sequence[float] | np.ndarray | None = None) -> np.ndarray:
-    """The mixing matrix W (P, P) on an undirected graph that keeps sum_i pi_i x_i: pi W = pi.
+    """Return the mixing matrix W (P, P) on an undirected graph that preserves sum_i pi_i x_i: pi W = pi.
 
     See graphs.metropolis_rows for the formula.
 
-    adjacency (P, P): not 0 where two are joined; symmetric, connected; its diagonal says nothing.
-    stationary: pi (P,), positive, summing to 1 or to anything; equal where not given (W is then symmetric).
+    adjacency (P, P): not 0 where two replicas are joined; symmetric and connected; its diagonal is ignored.
+    stationary: pi (P,), positive; its sum does not matter. Without it all pi_i are equal, and W is symmetric.
     Replicas that train with mean gradients and mix by W minimise the sum of their losses weighted by pi.
+    Raises ConfigError if the matrix is not square or not symmetric, the graph not connected, or pi not valid.
     """
     adjacency = np.asarray(adjacency)
     if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1] or not adjacency.size:
@@ -129,7 +131,11 @@ def metropolis_hastings(adjacency: np.ndarray, stationary: Sequence[float] | np.
 
 
 def from_matrix(matrix: np.ndarray, name: str = "matrix") -> Topology:
-    """The topology of one mixing matrix (P, P), checked: rows sum to 1, nothing is negative, strongly connected."""
+    """Return the topology of one mixing matrix (P, P).
+
+    Raises ConfigError unless it is square and finite, its rows sum to 1, no weight is negative and its graph is
+    strongly connected.
+    """
     matrix = np.asarray(matrix, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size or not np.isfinite(matrix).all():
         raise ConfigError(f"a mixing matrix is square and finite, got shape {matrix.shape}")

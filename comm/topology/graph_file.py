@@ -1,9 +1,9 @@
-"""Graphs from files: an edge list, or what NetworkX writes as node-link JSON or GraphML.
+"""Reads graphs from files: edge lists, and the node-link JSON and GraphML of NetworkX.
 
-An edge list has one edge a line, two ranks with a space between, each edge once; `#` begins a comment:
+An edge list has one edge per line: two ranks with a space between them. Each edge occurs once. `#` begins a comment:
 
     0 1
-    1 2     # what networkx.write_edgelist writes is read too
+    1 2     # the format of networkx.write_edgelist is accepted, too
     2 0 {}
 """
 
@@ -17,12 +17,13 @@ from minidl.errors import ConfigError
 
 
 def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
-    """graph[i]: whom rank i reads from; and whether edges have a direction. Raises ConfigError naming file and line.
+    """Read a graph. Returns (graph, directed), where graph[i] are the ranks that rank i reads from.
 
-    size: how many ranks the graph must have; 0 takes what the file has. Nodes are the ranks 0 to P-1.
+    size: the number of ranks that the graph must have; 0 accepts any number. Nodes are the ranks 0 to P-1.
+    Raises ConfigError, with file and line, if the file cannot be read or is no such graph.
     """
     if not path:
-        raise ConfigError("file needs the name of a graph: file:PATH")
+        raise ConfigError("topology `file` needs the path of a graph: file:PATH")
     suffix = Path(path).suffix.lower()
     try:
         if suffix in (".json", ".graphml"):
@@ -37,11 +38,11 @@ def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
         raise ConfigError(f"graph {path!r} has ranks 0 to {highest}: it is for {highest + 1} replicas, not for {size}")
     if highest < 0:
         raise ConfigError(f"graph {path!r} has no nodes")
-    if highest > len(edges):  # before memory is taken for so many: a tree has one edge less than nodes
+    if highest > len(edges):  # checked before memory for all ranks is allocated: a tree has one edge less than nodes
         raise ConfigError(f"graph {path!r} is not connected: {highest + 1} ranks, {len(edges)} edges")
     graph: list[set[int]] = [set() for _ in range(highest + 1)]
     for source, reader in edges:
-        if source != reader:  # everybody hears itself anyway
+        if source != reader:  # every rank reads from itself anyway
             graph[reader].add(source)
             if not directed:
                 graph[source].add(reader)
@@ -71,7 +72,7 @@ def _networkx(path: str, suffix: str) -> tuple[list[tuple[int, int]], list[int],
             graph = networkx.node_link_graph(data, edges="links" if "links" in data else "edges")
         else:
             graph = networkx.parse_graphml(text)
-    except Exception as error:  # XML's own errors, and whatever a wrong key makes NetworkX raise
+    except Exception as error:  # errors of the XML parser, and those of NetworkX after a wrong key
         what = "node-link JSON" if suffix == ".json" else "GraphML"
         raise ConfigError(f"graph {path!r} is not readable as {what}: {type(error).__name__} {error}") from None
     nodes = [_rank(node, path) for node in graph]
@@ -79,9 +80,9 @@ def _networkx(path: str, suffix: str) -> tuple[list[tuple[int, int]], list[int],
 
 
 def _rank(node: Any, path: str) -> int:
-    """A node's name as a rank. Raises ConfigError where it is no whole number."""
+    """Convert a node's name to a rank. Raises ConfigError if it is not a whole number."""
     text = str(node)
     if not (text.isdecimal() and text.isascii() and len(text) < 8):
-        raise ConfigError(f"graph {path!r}: node {text[:40]!r} is no rank; nodes are numbered from 0, as "
+        raise ConfigError(f"graph {path!r}: node {text[:40]!r} is not a rank; nodes are numbered from 0, as "
                           "networkx.convert_node_labels_to_integers does")  # fmt: skip
     return int(text)

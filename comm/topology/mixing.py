@@ -1,4 +1,4 @@
-"""Sequences of mixing matrices, checked: those that repeat, those that are drawn, and what deaths leave of them."""
+"""Sequences of mixing matrices, checked on construction: periodic ones, random ones, and what remains after deaths."""
 
 from __future__ import annotations
 
@@ -18,46 +18,47 @@ ROUNDING = 1e-9  # weights are sums of a few float64
 class Topology(ABC):
     """A sequence of mixing matrices over P replicas; `build` makes one by name.
 
-    All answers are pure functions of rank and round, so that every replica computes them alone and they fit. Rows are
-    shared and cached: do not change them.
+    All methods are pure functions of rank and round, so every replica computes them by itself, and the results are
+    consistent. Rows are shared and cached: do not change them.
     """
 
     name: str
     size: int  # P
     period: int  # rounds after which the sequence repeats; 0: never (random, drawn from the seed and the round)
-    exact_after: int  # rounds after which everybody holds the exact average; 0: never
-    symmetric: bool  # W(round) equals its transpose: who reads is read, with the same weight
-    doubly: bool  # columns sum to 1, so that the average of all replicas is kept
-    alive: tuple[int, ...]  # the ranks that take part, rising; all of them unless `without` was called
+    exact_after: int  # rounds after which all replicas hold the exact average; 0: never
+    symmetric: bool  # W(round) equals its transpose: two replicas read each other, with the same weight
+    doubly: bool  # columns sum to 1, so the average of all replicas is preserved
+    alive: tuple[int, ...]  # the ranks that take part, ascending; all of them unless `without` was called
 
     @abstractmethod
     def weights(self, rank: int, round: int) -> Row:
-        """Row `rank` of W(round): source -> weight, itself included, in rising order of rank."""
+        """Return row `rank` of W(round): source -> weight, itself included, in ascending order of rank."""
 
     @abstractmethod
     def targets(self, rank: int, round: int) -> tuple[int, ...]:
-        """Who reads from it in this round, without itself, rising: its column."""
+        """Return the ranks that read from `rank` in this round (its column), without itself, ascending."""
 
     @abstractmethod
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """Everybody that it is ever joined with, either way, rising."""
+        """Return all ranks that `rank` reads from, or that read from it, in any round; ascending."""
 
     @abstractmethod
     def spectral_gap(self) -> float:
-        """1 - the factor by which the distance from agreement shrinks in a round, in the long run: 0 never, 1 at once.
+        """Return 1 - the factor by which the distance from the average shrinks per round in the long run.
 
-        Of one matrix: 1 - |lambda_2|. Of a period of T matrices: 1 - |lambda_2 of their product| ^ (1/T). Eigenvalues,
-        not singular values: they say what many periods do, and are the same whichever round a period begins with.
-        Of random matrices: 1 - sqrt(lambda_2 of the expected W' (I - 11'/m) W), which is what the mean square distance
-        does.
+        0: the replicas never agree; 1: they agree exactly after one round or one period.
+        One matrix: 1 - |lambda_2|. A period of T matrices: 1 - |lambda_2 of their product| ^ (1/T). Eigenvalues, not
+        singular values: they describe the effect of many periods, and do not depend on the first round of the period.
+        Random matrices: 1 - sqrt(lambda_2 of the expected W' (I - 11'/m) W), the rate of the mean square distance.
+        Raises ConfigError if it needs eigenvalues for more than DENSE replicas.
         """
 
     def sources(self, rank: int, round: int) -> tuple[int, ...]:
-        """Whom it reads from in this round, without itself, rising."""
+        """Return the ranks that `rank` reads from in this round, without itself, ascending."""
         return tuple(source for source in self.weights(rank, round) if source != rank)
 
     def matrix(self, round: int) -> np.ndarray:
-        """W(round), (P, P) float64. The row of a dead replica says that it keeps what it has."""
+        """Return W(round), (P, P) float64. In its row, a dead replica keeps its weights."""
         dense = np.zeros((self.size, self.size))
         for rank in range(self.size):
             row = self.weights(rank, round)
@@ -65,12 +66,12 @@ class Topology(ABC):
         return dense
 
     def mix(self, x: np.ndarray, round: int) -> np.ndarray:
-        """What the replicas hold after this round, (P, n), when they held x (P, n) before."""
+        """Return W(round) x (P, n): the replicas' vectors after this round, for x (P, n) before it."""
         mixed = x.copy()
         before, same = -1, None
         for rank in self.alive:
             row = self.weights(rank, round)
-            if row is same:  # the same average as that of the rank before it
+            if row is same:  # the same average as that of the previous rank
                 mixed[rank] = mixed[before]
             elif len(row) > 1:
                 mixed[rank] = np.fromiter(row.values(), float, len(row)) @ x[list(row)]
@@ -78,11 +79,12 @@ class Topology(ABC):
         return mixed
 
     def without(self, dead: Collection[int]) -> Topology:
-        """The same sequence after these replicas have died. The others keep their rank numbers.
+        """Return the same sequence after these replicas have died. The others keep their rank numbers.
 
-        The weight that a row gave to a dead replica goes to the row's own replica: rows still sum to 1, and columns
-        where W is symmetric. Survivors who do not all know of the death yet still do what fits: their draws and their
-        weights for each other do not change. What is left may fall into parts that no longer meet: see `connected`.
+        A row's weight for a dead replica is added to the row's own replica. So rows still sum to 1, and columns do if W
+        is symmetric. If only some survivors know of the death, their rounds still fit together: their draws and their
+        weights for each other do not change. The rest may fall apart into parts without a path between them: see
+        `connected`. Raises ConfigError for an unknown rank, or if no replica is left.
         """
         gone = frozenset(dead)
         wrong = sorted(rank for rank in gone if not 0 <= rank < self.size)
@@ -94,9 +96,9 @@ class Topology(ABC):
 
     @cached_property
     def connected(self) -> bool:
-        """Whether news gets from everybody to everybody: the union of a period's graphs is strongly connected."""
+        """Whether there is a path between any two replicas: the union of a period's graphs is strongly connected."""
         if not self.period:
-            return True  # any two may be drawn
+            return True  # any two replicas may be drawn
         return self._reaches_all(self.sources) and self._reaches_all(self.targets)
 
     def _reaches_all(self, step: Callable[[int, int], tuple[int, ...]]) -> bool:
@@ -109,9 +111,10 @@ class Topology(ABC):
         return len(seen) == len(self.alive)
 
     def rounds_to_shrink(self, factor: float = 1000.0, most: int = 10**7) -> int:
-        """Rounds until random vectors are `factor` times closer to their average than at first; 0: not within `most`.
+        """Return the rounds until random vectors are `factor` times closer to their average than at the start.
 
-        Distance: the consensus distance, root mean square over replicas and elements. For P up to DENSE.
+        Returns 0 if it takes more than `most` rounds, or more than 10,000 random ones. Distance: root mean square over
+        replicas and elements. Raises ConfigError for more than DENSE replicas, except for random matrices.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 64))
         target = self._distance(x) / factor
@@ -131,6 +134,7 @@ class Topology(ABC):
         return rounds
 
     def _distance(self, x: np.ndarray) -> float:
+        """Return the root mean square distance of the rows of x from their average."""
         x = x[list(self.alive)]
         return float(np.sqrt(((x - x.mean(axis=0)) ** 2).mean()))
 
@@ -149,16 +153,16 @@ class Topology(ABC):
         product = self._product()[np.ix_(self.alive, self.alive)]
         values = np.linalg.eigvalsh(product) if self.symmetric and self.period == 1 else np.linalg.eigvals(product)
         second = np.sort(np.abs(values))[-2]
-        if second < 1e-7:  # nilpotent: exact after several periods; eigenvalues of such are found to sqrt(eps) only
+        if second < 1e-7:  # nilpotent: exact after several periods; such eigenvalues have errors of sqrt(eps)
             return 1.0
         return float(max(0.0, 1 - second ** (1 / self.period)))
 
 
 class Repeating(Topology):
-    """A topology written down: a list of rounds, over and over."""
+    """A periodic topology: a list of rounds that repeats."""
 
     def __init__(self, name: str, rounds: Sequence[Round], doubly: bool = True, exact: bool = False) -> None:
-        """doubly, exact: what the rounds promise; checked. Raises ConfigError where a check fails."""
+        """doubly, exact: properties that the rounds must have. Raises ConfigError if a check fails."""
         self.name, self.size, self.period = name, len(rounds[0]), len(rounds)
         self.alive = tuple(range(self.size))
         self._rounds = rounds
@@ -170,7 +174,7 @@ class Repeating(Topology):
         if doubly and not self.doubly:
             raise ConfigError(f"{name}: columns of a mixing matrix must sum to 1")
         if not self.connected:
-            raise ConfigError(f"{name}: not connected: not everybody's weights would reach everybody")
+            raise ConfigError(f"{name}: not connected: there is no path between some of the replicas")
         self.exact_after = self._measure_exactness()
         if exact and not self.exact_after:
             raise ConfigError(f"{name}: {self.size} replicas do not hold the average after {self.period} rounds")
@@ -190,9 +194,9 @@ class Repeating(Topology):
         return self._gap_of_period()
 
     def _measure_exactness(self) -> int:
-        """Rounds after which random vectors are at their average: no dense matrix, so for any P.
+        """Return the rounds after which random vectors equal their average. Needs no dense matrix, so works for any P.
 
-        Two periods, since what a period begins with may be what its end lacks: averaging inside nodes.
+        Tries two periods: a period may begin with the round that is missing at its end, such as averaging inside nodes.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 4))
         mean = x.mean(axis=0)
@@ -204,22 +208,22 @@ class Repeating(Topology):
 
 
 class Drawn(Topology):
-    """A random topology: in each round everybody is given one to read from, or is left alone; half and half."""
+    """A random topology: in each round each rank reads from one other rank, with weight 1/2, or from none."""
 
     def __init__(self, name: str, size: int, seed: int, draw: Draw, pairs: bool) -> None:
-        """pairs: who is read from i is read by i, so that W is symmetric. The first rounds are checked."""
+        """pairs: if i reads from j, j reads from i, so W is symmetric. The first rounds are checked."""
         self.name, self.size, self.period = name, size, 0
         self.alive = tuple(range(size))
         self.symmetric = self.doubly = pairs or size <= 2
-        self.exact_after = 1 if size <= 2 else 0  # two have no choice
+        self.exact_after = 1 if size <= 2 else 0  # two replicas always read each other
         self._pairs = pairs
-        # An asynchronous replica may be some rounds ahead of another in the same simulation.
+        # Several rounds are cached: in a simulation an asynchronous replica may be some rounds ahead of another.
         self._sources = lru_cache(64)(lambda round: tuple(draw(size, seed, round).tolist()))
         self._readers = lru_cache(64)(lambda round: _readers(self._sources(round)))
         for round in range(4):
             sources = np.array(self._sources(round))
             if pairs and not np.array_equal(sources[sources], np.arange(size)):
-                raise ConfigError(f"{name}: round {round} holds something else than pairs")
+                raise ConfigError(f"{name}: round {round} does not consist of pairs")
 
     def weights(self, rank: int, round: int) -> Row:
         source = self._sources(round)[rank]
@@ -237,10 +241,11 @@ class Drawn(Topology):
         return self.gap_among(self.size)
 
     def gap_among(self, alive: int) -> float:
-        """The gap when `alive` of the P replicas are left; exact, by counting.
+        """Return the exact spectral gap when `alive` of the P replicas are left.
 
         Let i read from a given j with probability q. For x of mean 0 and length 1, E[W x] = a x with a = 1 - q alive/2,
-        and E|W x|^2 = a. Pairs keep the mean; else it moves, and its variance, (a - a^2) / alive, is no disagreement.
+        and E|W x|^2 = a. Pairs preserve the mean. Otherwise the mean moves; its variance, (a - a^2) / alive, is not
+        disagreement and is subtracted.
         """
         if alive == 1:
             return 1.0
@@ -250,7 +255,7 @@ class Drawn(Topology):
 
 
 class _Survivors(Topology):
-    """Another topology after some of its replicas have died."""
+    """A topology after the death of some of its replicas."""
 
     def __init__(self, before: Topology, dead: frozenset[int]) -> None:
         whole = before._whole if isinstance(before, _Survivors) else before
@@ -295,9 +300,10 @@ class _Survivors(Topology):
 
 
 def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool]:
-    """Checks the rows of one matrix.
+    """Check the rows of one matrix. Raises ConfigError if one is wrong.
 
-    Returns who reads from each rank ([]: those whom it reads from), whether columns sum to 1, whether it is symmetric.
+    Returns the readers of each rank ([] if these are the ranks that it reads from), whether columns sum to 1, and
+    whether the matrix is symmetric.
     """
     size = len(round)
     checked: set[int] = set()
@@ -310,7 +316,7 @@ def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool
             if not (abs(sum(row.values()) - 1) < ROUNDING and min(row.values()) >= 0):
                 raise ConfigError(f"{name}: row {rank} of a mixing matrix must be positive and sum to 1")
             if ranks != sorted(ranks) or ranks[0] < 0 or ranks[-1] >= size:
-                raise ConfigError(f"{name}: row {rank} must name replicas 0 to {size - 1} in rising order")
+                raise ConfigError(f"{name}: row {rank} must name replicas 0 to {size - 1} in ascending order")
     if len(checked) == 1 and set(round[0].values()) == {1 / size}:
         return [], True, True  # the complete graph: P rows, one object
     readers: list[list[int]] = [[] for _ in range(size)]
@@ -327,6 +333,7 @@ def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool
 
 
 def _readers(sources: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the readers of each rank, without itself, if rank i reads from sources[i]."""
     readers: list[list[int]] = [[] for _ in sources]
     for rank, source in enumerate(sources):
         if rank != source:

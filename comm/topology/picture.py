@@ -1,4 +1,4 @@
-"""A topology as a picture: replicas on a circle, one panel a round. Needs Matplotlib, the extra `plot`."""
+"""Draws a topology: replicas on a circle, one panel per round. Needs Matplotlib, the extra `plot`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 
 from minidl.comm.topology.mixing import Topology
 
-MOST_REPLICAS = 256  # a picture of more is a grey disc
+MOST_REPLICAS = 256  # with more, the picture is only a grey disc
 MOST_PANELS = 16
 LINE, DOT = "#4477aa", "#222222"
 
 
 def draw(topology: Topology, path: str) -> None:
-    """Write the picture to path; its ending says in which format.
+    """Write the picture to path, in the format of its suffix.
 
-    A line: both read each other. An arrow points the way the vector goes, from the one that is read to the reader. The
-    thicker, the larger the weight. Raises ImportError without Matplotlib, OSError where the file cannot be written.
+    A line joins two replicas that read each other. An arrow points from a replica to its reader, the direction in which
+    the vector moves. Thickness shows the weight. Raises ImportError without Matplotlib, OSError if the file cannot be
+    written.
     """
     from matplotlib.figure import Figure  # not pyplot: no window, no state
 
@@ -42,6 +43,7 @@ def draw(topology: Topology, path: str) -> None:
 
 
 def _panel(axes: Any, topology: Topology, round: int) -> None:
+    """Draw one round."""
     size = topology.size
     angle = np.pi / 2 - 2 * np.pi * np.arange(size) / size  # rank 0 on top, then clockwise
     at = np.column_stack([np.cos(angle), np.sin(angle)])
@@ -59,7 +61,7 @@ def _panel(axes: Any, topology: Topology, round: int) -> None:
             short = max(0.0, 1 - (0.13 if size <= 24 else 0.03) / math.hypot(dx, dy))  # up to the dot, not under it
             axes.quiver(x, y, dx * short, dy * short, angles="xy", scale_units="xy", scale=1, color=LINE, zorder=1,
                         width=0.004 * width, headwidth=7, headlength=8, headaxislength=7)  # fmt: skip
-    inside = size <= 24  # the number in the dot, else around the circle, where there is room
+    inside = size <= 24  # numbers inside the dots, or else outside the circle, where there is room
     axes.scatter(*at.T, s=190 if inside else 12, color=DOT, zorder=2)
     for rank in range(size if size <= 64 else 0):
         axes.annotate(str(rank), at[rank] * (1 if inside else 1.1), ha="center", va="center", zorder=3,

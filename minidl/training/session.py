@@ -47,7 +47,7 @@ class Session:
         self.data, self.model = prepare(config, fabric.rank)
         arena = self.model.flatten()
         fabric.join(kind.needs(arena.size, config), arena.layout_hash)
-        fabric.strict = kind.together and fabric.size > 1
+        fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, lambda entry: self.display.epoch(entry))
         self.snapshots = Snapshots(self.output)
@@ -137,7 +137,7 @@ class Session:
         if output.alone:
             output.report(entry)
             output.save()
-        elif trainer.method.together:
+        elif trainer.method.synchronous:
             if trainer.finished:
                 self.last_epoch = entry  # the shutdown collects the states anyway
                 return

@@ -40,7 +40,7 @@ def shut_down(
     Raises Stopped; or MinidlError if a death ended the training: the states of the survivors are saved by then.
     """
     fabric = output.fabric
-    fabric.strict = False  # a death now ends only the waits for that replica
+    fabric.fail_fast = False  # a death now ends only the waits for that replica
     fabric.meter.stop()
     fabric.announce(Column.STATE, State.PAUSED)
     with suppress(PeerLost):  # a server died: this replica's weights are what is left

@@ -78,8 +78,8 @@ class SimulatedRun:
         self.work = f"{Path(config.model).stem} {Path(config.data).stem}"
         flops = flops_per_image(self.model, self.data.input_shape)
         self.simulation = Simulation(cluster, ranks, config.seed, self.work, flops, config.trace)
-        self.together = kind.together and ranks > 1
-        if self.together and self.simulation.place.joins:
+        self.synchronous = kind.synchronous and ranks > 1
+        if self.synchronous and self.simulation.place.joins:
             raise cluster.wrong(f"[[joins]]: with method {config.method} all replicas make each step together, "
                                 "from the first")  # fmt: skip
         self.engine = Engine(self.model, self.config)
@@ -87,7 +87,7 @@ class SimulatedRun:
         needs = kind.needs(arena.size, self.config)
         self.trainers = []
         for fabric in self.simulation.fabrics:
-            fabric.replicas, fabric.strict = roles.replicas, self.together
+            fabric.replicas, fabric.fail_fast = roles.replicas, self.synchronous
             fabric.join(needs, arena.layout_hash)
             self.trainers.append(Trainer(self.model, self.data, self.config, fabric=fabric, engine=self.engine))
         self.steps = self.logged = 0  # of all replicas

@@ -44,7 +44,7 @@ class Snapshots:
                 checkpoint = self._validate_average(states, step, at.epoch - len(self.taken) + number, seconds)
                 if at.best_step == step:
                     output.write(checkpoint, step)
-        if last and not trainer.method.together and trainer.data.x_validation is not None:
+        if last and not trainer.method.synchronous and trainer.data.x_validation is not None:
             self._validate_average(last, at.step, at.epoch, at.seconds)
             output.keep(last, None)  # again: the checkpoint notes which step is best
 

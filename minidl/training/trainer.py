@@ -122,7 +122,7 @@ class Trainer:
             if at.step == self.total_steps:
                 break
             self.check()
-            if not self.fabric.begin_step(at.step, self.method.together):
+            if not self.fabric.begin_step(at.step, self.method.synchronous):
                 raise Stopped(SIGTERM)
             loss, correct = self.step(x, y)
             at.step, at.batch, at.images = at.step + 1, at.batch + 1, at.images + len(y)

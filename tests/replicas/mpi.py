@@ -169,7 +169,7 @@ def stop(fabric: MpiFabric) -> int:
     for made in range(1000):
         if made == 3 and fabric.rank == fabric.size - 1:
             fabric.stop_wanted = True
-        if not fabric.begin_step(made, together=True):
+        if not fabric.begin_step(made, synchronous=True):
             return made
         time.sleep(0.002 * fabric.rank)
     raise AssertionError("no rank stopped")

@@ -134,10 +134,10 @@ def steps(fabric: ShmFabric, kind: str, last: str = "1000000", sleep: str = "0")
     "ring": in addition each rank waits for its neighbours in every step.
     """
     join(fabric, elements=1, mail=2)
-    fabric.strict = kind != "alone"
+    fabric.fail_fast = kind != "alone"
     sides = [rank % fabric.size for rank in (fabric.rank - 1, fabric.rank + 1)] if kind == "ring" else []
     made = 0
-    while made < int(last) and fabric.begin_step(made, fabric.strict):
+    while made < int(last) and fabric.begin_step(made, fabric.fail_fast):
         time.sleep(0.01 * (1 + fabric.rank))
         for _ in fabric.exchange(sides, sides, np.zeros(1, np.float32))():
             pass

@@ -1,4 +1,4 @@
-"""The inside of a simulation: its clock, greenlets and network. What it is, and what takes how long: see sim.py."""
+"""The event loop of a simulation: clock, greenlets, network. sim.py explains the model and what takes how long."""
 
 from __future__ import annotations
 
@@ -7,41 +7,40 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidl.comm.cluster import Cluster, Link
-from minidl.comm.fabric.base import ANY, Channel, Column, Note, State
+from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Needs, Note, State
+from minidl.comm.meter import Meter
 from minidl.errors import MinidlError
 
-if TYPE_CHECKING:
-    from minidl.comm.fabric.sim import SimFabric
-
 T = TypeVar("T")
-TOUCHED = {"update": 20, "mix": 12}  # bytes for an element: SGD reads three vectors and writes two, a mix two and one
-# Looking up a member of an enumeration takes longer than all else that `post` does.
+# Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
+TOUCHED = {"update": 20, "mix": 12}
+# Looking up a member of an enumeration takes longer than everything else in `post`.
 MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
 
 
 class Deadlock(MinidlError):
-    """All wait, and nothing more will happen."""
+    """All replicas wait, and no event is left."""
 
 
 class Task:
-    """A greenlet of a rank. While it is parked: for whom it waits, and for what."""
+    """A greenlet of a rank. While it is parked, `peers` and `what` say for whom and for what it waits."""
 
     __slots__ = ("fabric", "greenlet", "parked", "peers", "what")
 
-    def __init__(self, fabric: SimFabric, work: Callable[[], None], hub: greenlet) -> None:
+    def __init__(self, fabric: Rank, work: Callable[[], None], hub: greenlet) -> None:
         self.fabric, self.greenlet = fabric, greenlet(work, hub)
         self.parked, self.what = False, "to begin"
         self.peers: Sequence[int] = ()
 
 
 class Message:
-    """receivers: those who have not released it."""
+    """A message in the simulated network. receivers: those that have not released it yet."""
 
     __slots__ = ("channel", "note", "receivers", "sender", "vector")
 
@@ -49,72 +48,93 @@ class Message:
         self.channel, self.sender, self.receivers, self.vector, self.note = channel, sender, receivers, vector, note
 
 
-class Simulation:
-    """A cluster with `ranks` replicas and servers on it.
+class Rank(Fabric):
+    """The base of SimFabric (sim.py): the state of one rank that the event loop uses."""
 
-    work, flops: what a gradient costs, see Cluster.seconds_per_image; with neither, gradients take no time.
-    trace: whether the meters keep a timeline.
+    def __init__(self, simulation: EventLoop, rank: int, trace: bool = False) -> None:
+        self.simulation = simulation
+        super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
+        self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
+        self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
+        self.drawn, self.slowness = 0, 1.0  # step of the last draw, and time of its gradient relative to the mean
+        self.needs: Needs | None = None
+        self.tasks: list[Task] = []
+        self.parked: list[Task] = []
+        self.gone = False  # dead, or the simulation is over
+        self.inbox: list[dict[int, Message]] = [{} for _ in Channel]  # by sender, in order of arrival
+        self.on_way: list[set[int]] = [set() for _ in Channel]  # peers that have not released this rank's message
+        self.free = [0] * len(Channel)  # by channel, the number of messages that memory is left for
 
-        simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
-        results = simulation.run({rank: function of no arguments, which uses simulation.fabric(rank)})
-        simulation.time    how long it took, in virtual seconds
+    def wake(self) -> None:
+        """Wake all parked tasks of this rank: they check again whether they can continue."""
+        for task in tuple(self.parked):
+            self.simulation.wake(task)
+
+    def _sleep(self, seconds: float) -> None:
+        """Suspend the running task for this many virtual seconds."""
+        simulation = self.simulation
+        if seconds and simulation.current is not None:
+            simulation.at(simulation.time + seconds, simulation.resume, simulation.current)
+            simulation.pause()
+
+
+class EventLoop:
+    """Virtual time, the greenlets of all ranks, and the network between them. See Simulation in sim.py for arguments.
+
+    fabrics: one for each rank, set by Simulation.
     """
 
-    def __init__(
-        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False
-    ) -> None:
-        from minidl.comm.fabric.sim import SimFabric
+    fabrics: Sequence[Rank] = ()
 
+    def __init__(self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0) -> None:
         place = cluster.place(ranks)
         self.cluster, self.place, self.size, self.seed = cluster, place, ranks, seed
-        self.time, self.happened = 0.0, 0  # happened: events so far
+        self.time, self.happened = 0.0, 0  # happened: number of events so far
         costs = {device: cluster.seconds_per_image(device, work, flops) if work or flops else 0.0
                  for device in set(place.devices)}  # fmt: skip
         self.image_seconds = [costs[device] for device in place.devices]
-        self.chance = np.random.default_rng([seed, ranks])  # which messages are lost
-        self.card_free = [0.0] * len(place.groups)  # when each node's network card has sent what it was given
-        # What all ranks share, one of each: with thousands of them, a list for each would be too much.
+        self.chance = np.random.default_rng([seed, ranks])  # decides which messages are lost
+        self.card_free = [0.0] * len(place.groups)  # when each node's network card has sent all it was given
+        # One of each for all ranks: with thousands of ranks, a list for each would take too much memory.
         self.board = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
         self.everybody = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
         self.layout = ""
-        self.mail = 0  # messages on their way
+        self.mail = 0  # messages in flight on MAIL
         self.stop_asked = False
-        self.draining: set[int] = set()  # who has entered `drain`
-        self.drained = 0  # how often all had
+        self.draining: set[int] = set()  # ranks that have entered `drain`
+        self.drained = 0  # how many times all of them had
 
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned = 0
-        self._ready: deque[Task] = deque()
-        self._watching: dict[int, dict[Task, None]] = {rank: {} for rank in (ANY, *range(ranks))}  # by for whom
-        self._survivors: tuple[tuple[int, ...], list[int]] | None = None  # of whom, who
+        self.ready: deque[Task] = deque()
+        # Parked tasks, by the rank that they wait for.
+        self._watching: dict[int, dict[Task, None]] = {rank: {} for rank in (ANY, *range(ranks))}
+        self._survivors: tuple[tuple[int, ...], list[int]] | None = None  # (replicas, those of them that are alive)
         self._training: set[int] | None = None  # replicas neither dead nor finished
         self._hub: greenlet | None = None
         self.current: Task | None = None
         self.running: dict[int, Task] = {}  # ranks that have not finished
-        self.fabrics = [SimFabric(self, rank, trace) for rank in range(ranks)]
 
         for _, rank in place.joins:
-            self.board[rank, STATE] = State.DEAD  # to others it is as if it were
+            self.board[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
         self.dead = len(place.joins)
         for time, rank in place.deaths:
             self.at(time, self._die, rank)
 
-    def fabric(self, rank: int) -> SimFabric:
-        return self.fabrics[rank]
-
     # -- the loop ----------------------------------------------------------------------------------------
 
     def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Let something happen at a time."""
+        """Schedule a call at a virtual time."""
         self._planned += 1
         heapq.heappush(self._events, (time, self._planned, call, arguments))
 
     def run(self, work: Mapping[int, Callable[[], T]], check: Callable[[], None] = lambda: None) -> dict[int, T]:
-        """Let each rank do its work, to the end; returns the results of those that did not die.
+        """Run the work of each rank to its end. Returns the results of the ranks that did not die.
 
-        check: called now and then; what it raises ends the simulation, as does what any rank raises. Raises Deadlock.
+        check: called every 64 events. An exception in it or in any rank ends the simulation.
+        Raises Deadlock if all ranks wait and no event is left.
         """
         self._hub = getcurrent()
         results: dict[int, T] = {}
@@ -127,11 +147,11 @@ class Simulation:
         self.running.clear()
         late = {rank: time for time, rank in self.place.joins}
         for rank in work:
-            task = self.running[rank] = self._task(self.fabrics[rank], partial(main, rank))
+            task = self.running[rank] = self.add_task(self.fabrics[rank], partial(main, rank))
             if rank in late:
                 self.at(late[rank], self._come, rank)
             else:
-                self._ready.append(task)
+                self.ready.append(task)
         try:
             self._loop(check)
             if self.running:
@@ -147,10 +167,10 @@ class Simulation:
         return results
 
     def _loop(self, check: Callable[[], None]) -> None:
-        ready, events = self._ready, self._events
+        ready, events = self.ready, self._events
         while self.running:
             while ready:
-                self._resume(ready.popleft())
+                self.resume(ready.popleft())
             if not events or not self.running:
                 return
             self.time, _, call, arguments = heapq.heappop(events)
@@ -159,25 +179,27 @@ class Simulation:
                 check()
             call(*arguments)
 
-    def _task(self, fabric: SimFabric, work: Callable[[], None]) -> Task:
+    def add_task(self, fabric: Rank, work: Callable[[], None]) -> Task:
+        """Create a task of a rank; it starts when it is appended to `ready`."""
         assert self._hub is not None
         task = Task(fabric, work, self._hub)
         fabric.tasks.append(task)
         return task
 
-    def _resume(self, task: Task) -> None:
+    def resume(self, task: Task) -> None:
+        """Run a task until it pauses or ends."""
         if not task.fabric.gone:
             self.current = task
             task.greenlet.switch()
             self.current = None
 
     def pause(self) -> None:
-        """Set the running greenlet aside: back to the loop."""
+        """Suspend the running greenlet and return to the loop."""
         assert self._hub is not None
         self._hub.switch()
 
     def park(self, task: Task) -> None:
-        """Set it aside until `wake`."""
+        """Suspend the running task until `wake`."""
         task.parked = True
         task.fabric.parked.append(task)
         for peer in task.peers or (ANY,):
@@ -185,15 +207,16 @@ class Simulation:
         self.pause()
 
     def wake(self, task: Task) -> None:
+        """Let a parked task run again."""
         if task.parked:
             task.parked = False
             task.fabric.parked.remove(task)
             for peer in task.peers or (ANY,):
                 self._watching[peer].pop(task, None)
-            self._ready.append(task)
+            self.ready.append(task)
 
     def board_changed(self, rank: int, column: Column) -> None:
-        """Wake those who wait for this rank, or for nobody by name; to stop concerns all."""
+        """Wake the tasks that wait for this rank or for no particular one. A change of STOP wakes all tasks."""
         if column is STATE:
             self._survivors = self._training = None
         concerned = self._watching.values() if column is STOP else (self._watching[rank], self._watching[ANY])
@@ -206,15 +229,15 @@ class Simulation:
             f"rank {rank} waits for {task.what or 'something'}" + (f" of {_few(task.peers)}" if task.peers else "")
             for rank, task in self.running.items()
         ]
-        return f"deadlock after {self.time:.6g} virtual s, all wait and nothing is on its way: " + _few(waits, "; ")
+        return f"deadlock after {self.time:.6g} virtual s, all wait and no event is left: " + _few(waits, "; ")
 
-    # -- what befalls ranks ------------------------------------------------------------------------------
+    # -- deaths, joins, stops ----------------------------------------------------------------------------
 
     def _die(self, rank: int) -> None:
-        """What has not arrived of its messages is lost; what has, stays. None is left for it."""
+        """Let a rank die. Its messages in flight are lost, those that have arrived stay, and its inbox is emptied."""
         fabric = self.fabrics[rank]
         if rank not in self.running or fabric.gone or self.board[rank, STATE] == State.DEAD:
-            return  # it has finished, or has not come yet
+            return  # it has finished, or has not joined yet
         self.board[rank, STATE] = State.DEAD
         self._end(fabric)
         del self.running[rank]
@@ -226,19 +249,20 @@ class Simulation:
         self.dead += 1
         self.board_changed(rank, STATE)
         for other in self.fabrics:
-            other.wake()  # whoever waits may have waited for it
+            other.wake()  # it may wait for the dead rank
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
+        """Let a rank join late."""
         if rank not in self.running:
             return
         self.board[rank, STATE] = State.JOINING
         self.dead -= 1
-        self._ready.append(self.running[rank])
+        self.ready.append(self.running[rank])
         self.board_changed(rank, STATE)
 
-    def _end(self, fabric: SimFabric) -> None:
-        """Throw a rank's greenlets away, wherever they are; `finally` in their code runs, and cannot reach anybody."""
+    def _end(self, fabric: Rank) -> None:
+        """End all greenlets of a rank. Their `finally` clauses run, but can no longer communicate."""
         fabric.gone = True
         for task in fabric.tasks:
             if not task.greenlet.dead:
@@ -248,7 +272,7 @@ class Simulation:
         fabric.tasks.clear()
 
     def stop(self) -> None:
-        """Let all replicas stop after the step that they are in: as if each had had a signal, and all knew."""
+        """Let all replicas stop after their current step, as if each had received a signal and all knew of it."""
         for fabric in self.fabrics:
             fabric.stop_wanted = True
             if not self.board[fabric.rank, STOP]:
@@ -257,20 +281,20 @@ class Simulation:
         self.board_changed(0, STOP)
 
     def survivors(self, replicas: tuple[int, ...]) -> list[int]:
-        """Those that are not dead: found once, until the board's states change."""
+        """Return the replicas that are not dead. Cached until a state in the status table changes."""
         if self._survivors is None or self._survivors[0] is not replicas:
             states = self.board[:, STATE].tolist()
             self._survivors = replicas, [rank for rank in replicas if states[rank] != State.DEAD]
         return self._survivors[1]
 
-    # -- how long things take ----------------------------------------------------------------------------
+    # -- durations ---------------------------------------------------------------------------------------
 
-    def seconds(self, fabric: SimFabric, what: str, amount: float) -> float:
-        """Of work on a rank's device."""
+    def seconds(self, fabric: Rank, what: str, amount: float) -> float:
+        """Return the duration of some work on a rank's device."""
         device = self.place.devices[fabric.rank]
         if what != "gradient":
             return TOUCHED.get(what, 0) * amount / device.memory
-        if fabric.step == 0 or fabric.step != fabric.drawn:  # once in a step, also where its gradient comes in parts
+        if fabric.step == 0 or fabric.step != fabric.drawn:  # one draw per step, even for a gradient in parts
             fabric.drawn, stragglers = fabric.step, self.cluster.stragglers
             normal, uniform = fabric.chance.standard_normal(), fabric.chance.random()
             fabric.slowness = math.exp(device.jitter * normal - device.jitter**2 / 2)  # its mean is 1
@@ -279,7 +303,7 @@ class Simulation:
         return amount * self.image_seconds[fabric.rank] * fabric.slowness
 
     def link(self, one: int, other: int) -> Link:
-        """Between two ranks."""
+        """Return the link between two ranks."""
         a, b = self.place.nodes[one], self.place.nodes[other]
         return self.cluster.inside if a == b else self.cluster.link(self.place.groups[a], self.place.groups[b])
 
@@ -299,6 +323,7 @@ class Simulation:
     # -- messages ----------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
+        """Put a message into the network, once for each receiver."""
         size = message.vector.nbytes
         if message.channel is MAIL:
             self.mail += len(message.receivers)
@@ -314,7 +339,7 @@ class Simulation:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """A receiver is done with it: its sender may send the next, and has the memory back after the last."""
+        """A receiver releases a message: the sender may send it the next. The last release frees the memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)
@@ -328,7 +353,7 @@ class Simulation:
             self.look_whether_drained()
 
     def look_whether_drained(self) -> None:
-        """Whether all that train have entered `drain`, and no mail is on its way."""
+        """Complete `drain` if all replicas that train have entered it and no mail is in flight."""
         if self.mail or not self.draining:
             return
         if self._training is None:
@@ -342,5 +367,6 @@ class Simulation:
 
 
 def _few(things: Sequence[object], separator: str = ", ") -> str:
+    """Join the first eight things, with the total number if there are more."""
     rest = f"{separator}... ({len(things)} in all)" if len(things) > 8 else ""
     return separator.join(map(str, things[:8])) + rest
