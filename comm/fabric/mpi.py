@@ -41,7 +41,7 @@ from minidl.comm import memory
 from minidl.comm.fabric.base import ANY, CHUNK, Aborted, Channel, Column, Letter, Needs, Note
 from minidl.comm.fabric.boxed import BoxedFabric
 from minidl.comm.fabric.courier import TINY, Courier
-from minidl.comm.fabric.job import Job, recognise
+from minidl.comm.fabric.job import MpiJob, recognise
 from minidl.comm.mailbox import HEADER, LINE, SLOTS, Mailbox, Plan
 from minidl.comm.meter import Meter
 from minidl.engine.device import aligned
@@ -67,7 +67,7 @@ class MpiFabric(BoxedFabric):
             raise ConfigError("this process is not a rank of an MPI job")
         return cls(job, meter, stall, fast)
 
-    def __init__(self, job: Job, meter: Meter, stall: float = 30.0, fast: bool = False) -> None:
+    def __init__(self, job: MpiJob, meter: Meter, stall: float = 30.0, fast: bool = False) -> None:
         self.courier = courier = Courier(job)
         self.rank, self.size = courier.rank, courier.size
         self._offset = 0.0

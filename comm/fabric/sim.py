@@ -37,7 +37,7 @@ from greenlet import GreenletExit
 
 from minidl.comm.cluster import Cluster
 from minidl.comm.fabric.base import ANY, Channel, Column, Letter, Needs, Note, Pending, State
-from minidl.comm.fabric.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Message, Rank, Task
+from minidl.comm.fabric.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Message, Rank, SimulatedProcess
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class SimFabric(Rank):
         self.asked: set[int] = set()
         self.answers: dict[int, tuple[int, np.ndarray, Note]] = {}
         self.lookers: set[int] = set()  # ranks that found nothing newer; `publish` wakes them
-        self.started: list[Task] = []
+        self.started: list[SimulatedProcess] = []
 
     # -- the primitives of a transport -------------------------------------------------------------------
 
