@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import minidl
 from bench.pytorch_twins import TWINS
 from minidl import models, ops, optim, schedules
-from minidl.data import Dataset, Loader, load
+from minidl.data import Augment, Dataset, Loader, load
 
 
 def train_minidl(model: minidl.nn.Module, data: Dataset, loader: Loader, args: argparse.Namespace) -> float:
@@ -92,9 +92,8 @@ def main() -> None:
     rows = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         data = load(args.data, args.data_dir, seed=seed)
-        loader = Loader(
-            data.x_train, data.y_train, args.batch_size, seed=seed, augment=args.augment, border=data.black
-        )
+        augment = Augment(args.augment, data.black)
+        loader = Loader(data.x_train, data.y_train, args.batch_size, seed=seed, augment=augment)
         minidl.seed(seed)
         ours = models.build(args.model, data.input_shape, data.classes)
         theirs = TWINS[args.model](data.input_shape, data.classes)

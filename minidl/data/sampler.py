@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from minidl.comm.fabric.base import Fabric
-from minidl.data import Dataset, Loader
+from minidl.data import Augment, Dataset, Loader
 from minidl.data.loader import Batch
 from minidl.data.seeds import Purpose, generator
 from minidl.data.shard import dirichlet_shards, shard
@@ -41,19 +41,19 @@ class Share:
         return self.batches
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        return self._loader(epoch).epoch(epoch, start)
+        return self._loader(epoch).epoch(epoch, start, self.prefetch)
 
     def sample(self, batches: int) -> Iterator[Batch]:
         """Some batches of all training images, always the same."""
-        loader = Loader(self.data.x_train, self.data.y_train, self.config.batch_size, self.config.seed, prefetch=0)
-        for _, batch in zip(range(batches), loader.epoch(0)):
+        loader = Loader(self.data.x_train, self.data.y_train, self.config.batch_size, self.config.seed)
+        for _, batch in zip(range(batches), loader.epoch(0, prefetch=0)):
             yield batch
 
     def _loader(self, epoch: int) -> Loader:
         data, config = self.data, self.config
         return Loader(
-            data.x_train, data.y_train, config.batch_size, self.seed, augment=config.augment, border=data.black,
-            indices=self._indices(epoch), prefetch=self.prefetch,
+            data.x_train, data.y_train, config.batch_size, self.seed, augment=Augment(config.augment, data.black),
+            indices=self._indices(epoch),
         )  # fmt: skip
 
     def _indices(self, epoch: int) -> np.ndarray | None:
