@@ -1,8 +1,8 @@
-"""Accuracy beside PyTorch: the same initial weights, batches, augmentation, schedule and update rule on both sides.
+"""Accuracy compared with PyTorch, with the same initial weights, batches, augmentation, schedule and update rule.
 
     python bench/accuracy.py --data cifar10 --data-dir ../shared/data --model resnet20 --epochs 15 --seeds 3
 
-Prints the test accuracy of both after the last epoch for each seed, their means and the difference.
+For each seed, prints the test accuracy of both after the last epoch; then the means and their difference.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def main() -> None:
     parser.add_argument("--model", default="resnet20", choices=list(TWINS))
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0, help="seeds may be shared out among processes")
+    parser.add_argument("--first-seed", type=int, default=0, help="to divide the seeds among several processes")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--augment", default="pad-crop,flip")
-    parser.add_argument("--quick", action="store_true", help="one seed, one epoch: does it run?")
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    parser.add_argument("--quick", action="store_true", help="one seed and one epoch, to check that it runs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args = parser.parse_args()
     if args.quick:
         args.epochs = args.seeds = 1

@@ -110,8 +110,8 @@ class Config:
                          group=TOGETHER, choices=("tree", "fast"))
     shards: str = option("iid", "assign training images to replicas at random, or by label", group=TOGETHER,
                          choices=("iid",), besides=SHARDS)
-    stall: float = option(30.0, "seconds of waiting after which a replica reports which ones it waits for", group=TOGETHER,
-                          limits=ABOVE_ZERO)
+    stall: float = option(30.0, "seconds of waiting after which a replica reports which ones it waits for",
+                          group=TOGETHER, limits=ABOVE_ZERO)
 
     seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group=RUN, limits=SEED)
     threads: int = option(0, "threads per process; 0: MINIDL_THREADS, or one per core; does not change "
