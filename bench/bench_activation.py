@@ -25,7 +25,7 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 
 NAMES = ("relu", "tanh", "sigmoid", "silu", "gelu")
-FLOOR = 4096  # numbers: 16 KB; input and output fit into the L1 cache
+FLOOR = 4096  # numbers (16 KB): input and output fit into the L1 cache
 
 
 def main() -> None:

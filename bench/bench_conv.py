@@ -110,7 +110,7 @@ def main() -> None:
     report.ladder("the ladder: 3 x 3, 64 -> 64 channels, 16 images of 16 x 16, one thread", *rungs())
     jit.set_threads(threads)
     report.threads = threads
-    report.seconds /= 2  # many layers
+    report.seconds /= 2  # there are many layers
     if torch is not None:
         torch.set_num_threads(threads)
     for name in QUICK if report.args.quick else LAYERS:

@@ -30,7 +30,7 @@ except ImportError:
 Call = Callable[[], object]
 NAMES = {F4X4_3X3: "F(4x4,3x3)", F2X2_3X3: "F(2x2,3x3)", F4X4_5X5: "F(4x4,5x5)"}
 PASSES = ("forward", "backward_input", "backward_weight")
-LAYERS = {  # N, size, C, O, r
+LAYERS = {  # N, height and width, C, O, kernel size r
     "lenet-2": (64, 14, 32, 64, 5),
     "vgg-2": (64, 32, 64, 64, 3),
     "vgg-3": (64, 16, 64, 128, 3),
@@ -115,7 +115,7 @@ def accuracy() -> None:
 
 def main() -> None:
     report = measure.Report(measure.arguments(__doc__).parse_args())
-    report.seconds = min(report.seconds, 0.5)  # 27 tables
+    report.seconds = min(report.seconds, 0.5)  # there are 27 tables
     jit.set_threads(report.threads)
     if torch is not None:
         torch.set_num_threads(report.threads)

@@ -166,6 +166,7 @@ def time_to_accuracy(report: measure.Report, args: argparse.Namespace, theirs: M
 
 
 def report_time(report: measure.Report, name: str, seconds: float | None, final: float, goal: str) -> None:
+    """Add a row with the seconds to the target accuracy, or with the final accuracy if the target was not reached."""
     if seconds is None:
         print(f"{name}: not reached, {final:.2%} at the end", flush=True)
         report.row(f"{name}-not-reached", 100 * final, "% at the end", goal)

@@ -84,7 +84,7 @@ class Times:
 def alternate(
     functions: Mapping[str, Callable[[], object]], seconds: float = 1.0, turns: int = TURNS
 ) -> dict[str, Times]:
-    """Measure the time per call of each function. Functions take turns: at least `turns`, and at least `seconds`.
+    """Measure the time per call of each function, in at least `turns` turns and for at least `seconds` in total.
 
     A turn makes as many calls as fit into half a millisecond, so that the cost of the clock is negligible. The first
     two calls (compilation, first use of memory) are not counted. In each turn, the first call of a short function is

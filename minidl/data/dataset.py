@@ -16,7 +16,7 @@ CHUNK = 256  # images converted at a time; limits the size of the float64 tempor
 
 
 class Splits(NamedTuple):
-    """The result of a reader. Images (N, H, W, C): uint8 (0 black, 255 white) or unscaled floats. Labels (N,)."""
+    """The result of a reader. Images (N, H, W, C): uint8 (0 black, 255 white) or floats of any scale. Labels (N,)."""
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -29,8 +29,8 @@ class Splits(NamedTuple):
 class Dataset:
     """Images float32 (N, H, W, C), standardised by mean (C,) and std (C,) of the training part; labels int64 (N,).
 
-    mean and std describe the images before standardising; for the image sets these have values in [0, 1]. The
-    validation part is None if nothing was held out.
+    mean and std are those of the images before standardising, with values in [0, 1] in the image sets. The validation
+    part is None if nothing was held out.
     """
 
     name: str

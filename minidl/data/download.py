@@ -14,7 +14,7 @@ from minidl.errors import DataError
 
 BLOCK = 1 << 16
 TIMEOUT = 20  # seconds without data
-ATTEMPTS = 5  # at one mirror; each must add bytes to the file
+ATTEMPTS = 5  # at most, per mirror; an attempt that adds no bytes is the last one
 
 
 class Published(NamedTuple):

@@ -29,7 +29,7 @@ class Loader:
     drop_last: omit the last batch if it is not full.
     indices: the samples to use (a replica's shard); None uses all of them.
 
-    Raises ConfigError if lengths, batch size or names do not fit, DataError if labels are not whole numbers (N,).
+    Raises DataError if the labels are not whole numbers (N,), ConfigError if another argument is invalid.
     """
 
     def __init__(

@@ -52,6 +52,7 @@ class Checkpoint:
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of a step."""
     return checkpoints / f"step-{step:08d}"
 
 
@@ -139,7 +140,7 @@ def read(path: Path) -> tuple[Arrays, dict[str, str]]:
     """Read the arrays and the metadata of a safetensors file.
 
     The library compares the header's offsets with the file's size before it allocates memory. Raises CheckpointError
-    if the file is missing, unreadable, damaged or has numbers that NumPy does not support.
+    if the file is missing, unreadable, damaged or contains a data type that NumPy does not support.
     """
     try:
         with safe_open(path, framework="np") as file:

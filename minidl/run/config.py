@@ -6,7 +6,7 @@ saved as config.toml in the run folder. If the command line names another data s
 all options that occur in a data preset (such as lr) are dropped: they were chosen for the other data set. The same
 holds for optimizers and methods.
 
-Names of models, optimizers and so on are repeated here as strings, so that --help need not import NumPy. A test
+Names of models, optimizers and so on are repeated here as strings, so that --help does not import NumPy. A test
 compares them with the code.
 """
 

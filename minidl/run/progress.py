@@ -16,7 +16,7 @@ class Progress:
     """
 
     step: int = 0  # steps done; if the number of replicas has changed, those of the replica with the most steps
-    shift: int = 0  # part of `step` that the present number of replicas would not have needed to get here
+    shift: int = 0  # the part of `step` that the present number of replicas would not have needed
     epoch: int = 0  # epochs finished
     batch: int = 0  # batches done in the epoch after those
     lr: float = 0.0  # of the last step

@@ -49,7 +49,7 @@ class Signals:
     def __enter__(self) -> Signals:
         # Python allows only the main thread to set signal handlers. In another thread, keep the existing ones.
         if threading.current_thread() is threading.main_thread():
-            # Under nohup SIGHUP is ignored, and stays so.
+            # Under nohup SIGHUP is ignored; keep it ignored.
             handled = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
             self._previous = {signum: signal.signal(signum, self._handle) for signum in handled}
         return self
