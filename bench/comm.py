@@ -140,9 +140,9 @@ def ddp(report: measure.Report, args: argparse.Namespace) -> None:
         report.row(f"speed-{row_name(name)}", value, "images/s")
     best = max((name for name in theirs if name.startswith("ddp")), key=middle.__getitem__)
     for name in OURS:
-        report.row(f"{name}-against-ddp", middle[name] / middle[best], "times its images/s", ">= 3")
+        report.row(f"{name}-against-ddp", middle[name] / middle[best], "x images/s", ">= 3")
         if args.decent_dp:
-            report.row(f"{name}-against-decent-dp", middle[name] / middle["decent-dp"], "times its images/s", ">= 3")
+            report.row(f"{name}-against-decent-dp", middle[name] / middle["decent-dp"], "x images/s", ">= 3")
     if args.epochs:
         others = {"decent-dp": theirs["decent-dp"]} if args.decent_dp else {}
         time_to_accuracy(report, args, {"ddp": theirs[best], **others})

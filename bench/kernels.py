@@ -153,7 +153,7 @@ def against_pytorch(report: measure.Report, bytes_: int, ours: Function) -> None
             own += measure.alternate({"": ours}, 0.0, 5)[""].turns
             theirs += worker.steps(20)[10:]
     ratio = measure.Times(tuple(theirs)).median / measure.Times(tuple(own)).median
-    report.row(f"sgd-{bytes_ / 1e6:.3g}MB-pytorch-fused", ratio, "x its speed", ">= 1")
+    report.row(f"sgd-{bytes_ / 1e6:.3g}MB-pytorch-fused", ratio, "x PyTorch", ">= 1")
 
 
 def threads(report: measure.Report) -> None:

@@ -373,7 +373,7 @@ class Report:
         print()
         for row in self.rows:
             goal = row["goal"] and f"goal {row['goal']}"
-            print(f"{row['name']:<44}{row['value']:>10.4g} {row['unit']:<14}{goal}")
+            print(f"{row['name']:<44}{row['value']:>10.4g} {row['unit']:<14} {goal}")
         if self.args.json:
             print(json.dumps({"rows": self.rows, "machine": self.machine}))
 
