@@ -231,7 +231,7 @@ def print_row(row: dict[str, Any]) -> None:
                 line += f" (goal {goal}x)" if goal else ""
             print(line + (f"   {row['pytorch_setting']}" if library == "pytorch" else ""), flush=True)
     if "floor_ms" in row:
-        print(f"    floating-point floor {row['floor_ms']:.3f} ms; minidl takes {row['of_floor']:.2f} times the floor (goal 1.25)")
+        print(f"    floating-point floor {row['floor_ms']:.3f} ms; minidl / floor {row['of_floor']:.2f} (goal 1.25)")
 
 
 def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
