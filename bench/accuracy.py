@@ -1,8 +1,8 @@
-"""Accuracy beside PyTorch: the same initial weights, batches, augmentation, schedule and update rule on both sides.
+"""Accuracy compared with PyTorch, with the same initial weights, batches, augmentation, schedule and update rule.
 
     python bench/accuracy.py --data cifar10 --data-dir ../shared/data --model resnet20 --epochs 15 --seeds 3
 
-Prints the test accuracy of both after the last epoch for each seed, their means and the difference.
+For each seed, prints the test accuracy of both after the last epoch; then the means and their difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import minidl
 from bench.pytorch_twins import TWINS
 from minidl import models, ops, optim, schedules
-from minidl.data import Dataset, Loader, load
+from minidl.data import Augment, Dataset, Loader, load
 
 
 def train_minidl(model: minidl.nn.Module, data: Dataset, loader: Loader, args: argparse.Namespace) -> float:
@@ -79,22 +79,21 @@ def main() -> None:
     parser.add_argument("--model", default="resnet20", choices=list(TWINS))
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0, help="seeds may be shared out among processes")
+    parser.add_argument("--first-seed", type=int, default=0, help="to divide the seeds among several processes")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--augment", default="pad-crop,flip")
-    parser.add_argument("--quick", action="store_true", help="one seed, one epoch: does it run?")
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    parser.add_argument("--quick", action="store_true", help="one seed and one epoch, to check that it runs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     args = parser.parse_args()
     if args.quick:
         args.epochs = args.seeds = 1
     rows = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         data = load(args.data, args.data_dir, seed=seed)
-        loader = Loader(
-            data.x_train, data.y_train, args.batch_size, seed=seed, augment=args.augment, border=data.black
-        )
+        augment = Augment(args.augment, data.black)
+        loader = Loader(data.x_train, data.y_train, args.batch_size, seed=seed, augment=augment)
         minidl.seed(seed)
         ours = models.build(args.model, data.input_shape, data.classes)
         theirs = TWINS[args.model](data.input_shape, data.classes)

@@ -1,8 +1,8 @@
-"""Activations, polynomials in vector registers: what arithmetic alone takes, the ladder, single kernels and PyTorch.
+"""Activations, computed by polynomials in vector registers: arithmetic alone, the ladder, single kernels, PyTorch.
 
     python bench/bench_activation.py [--quick] [--json] [--threads 1]
 
-GB/s of what is read and written, as a share of the fastest copy in the same run.
+Reports GB/s read and written, also relative to the fastest copy in the same run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench import measure  # isort: skip  (first: it chooses the instruction set)
+from bench import measure  # isort: skip  (first: it selects the instruction set)
 
 import numpy as np
 
@@ -25,7 +25,7 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 
 NAMES = ("relu", "tanh", "sigmoid", "silu", "gelu")
-FLOOR = 4096  # numbers: 16 KB, which with the output stays in the first-level cache
+FLOOR = 4096  # numbers (16 KB): input and output fit into the L1 cache
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     x, y = measure.aligned(FLOOR), measure.aligned(FLOOR)
     vectors = 100 * FLOOR / measure.LANES
     floors = report.alternate({name: measure.replay(getattr(kernels, name), x, y, calls=100) for name in NAMES})
-    print(f"\nns for a vector of {measure.LANES} numbers, one thread, from the first-level cache: ", end="")
+    print(f"\nns per vector of {measure.LANES} numbers, one thread, data in the L1 cache: ", end="")
     print(", ".join(f"{name} {1e9 * times.best / vectors:.2f}" for name, times in floors.items()))
     for bytes_ in (measure.SMALL, measure.LARGE):
         size = bytes_ // 4 // 64 * 64

@@ -1,4 +1,4 @@
-"""Dropout: random numbers drawn in vector registers, beside PyTorch.
+"""Dropout, with random numbers generated in vector registers, compared with PyTorch.
 
     python bench/bench_dropout.py [--quick] [--json] [--threads 1]
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench import measure  # isort: skip  (first: it chooses the instruction set)
+from bench import measure  # isort: skip  (first: it selects the instruction set)
 
 from minidl.engine.device import Device
 from minidl.kernels.dropout import ladder

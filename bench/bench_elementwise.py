@@ -1,4 +1,4 @@
-"""Elementwise arithmetic at memory speed: the ladder, and single kernels.
+"""Elementwise arithmetic, relative to memory bandwidth: the ladder and single kernels.
 
     python bench/bench_elementwise.py [--quick] [--json] [--threads 1]
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench import measure  # isort: skip  (first: it chooses the instruction set)
+from bench import measure  # isort: skip  (first: it selects the instruction set)
 
 import numpy as np
 
@@ -25,10 +25,10 @@ def main() -> None:
         where = f"{bytes_ / 1e6:.3g} MB"
         size = bytes_ // 4 // 64 * 64
         a, b, out = (measure.aligned(size) for _ in range(3))
-        off = measure.aligned(size + 16)[4 : size + 4]  # begins within a cache line: written by ordinary stores
+        off = measure.aligned(size + 16)[4 : size + 4]  # starts inside a cache line, so ordinary stores are used
         add = {
             "NumPy": lambda a=a, b=b, out=out: np.add(a, b, out=out),
-            "minidl, off a cache line": measure.replay(kernels.add, a, b, off),
+            "minidl, not cache-line aligned": measure.replay(kernels.add, a, b, off),
             "minidl": measure.replay(kernels.add, a, b, out),
         }
         others = {

@@ -1,8 +1,8 @@
-"""Matrix products: the ladder from plain loops to the micro-kernel, and the products of real networks.
+"""Matrix products: the ladder from plain loops to the micro-kernel, and products that occur in real networks.
 
     python bench/bench_matmul.py [--quick] [--json] [--threads 2]
 
-Everything takes turns with NumPy (OpenBLAS), PyTorch and a loop of multiply-adds on registers, which is the limit.
+All measurements alternate with NumPy (OpenBLAS), PyTorch and a loop of multiply-adds on registers, the upper limit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# NumPy's OpenBLAS takes recent AMD chips for a Haswell: name the kernels that use all of the vector unit, and let it
-# have its threads (minidl.jit would hold it to one). Both must be set before NumPy is imported.
+# NumPy's OpenBLAS treats recent AMD chips as Haswell. Select the kernels that use the full vector width, and allow it
+# all threads (minidl.engine.jit would limit it to one). Both must be set before NumPy is imported.
 os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", str(os.cpu_count()))
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -31,14 +31,14 @@ except ImportError:
 
 SQUARES = ((128, ">= 75"), (256, ">= 92"), (512, ">= 92"), (1024, ">= 92"), (2048, ">= 92"))
 LAYERS = [(rows, depth, columns) for depth, columns in ((784, 512), (512, 512), (512, 10)) for rows in (128, 32, 8)]
-LAYERS += [(64, 3136, 512)]  # LeNet's wide layer
+LAYERS += [(64, 3136, 512)]  # the first fully connected layer of LeNet
 STEP = 512  # rows, columns and depth of the ladder
 
 Call = Callable[[], object]
 
 
 def calls(kind: str, rows: int, depth: int, columns: int) -> dict[str, Call]:
-    """One product by minidl, NumPy and PyTorch. kind: nn, nt or tn."""
+    """Return one product in minidl, NumPy and PyTorch. kind: nn, nt or tn."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(shape, np.float32) for shape in ((rows, depth), (depth, columns)))
     left = np.ascontiguousarray(a.T) if kind[0] == "t" else a
@@ -58,6 +58,7 @@ def calls(kind: str, rows: int, depth: int, columns: int) -> dict[str, Call]:
 
 
 def rungs() -> dict[str, Call]:
+    """Return the steps of the ladder."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((STEP, STEP), np.float32) for _ in range(2))
     found: dict[str, Call] = {}
@@ -77,7 +78,7 @@ def main() -> None:
             share = report.ladder(f"{kind} {size} x {size} x {size}", calls(kind, size, size, size), 2.0 * size**3)
             report.row(f"gemm-{kind}-{size}", share["minidl"], "% of peak", goal)
     for rows, depth, columns in LAYERS[:3] if report.args.quick else LAYERS:
-        # Forward; the gradient of the input; the gradient of the weights.
+        # Forward pass, gradient of the input, gradient of the weights.
         for kind, m, k, n in (("nn", rows, depth, columns), ("nt", rows, columns, depth), ("tn", depth, rows, columns)):
             share = report.ladder(f"{kind} {m} x {k} x {n}", calls(kind, m, k, n), 2.0 * m * k * n)
             report.row(f"layer-{kind}-{m}x{k}x{n}", share["minidl"], "% of peak")

@@ -1,4 +1,4 @@
-"""Strided copies, as a share of the fastest contiguous copy: transposes and every second pixel, beside PyTorch."""
+"""Strided copies (transposes, every second pixel) relative to the fastest contiguous copy, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = list(ladder.RUNGS)[-1]
 
 
 def steps(x: np.ndarray, view: np.ndarray, target: np.ndarray) -> dict[str, Callable[[], object]]:
-    """The ladder, copying a view of x that begins at its first element."""
+    """Return the ladder for copying to `target` a view of x that starts at the first element of x."""
     strides, into = (np.array(array.strides) // array.itemsize for array in (view, target))
     shape = np.array(view.shape)
     return measure.rungs(ladder.RUNGS, x.reshape(-1), 0, strides, shape, 0, into, target.reshape(-1))

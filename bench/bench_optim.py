@@ -1,8 +1,8 @@
-"""Updates of the parameters at memory speed, beside PyTorch's fused kernels.
+"""Parameter updates, relative to memory bandwidth and to PyTorch's fused kernels.
 
     python bench/bench_optim.py [--quick] [--json] [--threads 1]
 
-GB/s of what is read and written, as a share of the fastest copy in the same run.
+Reports GB/s read and written, also relative to the fastest copy in the same run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench import measure  # isort: skip  (first: it chooses the instruction set)
+from bench import measure  # isort: skip  (first: it selects the instruction set)
 
 import numpy as np
 
@@ -28,6 +28,7 @@ except ImportError:
 
 
 def fused(name: str, theta: np.ndarray, grad: np.ndarray) -> Callable[[], Any]:
+    """Return a step of PyTorch's fused optimizer `name` on the vectors theta and grad."""
     parameter = torch.from_numpy(theta).requires_grad_()
     parameter.grad = torch.from_numpy(grad)
     options = {"momentum": 0.9} if name == "SGD" else {}
@@ -70,7 +71,7 @@ def main() -> None:
             report.row(f"{name}, {where}", shares["minidl"], "% of copy", ">= 90")
             if "PyTorch, fused" in shares:
                 ratio = shares["minidl"] / shares["PyTorch, fused"]
-                report.row(f"{name}, {where}, against PyTorch", ratio, "x its speed", ">= 1")
+                report.row(f"{name}, {where}, against PyTorch", ratio, "x PyTorch", ">= 1")
     report.finish()
 
 

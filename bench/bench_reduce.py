@@ -1,4 +1,4 @@
-"""Sums, as a share of the fastest copy of the same bytes: a bias gradient, a global average, a whole array."""
+"""Sums relative to the fastest copy of the same number of bytes: bias gradient, global average, whole array."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ except ImportError:
 CASES = {"bias gradient": (0, 1, 2), "global average": (1, 2), "everything": (0, 1, 2, 3)}
 
 
-def the_ladder(report: measure.Report) -> None:
-    """Sums over the middle axis, and how far from the exact sum they are, relative to it."""
+def measure_ladder(report: measure.Report) -> None:
+    """Measure the ladder of sums over the middle axis, and the relative errors of its results."""
     numbers = np.random.default_rng(0).random(1 << 21, np.float32)
     for x in (numbers.reshape(1, -1, 1), numbers.reshape(1, -1, 16)):
         partial, out = partial_sums(Device("cpu"), x.shape[1], 1, x.shape[2]), np.empty(x.shape[::2], np.float32)
@@ -39,7 +39,7 @@ def the_ladder(report: measure.Report) -> None:
 
 def main() -> None:
     report = measure.Report(measure.arguments(__doc__).parse_args())
-    the_ladder(report)
+    measure_ladder(report)
     device, x = Device("cpu"), np.random.default_rng(0).standard_normal((128, 32, 32, 16), np.float32)
     for name, axes in CASES.items():
         functions = {"wide rows": lambda: reduce_sum(device, x, axes)}  # noqa: B023

@@ -1,4 +1,4 @@
-"""Softmax-cross-entropy, microseconds for a batch, beside PyTorch (one thread each).
+"""Softmax cross-entropy: microseconds per batch, compared with PyTorch (one thread each).
 
     python bench/bench_softmax.py [--quick] [--json]
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench import measure  # isort: skip  (first: it chooses the instruction set)
+from bench import measure  # isort: skip  (first: it selects the instruction set)
 
 import numpy as np
 

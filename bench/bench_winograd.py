@@ -1,9 +1,9 @@
-"""Winograd's convolution beside the direct kernel and PyTorch: the 3x3 and 5x5 layers of LeNet, VGG and ResNet-20.
+"""Winograd's convolution compared with direct kernels and PyTorch: 3x3 and 5x5 layers of LeNet, VGG and ResNet-20.
 
     python bench/bench_winograd.py [--quick] [--json] [--threads 2]
 
-Rates count the operations of the direct sum, so that they compare; with F(4x4,3x3) four times the machine's peak would
-be the limit. The last table is what rounding costs, against float64.
+All rates count the operations of the direct sum, so they are comparable. The upper limit with F(4x4,3x3) is therefore
+four times the machine's peak. The last table lists the rounding errors, relative to float64.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError:
 Call = Callable[[], object]
 NAMES = {F4X4_3X3: "F(4x4,3x3)", F2X2_3X3: "F(2x2,3x3)", F4X4_5X5: "F(4x4,5x5)"}
 PASSES = ("forward", "backward_input", "backward_weight")
-LAYERS = {  # N, size, C, O, r
+LAYERS = {  # N, height and width, C, O, kernel size r
     "lenet-2": (64, 14, 32, 64, 5),
     "vgg-2": (64, 32, 64, 64, 3),
     "vgg-3": (64, 16, 64, 128, 3),
@@ -45,7 +45,7 @@ QUICK = ("lenet-2", "resnet-32")
 
 
 def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
-    """For each pass: Winograd's form that the rule takes, the direct kernel, PyTorch."""
+    """For each pass, return the Winograd form that minidl's rule selects, the direct kernel, and PyTorch."""
     n, size, channels, outputs, r = layer
     random = np.random.default_rng(0)
     x, dy = (measure.aligned(n * size * size * c).reshape(n, size, size, c) for c in (channels, outputs))
@@ -79,7 +79,7 @@ def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
 
 
 def _float64(image: np.ndarray, kernel: np.ndarray) -> tuple[np.ndarray, ...]:
-    """y, dx and dweight by PyTorch's float64, where dy is the image: ours in float64 would take a minute to compile"""
+    """Return y, dx and dweight in float64 by PyTorch, with dy = image. minidl's float64 would compile for a minute."""
     x = torch.from_numpy(image).double().permute(0, 3, 1, 2).requires_grad_()
     weight = torch.from_numpy(kernel).double().permute(3, 2, 0, 1).requires_grad_()
     y = torch.nn.functional.conv2d(x, weight, padding=kernel.shape[0] // 2)
@@ -89,7 +89,10 @@ def _float64(image: np.ndarray, kernel: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def accuracy() -> None:
-    """Errors of each form on normal data, 64 channels: the largest relative to the largest number, and in L2."""
+    """Print the errors of each form on normal data with 64 channels.
+
+    Two errors: the largest, relative to the largest exact value, and the relative error in the L2 norm.
+    """
     print(f"\n{'float32 against float64':<30}{'largest':>10}{'L2':>10}")
     random = np.random.default_rng(0)
     for form, name in NAMES.items():
@@ -112,7 +115,7 @@ def accuracy() -> None:
 
 def main() -> None:
     report = measure.Report(measure.arguments(__doc__).parse_args())
-    report.seconds = min(report.seconds, 0.5)  # 27 tables
+    report.seconds = min(report.seconds, 0.5)  # there are 27 tables
     jit.set_threads(report.threads)
     if torch is not None:
         torch.set_num_threads(report.threads)

@@ -1,10 +1,10 @@
-"""Where the time of a training step goes: each call of the recorded program, timed by itself.
+"""Time per kernel of a training step: each call of the recorded program is timed separately.
 
     python bench/breakdown.py resnet20 --batch 128
-    python bench/breakdown.py vgg --calls          every call in order, not one line for each kernel
+    python bench/breakdown.py vgg --calls          every call in order, instead of one line per kernel
 
-The times are best of many repetitions, each with its operands as warm as the repetition before left them, so their sum
-is a little below a step's time.
+Each time is the best of many repetitions. The operands may still be in the caches from the previous repetition, so the
+sum is slightly less than the time of a step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
             counts[name] += 1
         for name, seconds in sorted(times.items(), key=lambda item: -item[1]):
             print(f"{seconds * 1e3:8.3f} ms {seconds / total:6.1%}  {counts[name]:3} x {name}")
-    print(f"{total * 1e3:8.3f} ms in all; workspace {program.workspace_size / 2**20:.1f} MiB")
+    print(f"{total * 1e3:8.3f} ms in total; workspace {program.workspace_size / 2**20:.1f} MiB")
 
 
 if __name__ == "__main__":

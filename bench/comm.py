@@ -1,16 +1,16 @@
-"""Replicas that talk: how fast, how soon, and whether to the bit.
+"""Communication of replicas: speed, time to an accuracy, and bitwise reproducibility.
 
-    python bench/comm.py --data-dir ../shared/data                    everything; --only NAME for one part:
+    python bench/comm.py --data-dir ../shared/data                    all parts; --only NAME for one part:
 
-    publish     a vector of 100 MB from one process to another, and mixed there, beside one process that does both
+    publish     send a vector of 100 MB to another process and mix it there, compared with one process that does both
     torn        exchanges under stress, every vector with a checksum
-    gossip      images/s and waiting of two gossiping replicas, beside two that do not talk
-    ddp         images/s, and seconds to 99% on MNIST, beside PyTorch's DistributedDataParallel and decent-dp
+    gossip      images/s and waiting time of two gossiping replicas, compared with two independent ones
+    ddp         images/s, and seconds to 99% on MNIST, compared with PyTorch's DistributedDataParallel and decent-dp
     two-hosts   seconds to 98.5% on MNIST, four replicas on two hosts with a link of 100 Mbit/s (needs root, MPICH)
-    sim         what a simulation costs: each event, and the memory of 4,096 replicas
-    bits        losses of one run on a virtual clock, in shared memory and under mpiexec
+    sim         cost of a simulation: time per event, and memory of 4,096 replicas
+    bits        compares the losses of a run on a virtual clock, in shared memory and under mpiexec
 
-Accuracies are of the replicas' average, from copies of their weights that are evaluated when the run is over.
+Accuracies are those of the average of the replicas. They are computed after the run, from copies of the weights.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ LENET = ["--data", "mnist", "--model", "lenet", "--batch-size", "64", "--lr", "0
 
 
 def publish(report: measure.Report, args: argparse.Namespace) -> None:
+    """Measure publishing and mixing one vector between two processes, relative to one process."""
     size = 8_000_000 if args.quick else 100_000_000
     times = jobs.launched(2, "handoff", {"bytes": size, "turns": 5 if args.quick else 20})[0]
     middle = {name: statistics.median(each) for name, each in times.items()}
     for name in ("between", "both"):
         alone = "alone" if name == "between" else "both_alone"
-        moved = 5 * size * (1 if name == "between" else 2)  # a copy reads and writes; a mix reads two and writes one
+        moved = 5 * size * (1 if name == "between" else 2)  # a copy reads 1 and writes 1; a mix reads 2 and writes 1
         pairs = [b / a for a, b in zip(times[name], times[alone])]
         print(f"publish and mix {size / 1e6:.0f} MB, {name}: {1e3 * middle[name]:.2f} ms "
               f"({moved / middle[name] / 1e9:.1f} GB/s); in one process {1e3 * middle[alone]:.2f} ms; median of pairs "
@@ -56,6 +57,7 @@ def publish(report: measure.Report, args: argparse.Namespace) -> None:
 
 
 def torn(report: measure.Report, args: argparse.Namespace) -> None:
+    """Count torn vectors among many exchanges."""
     goal = 2_000 if args.quick else 1_000_000
     for ranks, elements, exchanges in ((2, 1000, 0.9 * goal), (3, 1000, 0.1 * goal), (2, 1_000_000, 0.005 * goal)):
         counts = jobs.launched(ranks, "torn", {"elements": elements, "exchanges": exchanges}).values()
@@ -67,6 +69,7 @@ def torn(report: measure.Report, args: argparse.Namespace) -> None:
 
 # -- two replicas on this machine --------------------------------------------------------------------------------------
 
+# name: (options, goal in % of the speed of `local`)
 GOSSIPS: dict[str, tuple[list[str], str]] = {
     "local": (["--method", "local"], ""),
     "period-8": (["--method", "gossip", "--period", "8"], ">= 95"),
@@ -75,12 +78,13 @@ GOSSIPS: dict[str, tuple[list[str], str]] = {
 
 
 def gossip(report: measure.Report, args: argparse.Namespace) -> None:
+    """Measure images/s and the waiting time of gossip, alternating with `local`."""
     steps, turns = (20, 1) if args.quick else (args.steps, args.turns)
     speeds: dict[str, list[float]] = {name: [] for name in GOSSIPS}
     waits: dict[str, list[float]] = {name: [] for name in GOSSIPS}
     for _ in range(turns):
-        for name, (words, _) in GOSSIPS.items():
-            found = jobs.launched(2, "train", {"argv": [*data(args), *words, "--steps", str(steps)]})
+        for name, (options, _) in GOSSIPS.items():
+            found = jobs.launched(2, "train", {"argv": [*mnist_options(args), *options, "--steps", str(steps)]})
             speeds[name].append(sum(one["speed"] for one in found.values()))
             waits[name].append(found[0]["summary"]["wait_fraction"])
             print(f"{name}: {speeds[name][-1]:,.0f} images/s, {waits[name][-1]:.2%} waiting", flush=True)
@@ -92,7 +96,8 @@ def gossip(report: measure.Report, args: argparse.Namespace) -> None:
             report.row(f"gossip-{name}-waiting", 100 * statistics.median(waits[name]), "% of time", "< 1")
 
 
-def data(args: argparse.Namespace) -> list[str]:
+def mnist_options(args: argparse.Namespace) -> list[str]:
+    """Return the options of a run of LeNet on MNIST."""
     return [*LENET, *(["--data-dir", args.data_dir] if args.data_dir else [])]
 
 
@@ -104,7 +109,7 @@ OURS = {
 
 
 def ddp(report: measure.Report, args: argparse.Namespace) -> None:
-    """Images/s first, in turns; then whole runs to 99%, one of each."""
+    """Measure images/s in turns; then one complete run of each to 99%."""
     from bench import ddp_twin
 
     steps, turns = (12, 1) if args.quick else (args.steps, args.turns)
@@ -114,7 +119,7 @@ def ddp(report: measure.Report, args: argparse.Namespace) -> None:
     theirs: dict[str, Twin] = {
         "ddp, channels last": ("ddp", last, sys.executable),
         "ddp, contiguous": ("ddp", contiguous, sys.executable),
-        "ddp, as it comes": ("ddp", {**contiguous, "tuned": False}, sys.executable),
+        "ddp, defaults": ("ddp", {**contiguous, "tuned": False}, sys.executable),
         "two alone": ("alone", last, sys.executable),
     }
     if args.decent_dp:
@@ -123,7 +128,8 @@ def ddp(report: measure.Report, args: argparse.Namespace) -> None:
     for turn in range(turns):
         for name in speeds:
             if name in OURS:
-                found = jobs.launched(2, "train", {"argv": [*data(args), *OURS[name], "--steps", str(steps)]})
+                argv = [*mnist_options(args), *OURS[name], "--steps", str(steps)]
+                found = jobs.launched(2, "train", {"argv": argv})
                 speeds[name].append(sum(one["speed"] for one in found.values()))
             elif turn < 2 or name != "two alone":
                 kind, options, python = theirs[name]
@@ -131,34 +137,36 @@ def ddp(report: measure.Report, args: argparse.Namespace) -> None:
             print(f"{name}: {speeds[name][-1]:,.0f} images/s", flush=True)
     middle = {name: statistics.median(each) for name, each in speeds.items()}
     for name, value in middle.items():
-        report.row(f"speed-{_word(name)}", value, "images/s")
+        report.row(f"speed-{row_name(name)}", value, "images/s")
     best = max((name for name in theirs if name.startswith("ddp")), key=middle.__getitem__)
     for name in OURS:
-        report.row(f"{name}-against-ddp", middle[name] / middle[best], "times its images/s", ">= 3")
+        report.row(f"{name}-against-ddp", middle[name] / middle[best], "x images/s", ">= 3")
         if args.decent_dp:
-            report.row(f"{name}-against-decent-dp", middle[name] / middle["decent-dp"], "times its images/s", ">= 3")
+            report.row(f"{name}-against-decent-dp", middle[name] / middle["decent-dp"], "x images/s", ">= 3")
     if args.epochs:
-        reach(report, args, {"ddp": theirs[best], **({"decent-dp": theirs["decent-dp"]} if args.decent_dp else {})})
+        others = {"decent-dp": theirs["decent-dp"]} if args.decent_dp else {}
+        time_to_accuracy(report, args, {"ddp": theirs[best], **others})
 
 
 Twin = tuple[str, dict[str, Any], str]  # kind, options, Python
 
 
-def reach(report: measure.Report, args: argparse.Namespace, theirs: Mapping[str, Twin]) -> None:
-    """Seconds to a test accuracy, cosine schedule over some epochs, looked at every 30 steps."""
+def time_to_accuracy(report: measure.Report, args: argparse.Namespace, theirs: Mapping[str, Twin]) -> None:
+    """Measure the seconds to a test accuracy with a cosine schedule over --epochs; tests every 30 steps."""
     from bench import ddp_twin
 
     total = args.epochs * (60_000 // 128)
-    for name, words in OURS.items():
-        argv = [*data(args), *words, "--steps", str(total)]
-        seconds, final = timed(lambda options: jobs.launched(2, "train", options), argv, args.target, 30, args)
-        say_reached(report, f"{name}-to-{100 * args.target:g}", seconds, final, "<= ddp's")
+    for name, options in OURS.items():
+        argv = [*mnist_options(args), *options, "--steps", str(total)]
+        seconds, final = timed(lambda job: jobs.launched(2, "train", job), argv, args.target, 30, args)
+        report_time(report, f"{name}-to-{100 * args.target:g}", seconds, final, "<= ddp's")
     for name, (kind, options, python) in theirs.items():
         found = ddp_twin.run(kind, {**options, "steps": total, "every": 30}, python)[0]
-        say_reached(report, f"{name}-to-{100 * args.target:g}", found["reached"] or None, found["accuracy"], "")
+        report_time(report, f"{name}-to-{100 * args.target:g}", found["reached"] or None, found["accuracy"], "")
 
 
-def say_reached(report: measure.Report, name: str, seconds: float | None, final: float, goal: str) -> None:
+def report_time(report: measure.Report, name: str, seconds: float | None, final: float, goal: str) -> None:
+    """Add a row with the seconds to the target accuracy, or with the final accuracy if the target was not reached."""
     if seconds is None:
         print(f"{name}: not reached, {final:.2%} at the end", flush=True)
         report.row(f"{name}-not-reached", 100 * final, "% at the end", goal)
@@ -167,8 +175,8 @@ def say_reached(report: measure.Report, name: str, seconds: float | None, final:
         report.row(name, seconds, "s", goal)
 
 
-class Judge:
-    """Tells how good an average is."""
+class AverageTester:
+    """Tests the average of several replicas: `tester(thetas)` returns its test accuracy on MNIST."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         from minidl import data, models, nn
@@ -193,22 +201,23 @@ class Judge:
 
 def timed(
     start: Callable[[dict[str, Any]], jobs.Found], argv: list[str], target: float, every: int, args: argparse.Namespace,
-    curve: bool = False,
 ) -> tuple[float | None, float]:  # fmt: skip
-    """(seconds from the first step of any replica until the average of all has the target's accuracy, the accuracy at
-    the end), from copies of the weights every so many steps; the k-th average is there when the last has its k-th copy.
+    """Run training; return (seconds until the average reaches the target accuracy or None, accuracy at the end).
+
+    start: runs the job with given options. Each replica copies its weights after each `every` steps. The time starts
+    with the first step of any replica; the k-th average exists when the last replica has made its k-th copy.
     """
     with tempfile.TemporaryDirectory() as folder:
         found = start({"argv": argv, "every": every, "keep": folder})
         copies = [np.load(Path(folder) / f"{rank}.npy", mmap_mode="r") for rank in sorted(found)]
-        judge, ranks = Judge(args), [found[rank] for rank in sorted(found)]
+        test, ranks = AverageTester(args), [found[rank] for rank in sorted(found)]
         began = min(rank["began"] for rank in ranks)
         reached = None
         for k in range(min(map(len, copies))):
-            if judge([copy[k] for copy in copies]) >= target:
+            if test([copy[k] for copy in copies]) >= target:
                 reached = max(rank["times"][k] for rank in ranks) - began, (k + 1) * every
                 break
-        final = judge([copy[-1] for copy in copies])
+        final = test([copy[-1] for copy in copies])
         if reached:
             print(f"    reached after {reached[1]} steps of {len(ranks)} replicas", flush=True)
         return (reached[0] if reached else None), final
@@ -216,7 +225,7 @@ def timed(
 
 # -- two hosts ---------------------------------------------------------------------------------------------------------
 
-HOSTS: dict[str, list[str]] = {  # gossip, and others that wait for nobody
+HOST_METHODS: dict[str, list[str]] = {  # gossip, local and methods that wait for other replicas
     "hierarchical": ["--method", "gossip", "--peer", "hierarchical", "--period", "4", "--inside", "0.9"],
     "gossip-mass": ["--method", "gossip", "--peer", "hierarchical", "--period", "4", "--mix", "mass"],
     "local": ["--method", "local"],
@@ -224,46 +233,51 @@ HOSTS: dict[str, list[str]] = {  # gossip, and others that wait for nobody
     "one-peer-exponential": ["--method", "dpsgd", "--topology", "one-peer-exponential"],
     "allreduce": ["--method", "allreduce"],
 }
-EACH_STEP = ("one-peer-exponential", "allreduce")  # over the link in every step: as far as necessary
+EACH_STEP = ("one-peer-exponential", "allreduce")  # methods that use the link in every step
 
 
 def two_hosts(report: measure.Report, args: argparse.Namespace) -> None:
-    """Where all wait for the link in each step, the number of steps to the target is found in shared memory, where
-    each has the same bits; over the link they go that far, or --link-steps of it, which are then multiplied."""
+    """Measure the seconds to the target accuracy for four replicas on two hosts.
+
+    The methods of EACH_STEP wait for the link in each step. The number of steps that they need is measured in shared
+    memory, where the results are the same to the bit. Over the link they make that many steps, or at most --link-steps,
+    from which the total time is extrapolated.
+    """
     steps, every = (20, 10) if args.quick else (args.hosts_steps, 10)
-    base = [*data(args), "--schedule", "constant", "--seed", "1"]
+    base = [*mnist_options(args), "--schedule", "constant", "--seed", "1"]
     goal = args.hosts_target
     if not args.quick and not args.no_single:
-        many = [*base, "--steps", str(3 * steps)]
-        found = timed(lambda options: jobs.alone("train", options), many, goal, every, args)
-        say_reached(report, f"one-replica-to-{100 * goal:g}", found[0], found[1], "")
+        argv = [*base, "--steps", str(3 * steps)]
+        found = timed(lambda options: jobs.alone("train", options), argv, goal, every, args)
+        report_time(report, f"one-replica-to-{100 * goal:g}", found[0], found[1], "")
     with jobs.TwoHosts(args.rate, args.mpich or sys.executable) as hosts:
         for shards in args.shards:
-            for name in args.hosts_methods or HOSTS:
-                argv = [*base, "--shards", shards, *HOSTS[name]]
-                crossed: list[Any] = []
+            for name in args.hosts_methods or HOST_METHODS:
+                argv = [*base, "--shards", shards, *HOST_METHODS[name]]
+                traffic: list[Any] = []
 
-                def over_the_link(options: dict[str, Any], crossed: list[Any] = crossed) -> jobs.Found:
+                def over_the_link(options: dict[str, Any], traffic: list[Any] = traffic) -> jobs.Found:
                     found, link = hosts.run(4, "train", options)
-                    crossed += [link, found[0]["summary"]["bytes_between_nodes"]]
+                    traffic += [link, found[0]["summary"]["bytes_between_nodes"]]
                     return found
 
                 title = f"{name}-{shards.partition(':')[0]}"
                 if name in EACH_STEP:
-                    at_a_time = every_step(over_the_link, argv, goal, 2 if args.quick else steps, every, args)
+                    result = time_of_synchronous(over_the_link, argv, goal, 2 if args.quick else steps, every, args)
                 else:
-                    at_a_time = timed(over_the_link, [*argv, "--steps", str(steps)], goal, every, args)
-                say_reached(report, f"{title}-to-{100 * goal:g}", *at_a_time, "")
-                link, counted = crossed
-                print(f"    on the link {link.bytes / 1e6:.1f} MB ({link.payload / 1e6:.1f} without headers), the "
-                      f"meter's {counted / 1e6:.1f}", flush=True)  # fmt: skip
-                report.row(f"{title}-link", 100 * link.bytes / counted, "% of the meter's bytes", "95 to 105")
+                    result = timed(over_the_link, [*argv, "--steps", str(steps)], goal, every, args)
+                report_time(report, f"{title}-to-{100 * goal:g}", *result, "")
+                link, counted = traffic
+                print(f"    on the link {link.bytes / 1e6:.1f} MB ({link.payload / 1e6:.1f} without headers); minidl "
+                      f"counted {counted / 1e6:.1f}", flush=True)  # fmt: skip
+                report.row(f"{title}-link", 100 * link.bytes / counted, "% of the bytes counted", "95 to 105")
 
 
-def every_step(
+def time_of_synchronous(
     over_the_link: Callable[[dict[str, Any]], jobs.Found], argv: list[str], target: float, steps: int, every: int,
     args: argparse.Namespace,
 ) -> tuple[float | None, float]:  # fmt: skip
+    """Return (seconds to the target accuracy over the link or None, accuracy at the end). See `two_hosts`."""
     needed, final = steps_to(argv, target, steps, every, args)
     made = min(needed or steps, args.link_steps or steps)
     found = over_the_link({"argv": [*argv, "--steps", str(made)], "every": 1 if made < every else every})
@@ -276,21 +290,23 @@ def every_step(
 def steps_to(
     argv: list[str], target: float, steps: int, every: int, args: argparse.Namespace
 ) -> tuple[int | None, float]:  # fmt: skip
-    """(how many steps a synchronous run makes until the average has the target's accuracy, the accuracy at the end)"""
+    """Make a synchronous run. Return (steps until the average reaches the target or None, accuracy at the end)."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"argv": [*argv, "--steps", str(steps)], "every": min(every, steps), "keep": folder}
         found = jobs.launched(4, "train", options)
-        copies, judge = [np.load(Path(folder) / f"{rank}.npy", mmap_mode="r") for rank in sorted(found)], Judge(args)
+        copies = [np.load(Path(folder) / f"{rank}.npy", mmap_mode="r") for rank in sorted(found)]
+        test = AverageTester(args)
         for k in range(len(copies[0])):
-            if judge([copy[k] for copy in copies]) >= target:
-                return (k + 1) * options["every"], judge([copy[-1] for copy in copies])
-        return None, judge([copy[-1] for copy in copies])
+            if test([copy[k] for copy in copies]) >= target:
+                return (k + 1) * options["every"], test([copy[-1] for copy in copies])
+        return None, test([copy[-1] for copy in copies])
 
 
 # -- simulations -------------------------------------------------------------------------------------------------------
 
 
 def sim(report: measure.Report, args: argparse.Namespace) -> None:
+    """Measure the time per event of a simulation and the memory of many replicas."""
     from bench.comm_sim import event_cost
 
     ranks = 64 if args.quick else 1024
@@ -300,7 +316,7 @@ def sim(report: measure.Report, args: argparse.Namespace) -> None:
         print(f"sim: {ranks} replicas, {method}: {events:,} events, {micros:.1f} us each", flush=True)
         report.row(f"sim-event-{method}", micros, "us", "<= 30")
     many = 128 if args.quick else 4096
-    command = [sys.executable, "-m", "bench.comm_sim", str(many)]  # a process of its own: its peak is its own
+    command = [sys.executable, "-m", "bench.comm_sim", str(many)]  # a separate process, to measure its peak memory
     done = subprocess.run(command, env=jobs.environment(1), capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     print(f"sim: {many} replicas of {found['parameters']:,} parameters, 3 steps: {found['peak'] / 1e9:.2f} GB "
@@ -309,7 +325,7 @@ def sim(report: measure.Report, args: argparse.Namespace) -> None:
     report.row("sim-memory", found["peak"] / 2**30, "GiB", "< 8")
 
 
-def _word(name: str) -> str:
+def row_name(name: str) -> str:
     return name.replace(",", "").replace(" ", "-")
 
 
@@ -317,6 +333,7 @@ def _word(name: str) -> str:
 
 
 def bits(report: measure.Report, args: argparse.Namespace) -> None:
+    """Compare the losses of runs with different transports and numbers of threads bit by bit."""
     from minidl.engine.jit import set_threads, threads
 
     steps = 10 if args.quick else 100
@@ -344,20 +361,20 @@ PARTS = {
 def main() -> None:
     parser = measure.arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--data-dir", default=os.environ.get("MINIDL_DATA", ""), help="where MNIST lies")
-    parser.add_argument("--turns", type=int, default=5, help="of each, where they take turns")
-    parser.add_argument("--steps", type=int, default=300, help="of a run whose images/s are measured")
-    parser.add_argument("--epochs", type=int, default=3, help="of runs to an accuracy, in ddp; 0: only images/s")
-    parser.add_argument("--target", type=float, default=0.99, help="accuracy, in ddp")
-    parser.add_argument("--decent-dp", metavar="PYTHON", help="a Python that has decent-dp")
+    parser.add_argument("--data-dir", default=os.environ.get("MINIDL_DATA", ""), help="folder with MNIST")
+    parser.add_argument("--turns", type=int, default=5, help="turns of each run, for alternating runs")
+    parser.add_argument("--steps", type=int, default=300, help="steps of a run whose images/s are measured")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of runs to an accuracy, in ddp; 0: only images/s")
+    parser.add_argument("--target", type=float, default=0.99, help="target accuracy, in ddp")
+    parser.add_argument("--decent-dp", metavar="PYTHON", help="a Python with decent-dp installed")
     hosts = parser.add_argument_group("two-hosts")
-    hosts.add_argument("--mpich", metavar="PYTHON", help="a Python with MPICH beside it (default: this one)")
-    hosts.add_argument("--rate", default="100mbit", help="of the link")
-    hosts.add_argument("--hosts-target", type=float, default=0.985, help="accuracy of the average")
-    hosts.add_argument("--hosts-steps", type=int, default=500, help="of a replica")
-    hosts.add_argument("--link-steps", type=int, default=0, help="at most, of methods that wait in each; 0: as needed")
-    hosts.add_argument("--hosts-methods", nargs="+", choices=list(HOSTS))
-    hosts.add_argument("--no-single", action="store_true", help="without the one replica alone")
+    hosts.add_argument("--mpich", metavar="PYTHON", help="a Python with MPICH in the same folder (default: this one)")
+    hosts.add_argument("--rate", default="100mbit", help="rate of the link")
+    hosts.add_argument("--hosts-target", type=float, default=0.985, help="target accuracy of the average")
+    hosts.add_argument("--hosts-steps", type=int, default=500, help="steps of a replica")
+    hosts.add_argument("--link-steps", type=int, default=0, help="maximum for methods that wait in each step; 0: none")
+    hosts.add_argument("--hosts-methods", nargs="+", choices=list(HOST_METHODS))
+    hosts.add_argument("--no-single", action="store_true", help="omit the run of a single replica")
     hosts.add_argument("--shards", nargs="+", default=["iid", "skewed:0.3"])
     args = parser.parse_args()
     if args.data_dir:

@@ -1,11 +1,12 @@
-"""How bench/comm.py starts jobs of several ranks, and what it learns of them.
+"""Start the jobs of bench/comm.py, which have several ranks, and collect their results.
 
-    found = launched(2, "handoff", {...})                   ranks of one node, by minidl's launcher
-    found = mpi(4, "train", {...}, mpiexec=MPICH)           by an mpiexec
-    found = two_hosts(4, 2, "train", {...}, rate)           two on each of two hosts with a thin link between them
-    found = simulated(4, options)                           all in this process, on a virtual clock
+    found = launched(2, "handoff", {...})                   ranks of this node, started by minidl's launcher
+    found = mpi(4, "train", {...})                          ranks of this node, started by mpiexec
+    found, traffic = hosts.run(4, "train", {...})           hosts = TwoHosts(...): half of the ranks on each of two
+                                                            hosts with a slow link between them
+    found = simulated(4, argv)                              all ranks in this process, on a virtual clock
 
-Each rank runs a scenario of comm_rank.py; found[rank] is what that returned.
+Each rank runs a scenario of comm_rank.py; found[rank] is its result.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ Found = dict[int, Any]
 
 
 def environment(threads: int) -> dict[str, str]:
+    """Return the environment for a rank with this number of threads: this process's, without MPI and Slurm variables.
+
+    Open MPI may run as root.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
     path = f"{ROOT}{os.pathsep}{kept.get('PYTHONPATH', '')}"
     return {**kept, "PYTHONPATH": path, "MINIDL_THREADS": str(threads), "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -39,33 +44,33 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def _results(command: Sequence[str], scenario: str, options: Mapping[str, Any], threads: int, timeout: float) -> Found:
-    """Run it; each rank leaves a file."""
+    """Run the command; read the file that each rank writes. Raises RuntimeError if it fails. timeout: seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [scenario, json.dumps({**options, "results": folder})]
+        arguments = [scenario, json.dumps({**options, "results": folder})]
+        given = [json.dumps(arguments)] if START in command else arguments
         done = subprocess.run(
-            [*command, *([json.dumps(words)] if START in command else words)], env=environment(threads), cwd=folder,
-            capture_output=True, text=True, timeout=timeout,
-        )  # fmt: skip
+            [*command, *given], env=environment(threads), cwd=folder, capture_output=True, text=True, timeout=timeout
+        )
         if done.returncode:
-            raise RuntimeError(f"{scenario} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+            raise RuntimeError(f"{scenario} failed with exit code {done.returncode}: {done.stderr.strip()[-2000:]}")
         return {int(file.stem): json.loads(file.read_text()) for file in Path(folder).glob("*.json")}
 
 
 def launched(
     ranks: int, scenario: str, options: Mapping[str, Any], threads: int = 1, timeout: float = 600
 ) -> Found:  # fmt: skip
-    """Ranks of this node."""
+    """Run a scenario on ranks of this node, started by minidl's launcher."""
     command = [sys.executable, "-c", START, str(ranks), str(threads)]
     return _results(command, scenario, options, threads, timeout)
 
 
 def alone(scenario: str, options: Mapping[str, Any], threads: int = 1, timeout: float = 600) -> Found:
-    """One process, of no job."""
+    """Run a scenario in one process, without a job."""
     return _results([sys.executable, "-m", "bench.comm_rank"], scenario, options, threads, timeout)
 
 
 def mpiexec() -> list[str] | None:
-    """The command beside this Python, or on the PATH, with what it needs as root and for more ranks than cores."""
+    """Return the mpiexec beside this Python or on the PATH, or None, with the option for more ranks than cores."""
     beside = Path(sys.executable).parent / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
@@ -75,13 +80,13 @@ def mpiexec() -> list[str] | None:
 
 
 def mpi(ranks: int, scenario: str, options: Mapping[str, Any], threads: int = 1, timeout: float = 600) -> Found:
-    """Ranks of an MPI job on this machine. There must be an `mpiexec`."""
+    """Run a scenario on ranks of an MPI job on this machine. Needs an `mpiexec`."""
     command = [*(mpiexec() or []), "-n", str(ranks), sys.executable, "-m", "bench.comm_rank"]
     return _results(command, scenario, options, threads, timeout)
 
 
-class Crossed(NamedTuple):
-    """bytes: with 66 of headers (Ethernet, IP, TCP) in each of the packets."""
+class Traffic(NamedTuple):
+    """Traffic over a link. bytes: including 66 bytes of headers (Ethernet, IP, TCP) per packet."""
 
     bytes: int
     packets: int
@@ -92,9 +97,9 @@ class Crossed(NamedTuple):
 
 
 class TwoHosts:
-    """Two network namespaces with a link of some rate between them, while a `with` lasts.
+    """Two network namespaces, connected by a link of the given rate within a `with` statement.
 
-    Needs root, and MPICH beside the Python at `python`, which runs the ranks.
+    rate: such as "100mbit". python: the Python that runs the ranks, with MPICH in the same folder. Needs root.
     """
 
     def __init__(self, rate: str, python: str) -> None:
@@ -107,29 +112,30 @@ class TwoHosts:
     def __exit__(self, *exception: object) -> None:
         self._tool("down")
 
-    def _tool(self, *words: str) -> str:
-        return subprocess.run([str(TOOL), *words], check=True, capture_output=True, text=True).stdout
+    def _tool(self, *arguments: str) -> str:
+        return subprocess.run([str(TOOL), *arguments], check=True, capture_output=True, text=True).stdout
 
-    def run(self, ranks: int, scenario: str, options: Mapping[str, Any], timeout: float = 600) -> tuple[Found, Crossed]:
-        """(what the ranks returned, what crossed the link, both ways, as the interface counts)"""
-        before = self.crossed()
+    def run(self, ranks: int, scenario: str, options: Mapping[str, Any], timeout: float = 600) -> tuple[Found, Traffic]:
+        """Run a scenario. Return (results of the ranks, traffic in both directions as counted by the interface)."""
+        before = self.traffic()
         path = f"{Path(self.python).parent}{os.pathsep}{os.environ['PATH']}"
         command = ["env", f"PATH={path}", str(TOOL), "run", str(ranks), str(-(-ranks // 2)), self.python, "-m",
                    "bench.comm_rank"]  # fmt: skip
         found = _results(command, scenario, options, 1, timeout)
-        after = self.crossed()
-        return found, Crossed(*(b - a for a, b in zip(before, after)))
+        after = self.traffic()
+        return found, Traffic(*(b - a for a, b in zip(before, after)))
 
-    def crossed(self) -> Crossed:
+    def traffic(self) -> Traffic:
+        """Return the traffic over the link since it was set up."""
         files = [f"/sys/class/net/mdl-a/statistics/{way}_packets" for way in ("tx", "rx")]
         inside = ["ip", "netns", "exec", "minidl-a", "cat", *files]
         packets = subprocess.run(inside, check=True, capture_output=True, text=True).stdout
-        return Crossed(sum(map(int, self._tool("bytes").split())), sum(map(int, packets.split())))
+        return Traffic(sum(map(int, self._tool("bytes").split())), sum(map(int, packets.split())))
 
 
 def simulated(ranks: int, argv: Sequence[str]) -> Found:
-    """The losses of a run in this process on a virtual clock, as `train` of comm_rank.py has them."""
-    from bench.comm_rank import Steps
+    """Simulate a run in this process on a virtual clock. Return its losses in the form of `train` in comm_rank.py."""
+    from bench.comm_rank import StepRecorder
     from minidl.comm.cluster import load
     from minidl.run.config import Config, resolve
     from minidl.run.folder import RunFolder
@@ -140,12 +146,12 @@ def simulated(ranks: int, argv: Sequence[str]) -> Found:
     with tempfile.TemporaryDirectory() as folder, Signals() as signals:
         config = resolve(parse(Config, [*argv, "--quiet", "--out", f"{folder}/run"], "bench"))
         session = SimulatedRun(config, load("uniform"), ranks, signals)
-        watched = [Steps(trainer) for trainer in session.trainers]
+        recorders = [StepRecorder(trainer) for trainer in session.trainers]
         with RunFolder.create(session.config) as run:
             session.train(run)
-        return {rank: {"losses": steps.losses} for rank, steps in enumerate(watched)}
+        return {rank: {"losses": recorder.losses} for rank, recorder in enumerate(recorders)}
 
 
 def losses(found: Found) -> list[list[str]]:
-    """Of each rank, each step's, every bit of them."""
+    """Return the loss of each step of each rank, exact to the bit."""
     return [found[rank]["losses"] for rank in sorted(found)]

@@ -1,6 +1,7 @@
-"""What a rank does in bench/comm.py: `python -m bench.comm_rank SCENARIO OPTIONS`, started by comm_jobs.py.
+"""One rank of bench/comm.py: `python -m bench.comm_rank SCENARIO OPTIONS`, started by comm_jobs.py.
 
-A scenario is a function of options (JSON); what it returns goes into the file RANK.json of the folder "results".
+A scenario is a function of the job and of options (JSON). Its result is written to the file RANK.json in the folder
+options["results"].
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from minidl.training.session import Session
 if TYPE_CHECKING:
     from minidl.training.trainer import Entry, Trainer
 
-
-WARM = 50  # steps
+WARMUP = 50  # steps
 
 
 def main() -> None:
@@ -43,10 +43,14 @@ def main() -> None:
 
 
 def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds for one vector to be copied and mixed.
+    """Measure the seconds to copy and mix one vector.
 
-    between, alone      rank 0 publishes, then rank 1 mixes; or rank 0 copies and mixes by itself, by the same kernels
-    both, both_alone    both ranks do both at once: each copies its own and mixes the other's; or its own
+    between       rank 0 publishes its vector, then rank 1 mixes it
+    alone         rank 0 copies and mixes in one process, with the same kernels
+    both          both ranks simultaneously publish their own vector and mix that of the other
+    both_alone    both ranks simultaneously copy and mix their own vector
+
+    options: bytes of the vector, turns. Returns the seconds of each turn.
     """
     from minidl.comm import launch
     from minidl.comm.mailbox import _copy
@@ -59,18 +63,18 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
     theta[:], other[:] = fabric.rank, 0.5
     peer = 1 - fabric.rank
 
-    def take() -> None:
-        with fabric.wait(lambda: fabric.latest(peer), (peer,), "what is published") as letter:
+    def mix_latest() -> None:
+        with fabric.wait(lambda: fabric.latest(peer), (peer,), "a published vector") as letter:
             mix(theta, letter.vector, 0.5)
 
     def publish() -> None:
         fabric.publish((theta,), Note())
 
-    def by_itself() -> None:
+    def copy_and_mix() -> None:
         _copy(theta, other)
         mix(theta, other, 0.5)
 
-    def turn(work: Callable[[], None]) -> tuple[float, float]:
+    def run_turn(work: Callable[[], None]) -> tuple[float, float]:
         fabric.barrier()
         began = fabric.now()
         work()
@@ -79,28 +83,31 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
         return began, ended
 
     works: dict[str, list[Callable[[], None]]] = {  # for rank 0, rank 1
-        "between": [publish, take],
-        "alone": [by_itself, lambda: None],
-        "both": [lambda: (publish(), take())[0]] * 2,
-        "both_alone": [by_itself] * 2,
+        "between": [publish, mix_latest],
+        "alone": [copy_and_mix, lambda: None],
+        "both": [lambda: (publish(), mix_latest())[0]] * 2,
+        "both_alone": [copy_and_mix] * 2,
     }
     times: dict[str, list[float]] = {name: [] for name in works}
     for number in range(options["turns"] + 2):
         for name, work in works.items():
             spans = np.zeros((2, 2))
-            spans[fabric.rank] = turn(work[fabric.rank])
+            spans[fabric.rank] = run_turn(work[fabric.rank])
             flat = spans.ravel()
             fabric.allreduce(flat)
             ends = flat.reshape(2, 2)
             used = ends[:1] if name == "alone" else ends
             if number >= 2:
-                began = used[0, 0] if name == "between" else used[:, 0].min()  # of rank 0: when it began to publish
+                began = used[0, 0] if name == "between" else used[:, 0].min()  # in "between", rank 0 starts to publish
                 times[name].append(float(used[:, 1].max() - began))
     return times
 
 
 def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
-    """All publish, look and send as fast as they can; every vector has a checksum, which is looked at twice."""
+    """Publish, read and send vectors as fast as possible on all ranks, and count those that are torn.
+
+    Every vector has a checksum, which the reader verifies twice. options: elements of a vector, exchanges in total.
+    """
     fabric, elements = job.join({}), int(options["elements"])
     fabric.join(Needs(elements=elements, mail=3, publish=True), "torn")
     random = np.random.default_rng(fabric.rank)
@@ -108,7 +115,7 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
     peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
     counts = {"seen": 0, "torn": 0, "published": 0, "sent": 0, "missed": 0}
 
-    def look(letter: Letter) -> None:
+    def verify(letter: Letter) -> None:
         counts["seen"] += 1
         counts["torn"] += any(zlib.crc32(letter.vector) != letter.note.weight for _ in range(2))
 
@@ -127,12 +134,12 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
             letter = fabric.latest(peer)
             if letter is not None:
                 with letter:
-                    look(letter)
+                    verify(letter)
         for letter in fabric.poll():
-            look(letter)
+            verify(letter)
         if step % 64 == 0:
             fabric.announce(Column.SPEED, counts["seen"])
-    fabric.drain(look)
+    fabric.drain(verify)
     counts["missed"] = fabric.meter.misses
     return counts
 
@@ -140,47 +147,47 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-class Steps:
-    """What a replica did: the loss of each step, and, every so many, its weights and when that was."""
+class StepRecorder:
+    """Records the loss of each step of a replica and, every `every` steps, the time and the weights (0: never)."""
 
     def __init__(self, trainer: Trainer, every: int = 0) -> None:
         self.losses: list[str] = []
-        self.taken: list[tuple[float, np.ndarray]] = []
-        self.began = self.off = 0.0  # off: seconds that are off the clock
-        self.ends: list[float] = []  # of each step
+        self.snapshots: list[tuple[float, np.ndarray]] = []  # (time, theta)
+        self.began = self.excluded = 0.0  # start of the first step; seconds that do not count
+        self.ends: list[float] = []  # time at the end of each step
         step = trainer.method.step
 
-        def watched(batch: Any) -> float:
+        def recorded(batch: Any) -> float:
             self.began = self.began or time.monotonic()
             loss = step(batch)
             self.losses.append(float(loss).hex())
-            self.ends.append(time.monotonic() - self.off)
+            self.ends.append(time.monotonic() - self.excluded)
             if every and len(self.losses) % every == 0:
-                self.taken.append((time.monotonic() - self.off, trainer.replica.theta.copy()))
+                self.snapshots.append((time.monotonic() - self.excluded, trainer.replica.theta.copy()))
             return loss
 
-        trainer.method.step = watched  # type: ignore[method-assign]
+        trainer.method.step = recorded  # type: ignore[method-assign]
 
     def speed(self, batch: int) -> float:
-        """Images/s, without the first steps: kernels are loaded when they are first used."""
-        warm = min(WARM, len(self.ends) // 2)
-        steps, seconds = len(self.ends) - 1 - warm, self.ends[-1] - self.ends[warm]
+        """Return images/s, without the first steps, because kernels are loaded on first use."""
+        warmup = min(WARMUP, len(self.ends) // 2)
+        steps, seconds = len(self.ends) - 1 - warmup, self.ends[-1] - self.ends[warmup]
         return steps * batch / seconds if seconds else 0.0
 
 
-class Watched(Session):
-    """A run whose epochs' ends (gathering all replicas, a checkpoint) are off the clock."""
+class TimedSession(Session):
+    """A run whose time excludes the work at the end of an epoch (gathering all replicas, saving a checkpoint)."""
 
-    steps: Steps
+    recorder: StepRecorder
 
     def _epoch_done(self, entry: Entry) -> None:
         began = time.monotonic()
         super()._epoch_done(entry)
-        self.steps.off += time.monotonic() - began
+        self.recorder.excluded += time.monotonic() - began
 
 
 def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
-    """A training run as the command line makes it. options: argv, every (see Steps), keep (the folder for weights)."""
+    """Run training as the command line does. options: argv, every (see StepRecorder), keep (folder for the weights)."""
     from minidl.run.config import resolve
     from minidl.run.folder import RunFolder
 
@@ -192,17 +199,17 @@ def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
             from minidl.comm.meter import Meter
 
             fabric = Alone(Meter())
-        session = Watched(resolve(given), signals, fabric)
-        session.steps = steps = Steps(session.trainer, options.get("every", 0))
+        session = TimedSession(resolve(given), signals, fabric)
+        session.recorder = recorder = StepRecorder(session.trainer, options.get("every", 0))
         with session.output.opened(lambda: RunFolder.create(session.config)):
             summary = session.train()
-    if steps.taken and options.get("keep"):
-        np.save(Path(options["keep"]) / f"{fabric.rank}.npy", np.array([theta for _, theta in steps.taken]))
+    if recorder.snapshots and options.get("keep"):
+        np.save(Path(options["keep"]) / f"{fabric.rank}.npy", np.array([theta for _, theta in recorder.snapshots]))
     return {
-        "losses": steps.losses if not options.get("every") else [],
-        "began": steps.began,
-        "times": [moment for moment, _ in steps.taken],
-        "speed": steps.speed(session.config.batch_size),
+        "losses": recorder.losses if not options.get("every") else [],
+        "began": recorder.began,
+        "times": [seconds for seconds, _ in recorder.snapshots],
+        "speed": recorder.speed(session.config.batch_size),
         "summary": summary,
     }
 

@@ -1,4 +1,4 @@
-"""What a simulation costs, apart from the mathematics of training (bench/comm.py, `sim`)."""
+"""The cost of a simulation without the arithmetic of training (bench/comm.py, part `sim`)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from minidl.comm.replica import Batch, Engine, Replica
 from minidl.run.config import Config, resolve
 from minidl.run.folder import RunFolder
 from minidl.run.signals import Signals
-from minidl.training import simulated as simulation
+from minidl.training import simulated
 
 SHAPE, CLASSES = (4, 4, 1), 4
 LINK = {"alpha": 1e-4, "beta": 1e-9}
 
 
-class Still(Replica):
-    """One that computes nothing: its gradients and updates only take virtual time."""
+class IdleReplica(Replica):
+    """A replica that computes nothing: its gradients and updates only take virtual time."""
 
     def gradient_parts(self, batch: Batch, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
         cuts = cuts or (0, self.grad.size)
@@ -43,31 +43,31 @@ class Still(Replica):
 
 
 def event_cost(ranks: int, name: str, steps: int) -> tuple[float, int]:
-    """(microseconds of an event, events): simulator, fabric and method, with a model of 81 parameters."""
+    """Run simulator, fabric and method with a model of 81 parameters. Return (microseconds per event, events)."""
     config = resolve({"method": name, "quiet": True})
     nn.seed(0)
     engine = Engine(models.mlp(SHAPE, CLASSES, hidden=(1,)), config)
     clock = Simulation(uniform(ranks, 2, **LINK), ranks, 0, flops=1e6)
     batch = np.zeros((8, *SHAPE), np.float32), np.zeros(8, np.int64)
     kind = method(name)
-    acting = []
+    methods = []
     for fabric in clock.fabrics:
-        replica = Still(engine, fabric, lambda: 0.1, own=True)
+        replica = IdleReplica(engine, fabric, lambda: 0.1, own=True)
         fabric.join(kind.needs(replica.theta.size, config), engine.arena.layout_hash)
-        acting.append(kind(replica, fabric, config))
+        methods.append(kind(replica, fabric, config))
 
     def work(rank: int) -> Callable[[], None]:
         fabric = clock.fabrics[rank]
 
-        def steps_of() -> None:
+        def train() -> None:
             fabric.announce(Column.STATE, State.TRAINING)
             for step in range(steps):
                 fabric.begin_step(step, kind.synchronous)
-                acting[rank].step(batch)
+                methods[rank].step(batch)
             fabric.announce(Column.STATE, State.PAUSED)
-            acting[rank].pause()
+            methods[rank].pause()
 
-        return steps_of
+        return train
 
     began = time.perf_counter()
     clock.run({rank: work(rank) for rank in range(ranks)})
@@ -75,7 +75,7 @@ def event_cost(ranks: int, name: str, steps: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """A whole simulated run of a model with 10,017 parameters: `python -m bench.comm_sim RANKS`; what it took."""
+    """`python -m bench.comm_sim RANKS`: simulate a run of a model with 10,017 parameters and print its cost."""
     ranks = int(sys.argv[1])
 
     def small(config: Config) -> tuple[data.Dataset, nn.Module]:
@@ -83,10 +83,10 @@ def main() -> None:
         nn.seed(0)
         return dataset, models.mlp(dataset.input_shape, dataset.classes, hidden=(477,))
 
-    with tempfile.TemporaryDirectory() as folder, Signals() as signals, patch.object(simulation, "prepare", small):
+    with tempfile.TemporaryDirectory() as folder, Signals() as signals, patch.object(simulated, "prepare", small):
         config = resolve({"data": f"synthetic:{10 * ranks}x4x4x1:4", "model": "mlp", "batch_size": 8, "steps": 3,
                           "method": "gossip", "quiet": True, "out": f"{folder}/run"})  # fmt: skip
-        session = simulation.SimulatedRun(config, uniform(ranks, 2, **LINK), ranks, signals)
+        session = simulated.SimulatedRun(config, uniform(ranks, 2, **LINK), ranks, signals)
         with RunFolder.create(session.config) as run:
             result = session.train(run)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

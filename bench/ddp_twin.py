@@ -1,8 +1,8 @@
-"""LeNet on MNIST in PyTorch, two processes: DistributedDataParallel, decent-dp, or two that do not talk.
+"""LeNet on MNIST in PyTorch, two processes: DistributedDataParallel, decent-dp, or two independent processes.
 
-    python -m bench.ddp_twin KIND OPTIONS      a rank; bench/comm.py starts them, RANK and WORLD_SIZE say which
+    python -m bench.ddp_twin KIND OPTIONS      one rank, started by bench/comm.py; RANK and WORLD_SIZE identify it
 
-The same data, batches of the same size, update rule and schedule as minidl's. gloo is the backend for CPUs.
+Uses the same data, batch size, update rule and schedule as minidl. The backend is gloo, which is for CPUs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench.training import KEEP_MEMORY
+
 if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).parent.parent
-# glibc gives large blocks back to the system at once, and page faults follow; held on to, PyTorch is faster.
-KEEP = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "268435456"}
 
 
 def run(kind: str, options: Mapping[str, Any], python: str = sys.executable, timeout: float = 600) -> list[Any]:
-    """Two ranks on a core each; what they return."""
+    """Run two ranks, each on its own core; return their results. timeout: seconds."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -40,13 +40,13 @@ def run(kind: str, options: Mapping[str, Any], python: str = sys.executable, tim
         for rank in range(2):
             core = cores[rank % len(cores)]
             environment = {
-                **os.environ, **(KEEP if options.get("tuned", True) else {}), "OMP_NUM_THREADS": "1",
+                **os.environ, **(KEEP_MEMORY if options.get("tuned", True) else {}), "OMP_NUM_THREADS": "1",
                 "MINIDL_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT),
             }  # fmt: skip
-            words = json.dumps({**options, "results": folder})
+            arguments = json.dumps({**options, "results": folder})
             ranks.append(subprocess.Popen(
-                [python, "-m", "bench.ddp_twin", kind, words], env=environment, stderr=subprocess.PIPE, text=True,
+                [python, "-m", "bench.ddp_twin", kind, arguments], env=environment, stderr=subprocess.PIPE, text=True,
                 preexec_fn=lambda core=core: os.sched_setaffinity(0, [core]),
             ))  # fmt: skip
         try:
@@ -60,7 +60,7 @@ def run(kind: str, options: Mapping[str, Any], python: str = sys.executable, tim
 
 
 def batches(data: Any, rank: int, size: int) -> Any:
-    """Batches of this rank's half of the images, for ever."""
+    """Yield batches of this rank's half of the images without end."""
     import torch
 
     x, y = torch.from_numpy(data.x_train).permute(0, 3, 1, 2), torch.from_numpy(data.y_train).long()
@@ -74,7 +74,12 @@ def batches(data: Any, rank: int, size: int) -> Any:
 
 
 def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """options: tuned (malloc, DDP), steps, every (weights are kept every so many; 0: never), target, channels_last."""
+    """Train LeNet as this rank; return images/s, the seconds to the target accuracy, and the accuracy.
+
+    options: steps, batch, lr, data_dir, channels_last; tuned: use the faster settings of DDP (`run` also of malloc);
+    every: number of steps between copies of the weights (0: no copies); target: accuracy to reach; for decent-dp
+    topology and bucket.
+    """
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -107,13 +112,13 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
         model = DecentralizedDataParallel(plain, optimizer_of, topology=options["topology"],
                                           bucket_size_in_mb=options.get("bucket", 25))  # fmt: skip
-        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # it steps in the backward pass
+        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # it updates in the backward pass
     else:
         own = optimizer_of(plain.named_parameters())
         optimizers = partial(list, [own])
     schedule = schedules.build("cosine", steps)
     source = batches(data, rank, options["batch"])
-    taken: list[tuple[float, list[torch.Tensor]]] = []
+    snapshots: list[tuple[float, list[torch.Tensor]]] = []  # (seconds since the start, weights)
     model.train()
     began = warm = 0.0
     for step in range(steps):
@@ -132,19 +137,19 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
             own.step()
         if every and (step + 1) % every == 0:
             now = time.perf_counter() - began
-            taken.append((now, [p.detach().clone() for p in plain.parameters()]))
+            snapshots.append((now, [p.detach().clone() for p in plain.parameters()]))
     speed = options["batch"] * (steps - 5) / (time.perf_counter() - warm)
     reached, accuracy = 0.0, 0.0
     images, answers = torch.from_numpy(data.x_test).permute(0, 3, 1, 2), torch.from_numpy(data.y_test)
     tested = lenet((28, 28, 1), 10).eval()
-    for seconds, parameters in taken:
+    for seconds, parameters in snapshots:
         for one in parameters:
             dist.all_reduce(one)
         right = torch.zeros(1)
         with torch.no_grad():
             for place, one in zip(tested.parameters(), parameters):
                 place.copy_(one / 2)
-            for i in range(rank * 500, len(answers), 1000):  # each tests half
+            for i in range(rank * 500, len(answers), 1000):  # each rank tests half of the images
                 right += (tested(images[i : i + 500]).argmax(1) == answers[i : i + 500]).sum()
         dist.all_reduce(right)
         accuracy = right.item() / len(answers)
@@ -159,7 +164,7 @@ def main() -> None:
     result = train(kind, options)
     (Path(options["results"]) / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads may not end
+    os._exit(0)  # gloo's threads may not terminate
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""minidl's models once more in JAX, layer for layer: functions of (parameters, statistics, x) on images (N, H, W, C).
+"""minidl's models in JAX, layer by layer: functions of (parameters, statistics, x) on images x (N, H, W, C).
 
-Parameters are a list of dictionaries, one for each layer that has some; statistics are batch norm's, the same way.
+The parameters are a list of dictionaries, one for each layer with parameters. The statistics of the batch norm layers
+have the same form.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ MOMENTUM, EPS = 0.1, 1e-5  # of batch norm
 
 
 class Net:
-    """Called once to make the parameters; then `apply` runs the same lines with those it is given."""
+    """A network defined by a function `body`.
+
+    The constructor calls `body` once to create the parameters. `apply` calls it again with given parameters.
+    """
 
     def __init__(self, body: Callable[[Net, jax.Array], jax.Array], shape: Shape) -> None:
         self.body, self.random = body, np.random.default_rng(0)
@@ -33,7 +37,7 @@ class Net:
         self.making = False
 
     def apply(self, parameters: Arrays, statistics: Arrays, x: jax.Array, training: bool) -> tuple[jax.Array, Arrays]:
-        """(logits, new statistics)"""
+        """Return (logits, new statistics)."""
         kept = self.parameters, self.statistics
         self.parameters, self.statistics, self.training = parameters, list(statistics), training
         self.next = self.next_norm = 0
@@ -42,6 +46,7 @@ class Net:
         return y, changed
 
     def layer(self, **shapes: tuple[int, ...]) -> dict[str, jax.Array]:
+        """Return the parameters of the next layer; create them with these shapes on the first call of `body`."""
         if self.making:
             width = math.sqrt(1 / math.prod(shapes["weight"][:-1])) if "weight" in shapes else 0.0
             made = {name: self.random.uniform(-width, width, shape) for name, shape in shapes.items()}
@@ -124,7 +129,7 @@ TWINS = {"mlp": mlp, "lenet": lenet, "vgg": vgg, "resnet20": resnet20}
 
 
 def training_step(name: str, x: np.ndarray, y: np.ndarray, lr: float) -> Callable[[], Any]:
-    """A function that takes one step of momentum SGD and waits for its end. Returns the loss."""
+    """Return a function that makes one step of momentum SGD, waits until it is finished, and returns the loss."""
     net = Net(TWINS[name], x.shape[1:])
     images, labels = jnp.asarray(x), jnp.asarray(y)
 
@@ -149,6 +154,7 @@ def training_step(name: str, x: np.ndarray, y: np.ndarray, lr: float) -> Callabl
 
 
 def prediction(name: str, x: np.ndarray) -> Callable[[], Any]:
+    """Return a function that computes the logits (N, 10) of images x (N, H, W, C) and waits for them."""
     net, images = Net(TWINS[name], x.shape[1:]), jnp.asarray(x)
     compiled = jax.jit(lambda parameters, statistics, images: net.apply(parameters, statistics, images, False)[0])
     return lambda: np.asarray(compiled(net.parameters, net.statistics, images))

@@ -1,14 +1,14 @@
-"""The kernels as a share of what this machine can do, measured in the same run.
+"""Kernel speed relative to the limits of this machine, measured in the same run.
 
-    python bench/kernels.py                             all
+    python bench/kernels.py                             all parts
     python bench/kernels.py --quick --only gemm threads
 
-gemm       matrix products                  per cent of the multiply-adds that a loop on registers alone makes
+gemm       matrix products                  percentage of the rate of a loop of multiply-adds on registers
 conv       direct convolution               the same; layers of LeNet and VGG (batch 64) and of ResNet-20 (batch 128)
-stream     optimizers, mixing, activations  per cent of the fastest copy, for vectors of 2.7 MB and of 256 MB
-threads    convolutions                     all threads against one
+stream     optimizers, mixing, activations  percentage of the fastest copy, for vectors of 2.7 MB and 256 MB
+threads    convolutions                     speedup of all threads over one
 
-Kernels are called as a recorded step calls them, from a table of addresses.
+Kernels are called as in a recorded step: from a table of addresses.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench import measure  # isort: skip  (first: it chooses the instruction set)
+from bench import measure  # isort: skip  (first: it selects the instruction set)
 
 import numpy as np
 
-from bench.training import KEEP, Worker, installed
+from bench.training import KEEP_MEMORY, Worker, installed
+from minidl.engine import jit
 from minidl.engine.device import Device
-from minidl.engine.jit import set_threads
 
 CPU = Device("cpu")
 Function = Callable[[], object]
@@ -56,7 +56,7 @@ PASSES = ("forward", "backward_input", "backward_weight")
 
 
 def empty(*shape: int) -> np.ndarray:
-    """Memory as the engine gives it to kernels: on a cache line's boundary."""
+    """Return memory as the engine allocates it for kernels: aligned to a cache line."""
     return CPU.empty(shape, np.float32)
 
 
@@ -82,14 +82,14 @@ def gemm(report: measure.Report) -> None:
 
 
 def convolution(layer: Layer, which: str, winograd: bool) -> tuple[Function, float]:
-    """(one pass of a convolution, its floating-point operations)"""
+    """Return (one pass of a convolution, its number of floating-point operations)."""
     n, size, inputs, outputs, k, stride = layer
     to = (size - 1) // stride + 1
     x, weight, y = numbers(n, size, size, inputs), numbers(k, k, inputs, outputs), numbers(n, to, to, outputs)
     where = 1, (stride, stride), (k // 2, k // 2), (1, 1), winograd
     needed = 0
-    for threads in range(1, measure.compiler.threads() + 1):  # room for any number of threads
-        set_threads(threads)
+    for threads in range(1, jit.threads() + 1):  # scratch space for any number of threads
+        jit.set_threads(threads)
         needed = max(needed, getattr(CPU.conv, f"{which}_scratch")(x.shape, weight.shape, *where))
     scratch = empty(needed)
     if which == "forward":
@@ -104,11 +104,11 @@ def convolution(layer: Layer, which: str, winograd: bool) -> tuple[Function, flo
 
 def conv(report: measure.Report) -> None:
     for net, layers in NETS.items():
-        total_seconds, total_flops = 0.0, 0.0  # seconds: in units of peak
+        total_seconds, total_flops = 0.0, 0.0  # seconds: relative to the peak rate
         for number, layer in enumerate(layers):
             passes = {}
             for which in PASSES:
-                if which != "backward_input" or number:  # nobody needs the gradient of the images
+                if which != "backward_input" or number:  # the gradient of the images is not needed
                     passes[which], flops = convolution(layer, which, winograd=False)
             for which, share in report.ladder(f"{net}, {layer}, direct", passes, flops=flops).items():
                 report.row(f"conv-{net}-{layer}-{which}", share, "% of peak", ">= 85")
@@ -123,7 +123,7 @@ def stream(report: measure.Report) -> None:
         size = bytes_ // 4 // 64 * 64
         a, b, c, d = (measure.aligned(size, 0.1) for _ in range(4))
         segments = np.array([0]), np.array([size]), np.array([1e-3]), np.array([0.0])
-        kernels: dict[str, tuple[Any, int]] = {  # (kernel with arguments, vectors that it reads or writes)
+        kernels: dict[str, tuple[Any, int]] = {  # (kernel with arguments, number of vectors read or written)
             "sgd": ((CPU.optim.sgd, a, b, c, *segments, 0.9, False, False, 1.0), 5),
             "adam": ((CPU.optim.adam, a, b, c, d, *segments, 0.9, 0.999, 1e-8, 10, False, 1.0), 7),
             "mix": ((CPU.mix.mix, a, b, 0.5), 3),
@@ -143,21 +143,21 @@ def stream(report: measure.Report) -> None:
 
 
 def against_pytorch(report: measure.Report, bytes_: int, ours: Function) -> None:
-    """SGD in turns with PyTorch's fused kernel, which works in a process of its own."""
+    """Measure SGD, alternating with PyTorch's fused kernel in a separate process."""
     theirs: list[float] = []
     own: list[float] = []
     options = {"channels_last": False, "compile": False, "threads": report.threads}
-    with Worker("pytorch", report.threads, **KEEP) as worker:
+    with Worker("pytorch", report.threads, **KEEP_MEMORY) as worker:
         worker.build("sgd", bytes_, False, **options)
         for _ in range(measure.TURNS):
             own += measure.alternate({"": ours}, 0.0, 5)[""].turns
             theirs += worker.steps(20)[10:]
     ratio = measure.Times(tuple(theirs)).median / measure.Times(tuple(own)).median
-    report.row(f"sgd-{bytes_ / 1e6:.3g}MB-pytorch-fused", ratio, "x its speed", ">= 1")
+    report.row(f"sgd-{bytes_ / 1e6:.3g}MB-pytorch-fused", ratio, "x PyTorch", ">= 1")
 
 
 def threads(report: measure.Report) -> None:
-    """The passes of all layers of a net, on all threads and on one."""
+    """Measure the passes of all layers of a net on all threads and on one."""
     every = report.threads
     for winograd in (False, True):
         kind = "as trained" if winograd else "direct"
@@ -165,12 +165,12 @@ def threads(report: measure.Report) -> None:
             passes = [convolution(layer, which, winograd)[0] for layer in layers for which in PASSES]
 
             def on(threads: int, passes: list[Function] = passes) -> None:
-                set_threads(threads)
-                for one in passes:
-                    one()
+                jit.set_threads(threads)
+                for run in passes:
+                    run()
 
             times = report.alternate({"1": lambda on=on: on(1), "all": lambda on=on: on(every)})
-            set_threads(every)
+            jit.set_threads(every)
             ratio = times["1"].median / times["all"].median
             one, all_ = 1e3 * times["1"].median, 1e3 * times["all"].median
             print(f"{net}, {kind}: 1 thread {one:.4g} ms, {every} {all_:.4g} ms, {ratio:.2f} times as fast", flush=True)

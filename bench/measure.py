@@ -1,15 +1,16 @@
-"""How the benches measure: alternating runs, the machine's own limits, and one form of output.
+"""Tools of the benchmarks: alternating measurements, the limits of the machine, and a common form of output.
 
-    report = measure.Report(measure.arguments(__doc__).parse_args())    # --quick, --json, --threads; says which machine
+    report = measure.Report(measure.arguments(__doc__).parse_args())    # --quick, --json, --threads; prints the machine
     share = report.ladder("GEMM 512", {"naive loops": f, "tiles": g}, flops=2 * 512**3)      # prints a table
-    report.row("gemm-512", share["tiles"], "% of peak", ">= 92")                             # what --json prints
+    report.row("gemm-512", share["tiles"], "% of peak", ">= 92")                             # printed by --json
     report.finish()
 
-(`sys.path.insert(0, str(Path(__file__).parent.parent))`, then `from bench import measure`, as the other benches do.)
+(Before it, `sys.path.insert(0, str(Path(__file__).parent.parent))` and `from bench import measure`, as in the other
+benchmarks.)
 
-Machines are shared and their clocks move, so the functions that are compared take turns, and what is reported is the
-median of at least ten turns. A limit is what this machine does in the same run: multiply-adds on registers, and the
-fastest of several ways to copy memory.
+Machines are shared and their clocks vary. Therefore the functions under comparison take turns, and the result is the
+median of at least ten turns. Limits are measured on the same machine in the same run: multiply-adds on registers, and
+the fastest of several ways to copy memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from minidl.engine import jit as compiler  # before numba: it chooses the instruction set  # isort: skip
+# Before numba: it selects the instruction set.
+from minidl.engine.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, jit, parallel_jit, prange  # isort: skip
+from minidl.engine.jit import set_threads, threads  # isort: skip
 
 import numpy as np
 from llvmlite import ir
@@ -39,17 +42,17 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from minidl.engine.environment import isa
-from minidl.engine.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, jit, parallel_jit, prange
 
-SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector: the MLP's weights; and more than any cache holds
+SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector: the weights of the MLP; larger than any cache
 TURNS = 10
 IN_PLACE = "add in place"
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of all benchmarks."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fraction of the time: does it run?")
-    parser.add_argument("--json", action="store_true", help='the last line is one JSON object, {"rows": [...]}')
+    parser.add_argument("--quick", action="store_true", help="a fraction of the measuring time, to check that it runs")
+    parser.add_argument("--json", action="store_true", help='print one JSON object, {"rows": [...]}, as the last line')
     parser.add_argument("--threads", type=int, help="threads of the kernels (default: all cores)")
     return parser
 
@@ -59,7 +62,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one call, one number for each turn."""
+    """Seconds per call, one number for each turn."""
 
     turns: tuple[float, ...]
 
@@ -73,7 +76,7 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """The middle half of the turns, relative to the median."""
+        """The interquartile range of the turns, relative to the median."""
         low, _, high = statistics.quantiles(self.turns, n=4)
         return (high - low) / self.median
 
@@ -81,11 +84,11 @@ class Times:
 def alternate(
     functions: Mapping[str, Callable[[], object]], seconds: float = 1.0, turns: int = TURNS
 ) -> dict[str, Times]:
-    """Time of one call of each function, taken in turns: `turns` of them, more if that takes less than `seconds`.
+    """Measure the time per call of each function, in at least `turns` turns and for at least `seconds` in total.
 
-    A turn is as many calls as take half a millisecond, so that the clock's own cost does not show. The first calls
-    (compiling, first use of memory) are not counted, nor is a short function's first call of a turn: it finds in the
-    caches what the function before it left there.
+    A turn makes as many calls as fit into half a millisecond, so that the cost of the clock is negligible. The first
+    two calls (compilation, first use of memory) are not counted. In each turn, the first call of a short function is
+    not counted either: the caches still contain the data of the function before it.
     """
     calls = {}
     for name, function in functions.items():
@@ -93,40 +96,40 @@ def alternate(
         began = time.perf_counter()
         function()
         calls[name] = max(1, round(5e-4 / max(time.perf_counter() - began, 1e-7)))
-    taken: dict[str, list[float]] = {name: [] for name in functions}
+    times: dict[str, list[float]] = {name: [] for name in functions}
     end = time.perf_counter() + seconds
-    while len(taken[next(iter(taken))]) < turns or time.perf_counter() < end:
+    while len(times[next(iter(times))]) < turns or time.perf_counter() < end:
         for name, function in functions.items():
             if calls[name] > 1:
                 function()
             began = time.perf_counter()
             for _ in range(calls[name]):
                 function()
-            taken[name].append((time.perf_counter() - began) / calls[name])
-    return {name: Times(tuple(each)) for name, each in taken.items()}
+            times[name].append((time.perf_counter() - began) / calls[name])
+    return {name: Times(tuple(each)) for name, each in times.items()}
 
 
 def rungs(ladder: Mapping[str, Callable[..., object]], *arguments: Any) -> dict[str, Callable[[], object]]:
-    """The steps of a kernels/<op>/ladder.py, called with these arguments."""
+    """Return the steps of a kernels/<op>/ladder.py as functions that call them with these arguments."""
     return {name: partial(rung, *arguments) for name, rung in ladder.items()}
 
 
 def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]:
-    """A function that makes so many calls of a kernel as a recorded step makes them: without Python in between."""
-    from minidl.program import call as machine
+    """Return a function that makes `calls` calls of a kernel like a recorded step: without Python in between."""
+    from minidl.program import call
 
-    signature = tuple(machine.numba_type(value) for value in arguments)
-    words = [machine.kernel_address(kernel, signature)]
+    signature = tuple(call.numba_type(value) for value in arguments)
+    words = [call.kernel_address(kernel, signature)]
     for value in arguments:
         at = len(words)
-        words += machine.slots(value)
+        words += call.slots(value)
         if isinstance(value, np.ndarray):
-            words[at + machine.DATA] = value.ctypes.data
+            words[at + call.DATA] = value.ctypes.data
     block = np.array(words, np.int64)
-    table = np.full((calls, 2), (machine.entry_address(signature), block.ctypes.data), np.int64)
+    table = np.full((calls, 2), (call.entry_address(signature), block.ctypes.data), np.int64)
 
-    def run(kept: Any = (block, arguments)) -> None:
-        machine.run(table, 0, calls)
+    def run(keep_alive: Any = (block, arguments)) -> None:
+        call.run(table, 0, calls)
 
     return run
 
@@ -134,7 +137,7 @@ def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]
 # -- the machine's limits ------------------------------------------------------------------------------------------
 
 LANES = VECTOR_BYTES // 4  # float32 in a vector register
-SUMS = 16 if REGISTERS == 32 else 14  # that do not depend on each other, and leave registers for x and y
+SUMS = 16 if REGISTERS == 32 else 14  # independent sums; registers for x and y remain
 PEAK_STEPS = 50_000
 _vector = ir.VectorType(ir.FloatType(), LANES)
 
@@ -145,7 +148,10 @@ def _array_data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 @intrinsic
 def _multiply_adds(typing: Any, numbers: Any, steps: Any) -> Any:
-    """SUMS vectors, each s <- x y + s, `steps` times, on registers alone. numbers: (2 LANES,) x and y; gets a sum."""
+    """Compute s <- x y + s for SUMS vectors s, `steps` times, on registers only.
+
+    numbers (2 LANES,): x and y; the sum of all s is written into it.
+    """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         data = _array_data(context, b, signature.args[0], arguments[0])
@@ -183,7 +189,10 @@ def _multiply_adds(typing: Any, numbers: Any, steps: Any) -> Any:
 
 @intrinsic
 def _stream(typing: Any, source: Any, target: Any, first: Any, vectors: Any) -> Any:
-    """Copy `vectors` vectors from element `first` on with stores that pass the caches by; target + first is aligned."""
+    """Copy `vectors` vectors, starting at element `first`, with stores that bypass the caches.
+
+    target + first must be aligned.
+    """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         places = []
@@ -228,7 +237,7 @@ def _copy_past_caches(source: np.ndarray, target: np.ndarray, parts: int) -> Non
 
 @parallel_jit
 def _in_place(source: np.ndarray, target: np.ndarray, parts: int) -> None:
-    """Reads two and writes one: no line is fetched only to be overwritten."""
+    """Add in place. Reads two vectors and writes one: no cache line is fetched only to be overwritten."""
     size = target.size // parts
     for part in prange(parts):
         begin = np.int64(part) * size
@@ -242,13 +251,13 @@ def _add_part(source: np.ndarray, target: np.ndarray) -> None:
 
 
 def peak_loop(threads: int) -> tuple[Callable[[], object], float]:
-    """(a function that does nothing but multiply-adds on all these threads, how many operations it does)"""
+    """Return (a function that only makes multiply-adds on this number of threads, its number of operations)."""
     numbers = np.full((threads, 2 * LANES), 1e-3, np.float32)
     return lambda: _peak(numbers, PEAK_STEPS), 2.0 * threads * PEAK_STEPS * SUMS * LANES
 
 
 def aligned(size: int, value: float = 1.0) -> np.ndarray:
-    """A float32 vector that begins on a cache line, its memory already touched."""
+    """Return a float32 vector aligned to a cache line and filled with `value`, so that its pages are mapped."""
     raw = np.empty(size + 16, np.float32)
     start = (-raw.ctypes.data % 64) // 4
     vector = raw[start : start + size]
@@ -257,17 +266,17 @@ def aligned(size: int, value: float = 1.0) -> np.ndarray:
 
 
 def copies(bytes_: int, threads: int) -> dict[str, tuple[Callable[[], object], float]]:
-    """Ways to move a vector of that many bytes: name -> (function, bytes read and written).
+    """Return ways to move a vector of this many bytes: name -> (function, bytes read and written).
 
-    Adding in place is no copy, and no limit: it is here because it shows that reading twice and writing once moves
-    more bytes than reading once and writing once.
+    Adding in place is not a copy and not used as a limit. It shows that two reads and one write reach a higher rate
+    than one read and one write.
     """
     size = bytes_ // 4 // (16 * threads) * 16 * threads
     source, target = aligned(size), aligned(size, 0.0)
     traffic = 4.0 * size
     return {
         "copy": (lambda: _copy(source, target, threads), 2 * traffic),
-        "copy, stores past the caches": (lambda: _copy_past_caches(source, target, threads), 2 * traffic),
+        "copy, stores bypass the caches": (lambda: _copy_past_caches(source, target, threads), 2 * traffic),
         "NumPy's copyto, one thread": (lambda: np.copyto(target, source), 2 * traffic),
         IN_PLACE: (lambda: _in_place(source, target, threads), 3 * traffic),
     }
@@ -277,19 +286,19 @@ def copies(bytes_: int, threads: int) -> dict[str, tuple[Callable[[], object], f
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on."""
+    """Return the facts about this machine on which the figures depend."""
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as file:
-            facts = dict(line.split(":", 1) for line in file.read().split("\n\n")[0].splitlines() if ":" in line)
-        facts = {key.strip(): value.strip() for key, value in facts.items()}
-        name = f"{facts['model name']}, family {facts['cpu family']} model {facts['model']}"
+            fields = dict(line.split(":", 1) for line in file.read().split("\n\n")[0].splitlines() if ":" in line)
+        fields = {key.strip(): value.strip() for key, value in fields.items()}
+        name = f"{fields['model name']}, family {fields['cpu family']} model {fields['model']}"
     except (OSError, KeyError, ValueError):
         pass  # not Linux, or not x86
     return {
         "cpu": name,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "threads": compiler.threads(),
+        "threads": threads(),
         "isa": isa() or "the CPU's own",
         "vector": f"{8 * VECTOR_BYTES} bits",
         **{name: version(name) for name in ("numpy", "numba")},
@@ -297,28 +306,29 @@ def machine() -> dict[str, Any]:
 
 
 class Report:
-    """Prints tables as they come, and rows at the end."""
+    """Prints each table when it is measured, and all rows at the end."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         if args.threads:
-            compiler.set_threads(args.threads)
+            set_threads(args.threads)
         self.args = args
         self.rows: list[dict[str, Any]] = []
         self.seconds = 0.1 if args.quick else 1.0
-        self.threads = compiler.threads()
+        self.threads = threads()
         self.machine = machine()
         print(", ".join(f"{key} {value}" for key, value in self.machine.items()), flush=True)
 
     def alternate(self, functions: Mapping[str, Callable[[], object]]) -> dict[str, Times]:
+        """Call `alternate` for 1 s per function (--quick: 0.1 s)."""
         return alternate(functions, self.seconds * len(functions))
 
     def peak_of(self, threads: int) -> float:
-        """GFLOP/s of multiply-adds on registers."""
+        """Measure GFLOP/s of multiply-adds on registers."""
         loop, flops = peak_loop(threads)
         return flops / self.alternate({"peak": loop})["peak"].median / 1e9
 
     def streaming(self, bytes_: int) -> float:
-        """GB/s, read and written, of the fastest copy of a vector of so many bytes."""
+        """Measure GB/s, read and written, of the fastest copy of a vector of this many bytes. Prints all ways."""
         ways = copies(bytes_, self.threads)
         times = self.alternate({name: function for name, (function, _) in ways.items()})
         rates = {name: traffic / times[name].median / 1e9 for name, (_, traffic) in ways.items()}
@@ -333,10 +343,11 @@ class Report:
         traffic: float = 0.0,
         bytes_: int = SMALL,
     ) -> dict[str, float]:
-        """Times the functions in turns with the limit of the machine, prints a line for each; per cent of that limit.
+        """Measure the functions in turns with the limit of the machine. Return the percentage of the limit of each.
 
-        flops: floating-point operations of one call; the limit is the loop on registers. Or traffic: bytes that one
-        call reads and writes; the limit is the fastest copy of a vector of `bytes_` bytes.
+        Prints a line for each function. Give either flops or traffic. flops: floating-point operations per call; the
+        limit is the loop on registers. traffic: bytes read and written per call; the limit is the fastest copy of a
+        vector of `bytes_` bytes.
         """
         limits = copies(bytes_, self.threads) if traffic else {"registers only": peak_loop(self.threads)}
         limits = {f"({name})": limit for name, limit in limits.items() if name != IN_PLACE}
@@ -354,23 +365,24 @@ class Report:
         return {name: 100 * rates[name] / limit for name in functions}
 
     def row(self, name: str, value: float, unit: str, goal: str = "") -> None:
+        """Add a row to the result, with 4 significant digits."""
         self.rows.append({"name": name, "value": float(f"{value:.4g}"), "unit": unit, "goal": goal})
 
     def finish(self) -> None:
-        """Print the rows, and for --json the one line that holds them."""
+        """Print the rows; with --json also as one line of JSON."""
         print()
         for row in self.rows:
             goal = row["goal"] and f"goal {row['goal']}"
-            print(f"{row['name']:<44}{row['value']:>10.4g} {row['unit']:<14}{goal}")
+            print(f"{row['name']:<44}{row['value']:>10.4g} {row['unit']:<14} {goal}")
         if self.args.json:
             print(json.dumps({"rows": self.rows, "machine": self.machine}))
 
 
 def main() -> None:
-    """The limits of this machine."""
-    report = Report(arguments("The machine's limits, as the other benches measure them.").parse_args())
-    for threads in sorted({1, report.threads}):
-        report.row(f"peak-{threads}-threads", report.peak_of(threads), "GFLOP/s")
+    """Measure the limits of this machine."""
+    report = Report(arguments("The limits of this machine, as the other benchmarks measure them.").parse_args())
+    for count in sorted({1, report.threads}):
+        report.row(f"peak-{count}-threads", report.peak_of(count), "GFLOP/s")
     report.row("copy-2.7MB", report.streaming(SMALL), "GB/s")
     report.row("copy-256MB", report.streaming(LARGE), "GB/s")
     report.finish()

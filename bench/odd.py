@@ -1,6 +1,6 @@
-"""Networks that no table names: odd channels, strides, dilations, groups, batches; in minidl and in PyTorch.
+"""Unusual networks: odd channels, strides, dilations, groups and batch sizes, in minidl and in PyTorch.
 
-`compare` holds minidl's loss and gradients against PyTorch's in float64.
+`compare` compares minidl's loss and gradients with PyTorch's in float64.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 SHAPE = (29, 31, 3)  # H, W, C
 
-# (outputs, kernel, stride, padding, dilation, groups): each with batch norm and ReLU behind.
+# (outputs, kernel, stride, padding, dilation, groups) of each convolution; batch norm and ReLU follow.
 ODD: dict[str, list[tuple[int, int, int, int, int, int]]] = {
     "strided": [(24, 3, 1, 1, 1, 1), (40, 3, 2, 1, 1, 1), (72, 3, 2, 1, 1, 1)],
     "grouped": [(24, 3, 1, 1, 1, 1), (40, 5, 1, 2, 1, 4), (72, 3, 2, 1, 1, 8)],
@@ -25,7 +25,7 @@ BATCH = 37
 
 
 def _net(nn: Any, name: str, pool: Any) -> Any:
-    """nn: minidl's or PyTorch's, which have the same layers."""
+    """Build a net of ODD. nn: minidl.nn or torch.nn, which have the same layers. pool: the global average pooling."""
     layers: list[Any] = []
     inputs = SHAPE[2]
     for outputs, kernel, stride, padding, dilation, groups in ODD[name]:
@@ -48,10 +48,11 @@ def pytorch_net(name: str) -> Any:
 
 
 def compare(name: str, size: int) -> dict[str, Any]:
-    """The largest differences from PyTorch in float64, relative to the largest element: of the loss, and of a gradient.
+    """Return the largest differences of loss and gradients from PyTorch in float64, relative to the largest element.
 
-    Of minidl's recorded step in float64 and in float32, and of PyTorch's own float32 beside it: in float32 a value that
-    falls on the other side of a ReLU's kink moves a small gradient by up to a per cent, in either.
+    Compares minidl's recorded step in float64 and in float32, and for reference PyTorch's own float32. In float32, a
+    value that falls on the other side of a ReLU's kink changes a small gradient by up to 1%, in both libraries. size:
+    images in the batch.
     """
     import torch
     import torch.nn.functional as F
@@ -82,7 +83,7 @@ def compare(name: str, size: int) -> dict[str, Any]:
         exact = found["float64"][parameter]
         return float(np.abs(found[kind][parameter] - exact).max() / max(np.abs(exact).max(), 1e-30))
 
-    # A bias before batch norm has a gradient of 0: whatever is there is rounding.
+    # The gradient of a bias before batch norm is 0. Its computed value is only rounding error.
     named = [name for name, exact in found["float64"].items() if np.abs(exact).max() > 1e-10]
     return {
         "loss": abs(losses["minidl"] - losses["float64"]) / abs(losses["float64"]),

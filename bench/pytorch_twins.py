@@ -1,4 +1,4 @@
-"""minidl's models once more in PyTorch, layer for layer and name for name: the yardstick of tests and benches."""
+"""minidl's models in PyTorch, with the same layers and parameter names: the reference for tests and benchmarks."""
 
 from __future__ import annotations
 

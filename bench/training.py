@@ -1,15 +1,15 @@
-"""One training step, and one prediction, of minidl beside PyTorch and JAX.
+"""Time of a training step and of a prediction in minidl, PyTorch and JAX.
 
-    python bench/training.py                                  every row: a quarter of an hour
+    python bench/training.py                                  all rows, takes 15 minutes
     python bench/training.py --quick --only lenet-b64 vgg-b64
-    python bench/training.py --odd                            nets with odd channels, strides, dilations, groups; and
-                                                              how far gradients are from PyTorch's in float64
+    python bench/training.py --odd                            nets with odd channels, strides, dilations, groups; also
+                                                              compares gradients with PyTorch's in float64
     python bench/training.py --memory --startup               peak memory of a step; seconds to the first step
 
-A row NET-bBATCH is a whole training step: forward, loss, backward, momentum SGD. With -predict behind it is a forward
-pass of a trained model, with -avx2 either library is held to AVX2. Each library works in a process of its own; they
-take turns, one at a time, so that a machine whose clock moves does so for all. PyTorch's layout, malloc, threads and
-torch.compile are tried first, and the fastest is what minidl is compared with.
+A row NET-bBATCH is a complete training step: forward, loss, backward, momentum SGD. NET-bBATCH-predict is a forward
+pass of a trained model. In NET-bBATCH-avx2 the libraries may use AVX2 only. Each library runs in its own process. The
+processes take turns, one at a time, so that changes of the machine's clock affect all of them equally. First all
+settings of PyTorch (layout, malloc, threads, torch.compile) are tried; minidl is compared with the fastest.
 """
 
 from __future__ import annotations
@@ -38,14 +38,19 @@ AVX2 = {
     "minidl": {"MINIDL_ISA": "avx2"},
     "pytorch": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
 }
-# glibc gives large blocks back to the system at once, and page faults follow; held on to, PyTorch is faster.
-KEEP = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "268435456"}
+# By default glibc returns large blocks to the system immediately, which causes page faults. PyTorch is faster if glibc
+# keeps them.
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "268435456",
+}
 MLP_FLOPS = 2 * 128 * (3 * (512 * 512 + 512 * 10) + 2 * 784 * 512)  # no gradient of the first layer's input
 
 
 def allocators() -> dict[str, dict[str, str]]:
-    """Environments for malloc: glibc's as it is, glibc's that keeps memory, and others that are installed."""
-    found = {"malloc": {}, "malloc that keeps": KEEP}
+    """Return environments for malloc: glibc's defaults, glibc's keeping memory, and other installed allocators."""
+    found = {"malloc": {}, "malloc that keeps memory": KEEP_MEMORY}
     for name in ("tcmalloc_minimal", "jemalloc"):
         library = ctypes.util.find_library(name)
         if library:
@@ -54,7 +59,7 @@ def allocators() -> dict[str, dict[str, str]]:
 
 
 class Worker:
-    """A process with one library (worker.py), asked in lines of JSON."""
+    """A process with one library (worker.py). Requests and replies are lines of JSON."""
 
     def __init__(self, library: str, threads: int, **environment: str) -> None:
         cores = sorted(os.sched_getaffinity(0))[:threads]
@@ -69,29 +74,31 @@ class Worker:
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
 
-    def ask(self, timeout: float = 300, **question: Any) -> dict[str, Any]:
+    def request(self, timeout: float = 300, **request: Any) -> dict[str, Any]:
+        """Send a request; return the reply. timeout: seconds. Raises RuntimeError if it fails or the process ends."""
         assert self.process.stdin and self.process.stdout
         try:
-            print(json.dumps(question), file=self.process.stdin, flush=True)
+            print(json.dumps(request), file=self.process.stdin, flush=True)
             ready, _, _ = select.select([self.process.stdout], [], [], timeout)
             line = self.process.stdout.readline() if ready else ""
         except BrokenPipeError:
             line, ready = "", [None]
         if not line:
             self.close()
-            raise RuntimeError("ended unexpectedly" if ready else f"no answer within {timeout:.0f} s")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise RuntimeError(answer["error"])
-        return answer
+            raise RuntimeError("ended unexpectedly" if ready else f"no reply within {timeout:.0f} s")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        return reply
 
     def build(self, net: str, batch: int, predict: bool, timeout: float = 300, **options: Any) -> float:
-        """Seconds of a step, once it is warm."""
-        seconds = self.ask(timeout, do="build", net=net, batch=batch, predict=predict, options=options)["seconds"]
+        """Build a net; return the seconds of a warm step."""
+        seconds = self.request(timeout, do="build", net=net, batch=batch, predict=predict, options=options)["seconds"]
         return float(seconds[-1])
 
     def steps(self, steps: int) -> list[float]:
-        return list(self.ask(do="steps", steps=steps)["seconds"])
+        """Make this number of steps; return the seconds of each."""
+        return list(self.request(do="steps", steps=steps)["seconds"])
 
     def close(self) -> None:
         self.process.kill()
@@ -104,13 +111,13 @@ class Worker:
         self.close()
 
 
-def per_turn(seconds: float, quick: bool) -> int:
-    """How many steps a turn has: as many as take a moment."""
+def steps_per_turn(seconds: float, quick: bool) -> int:
+    """Return the number of steps in a turn: as many as fit into 0.15 s (quick: 0.03 s), from 1 to 100."""
     return max(1, min(100, int((0.03 if quick else 0.15) / seconds)))
 
 
 def candidates(net: str, args: argparse.Namespace) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
-    """PyTorch's settings to try: (name, environment, options)."""
+    """Yield the settings of PyTorch to try: (name, environment, options)."""
     layouts = {"contiguous": False} if net == "mlp" else {"channels last": True, "contiguous": False}
     for malloc, environment in allocators().items():
         if args.quick and malloc == "malloc":
@@ -121,24 +128,27 @@ def candidates(net: str, args: argparse.Namespace) -> Iterator[tuple[str, dict[s
 
 
 def best_pytorch(
-    net: str, batch: int, predict: bool, held: dict[str, str], args: argparse.Namespace
+    net: str, batch: int, predict: bool, isa: dict[str, str], args: argparse.Namespace
 ) -> tuple[Worker, str]:
-    """The fastest setting's worker, with the net built, and the setting's name."""
+    """Find PyTorch's fastest setting. Return its worker, with the net built, and its name.
+
+    isa: environment that restricts the instruction set.
+    """
     times: dict[str, float] = {}
     settings = {}
     workers: dict[str, Worker] = {}
 
     def attempt(name: str, environment: dict[str, str], options: dict[str, Any]) -> None:
         settings[name] = environment, options
-        worker = Worker("pytorch", args.threads, **held, **environment)
+        worker = Worker("pytorch", args.threads, **isa, **environment)
         try:
             seconds = worker.build(net, batch, predict, args.compile_seconds if options["compile"] else 300, **options)
-            took = worker.steps(max(5, 2 * per_turn(seconds, args.quick)))
+            warm = worker.steps(max(5, 2 * steps_per_turn(seconds, args.quick)))
         except RuntimeError as error:
             print(f"    PyTorch, {name}: {str(error).splitlines()[0][:100]}", flush=True)
             worker.close()
             return
-        times[name], workers[name] = statistics.median(took), worker
+        times[name], workers[name] = statistics.median(warm), worker
 
     for name, environment, options in candidates(net, args):
         attempt(name, environment, options)
@@ -159,38 +169,39 @@ def best_pytorch(
 
 
 def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Build the net in each library, then let them take turns."""
+    """Build the net in each library, then measure the libraries in turns. Return and print the row."""
     base = name.removesuffix("-avx2").removesuffix("-predict")
     predict, avx2 = name.endswith("-predict"), name.endswith("-avx2")
     net, batch = NETS[base] if base in NETS else (base.removeprefix("odd-"), args.odd_batch)
-    held = AVX2 if avx2 else {"minidl": {}, "pytorch": {}}
+    isa = AVX2 if avx2 else {"minidl": {}, "pytorch": {}}
     print(f"\n{name}", flush=True)
     row: dict[str, Any] = {"name": name, "minidl_ms": None, "pytorch_ms": None, "jax_ms": None}
     workers: dict[str, Worker] = {}
     rates: list[float] = []
     try:
-        workers["minidl"] = Worker("minidl", args.threads, **held["minidl"])
-        steps = {"minidl": per_turn(workers["minidl"].build(net, batch, predict, eager=args.eager), args.quick)}
+        workers["minidl"] = Worker("minidl", args.threads, **isa["minidl"])
+        seconds = workers["minidl"].build(net, batch, predict, eager=args.eager)
+        steps = {"minidl": steps_per_turn(seconds, args.quick)}
         if not args.no_torch:
-            workers["pytorch"], row["pytorch_setting"] = best_pytorch(net, batch, predict, held["pytorch"], args)
-            steps["pytorch"] = per_turn(statistics.median(workers["pytorch"].steps(3)), args.quick)
+            workers["pytorch"], row["pytorch_setting"] = best_pytorch(net, batch, predict, isa["pytorch"], args)
+            steps["pytorch"] = steps_per_turn(statistics.median(workers["pytorch"].steps(3)), args.quick)
         if not args.no_jax and not avx2 and base in NETS:
             workers["jax"] = Worker("jax", args.threads)
-            steps["jax"] = per_turn(workers["jax"].build(net, batch, predict), args.quick)
-        taken: dict[str, list[float]] = {library: [] for library in workers}
+            steps["jax"] = steps_per_turn(workers["jax"].build(net, batch, predict), args.quick)
+        times: dict[str, list[float]] = {library: [] for library in workers}
         for _ in range(10 if args.quick else args.turns):
             for library, worker in workers.items():
-                time.sleep(0.005)  # the last one's threads go to sleep
-                worker.steps(1)  # awake, and its data in the caches
-                taken[library] += worker.steps(steps[library])
+                time.sleep(0.005)  # until the threads of the previous worker sleep
+                worker.steps(1)  # wakes the threads and loads the data into the caches
+                times[library] += worker.steps(steps[library])
             if name == "mlp-b128":
-                rates += workers["minidl"].ask(do="peak")["gflops"]
+                rates += workers["minidl"].request(do="peak")["gflops"]
     finally:
         for worker in workers.values():
             worker.close()
-    for library, seconds in taken.items():
-        row[f"{library}_ms"] = round(1e3 * statistics.median(seconds), 4)
-        row[f"{library}_best"] = round(1e3 * min(seconds), 4)
+    for library, each in times.items():
+        row[f"{library}_ms"] = round(1e3 * statistics.median(each), 4)
+        row[f"{library}_best"] = round(1e3 * min(each), 4)
     for library, goal in zip(("pytorch", "jax"), goals(base, predict, avx2)):
         if row[f"{library}_ms"]:
             row[f"{library}_ratio"] = round(row[f"{library}_ms"] / row["minidl_ms"], 3)
@@ -199,18 +210,18 @@ def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if rates:
         floor = MLP_FLOPS / statistics.median(rates) / 1e6
         row |= {"floor_ms": round(floor, 4), "of_floor": round(row["minidl_ms"] / floor, 3), "floor_goal": 1.25}
-    say(row)
+    print_row(row)
     return row
 
 
 def goals(base: str, predict: bool, avx2: bool) -> tuple[float | None, float | None]:
-    """How many times as fast as (PyTorch, JAX)."""
+    """Return the goals: how many times as fast as (PyTorch, JAX)."""
     if base not in NETS:
         return None, None
     return (2.0, 1.35) if predict else (1.3, None) if avx2 else GOALS[base]
 
 
-def say(row: dict[str, Any]) -> None:
+def print_row(row: dict[str, Any]) -> None:
     for library in ("minidl", "pytorch", "jax"):
         if row[f"{library}_ms"] is not None:
             line = f"    {library:<8} {row[f'{library}_ms']:>9.3f} ms, best {row[f'{library}_best']:>9.3f}"
@@ -220,7 +231,7 @@ def say(row: dict[str, Any]) -> None:
                 line += f" (goal {goal}x)" if goal else ""
             print(line + (f"   {row['pytorch_setting']}" if library == "pytorch" else ""), flush=True)
     if "floor_ms" in row:
-        print(f"    floating-point floor {row['floor_ms']:.3f} ms; minidl {row['of_floor']:.2f} times it (goal 1.25)")
+        print(f"    floating-point floor {row['floor_ms']:.3f} ms; minidl / floor {row['of_floor']:.2f} (goal 1.25)")
 
 
 def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -233,25 +244,29 @@ def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
         row = measure_row(f"odd-{net}", args)
         if not args.no_torch:
             with Worker("minidl", args.threads) as worker:
-                row["accuracy"] = found = worker.ask(do="compare", net=net, batch=BATCH)
-            print(f"    from PyTorch's float64: loss {found['loss']:.1e}, gradients {found['gradient64']:.1e}, in "
-                  f"float32 {found['gradient']:.1e} "
+                row["accuracy"] = found = worker.request(do="compare", net=net, batch=BATCH)
+            print(f"    error relative to PyTorch's float64: loss {found['loss']:.1e}, gradients "
+                  f"{found['gradient64']:.1e}, in float32 {found['gradient']:.1e} "
                   f"({found['worst']}); PyTorch's float32: {found['pytorch_gradient']:.1e}", flush=True)  # fmt: skip
         rows.append(row)
     return rows
 
 
 def measure_memory(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Peak memory of a training step: of the process, and beyond one that only imported the library and made data."""
+    """Measure the peak memory of a training step.
+
+    "peak" is that of the process; "growth" is the difference from the memory after importing the library and making
+    the data.
+    """
     rows = []
     for name in [name for name in args.only or NETS if name in NETS]:
         net, batch = NETS[name]
         for library in ("minidl",) if args.no_torch else ("minidl", "pytorch"):
             if library == "minidl":
-                with Worker(library, args.threads) as worker:  # so that kernels are compiled already
+                with Worker(library, args.threads) as worker:  # compiles the kernels
                     worker.build(net, batch, False, eager=args.eager)
             with Worker(library, args.threads) as worker:
-                found = worker.ask(do="memory", net=net, batch=batch)
+                found = worker.request(do="memory", net=net, batch=batch)
             for kind in ("growth", "peak"):
                 value = round(found[kind] / 1e6, 1)
                 print(f"memory of {name}, {kind}, {library}: {value:.0f} MB", flush=True)
@@ -261,12 +276,12 @@ def measure_memory(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_startup(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Seconds from the start of a process to the end of the first LeNet step."""
+    """Measure the seconds from the start of a process to the end of the first LeNet step."""
     rows = []
     for kind, goal in (("cold", "< 30"), ("warm", "< 2"), ("pytorch", "")):
         if kind == "pytorch" and args.no_torch:
             continue
-        took = []
+        seconds = []
         library = "pytorch" if kind == "pytorch" else "minidl"
         command = [sys.executable, "-m", "bench.worker", "--first-step", library]
         for _ in range(1 if kind == "cold" else 3):
@@ -277,10 +292,10 @@ def measure_startup(args: argparse.Namespace) -> list[dict[str, Any]]:
                 process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
                 assert process.stdout
                 done = process.stdout.readline()
-                took.append(time.perf_counter() - began)
+                seconds.append(time.perf_counter() - began)
                 if process.wait() or not done:
                     raise SystemExit(f"{' '.join(command)} failed")
-        value = statistics.median(took)
+        value = statistics.median(seconds)
         print(f"first step of LeNet, {kind}: {value:.2f} s ({args.threads} threads)", flush=True)
         rows.append({"name": f"startup-lenet-{kind}", "value": round(value, 2), "unit": "s", "goal": goal})
     return rows
@@ -289,18 +304,18 @@ def measure_startup(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer turns and settings of PyTorch, no torch.compile")
-    parser.add_argument("--json", action="store_true", help='the last line is one JSON object, {"rows": [...]}')
+    parser.add_argument("--json", action="store_true", help='print one JSON object, {"rows": [...]}, as the last line')
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"rows: {', '.join(ROWS)}; with --odd, odd-NET")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--no-jax", action="store_true")
     parser.add_argument("--no-compile", action="store_true", help="do not try torch.compile")
-    parser.add_argument("--compile-seconds", type=float, default=240, help="give up on torch.compile after")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each library")
-    parser.add_argument("--turns", type=int, default=20, help="of each library for a row")
-    parser.add_argument("--eager", action="store_true", help="minidl by the tape, not recorded")
-    parser.add_argument("--odd", action="store_true", help="networks that have no name: speed and correctness")
+    parser.add_argument("--compile-seconds", type=float, default=240, help="time limit for torch.compile")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of each library")
+    parser.add_argument("--turns", type=int, default=20, help="turns of each library per row")
+    parser.add_argument("--eager", action="store_true", help="run minidl eagerly on the tape, without recording")
+    parser.add_argument("--odd", action="store_true", help="unusual networks: speed and correctness")
     parser.add_argument("--memory", action="store_true", help="peak memory of a step")
-    parser.add_argument("--startup", action="store_true", help="seconds to the first step")
+    parser.add_argument("--startup", action="store_true", help="seconds from process start to the first step")
     args = parser.parse_args()
     unknown = [name for name in args.only or [] if name not in ROWS and not name.startswith("odd-")]
     if unknown:

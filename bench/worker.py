@@ -1,11 +1,11 @@
-"""One library in a process of its own: it builds a net, then takes steps when asked, and sleeps in between.
+"""A process with one library: it builds a net, makes steps on request, and sleeps in between.
 
-bench/training.py starts it (`python -m bench.worker LIBRARY`) and talks to it in lines of JSON:
+bench/training.py starts it (`python -m bench.worker LIBRARY`). Requests and replies are lines of JSON:
 
     {"do": "build", "net": "lenet", "batch": 64, "predict": false, "options": {...}}      -> {"seconds": ...}
     {"do": "steps", "steps": 5}                                                           -> {"seconds": [...]}
 
-Every step is a whole one: forward, loss, backward, momentum SGD, with all weights and gradients.
+Every step is complete: forward, loss, backward, momentum SGD, with all weights and gradients.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-LR, MOMENTUM = 1e-4, 0.9  # a small rate: thousands of steps on one batch must not end in zeros
+LR, MOMENTUM = 1e-4, 0.9  # a small rate, so that gradients do not vanish after thousands of steps on one batch
 Step = Callable[[], object]
 SHAPES = {"mlp": (28, 28, 1), "lenet": (28, 28, 1), "vgg": (32, 32, 3), "resnet20": (32, 32, 3)}
 
 
 def batch(shape: tuple[int, int, int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(images (B, H, W, C), labels (B,))"""
+    """Return random (images (B, H, W, C), labels (B,))."""
     random = np.random.default_rng(0)
     return random.standard_normal((size, *shape), np.float32), random.integers(0, 10, size)
 
@@ -35,7 +35,7 @@ def batch(shape: tuple[int, int, int], size: int) -> tuple[np.ndarray, np.ndarra
 
 
 def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -> Step:
-    """What `fit` does for each batch. eager: by the tape, without a program."""
+    """Return the step that `fit` makes for each batch. eager: use the tape instead of a recorded program."""
     from minidl import ops, optim
     from minidl.program.replay import Gradient
 
@@ -51,7 +51,7 @@ def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -
 
 
 def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
-    """What `predict` does for each batch."""
+    """Return the step that `predict` makes for each batch. eager: run the model without a recorded program."""
     from minidl import no_grad
     from minidl.program.replay import Prediction
 
@@ -65,7 +65,7 @@ def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
 
 
 def build_minidl(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
-    """options: eager, or nothing."""
+    """Return a training step or prediction of a net. options: eager (default False)."""
     from bench import odd
     from minidl import models
 
@@ -80,7 +80,7 @@ def build_minidl(net: str, size: int, predict: bool, options: dict[str, Any]) ->
 
 
 def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
-    """options: threads; channels_last; compile."""
+    """Return a training step or prediction of a net. options: threads, channels_last, compile."""
     import torch
     import torch.nn.functional as F
 
@@ -98,14 +98,14 @@ def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -
     if options["compile"]:
         from torch._inductor import config
 
-        config.freezing = predict  # batch norm folded into the convolutions, weights packed beforehand
+        config.freezing = predict  # folds batch norm into the convolutions, packs weights in advance
         if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
             config.cpp.simdlen = 256
     if predict:
         forward = torch.compile(model.eval()) if options["compile"] else model.eval()
 
         def prediction() -> np.ndarray:
-            with torch.inference_mode() if not options["compile"] else torch.no_grad():  # (freezing wants no_grad)
+            with torch.inference_mode() if not options["compile"] else torch.no_grad():  # (freezing needs no_grad)
                 return forward(x).numpy()
 
         return prediction
@@ -127,7 +127,7 @@ def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -
 
 
 def build_pytorch_sgd(bytes_: int) -> Step:
-    """PyTorch's fused SGD with momentum on one vector, without the optimizer's Python around it."""
+    """Return a step of PyTorch's fused SGD with momentum on one vector, without the Python code of the optimizer."""
     import torch
 
     theta, grad, velocity = (torch.ones(bytes_ // 4) for _ in range(3))
@@ -159,14 +159,16 @@ def timed(step: Step) -> float:
 
 
 def resident(field: str) -> int:
-    """Bytes of this process in memory: VmRSS now, VmHWM at most since the last reset."""
+    """Return the resident memory of this process in bytes. field: VmRSS (now) or VmHWM (maximum since the reset)."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split(f"{field}:")[1].split()[0])
 
 
 def peak_memory(library: str, net: str, size: int) -> dict[str, int]:
-    """Bytes that three training steps need at most, beyond a process that imported the library and made data; and in
-    all."""
+    """Return the peak memory of three training steps in bytes.
+
+    "peak": in total. "growth": minus the memory after importing the library and making the data.
+    """
     batch(SHAPES[net], size)
     if library == "minidl":
         import minidl.optim
@@ -174,9 +176,9 @@ def peak_memory(library: str, net: str, size: int) -> dict[str, int]:
     else:
         import torch
 
-        torch._dynamo  # noqa: B018 (imported when first named)
+        torch._dynamo  # noqa: B018 (imported on first access)
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     options = {"threads": len(os.sched_getaffinity(0)), "channels_last": True, "compile": False}
     step = BUILD[library](net, size, False, options)
     for _ in range(3):
@@ -185,7 +187,7 @@ def peak_memory(library: str, net: str, size: int) -> dict[str, int]:
 
 
 def fma_peak() -> list[float]:
-    """GFLOP/s of multiply-adds on registers, on all threads: a few turns."""
+    """Measure GFLOP/s of multiply-adds on registers, on all threads, 20 times."""
     from bench import measure
     from minidl.engine.jit import threads
 
@@ -195,37 +197,38 @@ def fma_peak() -> list[float]:
 
 
 def serve(library: str) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to standard error
+    """Process requests from standard input until it is closed."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # redirects the library's output to standard error
     step: Step = lambda: None  # noqa: E731
     for line in sys.stdin:
-        question = json.loads(line)
-        answer: dict[str, Any]
+        request = json.loads(line)
+        reply: dict[str, Any]
         try:
-            if question["do"] == "build":
-                step = lambda: None  # noqa: E731 (the old net's memory is free before the new one is made)
-                if library == "pytorch" and question["net"] == "sgd":
-                    step = build_pytorch_sgd(question["batch"])
+            if request["do"] == "build":
+                step = lambda: None  # noqa: E731 (frees the old net before the new one is built)
+                if library == "pytorch" and request["net"] == "sgd":
+                    step = build_pytorch_sgd(request["batch"])
                 else:
-                    step = BUILD[library](question["net"], question["batch"], question["predict"], question["options"])
-                answer = {"seconds": [timed(step) for _ in range(3)]}
-            elif question["do"] == "steps":
-                answer = {"seconds": [timed(step) for _ in range(question["steps"])]}
-            elif question["do"] == "peak":
-                answer = {"gflops": fma_peak()}
-            elif question["do"] == "memory":
-                answer = peak_memory(library, question["net"], question["batch"])
+                    step = BUILD[library](request["net"], request["batch"], request["predict"], request["options"])
+                reply = {"seconds": [timed(step) for _ in range(3)]}
+            elif request["do"] == "steps":
+                reply = {"seconds": [timed(step) for _ in range(request["steps"])]}
+            elif request["do"] == "peak":
+                reply = {"gflops": fma_peak()}
+            elif request["do"] == "memory":
+                reply = peak_memory(library, request["net"], request["batch"])
             else:
                 from bench import odd
 
-                answer = odd.compare(question["net"], question["batch"])
+                reply = odd.compare(request["net"], request["batch"])
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies, flush=True)
 
 
 def first_step(library: str) -> None:
-    """For --startup: one step of LeNet, then the end."""
+    """For --startup: make one step of LeNet, then exit."""
     options = {"threads": len(os.sched_getaffinity(0)), "channels_last": False, "compile": False}
     BUILD[library]("lenet", 64, False, options)()
     print("done", flush=True)

@@ -178,7 +178,7 @@ def test_full_disk_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return real("/dev/full" if str(path).endswith(files.STATE) else path, *arguments, **named)
 
     monkeypatch.setattr(builtins, "open", opened)
-    with pytest.raises(CheckpointError, match="No space left on device; there is none before it"):
+    with pytest.raises(CheckpointError, match="No space left on device; there is no earlier one"):
         files.save(tmp_path, 6, example(6))
 
 

@@ -65,14 +65,14 @@ def test_trains_on_the_batches_that_are_there(tmp_path: Path, folder: str) -> No
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("b.bin", b"", "holds 0 bytes, expected whole records of 3073"),
-        ("b.bin", batch(2)[:-1], "holds 6145 bytes"),
+        ("b.bin", b"", "contains 0 bytes, expected whole records of 3073"),
+        ("b.bin", batch(2)[:-1], "contains 6145 bytes"),
         ("b.bin", batch(2) + b"\x0a" + bytes(3072), "label 10 in record 2"),
         ("b.bin.gz", gzip.compress(batch(2))[:-9], "damaged or cut short"),
         ("b.bin.xz", lzma.compress(batch(2))[:-40], "damaged or cut short"),
         ("b.bin.xz", batch(2), "damaged or cut short"),
         ("b.bin.gz", batch(2), "get the file again"),
-        ("b.bin.xz", lzma.compress(bytes(60_001 * RECORD), preset=0), "holds over 184380000 bytes"),
+        ("b.bin.xz", lzma.compress(bytes(60_001 * RECORD), preset=0), "contains over 184380000 bytes"),
     ],
 )
 def test_damaged_batches(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -116,7 +116,7 @@ def test_archives_that_lack_a_batch(tmp_path: Path) -> None:
     archive = tmp_path / "a.tar.gz"
     wanted = {f"cifar-10-batches-bin/{name}": batch(1) for name in TRAIN}
     write_archive(archive, wanted, links={f"cifar-10-batches-bin/{TEST}": "data_batch_1.bin"})
-    with pytest.raises(DataError, match=r"does not hold test_batch\.bin"):
+    with pytest.raises(DataError, match=r"does not contain test_batch\.bin"):
         extract(archive, tmp_path)
     archive.write_bytes(archive.read_bytes()[:200])
     with pytest.raises(DataError, match="damaged or cut short"):

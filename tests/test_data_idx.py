@@ -95,7 +95,7 @@ def test_compressed_bomb_is_not_unpacked(tmp_path: Path) -> None:
         (idx(np.zeros(4)), "begins with 00 00 08 01"),
         (b"\0\0\x0d\x03" + bytes(12), "begins with 00 00 0d 03"),
         (b"\0\0\x08\x03\0\0", "ends inside its header"),
-        (idx(np.zeros((0, 2, 2))), "holds nothing"),
+        (idx(np.zeros((0, 2, 2))), "is empty"),
     ],
 )
 def test_messages(tmp_path: Path, content: bytes, message: str) -> None:
@@ -131,12 +131,12 @@ def test_the_folder_of_another_set_is_not_taken(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_does_not_belong_together(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data folder .* is not there"):
+    with pytest.raises(DataError, match=r"data folder .* does not exist"):
         load("mnist", data_dir=tmp_path / "missing")
     write_set(tmp_path)
     labels = tmp_path / "train-labels-idx1-ubyte"
     labels.write_bytes(idx(np.zeros(5)))
-    with pytest.raises(DataError, match=r"holds 6 images, .* 5 labels"):
+    with pytest.raises(DataError, match=r"has 6 images, .* 5 labels"):
         load("mnist", data_dir=tmp_path)
     labels.write_bytes(idx(np.array([0, 1, 10, 2, 3, 4])))
     with pytest.raises(DataError, match="label 10 at 2, expected 0 to 9"):

@@ -71,7 +71,7 @@ NAN[4, 1, 1, 1] = np.nan
         ({"x_train": np.zeros((9, 5, 4), complex)}, "x_train holds complex128"),
         ({"x_train": np.zeros(9)}, r"shape \(9,\), expected images"),
         ({"x_train": np.zeros((9, 1, 5, 4, 2))}, r"shape \(9, 1, 5, 4, 2\)"),
-        ({"x_test": np.zeros((0, 5, 4, 2))}, "none of them 0"),
+        ({"x_test": np.zeros((0, 5, 4, 2))}, "no size of 0"),
         ({"x_test": np.zeros((6, 5, 4, 3))}, r"x_train are \(5, 4, 2\), of x_test \(5, 4, 3\)"),
         ({"x_train": NAN}, "x_train has NaN or infinity in image 4"),
         ({"x_train": np.full((9, 5, 4, 2), 1e300)}, "x_train has NaN or infinity in image 0"),
@@ -95,7 +95,7 @@ def test_wrong_names(tmp_path: Path) -> None:
     content["X_train"] = content.pop("x_train")
     with pytest.raises(DataError, match=r"no array 'x_train'.*found .*Did you mean 'X_train'\?"):
         load(save(tmp_path / "a.npz", content))
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="does not exist"):
         load(tmp_path / "b.npz")
     with pytest.raises(ConfigError, match="Did you mean 'channels-first'"):
         load(tmp_path / "a.npz", layout="channel-first")
@@ -152,7 +152,7 @@ def test_damaged_files_raise_data_errors_only(tmp_path_factory: pytest.TempPathF
 def test_only_one_part_that_would_be_divided_by_255(tmp_path: Path, name: str) -> None:
     content = arrays()
     content[name] = content[name].astype(np.float32)
-    with pytest.raises(DataError, match=r"of x_train and x_test one holds uint8.*save both in one type"):
+    with pytest.raises(DataError, match=r"only one of x_train and x_test holds uint8.*save both in one type"):
         read_npz(save(tmp_path / "a.npz", content))
 
 

@@ -104,7 +104,7 @@ def test_fit_has_one_line_for_what_it_cannot_use() -> None:
         fit(model, dataset, epoch=3)
     with pytest.raises(ConfigError, match="lr: expected a number above 0, got -1"):
         fit(model, dataset, lr=-1)
-    with pytest.raises(DivergedError, match=r"step 1: .*already the images are not finite"):
+    with pytest.raises(DivergedError, match=r"step 1: .*the images contain NaN or infinity"):
         fit(model, (np.full((8, 4, 4, 1), np.nan), np.arange(8) % 2), epochs=1, progress=None)
     with pytest.raises(ConfigError, match="3 images and 2 labels"):
         evaluate(model, dataset.x_test[:3], dataset.y_test[:2])

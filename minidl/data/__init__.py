@@ -1,7 +1,7 @@
-"""Data: named sets and the user's own files, in the one form that training wants.
+"""Data: named data sets and the user's own files, in the one form that training needs.
 
     data = load("mnist", data_dir="../shared/data", validation=0.1, seed=0)
-    loader = Loader(data.x_train, data.y_train, batch_size=128, augment="pad-crop", border=data.black)
+    loader = Loader(data.x_train, data.y_train, batch_size=128, augment=Augment("pad-crop", data.black))
     for x, y in loader.epoch(0): ...
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from minidl.data.augment import AUGMENTATIONS, parse_augment
+from minidl.data.augment import AUGMENTATIONS, Augment, parse_augment
 from minidl.data.cifar import read_cifar10
 from minidl.data.dataset import Dataset, Splits, from_arrays, prepare
 from minidl.data.digits import read_digits
@@ -38,15 +38,15 @@ def load(
     seed: int = 0,
     layout: str = "channels-last",
 ) -> Dataset:
-    """A name of DATASETS, "synthetic:4096x32x32x3:10" or the path of a .npz file, as a Dataset.
+    """Load a data set: a name of DATASETS, "synthetic:4096x32x32x3:10" or the path of a .npz file.
 
-    data_dir: where to look first for the files of mnist, fashion-mnist and cifar10 (see `files.search`).
-    validation: the fraction of the training images that is held out, class by class.
-    seed: decides what is held out (validation, and the test set of digits), and what is synthesised.
+    data_dir: the first folder to search for the files of mnist, fashion-mnist and cifar10 (see `files.search`).
+    validation: the fraction of the training images that is held out, in every class.
+    seed: determines the held-out images (validation, and the test set of digits) and the synthetic images.
     layout: "channels-last" or "channels-first", the order of axes in a .npz file.
 
-    Raises ConfigError for an unknown name or an option out of its range, DataError for files that are missing,
-    damaged or not what they should be.
+    Raises ConfigError if the name is unknown or an option is out of range, DataError if a file is missing, damaged or
+    in another format.
     """
     text = str(name)
     if text.endswith(".npz"):
@@ -63,6 +63,7 @@ def load(
 __all__ = [
     "AUGMENTATIONS",
     "DATASETS",
+    "Augment",
     "Dataset",
     "Loader",
     "apportion",

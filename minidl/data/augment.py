@@ -1,12 +1,13 @@
-"""Random changes of training images that keep their label. They work on a whole batch at once.
+"""Augmentation: random changes of training images that keep their labels. Each function processes a whole batch.
 
-Each takes a standardised batch x (N, H, W, C) that it may overwrite, a generator, and `border`: the value of a black
-pixel. Sizes follow the image, such that 32x32 gets the values of the papers.
+Each function takes a standardised batch x (N, H, W, C), which it may overwrite, a generator, and `border`: the value
+of a black pixel. Sizes are proportional to the image size; for 32x32 images they are those of the papers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,10 +17,10 @@ Augmentation = Callable[[np.ndarray, np.random.Generator, np.ndarray | float], n
 
 
 def pad_crop(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) -> np.ndarray:
-    """Pad by an eighth of the side (4 for 32), cut the old size out at a random place (He et al. 2015, 4.2).
+    """Pad by an eighth of the side (4 for 32) and crop to the old size at a random position (He et al. 2015, 4.2).
 
-    The padding is black, as when one pads before standardising (torchvision's recipe). Padding with zeros afterwards
-    would draw a grey frame around MNIST's black images, which gives away how far the digit was moved.
+    The padding is black, as if the images were padded before standardising (torchvision's recipe). Padding with zeros
+    after standardising would draw a grey frame around MNIST's black images, which reveals how far the digit was moved.
     """
     n, height, width, channels = x.shape
     pad_h, pad_w = height // 8, width // 8
@@ -32,16 +33,16 @@ def pad_crop(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float
 
 
 def flip(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) -> np.ndarray:
-    """Mirror half of the images left to right."""
+    """Mirror each image from left to right with probability 1/2."""
     chosen = rng.random(len(x)) < 0.5
     x[chosen] = x[chosen, :, ::-1]
     return x
 
 
 def cutout(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) -> np.ndarray:
-    """Blank a square of half the side (16 for 32) around a random pixel; it may hang over the edge.
+    """Set a square with half the side of the image (16 for 32), centred on a random pixel, to 0, the mean colour.
 
-    Blank is 0, the mean colour (DeVries and Taylor 2017, 3.2).
+    The square may extend beyond the edge of the image (DeVries and Taylor 2017, 3.2).
     """
     n, height, width, _ = x.shape
     top = rng.integers(0, height, size=(n, 1)) - height // 4
@@ -56,10 +57,17 @@ def cutout(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) 
 AUGMENTATIONS: dict[str, Augmentation] = {"pad-crop": pad_crop, "flip": flip, "cutout": cutout}
 
 
-def parse_augment(names: str | Sequence[str]) -> tuple[str, ...]:
-    """`"pad-crop,flip"` or a sequence of names, as a tuple in that order; "" and "none" are ().
+class Augment(NamedTuple):
+    """Names of AUGMENTATIONS, applied in this order, and the value of a black pixel, a number or (C,)."""
 
-    Raises ConfigError for an unknown name.
+    names: str | Sequence[str] = ()
+    border: np.ndarray | float = 0.0
+
+
+def parse_augment(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Convert "pad-crop,flip" or a sequence of names to a tuple in the same order; "" and "none" give ().
+
+    Raises ConfigError if a name is unknown.
     """
     if isinstance(names, str):
         names = [] if names in ("", "none") else [name.strip() for name in names.split(",")]

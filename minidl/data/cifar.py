@@ -1,4 +1,4 @@
-"""CIFAR-10 (Krizhevsky 2009), the binary version: records of one label byte and 3 planes of 32x32 bytes (R, G, B)."""
+"""CIFAR-10 (Krizhevsky 2009), the binary version: a record is a label byte and 3 planes of 32x32 bytes (R, G, B)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minidl.errors import DataError
 
 RECORD = 1 + 3 * 32 * 32
 CLASSES = 10
-LARGEST = 60_000 * RECORD  # no file holds more than the whole of CIFAR-10
+LARGEST = 60_000 * RECORD  # the whole of CIFAR-10; no file can be larger
 TRAIN = [f"data_batch_{number}.bin" for number in range(1, 6)]
 TEST = "test_batch.bin"
 GROUPS = [[TEST], TRAIN]  # the test batch first: it is written last, so once it is there, so are the others
@@ -28,12 +28,15 @@ MIRRORS = [
 
 
 def read_cifar10(data_dir: str | Path | None) -> Splits:
-    """CIFAR-10 from the user's folders or the cache, else downloaded. Trains on the batches that are there."""
+    """Read CIFAR-10 from the user's folders or the cache, or download it.
+
+    The training set consists of the batch files that are present: at least one, at most five.
+    """
     paths = search("cifar10", GROUPS, data_dir)
     if paths is None:
         folder = cache_folder() / "cifar10"
         with filling(folder):
-            # Another process may have filled it while we waited.
+            # Another process may have downloaded the files while this one waited for the lock.
             paths = search("cifar10", GROUPS, data_dir) or _download(folder)
     train = [read_batch(paths[name]) for name in TRAIN if name in paths]
     images, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
@@ -41,12 +44,12 @@ def read_cifar10(data_dir: str | Path | None) -> Splits:
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 (N, 32, 32, 3) and labels uint8 (N,) of one batch file (raw, .gz or .xz)."""
+    """Read one batch file (raw, .gz or .xz): images uint8 (N, 32, 32, 3) and labels uint8 (N,)."""
     with opened(path) as stream:
         data = read_at_most(stream, LARGEST + 1)
     if not data or len(data) % RECORD or len(data) > LARGEST:
         size = f"over {LARGEST}" if len(data) > LARGEST else len(data)
-        raise DataError(f"{path} holds {size} bytes, expected whole records of {RECORD} bytes: get the file again")
+        raise DataError(f"{path} contains {size} bytes, expected whole records of {RECORD} bytes: get the file again")
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, RECORD)
     labels = records[:, 0]
     if labels.max() >= CLASSES:
@@ -63,7 +66,7 @@ def _download(folder: Path) -> dict[str, Path]:
 
 
 def extract(archive: Path, folder: Path) -> dict[str, Path]:
-    """Write the six batch files of the official archive to `folder`; nothing else in it is touched."""
+    """Extract the six batch files of the official archive into `folder`. Other members of the archive are ignored."""
     members = {f"cifar-10-batches-bin/{name}": folder / name for name in [*TRAIN, TEST]}
     contents: dict[Path, bytes] = {}
     with reading(archive), tarfile.open(archive, "r:gz") as tar:
@@ -74,8 +77,8 @@ def extract(archive: Path, folder: Path) -> dict[str, Path]:
                 contents[path] = source.read()
     missing = [path.name for path in members.values() if path not in contents]
     if missing:
-        raise DataError(f"{archive} does not hold {', '.join(missing)}: get the file again")
-    for path in members.values():  # the test batch last: only with it does a later run take the set as complete
+        raise DataError(f"{archive} does not contain {', '.join(missing)}: get the file again")
+    for path in members.values():  # the test batch last: without it, a later run treats the set as incomplete
         part = path.with_name(path.name + ".part")
         part.write_bytes(contents[path])
         os.replace(part, path)

@@ -1,4 +1,4 @@
-"""A data set ready for training: validation part held out, every channel standardised."""
+"""A data set prepared for training: the validation part is held out and every channel is standardised."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from minidl.data.seeds import Purpose, generator
 from minidl.data.shard import apportion
 from minidl.errors import ConfigError, DataError
 
-CHUNK = 256  # images that are converted at a time: bounds the float64 temporaries
+CHUNK = 256  # images converted at a time; limits the size of the float64 temporaries
 
 
 class Splits(NamedTuple):
-    """What a reader yields. Images (N, H, W, C): uint8 (0 black, 255 white) or floats as they are. Labels (N,)."""
+    """The result of a reader. Images (N, H, W, C): uint8 (0 black, 255 white) or floats of any scale. Labels (N,)."""
 
     x_train: np.ndarray
     y_train: np.ndarray
@@ -29,8 +29,8 @@ class Splits(NamedTuple):
 class Dataset:
     """Images float32 (N, H, W, C), standardised by mean (C,) and std (C,) of the training part; labels int64 (N,).
 
-    mean and std are those of the unstandardised images: in [0, 1] for the image sets. The validation part is None
-    when nothing was held out.
+    mean and std are those of the images before standardising, with values in [0, 1] in the image sets. The validation
+    part is None if nothing was held out.
     """
 
     name: str
@@ -52,16 +52,19 @@ class Dataset:
 
     @property
     def black(self) -> np.ndarray:
-        """A standardised black pixel (C,): what `Loader(border=...)` pads with."""
+        """A black pixel after standardising (C,): the border for `Augment`."""
         return -self.mean / self.std
 
     def standardise(self, images: np.ndarray) -> np.ndarray:
-        """New images (N, H, W, C), uint8 or floats as in the original set, as the model saw its training images."""
+        """Standardise new images (N, H, W, C), uint8 or floats as in the original set, like the training images."""
         return standardise(images, self.mean, self.std)
 
 
 def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
-    """Hold out `validation` (a fraction) of the training images, seeded and class by class; standardise all parts."""
+    """Hold out the fraction `validation` of the training images of each class, chosen by seed; standardise all parts.
+
+    Raises as `check_classes` and `hold_out`.
+    """
     check_classes(splits.y_train)
     train, held = hold_out(splits.y_train, validation, seed)
     mean, std = channel_statistics(splits.x_train, train)
@@ -76,9 +79,9 @@ def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
 
 
 def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> Dataset:
-    """(x, y) or (x, y, x_test, y_test) as a Dataset. Images are taken as they are: mean 0, std 1.
+    """Make a Dataset of (x, y) or (x, y, x_test, y_test). Images are not standardised: mean is 0, std is 1.
 
-    Raises DataError for labels that are not whole numbers (N,), ConfigError for anything else.
+    Raises DataError if the labels are not whole numbers (N,) or all of one class, ConfigError for other errors.
     """
     if len(arrays) not in (2, 4):
         raise ConfigError(f"{len(arrays)} arrays were given; expected (x, y) or (x, y, x_test, y_test)")
@@ -100,33 +103,36 @@ def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> D
 
 
 def check_labels(labels: np.ndarray) -> None:
-    """Raises DataError unless labels are whole numbers (N,) of 0 or more."""
+    """Raise DataError unless labels are whole numbers (N,) of 0 or more."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
         lowest = f" down to {labels.min()}" if labels.ndim == 1 and labels.size else ""
         raise DataError(f"labels are {labels.dtype} {labels.shape}{lowest}; expected whole numbers (N,) of 0 or more, "
-                        "the class of each image (of one-hot rows: labels.argmax(axis=1))")  # fmt: skip
+                        "the class of each image (for one-hot labels: labels.argmax(axis=1))")  # fmt: skip
 
 
 def check_classes(labels: np.ndarray) -> None:
-    """Raises DataError where there is nothing to tell apart."""
+    """Raise DataError if all labels are equal: there is nothing to classify."""
     if len(labels) and (labels == labels[0]).all():
         raise DataError(f"all training images have the label {labels[0]}; expected at least two classes")
 
 
 def hold_out(labels: np.ndarray, validation: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted indices (to train on, to validate on): the fraction `validation` is held out, class by class."""
+    """Return sorted indices (for training, for validation). About the fraction `validation` of each class is held out.
+
+    Raises ConfigError if `validation` is not in [0, 1), or is above 0 but holds out no image.
+    """
     if not 0 <= validation < 1:
         raise ConfigError(f"validation {validation}: expected a fraction from 0 up to, but not including, 1")
     if not validation:
         return np.arange(len(labels)), np.arange(0)
     train, held = stratified_split(labels, validation, generator(Purpose.VALIDATION_SPLIT, seed))
     if not len(held):
-        raise ConfigError(f"validation {validation} of {len(train)} training images holds out none: give more")
+        raise ConfigError(f"validation {validation} of {len(train)} training images holds out none: use a larger one")
     return train, held
 
 
 def stratified_split(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted indices (kept, held): about `fraction` of every class is held; every class keeps at least one sample."""
+    """Return sorted indices (kept, held out): about `fraction` of every class is held out, never a whole class."""
     values, counts = np.unique(labels, return_counts=True)
     wanted = np.minimum(apportion(round(fraction * len(labels)), counts), counts - 1)
     held = np.zeros(len(labels), dtype=bool)
@@ -136,9 +142,10 @@ def stratified_split(labels: np.ndarray, fraction: float, rng: np.random.Generat
 
 
 def channel_statistics(images: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (C,) float32 of every channel of images[chosen]; std 1 where a channel is constant.
+    """Mean and standard deviation of every channel of images[chosen], both (C,) float32.
 
-    images (N, H, W, C), uint8 or float. Two passes in float64, some images at a time.
+    images (N, H, W, C), uint8 or float. The standard deviation of a constant channel is set to 1. Makes two passes in
+    float64, CHUNK images at a time.
     """
     chunks = [chosen[start : start + CHUNK] for start in range(0, len(chosen), CHUNK)]
     pixels = len(chosen) * images.shape[1] * images.shape[2]
@@ -149,13 +156,13 @@ def channel_statistics(images: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarr
 
     mean = average(1, 0.0)
     std = np.sqrt(average(2, mean))
-    # A constant channel's deviations are rounding errors, not always 0: measured against the channel's size.
+    # The deviations of a constant channel are rounding errors, not always 0: compare them with the channel's mean.
     constant = std <= 1e-7 * np.abs(mean)
     return mean.astype(np.float32), np.where(constant, 1.0, std).astype(np.float32)
 
 
 def standardise(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """(images - mean) / std as a new float32 array; uint8 images (N, H, W, C) are scaled to [0, 1] first."""
+    """Return (images - mean) / std as a new float32 array. uint8 images (N, H, W, C) are first scaled to [0, 1]."""
     out = np.empty(images.shape, dtype=np.float32)
     for start in range(0, len(images), CHUNK):
         chunk = slice(start, start + CHUNK)

@@ -1,4 +1,4 @@
-"""Fetch a published file: from several mirrors in turn, resumed where it broke off, checked before it is used."""
+"""Download a published file: try several mirrors in turn, resume a partial download, verify the result."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from minidl.errors import DataError
 
 BLOCK = 1 << 16
-TIMEOUT = 20  # seconds without a byte
-ATTEMPTS = 5  # at one mirror, as long as each brings the file further
+TIMEOUT = 20  # seconds without data
+ATTEMPTS = 5  # at most, per mirror; an attempt that adds no bytes is the last one
 
 
 class Published(NamedTuple):
-    """A file as its authors published it: its size in bytes and its MD5 tell a broken copy from a good one."""
+    """A file as its authors published it. The size in bytes and the MD5 checksum identify a damaged copy."""
 
     name: str
     size: int
@@ -26,10 +26,12 @@ class Published(NamedTuple):
 
 
 def download(file: Published, mirrors: Sequence[str], folder: Path) -> Path:
-    """`folder / file.name`; when it is not there, fetched from the first of `mirrors` (URLs that end in "/") that can.
+    """Return `folder / file.name`. If it does not exist, download it from the first of `mirrors` that provides it.
 
-    Bytes are collected in `.part` beside it, which the next attempt, mirror or run continues; the name appears only
-    when size and checksum are right. Call it within `filling(folder)`. Raises DataError that says what each mirror did.
+    mirrors: URLs that end in "/".
+    The bytes are written to a `.part` file beside it, which the next attempt, mirror or run continues. The file gets
+    its name only after its size and checksum are verified. Call this within `filling(folder)`. Raises DataError with
+    the failure of each mirror if none provides the file.
     """
     path, part = folder / file.name, folder / f"{file.name}.part"
     if path.exists():
@@ -43,14 +45,17 @@ def download(file: Published, mirrors: Sequence[str], folder: Path) -> Path:
         except _MirrorFailed as failure:
             failures.append(f"{mirror} ({failure})")
     raise DataError(
-        f"could not download {file.name}: {'; '.join(failures)}. Get the set elsewhere and pass --data-dir FOLDER "
-        "that holds its files (a .tar.gz unpacked), or set MINIDL_DATA"
+        f"could not download {file.name}: {'; '.join(failures)}. Get the data set elsewhere, unpack it if it "
+        "is a .tar.gz, and pass its folder as --data-dir FOLDER or in MINIDL_DATA"
     )
 
 
 @contextmanager
 def filling(folder: Path) -> Iterator[None]:
-    """While one process writes files into `folder` (made if need be), the others that want to wait here."""
+    """Hold an exclusive lock on `folder` while writing files into it. Creates the folder if it does not exist.
+
+    Other processes that enter wait for the lock. Raises DataError if the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / ".lock", "w") as lock:
@@ -64,11 +69,11 @@ def filling(folder: Path) -> Iterator[None]:
 
 
 class _MirrorFailed(Exception):
-    """This mirror will not do; the next one may."""
+    """This mirror cannot provide the file; another one may."""
 
 
 def _fetch(url: str, file: Published, part: Path) -> None:
-    """Complete and check `part`, or raise _MirrorFailed."""
+    """Complete and verify `part`, or raise _MirrorFailed."""
     resumed = _size(part) > 0
     for attempt in range(1, ATTEMPTS + 1):
         before = _size(part)
@@ -85,12 +90,12 @@ def _fetch(url: str, file: Published, part: Path) -> None:
         part.unlink()
         if not resumed:
             raise _MirrorFailed(f"wrong checksum {digest}, expected {file.md5}")
-        _fetch(url, file, part)  # the wrong bytes may be those that were there before: once more from the start
+        _fetch(url, file, part)  # the wrong bytes may come from the earlier download: start again from the beginning
 
 
 def _append(url: str, file: Published, part: Path) -> None:
-    """Ask for what is missing in `part` and write what comes."""
-    # Here, not above: they are slow to import, and a run on data that is there needs none of them.
+    """Request the missing bytes of `part` and append them."""
+    # Imported here because they are slow to import, and a run on existing data does not need them.
     from http.client import HTTPException
     from urllib.error import URLError
     from urllib.request import Request, urlopen
@@ -104,11 +109,11 @@ def _append(url: str, file: Published, part: Path) -> None:
     try:
         response = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
     except (OSError, HTTPException) as error:
-        # An HTTPError says "404" itself, a plain URLError only wraps what happened.
+        # An HTTPError's own message contains the status, such as 404; a plain URLError only wraps the cause.
         raise _MirrorFailed(error.reason if type(error) is URLError else error) from error
     with response:
         if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            raise _MirrorFailed("sent another part of the file than was asked for")
+            raise _MirrorFailed("sent another part of the file than was requested")
         if response.status != 206:
             have = 0  # a server without ranges sends the whole file
         length = response.headers.get("Content-Length", "")

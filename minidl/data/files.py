@@ -1,4 +1,4 @@
-"""Where data files lie, and how they are read without trusting them."""
+"""Find data files, and read them safely even if they are damaged."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ SUBFOLDERS = {"mnist": ["mnist"], "fashion-mnist": ["fashion-mnist"], "cifar10":
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: $XDG_CACHE_HOME/minidl/data or ~/.cache/minidl/data."""
+    """Return the folder for downloads: $XDG_CACHE_HOME/minidl/data or ~/.cache/minidl/data."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minidl" / "data"
 
 
 def search(name: str, groups: Sequence[Sequence[str]], data_dir: str | Path | None) -> dict[str, Path] | None:
-    """The files of a named set, from the first folder that has it; None where no folder does.
+    """Return the files of a named set from the first folder that contains it, or None if no folder does.
 
-    groups: file names without .gz or .xz; the set is there when at least one file of every group is. Folders:
-    `data_dir`, $MINIDL_DATA, the cache; in each first a subfolder of the set's name, then the folder itself.
-    A folder of the user's that holds only a part of the set raises DataError: a download would hide the mistake.
+    groups: file names without .gz or .xz. A folder contains the set if it has at least one file of every group.
+    Searches `data_dir`, $MINIDL_DATA and the cache; in each, first a subfolder with the set's name, then the folder.
+    Raises DataError if `data_dir` does not exist, or if a folder given by the user contains only a part of the set: a
+    download would hide the mistake.
     """
     if data_dir and not Path(data_dir).is_dir():
-        raise DataError(f"data folder {data_dir} is not there: give a folder that exists")
+        raise DataError(f"data folder {data_dir} does not exist: give an existing folder")
     others = {folder for other, folders in SUBFOLDERS.items() if other != name for folder in folders}
     roots = [Path(root) for root in (data_dir, os.environ.get("MINIDL_DATA"), cache_folder()) if root]
     for root in roots:
@@ -47,7 +48,7 @@ def search(name: str, groups: Sequence[Sequence[str]], data_dir: str | Path | No
                 return found
             if found and root != cache_folder():
                 raise DataError(
-                    f"{folder} holds {next(iter(found.values())).name} but not {', '.join(missing)} "
+                    f"{folder} contains {next(iter(found.values())).name} but not {', '.join(missing)} "
                     f"(raw, .gz or .xz): add the missing part of {name}"
                 )
     return None
@@ -60,13 +61,13 @@ def _find(folder: Path, stem: str) -> Path | None:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Turn whatever a damaged file makes the standard library raise into one DataError that names the file."""
+    """Convert the standard library's errors about a damaged file into a DataError that names the file."""
     try:
         yield
     except MinidlError:
         raise
     except FileNotFoundError as error:
-        raise DataError(f"{path} is not there") from error
+        raise DataError(f"{path} does not exist") from error
     except (EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError) as e:
         raise DataError(f"{path} is damaged or cut short ({' '.join(str(e).split())}): get the file again") from e
     except OSError as error:
@@ -76,13 +77,13 @@ def reading(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The contents of a raw, .gz or .xz file as a stream; damage raises DataError."""
+    """Open a raw, .gz or .xz file as a stream of its contents. Raises DataError if the file is damaged."""
     with reading(path), OPENERS.get(path.suffix, open)(path, "rb") as stream:
         yield stream
 
 
 def read_at_most(stream: IO[bytes], limit: int) -> bytearray:
-    """Up to `limit` bytes. Memory grows with what is really there: a header that claims terabytes costs nothing."""
+    """Read up to `limit` bytes. Allocates as data arrives, so a header that claims terabytes allocates nothing."""
     data = bytearray()
     while len(data) < limit and (block := stream.read(min(BLOCK, limit - len(data)))):
         data += block

@@ -1,4 +1,4 @@
-"""The IDX format: a magic number 00 00 TYPE RANK, RANK sizes (32 bits, most significant byte first), the elements.
+"""The IDX format: a magic number 00 00 TYPE RANK, RANK sizes (32 bits, most significant byte first), elements.
 
 Source: Y. LeCun, "The MNIST database of handwritten digits", section "File formats".
 """
@@ -18,9 +18,9 @@ UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """The array of unsigned bytes in an IDX file (raw, .gz or .xz): rank 3 for images (N, H, W), 1 for labels (N,).
+    """Read unsigned bytes from an IDX file (raw, .gz or .xz): rank 3 for images (N, H, W), rank 1 for labels (N,).
 
-    Raises DataError unless magic number, type, rank and sizes agree with the file to the byte.
+    Raises DataError if the magic number, type or rank is wrong or the sizes do not match the file's length exactly.
     """
     with opened(path) as stream:
         magic = bytes(read_at_most(stream, 4))
@@ -36,12 +36,12 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
         shape = struct.unpack(f">{rank}I", header)
         size = math.prod(shape)
         if not size:
-            raise DataError(f"{path} holds nothing: its header says {_by(shape)}")
+            raise DataError(f"{path} is empty: its header says {_by(shape)}")
         data = read_at_most(stream, size + 1)
     if len(data) != size:
         found = "more" if len(data) > size else f"only {len(data)}"
         raise DataError(
-            f"{path} holds {found} bytes after a header that says {_by(shape)} = {size}: get the file again"
+            f"{path} contains {found} bytes after a header that says {_by(shape)} = {size}: get the file again"
         )
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 

@@ -1,4 +1,4 @@
-"""Batches in a shuffled order that can be taken up again anywhere, prepared one step ahead by a thread."""
+"""Batches in a shuffled order that can be resumed at any batch, prepared in advance by a thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from minidl.data.augment import AUGMENTATIONS, parse_augment
+from minidl.data.augment import AUGMENTATIONS, Augment, parse_augment
 from minidl.data.dataset import check_labels
 from minidl.data.seeds import Purpose, generator
 from minidl.errors import ConfigError
@@ -17,16 +17,19 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class Loader:
-    """Batches of x (N, H, W, C) and y (N,).
+    """Divide x (N, H, W, C) and y (N,) into batches.
 
-    The order of an epoch depends on (seed, epoch) alone and the augmentation of a batch on (seed, epoch, batch), so
-    a loader has no state: `loader.epoch(e, start=b)` goes on exactly where a run stopped.
+    The order of an epoch depends only on (seed, epoch), and the augmentation of a batch only on (seed, epoch, batch).
+    A loader therefore has no state: `loader.epoch(e, start=b)` continues exactly where a run stopped.
 
-    A last batch of one image joins the one before it: one image has no variance, which batch norm divides by.
+    If the last batch would contain one image, the image is added to the batch before it: one image has no variance,
+    and batch norm divides by the variance.
 
-    augment: names of AUGMENTATIONS, applied in turn; `border` is the black that they pad with (`Dataset.black`).
-    indices: the samples to use (a replica's shard); all of them when None.
-    prefetch: how many batches the thread prepares ahead; 0 prepares each when it is asked for.
+    augment: names of AUGMENTATIONS, applied in this order; `Augment(names, data.black)` also gives the padding colour.
+    drop_last: omit the last batch if it is not full.
+    indices: the samples to use (a replica's shard); None uses all of them.
+
+    Raises DataError if the labels are not whole numbers (N,), ConfigError if another argument is invalid.
     """
 
     def __init__(
@@ -36,11 +39,9 @@ class Loader:
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
-        augment: str | Sequence[str] = (),
+        augment: Augment | str | Sequence[str] = (),
         drop_last: bool = False,
         indices: np.ndarray | None = None,
-        prefetch: int = 2,
-        border: np.ndarray | float = 0.0,
     ) -> None:
         if len(x) != len(y):
             raise ConfigError(f"{len(x)} images and {len(y)} labels: there must be one label for each image")
@@ -48,42 +49,43 @@ class Loader:
         if batch_size < 1:
             raise ConfigError(f"batch size {batch_size}: expected at least 1")
         self.x, self.y, self.batch_size = x, y, batch_size
-        self.seed, self.shuffle, self.prefetch, self.border = seed, shuffle, prefetch, border
-        self.augment = parse_augment(augment)
+        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+        names, self.border = augment if isinstance(augment, Augment) else Augment(augment)
+        self.augment = parse_augment(names)
         self.indices = np.arange(len(x)) if indices is None else np.asarray(indices)
         samples = len(self.indices)
-        self.drop_last = drop_last
         self._batches, rest = divmod(samples, batch_size)
         if not drop_last and (rest > 1 or samples == 1):
             self._batches += 1
         if not self._batches:
-            raise ConfigError(f"{samples} samples make no batch of {batch_size}: use a smaller batch or keep the last")
+            raise ConfigError(f"{samples} samples make no batch of {batch_size}: use a smaller one or keep the last")
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return self._batches
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Batches `start`, `start + 1`, ... of this epoch: x (B, H, W, C), y (B,), both fresh copies.
+    def epoch(self, epoch: int, start: int = 0, prefetch: int = 2) -> Iterator[Batch]:
+        """Iterate over batches `start`, `start + 1`, ... of this epoch: x (B, H, W, C), y (B,), both new copies.
 
-        The thread ends with the iterator: when it is exhausted, closed or forgotten.
+        prefetch: how many batches a thread prepares in advance; 0 prepares each batch when it is requested. The thread
+        ends when the iterator is exhausted, closed or garbage-collected. Raises ConfigError if `start` is out of range.
         """
         if not 0 <= start <= len(self):
             raise ConfigError(f"epoch {epoch} has {len(self)} batches and cannot start at batch {start}")
         order = self.indices
         if self.shuffle:
             order = generator(Purpose.ORDER, self.seed, epoch).permutation(order)
-        if not self.prefetch:
+        if not prefetch:
             return (self._batch(order, epoch, number) for number in range(start, len(self)))
-        return self._prefetched(order, epoch, start)
+        return self._prefetched(order, epoch, start, prefetch)
 
-    def _prefetched(self, order: np.ndarray, epoch: int, start: int) -> Iterator[Batch]:
+    def _prefetched(self, order: np.ndarray, epoch: int, start: int, prefetch: int) -> Iterator[Batch]:
         waiting: deque[Future[Batch]] = deque()
         thread = ThreadPoolExecutor(1, thread_name_prefix="minidl-prefetch")
         try:
             for number in range(start, len(self)):
                 waiting.append(thread.submit(self._batch, order, epoch, number))
-                if len(waiting) > self.prefetch:
+                if len(waiting) > prefetch:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

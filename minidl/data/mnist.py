@@ -1,4 +1,7 @@
-"""MNIST (LeCun, Cortes, Burges 1998) and Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): the same four IDX files."""
+"""MNIST (LeCun, Cortes, Burges 1998) and Fashion-MNIST (Xiao, Rasul, Vollgraf 2017).
+
+Both consist of four IDX files with the same names.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ MIRRORS = {
 
 
 def read_mnist(name: str, data_dir: str | Path | None) -> Splits:
-    """The set `name` ("mnist" or "fashion-mnist") from the user's folders or the cache, else downloaded."""
+    """Read the set `name` ("mnist" or "fashion-mnist") from the user's folders or the cache, or download it."""
     stems = [file.name.removesuffix(".gz") for file in FILES[name]]
     paths = search(name, [[stem] for stem in stems], data_dir)
     if paths is None:
@@ -50,7 +53,7 @@ def read_mnist(name: str, data_dir: str | Path | None) -> Splits:
     train, test = (_read_pair(paths[images], paths[labels]) for images, labels in (stems[:2], stems[2:]))
     if train[0].shape[1:] != test[0].shape[1:]:
         raise DataError(
-            f"{paths[stems[0]]} holds images of {train[0].shape[1:3]}, {paths[stems[2]]} of {test[0].shape[1:3]}: "
+            f"{paths[stems[0]]} has images of size {train[0].shape[1:3]}, {paths[stems[2]]} of {test[0].shape[1:3]}: "
             "training and test images must have one size"
         )
     return Splits(*train, *test, classes=CLASSES)
@@ -60,7 +63,7 @@ def _read_pair(image_file: Path, label_file: Path) -> tuple[np.ndarray, np.ndarr
     images, labels = read_idx(image_file, rank=3), read_idx(label_file, rank=1)
     if len(images) != len(labels):
         raise DataError(
-            f"{image_file} holds {len(images)} images, {label_file} {len(labels)} labels: they do not belong together"
+            f"{image_file} has {len(images)} images, {label_file} {len(labels)} labels: they do not belong together"
         )
     if labels.max() >= CLASSES:
         raise DataError(f"{label_file}: label {labels.max()} at {labels.argmax()}, expected 0 to {CLASSES - 1}")

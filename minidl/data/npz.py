@@ -1,6 +1,6 @@
 """The user's own data: one .npz file (NumPy's `savez`) with x_train, y_train, x_test, y_test.
 
-Read without `np.load`, which takes the memory that a header asks for before it looks at the file.
+Read without `np.load`, which allocates the size given in a header before it checks the length of the file.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ LAYOUTS = ("channels-last", "channels-first")
 
 
 def read_npz(path: Path, layout: str = "channels-last") -> Splits:
-    """Images (N, H, W, C), or (N, C, H, W) with layout="channels-first", or (N, H, W), or features (N, D); labels (N,).
+    """Read the four arrays of a .npz file.
 
-    Images come out as (N, H, W, C), features as (N, 1, 1, D). Labels are whole numbers from 0; the classes are those
-    up to the largest label in y_train. Raises DataError for anything else.
+    x_train, x_test: images (N, H, W, C) or (N, H, W), with layout="channels-first" (N, C, H, W); or features (N, D).
+    y_train, y_test: labels (N,), whole numbers from 0. The number of classes is the largest label in y_train plus 1.
+    Returns images as (N, H, W, C) and features as (N, 1, 1, D). Raises ConfigError if the layout is unknown, DataError
+    for any other contents.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r}: expected {' or '.join(LAYOUTS)}.{nearest(layout, LAYOUTS)}")
@@ -40,8 +42,8 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
     x_train, x_test = (_images(x, path, name, layout) for x, name in ((x_train, "x_train"), (x_test, "x_test")))
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"{path}: images of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]} (H, W, C)")
-    if x_train.dtype != x_test.dtype:  # here uint8 or float32
-        raise DataError(f"{path}: of x_train and x_test one holds uint8, which is divided by 255, the other does not: "
+    if x_train.dtype != x_test.dtype:  # each is uint8 or float32
+        raise DataError(f"{path}: only one of x_train and x_test holds uint8, which is divided by 255: "
                         "save both in one type")  # fmt: skip
     _check_labels(y_train, len(x_train), path, "y_train", len(x_train), "there cannot be more classes than images")
     classes = int(y_train.max()) + 1
@@ -64,15 +66,15 @@ def _read_array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
         data = read_at_most(stream, size + 1)
     if min(shape, default=0) < 0 or len(data) != size:
         found = "more" if len(data) > size else f"{len(data)}"
-        raise DataError(f"{path}: {name} holds {found} bytes, its header {shape} {dtype} says {size}: save it again")
+        raise DataError(f"{path}: {name} holds {found} bytes, its header ({shape}, {dtype}) says {size}: save it again")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _images(x: np.ndarray, path: Path, name: str, layout: str) -> np.ndarray:
     if x.ndim not in (2, 3, 4) or not x.size:
         raise DataError(
-            f"{path}: {name} has shape {x.shape}, expected images (N, H, W) or of 4 axes ({layout}), "
-            "or features (N, D), and none of them 0"
+            f"{path}: {name} has shape {x.shape}, expected images (N, H, W) or with 4 axes ({layout}), "
+            "or features (N, D), and no size of 0"
         )
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):
@@ -96,4 +98,4 @@ def _check_labels(y: np.ndarray, images: int, path: Path, name: str, limit: int,
         )
     for extreme, position in ((y.min(), y.argmin()), (y.max(), y.argmax())):
         if not 0 <= extreme < limit:
-            raise DataError(f"{path}: label {extreme} in {name} at {position}, expected 0 to {limit - 1} ({why})")
+            raise DataError(f"{path}: label {extreme} in {name} at {position}, expected 0 to {limit - 1}: {why}")

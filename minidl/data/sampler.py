@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from minidl.data.augment import Augment
 from minidl.data.dataset import Dataset
 from minidl.data.loader import Batch, Loader
 from minidl.data.seeds import Purpose, generator
@@ -20,7 +21,7 @@ class Sampler:
 
     shards   "iid": the images are shuffled and divided again each epoch; "skewed:ALPHA": each replica keeps its own
              images, mostly of some classes, as on machines that do not share data
-    augment, prefetch   see `Loader`
+    augment   names of AUGMENTATIONS. prefetch: batches that a thread prepares ahead
 
     Raises ConfigError if there are fewer images than replicas.
     """
@@ -53,19 +54,19 @@ class Sampler:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Batches `start`, `start + 1`, ... of an epoch: x (B, H, W, C), y (B,)."""
-        return self._loader(epoch).epoch(epoch, start)
+        return self._loader(epoch).epoch(epoch, start, self.prefetch)
 
     def sample(self, batches: int) -> Iterator[Batch]:
         """The first batches of a fixed order of all training images: the same ones for every replica and call."""
-        loader = Loader(self.data.x_train, self.data.y_train, self.batch_size, self.run_seed, prefetch=0)
-        for _, batch in zip(range(batches), loader.epoch(0)):
+        loader = Loader(self.data.x_train, self.data.y_train, self.batch_size, self.run_seed)
+        for _, batch in zip(range(batches), loader.epoch(0, prefetch=0)):
             yield batch
 
     def _loader(self, epoch: int) -> Loader:
         data = self.data
         return Loader(
-            data.x_train, data.y_train, self.batch_size, self.seed, augment=self.augment, border=data.black,
-            indices=self._indices(epoch), prefetch=self.prefetch,
+            data.x_train, data.y_train, self.batch_size, self.seed,
+            augment=Augment(self.augment, data.black), indices=self._indices(epoch),
         )  # fmt: skip
 
     def _indices(self, epoch: int) -> np.ndarray | None:

@@ -10,7 +10,7 @@ from minidl.errors import ConfigError
 
 
 class Purpose(IntEnum):
-    """What the numbers are for: two purposes never share a stream. The values are part of a run's identity."""
+    """The use of random numbers. Two purposes never share a stream. Changing a value changes the results of runs."""
 
     ORDER = 0
     AUGMENT = 1
@@ -25,8 +25,11 @@ class Purpose(IntEnum):
 
 
 def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:
-    """The generator of one purpose. The same arguments give the same numbers, whatever was drawn before."""
-    # Four 32-bit words fill NumPy's entropy pool exactly; a longer seed would spill into the epoch's word.
+    """Return a new generator. The same arguments give the same numbers, regardless of earlier draws.
+
+    Raises ConfigError if the seed is not in [0, 2^32).
+    """
+    # Four 32-bit words fill NumPy's entropy pool exactly; a longer seed would overlap the word of the epoch.
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed {seed} is out of range: give a whole number from 0 to {2**32 - 1}")
     return np.random.default_rng([seed, epoch, batch, purpose])

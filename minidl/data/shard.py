@@ -1,4 +1,4 @@
-"""Which samples belong to which of P replicas. Pure functions: every replica computes the same answer alone."""
+"""Assign samples to P replicas. Pure functions: every replica computes the same result without communication."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from minidl.errors import ConfigError
 
 
 def apportion(total: int, weights: ArrayLike) -> np.ndarray:
-    """Divide `total` things in proportion to `weights` (P,): whole numbers (P,) that sum to `total`.
+    """Divide `total` in proportion to `weights` (P,): return whole numbers (P,) that sum to `total`.
 
-    Largest remainder: each gets the whole part of its quota, what is left goes to the largest fractions (the first
-    of equals). No one is further than 1 from its quota.
+    Largest-remainder method: each gets the integer part of its quota; the rest goes to the largest fractional parts, to
+    the first if several are equal. Every result differs from its quota by less than 1. Raises ConfigError if a weight
+    is negative or not finite, or all are 0.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not (weights.size and np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
@@ -29,18 +30,20 @@ def apportion(total: int, weights: ArrayLike) -> np.ndarray:
 
 
 def equal_lengths(n: int, replicas: int) -> list[int]:
-    """Lengths of `replicas` slices of n samples that differ by at most 1."""
+    """Return the lengths of `replicas` slices of n samples. The lengths differ by at most 1."""
     if replicas < 1:
         raise ConfigError(f"{replicas} replicas: expected at least 1")
     return apportion(n, np.ones(replicas)).tolist()
 
 
 def shard(n: int, lengths: Sequence[int], rank: int, seed: int, epoch: int) -> np.ndarray:
-    """The samples of replica `rank` in this epoch: indices (lengths[rank],) into a set of n samples.
+    """Return the samples of replica `rank` in this epoch: indices (lengths[rank],) into a set of n samples.
 
-    Replica r's shard is the r-th contiguous slice of one permutation that is drawn anew for each epoch, so shards
-    never overlap, and lengths may change between epochs as speeds do. When the lengths sum to less than n, the end
-    of the permutation rests for this epoch. Use: `Loader(x, y, batch_size, indices=shard(...)).epoch(epoch)`.
+    Each epoch draws a new permutation. Replica r's shard is its r-th contiguous slice, so shards never overlap, and
+    lengths may change between epochs, as the speeds of replicas do. If the lengths sum to less than n, the end of the
+    permutation is not used in this epoch. Raises ConfigError if rank or lengths are out of range.
+
+    Use: `Loader(x, y, batch_size, indices=shard(...)).epoch(epoch)`.
     """
     if not 0 <= rank < len(lengths):
         raise ConfigError(f"rank {rank} has no shard: there are {len(lengths)} lengths")
@@ -51,11 +54,13 @@ def shard(n: int, lengths: Sequence[int], rank: int, seed: int, epoch: int) -> n
 
 
 def dirichlet_shards(labels: np.ndarray, replicas: int, alpha: float, seed: int) -> list[np.ndarray]:
-    """Label-skewed shards: sorted indices, one array for each replica; every sample is in exactly one, none is empty.
+    """Return label-skewed shards: one array of sorted indices per replica. Every sample is in one shard; none is empty.
 
     Each class is divided among the replicas by proportions drawn from Dirichlet(alpha, ..., alpha). A large alpha
-    gives every replica the same mixture of classes; alpha near 0 gives each class to one replica.
-    (Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks", section 4.)
+    gives every replica the same mixture of classes; alpha near 0 gives each class to one replica
+    (Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks", section 4).
+
+    Raises ConfigError if alpha is not positive and finite or there are fewer samples than replicas.
     """
     if not (math.isfinite(alpha) and alpha > 0):
         raise ConfigError(f"alpha {alpha} must be a positive number")
@@ -69,6 +74,6 @@ def dirichlet_shards(labels: np.ndarray, replicas: int, alpha: float, seed: int)
         for part, piece in zip(parts, np.split(members, np.cumsum(counts)[:-1]), strict=True):
             part.extend(piece.tolist())
     for part in parts:
-        if not part:  # a replica without data could not train: it gets one sample of the richest
+        if not part:  # a replica without data cannot train: move one sample from the largest shard
             part.append(max(parts, key=len).pop())
     return [np.sort(np.array(part, dtype=np.int64)) for part in parts]

@@ -1,4 +1,4 @@
-"""Made-up images of any number and shape: for tests and measurements that want no files."""
+"""Synthetic images of any number and shape, for tests and benchmarks without data files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ NOISE = 2.0
 
 
 def read_synthetic(size: str, seed: int) -> Splits:
-    """Images of `size` "COUNTxHEIGHTxWIDTHxCHANNELS:CLASSES", and a quarter as many again to test on.
+    """Generate training images of `size` "COUNTxHEIGHTxWIDTHxCHANNELS:CLASSES", and COUNT / 4 test images.
 
-    Each class has a prototype of standard normal pixels; an image is its class's prototype plus normal noise of
-    standard deviation 2. One noisy pixel tells little, all of them tell the class.
+    Each class has a prototype of standard normal pixels; an image is the prototype of its class plus normal noise of
+    standard deviation 2. A single noisy pixel carries little information about the class; all pixels together identify
+    it. There is at least one test image per class. Raises ConfigError if `size` has another form or does not fit into
+    memory.
     """
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+):(\d+)", size or DEFAULT)
     numbers = [int(number) for number in match.groups()] if match else [0]
@@ -34,7 +36,7 @@ def read_synthetic(size: str, seed: int) -> Splits:
         y_train, x_train = _draw(count, prototypes, rng)
         y_test, x_test = _draw(max(count // 4, classes), prototypes, rng)
     except (MemoryError, ValueError) as error:  # ValueError: more elements than an array can count
-        raise ConfigError(f"'synthetic:{size}' does not fit into memory: ask for fewer or smaller images") from error
+        raise ConfigError(f"'synthetic:{size}' does not fit into memory: use fewer or smaller images") from error
     return Splits(x_train, y_train, x_test, y_test, classes)
 
 

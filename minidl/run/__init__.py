@@ -1,1 +1,1 @@
-"""A run: its options, its folder, its checkpoints, its progress, and what a terminal shows."""
+"""A run: options, folder, checkpoints, progress, evaluation, signals and terminal output."""

@@ -1,12 +1,12 @@
-"""Checkpoints: folders that are whole or not there, and hold everything that a run goes on from.
+"""Checkpoints: folders that are complete or absent, and contain everything needed to resume a run.
 
     checkpoints/step-00000480/
-        model.safetensors   the weights under PyTorch's names, in PyTorch's layouts; as metadata what they are for
-        state.safetensors   the optimizer's flat vectors; as metadata the progress, random state, options and layout
-        sha256sums.txt      of both: a flipped byte of a weight is a valid weight, nothing else would show it
+        model.safetensors   the weights under PyTorch's names, in PyTorch's layouts; metadata: what the weights are for
+        state.safetensors   the optimizer's flat vectors; metadata: progress, random state, options and layout
+        sha256sums.txt      checksums of both files: nothing else detects a flipped byte in a weight
 
-A checkpoint is written into a folder beside, synced to the disk and renamed: at every moment, killed or out of
-power, the one before it is still there.
+A checkpoint is written to a temporary folder beside the final one, synced to disk and renamed. If the process is
+killed or the power fails at any moment, the previous checkpoint still exists.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint holds. weights: a model's state_dict; vectors: the optimizer's; state: JSON values.
+    """The contents of a checkpoint.
 
-    about: what the weights are for: the metadata of model.safetensors.
+    weights: the model's state_dict. vectors: the optimizer's flat vectors. state: JSON values. about: what the weights
+    are for, the metadata of model.safetensors.
     """
 
     weights: Arrays
@@ -51,11 +52,12 @@ class Checkpoint:
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of a step."""
     return checkpoints / f"step-{step:08d}"
 
 
 def steps(checkpoints: Path) -> list[int]:
-    """The steps that have a checkpoint, rising."""
+    """Return the steps that have a checkpoint, in increasing order."""
     if not checkpoints.is_dir():
         return []
     names = (re.fullmatch(r"step-(\d{8,})", entry.name) for entry in checkpoints.iterdir())
@@ -63,13 +65,13 @@ def steps(checkpoints: Path) -> list[int]:
 
 
 def last(checkpoints: Path) -> Path | None:
-    """The newest checkpoint's folder."""
+    """Return the folder of the newest checkpoint, or None if there is no checkpoint."""
     made = steps(checkpoints)
     return folder_of(checkpoints, made[-1]) if made else None
 
 
 def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, whole or not at all. Raises CheckpointError where the disk refuses."""
+    """Write a checkpoint completely or not at all. Raises CheckpointError if writing fails."""
     final = folder_of(checkpoints, step)
     beside, replaced = final.with_name(f".new-{final.name}"), final.with_name(f".old-{final.name}")
     try:
@@ -81,23 +83,24 @@ def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
         good = last(checkpoints)
-        kept = f"the last good one is {good}" if good else "there is none before it"
-        hint = "make room and --resume" if error.errno == errno.ENOSPC else "--resume when that is mended"
+        kept = f"the last good one is {good}" if good else "there is no earlier one"
+        hint = "free disk space and use --resume" if error.errno == errno.ENOSPC else "fix this and use --resume"
         raise CheckpointError(f"cannot write checkpoint {final}: {error.strerror}; {kept}; {hint}") from None
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def prune(checkpoints: Path, keep: int, best: int) -> None:
-    """Delete all but the last `keep` checkpoints and that of step `best` (-1: none)."""
+    """Delete all checkpoints except the last `keep` and that of step `best` (-1: there is no best step)."""
     for step in steps(checkpoints)[:-keep]:
         if step != best:
             folder = folder_of(checkpoints, step)
-            hidden = folder.rename(folder.with_name(f".new-{folder.name}"))  # half deleted is not a checkpoint
+            # Rename first: a partly deleted folder must not look like a checkpoint.
+            hidden = folder.rename(folder.with_name(f".new-{folder.name}"))
             shutil.rmtree(hidden, ignore_errors=True)
 
 
 def clean_up(checkpoints: Path) -> None:
-    """Remove what a killed process left; only for one who holds the run's lock."""
+    """Remove the temporary folders of a killed process. The caller must hold the run's lock."""
     for old in checkpoints.glob(".old-step-*"):
         final = old.with_name(old.name.removeprefix(".old-"))
         if final.exists():
@@ -109,7 +112,7 @@ def clean_up(checkpoints: Path) -> None:
 
 
 def load(folder: Path) -> Checkpoint:
-    """Read a checkpoint. Raises CheckpointError where it is damaged or not one of ours."""
+    """Read a checkpoint. Raises CheckpointError if it is damaged, incomplete or in another format."""
     verify(folder)
     weights, about = read(folder / MODEL)
     vectors, metadata = read(folder / STATE)
@@ -120,23 +123,24 @@ def load(folder: Path) -> Checkpoint:
 
 
 def verify(folder: Path) -> None:
-    """Hold a checkpoint's files against their sums. Raises CheckpointError."""
+    """Compare a checkpoint's files with their checksums. Raises CheckpointError if a file is missing or differs."""
     try:
         sums = (folder / SUMS).read_bytes()
         found = "".join(f"{_sha256((folder / name).read_bytes())}  {name}\n" for name in (MODEL, STATE)).encode()
     except OSError as error:
         raise CheckpointError(f"checkpoint {folder} is incomplete: {error.filename}: {error.strerror}") from None
     if sums != found:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {SUMS} does not fit its files")
+        raise CheckpointError(f"checkpoint {folder} is damaged: {SUMS} does not match its files")
 
 
 # Files.
 
 
 def read(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """The arrays and the metadata of a safetensors file. Raises CheckpointError.
+    """Read the arrays and the metadata of a safetensors file.
 
-    The reader holds the header's offsets against the file's size before it takes any memory.
+    The library compares the header's offsets with the file's size before it allocates memory. Raises CheckpointError
+    if the file is missing, unreadable, damaged or contains a data type that NumPy does not support.
     """
     try:
         with safe_open(path, framework="np") as file:
@@ -144,7 +148,7 @@ def read(path: Path) -> tuple[Arrays, dict[str, str]]:
                 kind = file.get_slice(name).get_dtype()
                 if kind in UNKNOWN_TO_NUMPY:
                     raise CheckpointError(f"{path}: {name} holds {UNKNOWN_TO_NUMPY[kind]}; expected float32: "
-                                          "convert the file where it was made")  # fmt: skip
+                                          "convert the file in the program that made it")  # fmt: skip
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except MinidlError:
         raise
@@ -158,7 +162,7 @@ def read(path: Path) -> tuple[Arrays, dict[str, str]]:
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     files = {
-        # "pt": other programs ask for this mark
+        # "pt": other programs require this format entry
         MODEL: _serialized(checkpoint.weights, {"format": "pt", **checkpoint.about}),
         STATE: _serialized(checkpoint.vectors, {"format": FORMAT, "state": json.dumps(checkpoint.state)}),
     }
@@ -174,14 +178,15 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def _serialized(arrays: Arrays, metadata: dict[str, str]) -> bytes:
-    # The writer takes memory as it lies, so it must lie in C order; (asarray, not ascontiguousarray: () stays ()).
+    # The writer copies memory as it is stored, so it must be in C order. asarray keeps the shape (), ascontiguousarray
+    # does not.
     data = to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
-    # It writes the metadata in an order that chance decides; equal runs have equal files only when it is sorted.
+    # The writer puts the metadata in random order. Sort it, so that equal runs have equal files.
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
     header["__metadata__"] = dict(sorted(metadata.items()))
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the arrays stay aligned
+    text += b" " * (-len(text) % 8)  # keeps the arrays aligned
     return len(text).to_bytes(8, "little") + text + data[start:]
 
 
@@ -190,7 +195,7 @@ def _sha256(data: bytes) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Bring a folder's entries to the disk."""
+    """Sync a folder's entries to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

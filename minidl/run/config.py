@@ -1,13 +1,13 @@
-"""Every option of training, and what it is when nobody says: the one place to look.
+"""All options of training and their defaults.
 
-A run is decided in layers, the stronger one last: the defaults of `Config`, the presets of the data set, of the
-optimizer and of the method, the file of --config, the command line. The result is complete, and a run folder's
-config.toml holds it. Where the command line names another data set than the file, those values of the file fall away
-that presets of data sets speak of (lr, say): they were meant for the one that is no longer there. Optimizers and
-methods likewise.
+The values of a run come from layers; later layers override earlier ones: the defaults of `Config`; the presets of the
+data set, of the optimizer and of the method; the file of --config; the command line. The result is complete and is
+saved as config.toml in the run folder. If the command line names another data set than the file, the file's values of
+all options that occur in a data preset (such as lr) are dropped: they were chosen for the other data set. The same
+holds for optimizers and methods.
 
-Names of models, optimizers and so on stand here as words, so that --help needs no NumPy; a test holds them against
-the code that they name.
+Names of models, optimizers and so on are repeated here as strings, so that --help does not import NumPy. A test
+compares them with the code.
 """
 
 from __future__ import annotations
@@ -45,85 +45,89 @@ SHARDS = Limits("skewed:ALPHA", lambda value: value.startswith("skewed:"))
 PROBABILITY = Limits("of 0 to 1", lambda value: 0 <= value <= 1)
 SEED = Limits("between 0 and 2^32 - 1", lambda value: 0 <= value < 2**32)
 
-# What may differ when a run is resumed. Of these only `workers` changes results: all then begin with the average.
+# Options that may differ when a run is resumed. Only `workers` changes results: all replicas start from the average.
 FREE = ("data_dir", "threads", "keep", "stall", "workers")
 
 WHAT, HOW, TOGETHER = "what to train", "optimization", "several replicas"
-RUN, CALL = "the run", "this call"
+RUN, CALL = "the run", "this command only"
 
 
 @dataclass(frozen=True)
 class Config:
-    """A training run. Raises ConfigError for a value that is unknown or out of range."""
+    """The options of a training run. Raises ConfigError if a value is unknown or out of range."""
 
     model: str = option("lenet", "the network", group=WHAT, choices=MODELS)
     data: str = option("digits", "the data set, or your own file.npz (x_train, y_train, x_test, y_test)", group=WHAT,
                        choices=DATASETS, besides=OWN_DATA)
-    data_dir: str = option("", "where the files of data sets lie or are loaded to; else $MINIDL_DATA or the user's "
-                           "cache folder", group=WHAT)
+    data_dir: str = option("", "folder with the files of data sets; default: $MINIDL_DATA, then the user's cache "
+                           "folder", group=WHAT)
     layout: str = option("channels-last", "order of the axes in an npz file", group=WHAT,
                          choices=("channels-last", "channels-first"))
-    validation: float = option(0.0, "fraction of the training set held out to choose the best checkpoint",
+    validation: float = option(0.0, "fraction of the training set held out to select the best checkpoint",
                                group=WHAT, limits=FRACTION)
-    augment: tuple[str, ...] = option((), "changes made to training images, or none", group=WHAT,
+    augment: tuple[str, ...] = option((), "random changes of training images, or none", group=WHAT,
                                       choices=AUGMENTATIONS)
 
     epochs: int = option(10, "passes over the training set", group=HOW, limits=ONE_OR_MORE)
-    steps: int = option(0, "train for this many steps instead; 0: epochs decide", group=HOW, limits=ZERO_OR_MORE)
-    batch_size: int = option(64, "images in a step", group=HOW, limits=ONE_OR_MORE)
+    steps: int = option(0, "train for this many steps instead of --epochs; 0: use --epochs", group=HOW,
+                        limits=ZERO_OR_MORE)
+    batch_size: int = option(64, "images per step and replica", group=HOW, limits=ONE_OR_MORE)
     optimizer: str = option("sgd", "the update rule", group=HOW, choices=OPTIMIZERS)
-    lr: float = option(0.05, "learning rate, at its highest", group=HOW, limits=ABOVE_ZERO)
+    lr: float = option(0.05, "maximum learning rate", group=HOW, limits=ABOVE_ZERO)
     momentum: float = option(0.9, "momentum of sgd, nesterov, sgdw and lars", group=HOW, limits=FRACTION)
-    weight_decay: float = option(5e-4, "weight decay, of matrices and filters only", group=HOW, limits=ZERO_OR_MORE)
-    schedule: str = option("cosine", "how the learning rate falls", group=HOW, choices=SCHEDULES)
-    warmup: int = option(0, "steps over which the learning rate first rises from 0", group=HOW, limits=ZERO_OR_MORE)
-    clip: float = option(0.0, "largest norm of the gradient; 0: any", group=HOW, limits=ZERO_OR_MORE)
-    label_smoothing: float = option(0.0, "part of each label spread over all classes", group=HOW, limits=FRACTION)
+    weight_decay: float = option(5e-4, "weight decay, for matrices and filters only", group=HOW, limits=ZERO_OR_MORE)
+    schedule: str = option("cosine", "learning rate schedule", group=HOW, choices=SCHEDULES)
+    warmup: int = option(0, "number of first steps in which the learning rate rises from 0", group=HOW,
+                         limits=ZERO_OR_MORE)
+    clip: float = option(0.0, "maximum norm of the gradient; 0: no limit", group=HOW, limits=ZERO_OR_MORE)
+    label_smoothing: float = option(0.0, "fraction of each label spread over all classes", group=HOW, limits=FRACTION)
 
-    workers: int = option(0, "replicas that train on this machine, a process each; 0: two where there are two cores; "
-                          "under mpiexec its ranks", group=TOGETHER, limits=ZERO_OR_MORE)
-    method: str = option("dpsgd", "what replicas say to each other", group=TOGETHER, choices=METHODS)
-    topology: str = option("one-peer-exponential", "who talks to whom (dpsgd; gossip with --peer topology)",
-                           group=TOGETHER, choices=TOPOLOGIES, besides=OWN_GRAPH)
-    period: int = option(1, "steps between exchanges (gossip) or averages (local-sgd; there 8 if not given)",
+    workers: int = option(0, "replicas on this machine, one process each; 0: two if there are two cores; under "
+                          "mpiexec, the ranks", group=TOGETHER, limits=ZERO_OR_MORE)
+    method: str = option("dpsgd", "how replicas exchange models or gradients", group=TOGETHER, choices=METHODS)
+    topology: str = option("one-peer-exponential", "which replicas exchange models (dpsgd; gossip with --peer "
+                           "topology)", group=TOGETHER, choices=TOPOLOGIES, besides=OWN_GRAPH)
+    period: int = option(1, "steps between exchanges (gossip) or averages (local-sgd, default 8)",
                          group=TOGETHER, limits=ONE_OR_MORE)
-    probability: float = option(0.0, "of an exchange after a step, in place of --period (gossip)", group=TOGETHER,
-                                limits=PROBABILITY)
-    exchange: str = option("push", "who starts an exchange of gossip gives, takes, or both", group=TOGETHER,
-                           choices=("push", "pull", "push-pull"))
-    peer: str = option("uniform", "with whom gossip exchanges: anybody, a neighbour, mostly within the node, mostly "
-                       "the fast", group=TOGETHER, choices=("uniform", "topology", "hierarchical", "speed"))
-    inside: float = option(0.9, "of an exchange within the node (--peer hierarchical)", group=TOGETHER,
+    probability: float = option(0.0, "probability of an exchange after a step, instead of --period (gossip)",
+                                group=TOGETHER, limits=PROBABILITY)
+    exchange: str = option("push", "the replica that starts an exchange of gossip sends, receives, or both",
+                           group=TOGETHER, choices=("push", "pull", "push-pull"))
+    peer: str = option("uniform", "gossip partner: any replica, a neighbour in the topology, mostly one on the same "
+                       "node, mostly a fast one", group=TOGETHER,
+                       choices=("uniform", "topology", "hierarchical", "speed"))
+    inside: float = option(0.9, "probability of an exchange within the node (--peer hierarchical)", group=TOGETHER,
                            limits=PROBABILITY)
-    mix: str = option("half", "how gossip weighs two models: equally, by mass (push-sum), or by images seen",
+    mix: str = option("half", "weights of the two models in gossip: equal, by mass (push-sum), or by images processed",
                       group=TOGETHER, choices=("half", "mass", "clock"))
-    block: str = option("whole", "what a message of gossip holds: the model, or its layers in turn", group=TOGETHER,
-                        choices=("whole", "layers"))
-    velocity: str = option("local", "momentum where models are mixed: stays local, is mixed too, or follows the mixed "
+    block: str = option("whole", "contents of a gossip message: the whole model, or one layer at a time",
+                        group=TOGETHER, choices=("whole", "layers"))
+    velocity: str = option("local", "momentum when models are mixed: stays local, is mixed too, or follows the mixed "
                            "models", group=TOGETHER, choices=("local", "mixed", "quasi-global"))
-    overlap: bool = option(False, "exchange beside the next gradient (dpsgd)", group=TOGETHER)
-    bucket: float = option(1.0, "MB of gradient in each message of allreduce", group=TOGETHER, limits=ABOVE_ZERO)
-    reduce: str = option("tree", "sums by minidl's tree, the same bits everywhere, or by MPI's", group=TOGETHER,
-                         choices=("tree", "fast"))
-    shards: str = option("iid", "training images of each replica: by chance, or by label", group=TOGETHER,
+    overlap: bool = option(False, "exchange models while the next gradient is computed (dpsgd)", group=TOGETHER)
+    bucket: float = option(1.0, "MB of gradient per message of allreduce", group=TOGETHER, limits=ABOVE_ZERO)
+    reduce: str = option("tree", "sum by minidl's tree, with the same bits everywhere, or by MPI's",
+                         group=TOGETHER, choices=("tree", "fast"))
+    shards: str = option("iid", "assign training images to replicas at random, or by label", group=TOGETHER,
                          choices=("iid",), besides=SHARDS)
-    stall: float = option(30.0, "seconds of waiting after which a replica says for whom", group=TOGETHER,
-                          limits=ABOVE_ZERO)
+    stall: float = option(30.0, "seconds of waiting after which a replica reports which ones it waits for",
+                          group=TOGETHER, limits=ABOVE_ZERO)
 
-    seed: int = option(0, "decides weights, splits, order and every other chance", group=RUN, limits=SEED)
-    threads: int = option(0, "threads of this process, 0: MINIDL_THREADS, or one for each core; results do not depend "
-                          "on it", group=RUN, limits=ZERO_OR_MORE)
-    conv: str = option("auto", "convolution by Winograd's method where that is faster, or always directly, which "
-                       "rounds less", group=RUN, choices=CONVOLUTIONS)
-    keep: int = option(2, "checkpoints kept, besides the best", group=RUN, limits=ONE_OR_MORE)
+    seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group=RUN, limits=SEED)
+    threads: int = option(0, "threads per process; 0: MINIDL_THREADS, or one per core; does not change "
+                          "results", group=RUN, limits=ZERO_OR_MORE)
+    conv: str = option("auto", "use Winograd's convolution if it is faster, or always direct convolution, which has a "
+                       "smaller rounding error", group=RUN, choices=CONVOLUTIONS)
+    keep: int = option(2, "number of newest checkpoints kept, besides the best one", group=RUN, limits=ONE_OR_MORE)
 
     out: str = option("", "the run folder (default: the next free runs/DATA-MODEL-N)", group=CALL, saved=False)
-    config: str = option("", "take options from this TOML file; the command line goes before it", group=CALL,
+    config: str = option("", "read options from this TOML file; the command line overrides it", group=CALL,
                          saved=False)
-    resume: str = option("", "go on with the run in this folder, exactly as if it had never stopped", group=CALL,
+    resume: str = option("", "resume the run in this folder, with the same result as without the stop", group=CALL,
                          saved=False)
-    evaluate: str = option("", "only test a run folder, a checkpoint or a .safetensors file", group=CALL, saved=False)
-    trace: bool = option(False, "write a timeline of all replicas, trace.json, for ui.perfetto.dev", group=CALL,
+    evaluate: str = option("", "only test the weights of a run folder, a checkpoint or a .safetensors file",
+                           group=CALL, saved=False)
+    trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group=CALL,
                          saved=False)
     json: bool = option(False, "print the result as one line of JSON", group=CALL, saved=False)
     quiet: bool = option(False, "print the result only", group=CALL, saved=False)
@@ -133,7 +137,7 @@ class Config:
             object.__setattr__(self, name, entry.check(getattr(self, name)))
 
 
-# What an option is where it was not given. Values for the update rule "sgd"; other rules follow below.
+# Presets: values of options that are not given. Data presets are for "sgd"; presets of other optimizers override them.
 DATA_PRESETS: dict[str, dict[str, Any]] = {
     "digits": dict(epochs=15, batch_size=32),
     "mnist": dict(epochs=10, batch_size=64),
@@ -146,13 +150,13 @@ OPTIMIZER_PRESETS: dict[str, dict[str, Any]] = {
     "lars": dict(lr=1.0),
 }
 METHOD_PRESETS: dict[str, dict[str, Any]] = {
-    "local-sgd": dict(period=8),  # with 1 it is allreduce
+    "local-sgd": dict(period=8),  # a period of 1 would be allreduce
 }
-PRESETS = {"data": DATA_PRESETS, "optimizer": OPTIMIZER_PRESETS, "method": METHOD_PRESETS}  # the stronger ones last
+PRESETS = {"data": DATA_PRESETS, "optimizer": OPTIMIZER_PRESETS, "method": METHOD_PRESETS}  # later ones override
 
 
 def resolve(*layers: Mapping[str, Any]) -> Config:
-    """The complete config from layers of options, the weakest first; paths become absolute."""
+    """Combine layers of options into a complete config. Later layers override earlier ones; paths become absolute."""
     given: dict[str, Any] = {}
     for layer in layers:
         stronger = dict(layer)

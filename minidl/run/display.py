@@ -1,4 +1,4 @@
-"""What a run tells while it works, on standard error: a bar where somebody watches, else a line for each epoch."""
+"""Progress on standard error while a run works: a progress bar in a terminal, and one line per epoch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-PATIENCE = 1.5  # seconds after which a first step says why it takes so long
+PATIENCE = 1.5  # seconds after which a message explains why the first step takes so long
 
 
 class Display:
-    """quiet: say nothing. steps, epochs: in an epoch, and in the run."""
+    """Print the progress of a run.
+
+    quiet: print nothing. steps: number of steps in an epoch. epochs: number of epochs in the run.
+    """
 
     def __init__(self, quiet: bool, steps: int, epochs: int) -> None:
         self.quiet, self.steps, self.epochs = quiet, steps, epochs
@@ -22,7 +25,7 @@ class Display:
         self.timer.start()
 
     def say(self, line: str) -> None:
-        """A line for the log, above the bar if there is one."""
+        """Print a line, above the bar if there is one."""
         if self.quiet:
             return
         with suppress(OSError):  # the terminal may be gone
@@ -31,9 +34,9 @@ class Display:
             print(line, file=sys.stderr, flush=True)
 
     def compiling(self, ready: int, total: int) -> None:
-        """Show how many of a step's kernels can be called."""
+        """Show how many of a step's kernels are compiled."""
         if self.quiet or not self.terminal:
-            return  # the timer's line is enough
+            return  # the timer's message is sufficient
         self.timer.cancel()
         with suppress(OSError):
             print(f"\rcompiling kernels (on the first run only) {ready}/{total} ", end="", file=sys.stderr, flush=True)
@@ -41,7 +44,7 @@ class Display:
                 print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def step(self, entry: dict[str, Any], batch: int, loss: float, accuracy: float) -> None:
-        """Move the bar: `batch` steps of the epoch are made; loss and accuracy are their means."""
+        """Advance the bar: `batch` steps of the epoch are done; loss and accuracy are means over them."""
         self.timer.cancel()
         if self.quiet or not self.terminal:
             return
@@ -57,12 +60,12 @@ class Display:
             self.bar.update()
 
     def epoch(self, entry: dict[str, Any]) -> None:
-        """The line that remains of an epoch."""
+        """Replace the bar of a finished epoch by a line."""
         self.close()
         self.say(epoch_line(entry, f"/{self.epochs}"))
 
     def close(self) -> None:
-        """End the bar, so that other lines may be written."""
+        """Close the bar, so that other lines can be printed."""
         self.timer.cancel()
         if self.bar is not None:
             with suppress(OSError):
@@ -71,7 +74,7 @@ class Display:
 
 
 def epoch_line(entry: dict[str, Any], of: str = "") -> str:
-    """What an epoch brought. of: "/30" where it is known how many there will be."""
+    """Format the results of an epoch. of: "/30" if the number of epochs is known to be 30."""
     line = f"epoch {entry['epoch']:>3}{of}  loss {entry['loss']:.4f}  accuracy {entry['accuracy']:.2%}"
     if "validation_loss" in entry:
         line += f"  validation {entry['validation_loss']:.4f}  {entry['validation_accuracy']:.2%}"

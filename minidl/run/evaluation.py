@@ -1,4 +1,4 @@
-"""What a trained model is asked: how good it is, and what it thinks of new images."""
+"""Evaluate a trained model: loss and accuracy on labelled images, predictions for new images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 256
 
 
 class Score(NamedTuple):
-    """The mean cross-entropy and the fraction of right answers."""
+    """The mean cross-entropy and the fraction of correct answers."""
 
     loss: float
     accuracy: float
@@ -33,10 +33,11 @@ def evaluate(
     check: Callable[[], None] = lambda: None,
     prediction: Prediction | None = None,
 ) -> Score:
-    """The score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
+    """Compute the score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
 
-    check: called for every batch; what it raises ends the evaluation. prediction: the model's, to be used again in a
-    later call. Raises DivergedError for a loss not finite.
+    check: called for every batch; an exception that it raises ends the evaluation. prediction: a `Prediction` of the
+    model, if the caller keeps one for several evaluations. Raises ConfigError if x and y do not fit, DivergedError if
+    the loss is not finite.
     """
     if len(x) != len(y):
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
@@ -54,16 +55,17 @@ def evaluate(
 
 
 def predict(model: Module, x: np.ndarray, batch_size: int = BATCH) -> np.ndarray:
-    """Probabilities (N, classes) for images x (N, H, W, C); `.argmax(axis=1)` gives the answers.
+    """Return probabilities (N, classes) for images x (N, H, W, C); `.argmax(axis=1)` gives the predicted classes.
 
-    Images must be standardised as in training: `dataset.standardise(images)`.
+    Images must be standardised as in training: `dataset.standardise(images)`. Raises ConfigError if there are no images
+    or they are not floats.
     """
     with evaluating(model):
         return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
 
 
 def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Prediction | None = None) -> Iterator[Tensor]:
-    """The model's outputs (B, classes), batch by batch."""
+    """Yield the model's outputs (B, classes) for each batch."""
     if not len(x):
         raise ConfigError("no images were given; expected at least one")
     if x.dtype.kind != "f":
@@ -75,14 +77,14 @@ def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Predictio
 
 
 def _as_model(model: Module, x: np.ndarray) -> np.ndarray:
-    """x in the floating-point type of the model's parameters."""
+    """Convert x to the floating-point type of the model's parameters."""
     return x.astype(next((parameter.dtype for parameter in model.parameters()), x.dtype), copy=False)
 
 
 def first_not_finite(model: Module, x: np.ndarray) -> str:
-    """Where a forward pass first leaves the finite numbers, in words."""
+    """Describe where NaN or infinity first occurs in a forward pass on images x (N, H, W, C)."""
     if not np.isfinite(x).all():
-        return "already the images are not finite"
+        return "the images contain NaN or infinity"
     names = {id(module): name for name, module in model.named_modules()}
     found: list[str] = []
 

@@ -1,11 +1,11 @@
-"""Options described once: a dataclass field is at the same time a command-line option and a key of a TOML file.
+"""Options defined once: a dataclass field is both a command-line option and a key of a TOML file.
 
     @dataclass(frozen=True)
     class Config:
         lr: float = option(0.1, "learning rate", group="optimization", limits=ABOVE_ZERO)
 
-`options(Config)` reads the fields back; the parser, the reader and the writer of files, the checks and the wording
-of errors all follow from them. Nothing here knows what the options mean.
+`options(Config)` returns the descriptions of the fields. The command-line parser, the reader and the writer of TOML
+files, the checks and the error messages are derived from them. This module does not depend on the meaning of options.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minidl.errors import ConfigError, nearest
 
 
 class Limits(NamedTuple):
-    """Which values are allowed, in words and as a test."""
+    """The allowed values: a description for messages, and a test."""
 
     words: str
     allow: Callable[[Any], bool]
@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Option:
-    """One option: `kind` is str, int, float, bool or tuple (of words, written a,b,c)."""
+    """One option. kind: str, int, float, bool or tuple (of names, written a,b,c)."""
 
     name: str
     kind: type
@@ -39,17 +39,17 @@ class Option:
     help: str
     group: str
     choices: tuple[str, ...]
-    besides: Limits | None  # what is allowed besides the choices
+    besides: Limits | None  # values allowed in addition to the choices
     limits: Limits | None
-    saved: bool  # part of what a run is, so written to its config.toml; not a wish for one call, such as --quiet
+    saved: bool  # written to config.toml; False for options of a single command, such as --quiet
 
     @property
     def words(self) -> str:
-        """The name as people write it: batch-size."""
+        """The name as written on the command line: batch-size."""
         return self.name.replace("_", "-")
 
     def parse(self, text: str) -> Any:
-        """The value that a word of the command line stands for; text that stands for none is left to `check`."""
+        """Convert an argument of the command line to a value. Returns invalid text unchanged; `check` rejects it."""
         if self.kind in (int, float):
             try:
                 return self.kind(text)
@@ -58,12 +58,12 @@ class Option:
         return text
 
     def check(self, value: Any) -> Any:
-        """The value, as its kind. Raises ConfigError where it is of another kind or not allowed."""
+        """Return the value, converted to its kind. Raises ConfigError if it has another kind or is not allowed."""
         if self.kind is tuple:
             return self._check_words(value)
         if self.kind is float and type(value) is int:
             value = _float(value)
-        right_kind = type(value) is self.kind  # not isinstance: true is no number
+        right_kind = type(value) is self.kind  # not isinstance: bool is a subclass of int
         if not right_kind or (self.kind is float and not math.isfinite(value)):
             raise self._wrong(value)
         if self.limits and not self.limits.allow(value):
@@ -108,7 +108,7 @@ def _float(value: int) -> float:
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # bytes of a file name that are not UTF-8 come as lone surrogates
+    except UnicodeEncodeError:  # bytes of a file name that are not UTF-8 are decoded as lone surrogates
         return False
     return True
 
@@ -123,14 +123,14 @@ def option(
     limits: Limits | None = None,
     saved: bool = True,
 ) -> Any:
-    """A dataclass field that is an option; see `Option` for the arguments."""
+    """Return a dataclass field that defines an option; see `Option` for the arguments."""
     described = dict(help=help, group=group, choices=choices, besides=besides, limits=limits, saved=saved)
     return field(default=default, metadata=described)
 
 
 @cache
 def options(config: type) -> dict[str, Option]:
-    """The options of a dataclass, by name, in their order."""
+    """Return the options of a dataclass by name, in the order of its fields."""
     kinds = get_type_hints(config)
     return {
         entry.name: Option(
@@ -152,9 +152,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(config: type, argv: list[str], program: str, **texts: str) -> dict[str, Any]:
-    """The options given in `argv`, checked; those not given are absent.
+    """Parse and check the options in `argv`. Options that are not given are absent from the result.
 
-    texts: description and epilog of --help.
+    texts: description and epilog of --help. Raises ConfigError if an option is unknown or its value is not allowed.
     """
     parser = _Parser(
         prog=program,
@@ -191,15 +191,15 @@ def _add(group: Any, entry: Option) -> None:
 def _unknown_argument(argument: str, known: list[str]) -> ConfigError:
     name = argument.split("=")[0]
     if name.startswith("-"):
-        return ConfigError(f"unknown option {name}.{nearest(name, known)} --help lists them all")
-    return ConfigError(f"unexpected argument {argument!r}: every option begins with --, see --help")
+        return ConfigError(f"unknown option {name}.{nearest(name, known)} --help lists all options")
+    return ConfigError(f"unexpected argument {argument!r}: every option begins with --; see --help")
 
 
 # Files.
 
 
 def read_toml(config: type, path: str | Path) -> dict[str, Any]:
-    """The options that a TOML file sets, checked. Raises ConfigError with the file's name."""
+    """Read and check the options in a TOML file. Raises ConfigError with the file's name if one is wrong."""
     import tomllib
 
     try:
@@ -214,7 +214,10 @@ def read_toml(config: type, path: str | Path) -> dict[str, Any]:
 
 
 def from_toml(config: type, text: str) -> dict[str, Any]:
-    """The options that TOML text sets, checked."""
+    """Read and check the options in TOML text.
+
+    Raises ConfigError if a key is unknown or a value is not allowed, TOMLDecodeError if the text is not TOML.
+    """
     import tomllib
 
     known = {name: entry for name, entry in options(config).items() if entry.saved}
@@ -222,7 +225,7 @@ def from_toml(config: type, text: str) -> dict[str, Any]:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets nested as deep
+    except (ValueError, RecursionError) as error:  # numbers with thousands of digits, or thousands of nested brackets
         raise ConfigError(f"not readable as TOML: {error}") from None
     for key in values:
         if key in options(config) and key not in known:
@@ -233,7 +236,7 @@ def from_toml(config: type, text: str) -> dict[str, Any]:
 
 
 def to_toml(config: Any) -> str:
-    """Every saved option of a config, by groups, as TOML: `from_toml` gives the same values back, floats to the bit."""
+    """Write all saved options of a config as TOML, by groups. `from_toml` returns exactly the same values."""
     lines: list[str] = []
     group = ""
     for name, entry in options(config.__class__).items():
@@ -246,5 +249,5 @@ def to_toml(config: Any) -> str:
 
 
 def _toml_value(value: str | int | float | bool | tuple[str, ...]) -> str:
-    """TOML is JSON's notation for these kinds but for DEL, which TOML wants escaped."""
+    """Format a value. TOML equals JSON for these kinds, except that TOML requires DEL to be escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,31 +1,34 @@
-"""How far a run has come."""
+"""The progress of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-BEST = ("best_step", "best_accuracy", "best_loss")  # what replicas know in common
+BEST = ("best_step", "best_accuracy", "best_loss")  # equal on all replicas
 
 
 @dataclass
 class Progress:
-    """Where a run stands: with the weights, the optimizer and dropout's counter, all that the next step depends on."""
+    """The progress of a run.
 
-    step: int = 0  # steps made; where the number of replicas has changed, by the one that has made most of them
-    shift: int = 0  # those of them that as many replicas as now would not have made to come here
+    Together with the weights, the optimizer and dropout's counter, this is everything that the next step depends on.
+    """
+
+    step: int = 0  # steps done; if the number of replicas has changed, those of the replica with the most steps
+    shift: int = 0  # the part of `step` that the present number of replicas would not have needed
     epoch: int = 0  # epochs finished
-    batch: int = 0  # batches made of the epoch after those
+    batch: int = 0  # batches done in the epoch after those
     lr: float = 0.0  # of the last step
-    loss_sum: float = 0.0  # over the images of that epoch so far, as are the next two
+    loss_sum: float = 0.0  # over the images of that epoch so far, like the next two
     correct: int = 0
     images: int = 0
-    train_loss: float = 0.0  # of the last finished epoch, while its weights moved
+    train_loss: float = 0.0  # of the last finished epoch, measured while the weights changed
     best_step: int = -1  # on the validation images; -1: none yet
     best_accuracy: float = 0.0
     best_loss: float = 0.0
-    seconds: float = 0.0  # since the beginning, without the time between a stop and its resume
-    timed_images: int = 0  # trained on in timed_seconds; without each process's first step, which compiles
+    seconds: float = 0.0  # since the start, without the time between stop and resume
+    timed_images: int = 0  # images trained on in timed_seconds; excludes each process's first step, which compiles
     timed_seconds: float = 0.0
 
     @property
@@ -34,12 +37,12 @@ class Progress:
 
     @property
     def result(self) -> int:
-        """The step whose weights are the result: that did best on the validation images, if there are any; the last."""
+        """The step whose weights are the result: the best on the validation images if there are any, else the last."""
         return self.best_step if self.best_step >= 0 else self.step
 
     @property
     def best(self) -> dict[str, Any]:
-        """For a summary."""
+        """The best validation results, for a summary; empty if there are none."""
         if self.best_step < 0:
             return {}
         return {"validation_accuracy": self.best_accuracy, "validation_loss": self.best_loss,

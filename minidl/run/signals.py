@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a terminal that closes: end the step, save, say how to go on."""
+"""Handle Ctrl-C, SIGTERM and a closed terminal: finish the step, save, report how to resume."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """The user wants the program to end.
+    """Raised when the user has requested that the program end.
 
-    code: the exit code that a shell expects, 128 + the signal. message: what became of the work.
+    code: the exit code that a shell expects, 128 + the signal number. message: what has been saved.
     """
 
     def __init__(self, signum: int) -> None:
@@ -24,12 +24,12 @@ class Stopped(BaseException):
 
 
 class Signals:
-    """While a `with Signals() as signals` lasts, its signals raise `Stopped`:
+    """Within `with Signals() as signals`, a signal raises `Stopped`:
 
-    at once              before `defer`, while there is nothing to save
-    in the next `check`  after it: between two steps, where the state of a run is whole
+    immediately          before `defer` is called, while there is nothing to save
+    in the next `check`  after `defer` is called: between two steps, when the state of a run is complete
 
-    A second signal ends the process on the spot; what was saved before is on the disk.
+    A second signal ends the process immediately. Earlier checkpoints remain on the disk.
     """
 
     def __init__(self) -> None:
@@ -38,19 +38,20 @@ class Signals:
         self._previous: dict[int, object] = {}
 
     def defer(self, quiet: bool = False) -> None:
-        """From now on wait for `check`, and tell the user so unless `quiet`."""
+        """From now on delay `Stopped` until `check`. A signal prints a message about this unless `quiet`."""
         self.deferred, self.quiet = True, quiet
 
     def check(self) -> None:
-        """Raise `Stopped` where a signal came since `defer`."""
+        """Raise `Stopped` if a signal has arrived since `defer`."""
         if self.received is not None:
             raise Stopped(self.received)
 
     def __enter__(self) -> Signals:
-        # Python delivers signals to the main thread only; called from another one, its owner decides.
+        # Python allows only the main thread to set signal handlers. In another thread, keep the existing ones.
         if threading.current_thread() is threading.main_thread():
-            heard = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]  # nohup
-            self._previous = {signum: signal.signal(signum, self._handle) for signum in heard}
+            # Under nohup SIGHUP is ignored; keep it ignored.
+            handled = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+            self._previous = {signum: signal.signal(signum, self._handle) for signum in handled}
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -68,7 +69,7 @@ class Signals:
             _tell("stopping after this step; a second signal stops at once")
 
 
-def _tell(words: str) -> None:
-    """Straight to the file: a handler may run in the middle of a print, whose buffer takes no second one."""
+def _tell(message: str) -> None:
+    """Write directly to standard error: a handler may interrupt a print, and its buffer does not allow a second one."""
     with suppress(OSError):  # the terminal may be gone
-        os.write(2, f"\nminidl: {words}\n".encode())
+        os.write(2, f"\nminidl: {message}\n".encode())
