@@ -23,7 +23,7 @@ def uses_winograd() -> bool:
 
 
 def winograd(enabled: bool) -> None:
-    """Whether convolutions may be computed in Winograd's form: faster, and rounded more (kernels/conv/WINOGRAD.md)."""
+    """Allow or forbid Winograd convolution: faster, with larger rounding errors (kernels/conv/WINOGRAD.md)."""
     global _winograd
     _winograd = enabled
 
@@ -82,7 +82,8 @@ def conv2d(
 ) -> Tensor:
     """Cross-correlation of images x (N, H, W, C) with weight (kh, kw, C / groups, O), plus bias (O,).
 
-    Returns (N, Ho, Wo, O) with Ho = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, likewise Wo.
+    Returns (N, Ho, Wo, O) with Ho = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, and Wo likewise.
+    Raises ShapeError if shapes or options do not fit.
     """
     stride, padding, dilation = pair(stride), pair(padding), pair(dilation)
     if x.ndim != 4 or weight.ndim != 4 or groups < 1 or x.shape[3] != weight.shape[2] * groups:
