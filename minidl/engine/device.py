@@ -14,10 +14,12 @@ from __future__ import annotations
 import importlib
 import math
 import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minidl.errors import ConfigError
 
@@ -54,14 +56,11 @@ class Device:
         setattr(self, op, table)  # later look-ups find a plain attribute
         return table
 
-    def empty(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An uninitialised array on a 64-byte boundary: only for a kernel that writes every element."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        raw = np.empty(size + ALIGNMENT, np.uint8)
-        start = -address(raw) % ALIGNMENT
-        return raw[start : start + size].view(dtype).reshape(shape)
+        return aligned(math.prod(shape), dtype, np.empty).reshape(shape)
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.zeros(shape, dtype)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -89,9 +88,9 @@ def require_values(device: Device) -> None:
         recorder.refuse()
 
 
-def aligned(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
-    """A zeroed vector of `size` elements whose first byte is on a 64-byte boundary."""
-    bytes_ = size * np.dtype(dtype).itemsize
-    raw = np.zeros(bytes_ + ALIGNMENT, np.uint8)
+def aligned(size: int, dtype: DTypeLike, make: Callable[..., np.ndarray] = np.zeros) -> np.ndarray:
+    """A vector of `size` elements whose first byte is on a 64-byte boundary; zeros, unless `make` is np.empty."""
+    nbytes = size * np.dtype(dtype).itemsize
+    raw = make(nbytes + ALIGNMENT, np.uint8)
     start = -address(raw) % ALIGNMENT
-    return raw[start : start + bytes_].view(dtype)
+    return raw[start : start + nbytes].view(dtype)

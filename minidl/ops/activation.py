@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from minidl.engine.autograd import Function
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
+from minidl.engine.tensor import Tensor
 
 
 class Activation(Function):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.kernels.conv.reference import Pair, output_length
 from minidl.ops.arrays import reduce_sum
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 _winograd = True
 

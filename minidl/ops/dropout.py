@@ -6,15 +6,11 @@ the same function again, and a checkpoint needs only two integers to continue ex
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 
 class Dropout(Function):

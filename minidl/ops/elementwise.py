@@ -6,18 +6,15 @@ A sum, difference or product of a tensor and a number is computed by `affine`, w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
-
 import numpy as np
 
 from minidl.engine.autograd import Function
 from minidl.engine.device import acting
+from minidl.engine.tensor import Scalar, Tensor
 from minidl.errors import ShapeError
+from minidl.ops.movement import broadcast_to
 
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Scalar, Tensor
-
-Operand: TypeAlias = "Tensor | np.ndarray | Scalar"
+Operand = Tensor | np.ndarray | Scalar
 
 
 class Elementwise(Function):
@@ -148,8 +145,6 @@ def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
     Raises TypeError if neither is a tensor.
     """
-    from minidl.engine.tensor import Tensor
-
     like = a if isinstance(a, Tensor) else b
     if not isinstance(like, Tensor):
         raise TypeError(
@@ -171,8 +166,6 @@ def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
 def _tensors(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Both operands as tensors, broadcast to the same shape. Raises ShapeError if they do not broadcast."""
-    from minidl.ops.movement import broadcast_to
-
     x, y = as_tensors(a, b)
     try:
         shape = np.broadcast_shapes(x.shape, y.shape)

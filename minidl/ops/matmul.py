@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.device import Device
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.ops.arrays import reduce_sum
 from minidl.ops.elementwise import as_tensors
-
-if TYPE_CHECKING:
-    from minidl.engine.device import Device
-    from minidl.engine.tensor import Tensor
+from minidl.ops.movement import broadcast_to, reshape
 
 
 class MatMul(Function):
@@ -82,8 +80,6 @@ def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
 
     As in NumPy, a vector is a row on the left and a column on the right. Raises ShapeError if the shapes do not fit.
     """
-    from minidl.ops.movement import broadcast_to, reshape
-
     a, b = as_tensors(a, b)
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the last axis of the left operand must have the length of "
@@ -103,8 +99,6 @@ def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in) @ weight (in, out) + bias (out,) -> (..., out). Raises ShapeError if the shapes do not fit."""
-    from minidl.ops.movement import reshape
-
     if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[0]:
         raise ShapeError(f"linear: input {x.shape} for a weight (in, out) = {weight.shape}: the last axis must have "
                          f"length {weight.shape[0]}")  # fmt: skip

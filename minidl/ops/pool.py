@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.ops.conv import Pair, output_length, pair
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 
 def _output_shape(x: np.ndarray, kernel: Pair, stride: Pair, padding: Pair) -> tuple[int, ...]:

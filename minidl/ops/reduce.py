@@ -5,16 +5,14 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.ops.arrays import middle, reduce_sum, runs, strided_copy
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
+from minidl.ops.movement import transpose
 
 Axes = int | Sequence[int] | None
 
@@ -78,8 +76,6 @@ def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
     Raises ShapeError if there are no elements.
     """
-    from minidl.ops.movement import transpose
-
     axes = _axes("max", x, axis)
     if not axes:
         return x

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, ShapeError
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 
 class Softmax(Function):

@@ -12,7 +12,7 @@ import bisect
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -127,16 +127,8 @@ class Drawn(int):
         return number
 
 
-@dataclass
-class Recording:
-    """The recorded calls, and how many random numbers they draw."""
-
-    calls: list[Call] = field(default_factory=list)
-    drawn: int = 0
-
-
 class Recorder(Device):
-    """Replaces a device while a step is recorded."""
+    """Replaces a device while a step is recorded. calls: the recorded calls. drawn: the random numbers they draw."""
 
     def __new__(cls, device: Device) -> Recorder:
         recorder: Recorder = object.__new__(cls)  # not shared, unlike devices
@@ -144,7 +136,8 @@ class Recorder(Device):
 
     def __init__(self, device: Device) -> None:
         self.name, self.device = device.name, device
-        self.recording = Recording()
+        self.calls: list[Call] = []
+        self.drawn = 0
         self._starts: list[int] = []  # addresses of the pieces of memory below, sorted
         self._memory: list[Memory] = []
 
@@ -196,7 +189,7 @@ class Recorder(Device):
                 where = memory.name or numbers.setdefault(memory, len(numbers))
             return where, value.offset, like.shape, like.dtype
 
-        return [(call.name, *map(describe, call.arguments.values())) for call in self.recording.calls]
+        return [(call.name, *map(describe, call.arguments.values())) for call in self.calls]
 
     # -- recording ---------------------------------------------------------------------------------------
 
@@ -207,9 +200,8 @@ class Recorder(Device):
 
     def draw(self, seed: int, count: int) -> tuple[int, int]:
         """The result of `random.draw` while recording."""
-        offset = self.recording.drawn
-        self.recording.drawn += count
-        return Drawn.make("seed", seed), Drawn.make("offset", offset)
+        self.drawn += count
+        return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
 
     def record(self, op: str, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
         if not hasattr(function, "py_func"):
@@ -217,7 +209,7 @@ class Recorder(Device):
         constants = (op, name) == ("movement", "copy")
         places = (self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments)
         names = inspect.signature(function.py_func).parameters
-        self.recording.calls.append(Call(op, name, function, dict(zip(names, places, strict=True))))
+        self.calls.append(Call(op, name, function, dict(zip(names, places, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
         """The memory and offset of an array.

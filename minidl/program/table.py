@@ -43,7 +43,7 @@ class Program:
     ) -> None:
         places = _place_results(recorder, results)
         outputs = {place.memory for place in places.values()}
-        calls = fuse(recorder.recording.calls, outputs)
+        calls = fuse(recorder.calls, outputs)
         calls = work_in_place(write_gradients_directly(calls, outputs), outputs)
         offsets, self.workspace_size = plan(calls, outputs)
         kernels = [_kernel(recorder.name, call) for call in calls]
@@ -57,7 +57,7 @@ class Program:
         self.shapes = [" ".join(str(place.like.shape) for _, place in call.places()) for call in calls]
         self.results = {name: (offsets[place.memory] + place.offset, place.like) for name, place in places.items()}
         self._last_uses = _last_uses(calls)
-        self._drawn = recorder.recording.drawn
+        self._drawn = recorder.drawn
         self._bases: dict[str, int] = {}
 
     def _lay_out(self, calls: Sequence[Call], kernels: Sequence[Kernel], offsets: Mapping[Memory, int]) -> list[int]:
