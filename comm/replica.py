@@ -54,7 +54,9 @@ class Engine:
 
 
 class Replica:
-    """theta, grad: flat vectors in the arena's layout. state: the optimizer's vectors. statistics: batch norm's running
+    """A replica's vectors, and the operations on them.
+
+    theta, grad: flat vectors in the arena's layout. state: the optimizer's vectors. statistics: batch norm's running
     statistics, which are not mixed. images: the number of images trained on so far.
 
     lr: returns the learning rate, called before each update. own: whether the replica has its own vectors, because it
@@ -89,7 +91,7 @@ class Replica:
         """Compute the gradient in parts: yield (start, stop) as soon as grad[start:stop] is final.
 
         cuts: the boundaries of the parts. The backward pass goes from the last layer to the first, so the last part
-        comes first. After the last one yielded, `self.loss` is the loss.
+        comes first. After the last part, `self.loss` is the loss. Raises DivergedError if the loss is not finite.
         """
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
         began = fabric.now()

@@ -60,7 +60,7 @@ class Optimizer:
         self.find_segments()
 
     def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
-        """Update these vectors, in the arena's layout, in place of its own: those of a replica (comm/replica.py)."""
+        """Use these vectors, in the arena's layout, in place of its own: those of a replica (comm/replica.py)."""
         self.bound, self.state = {"theta": theta, "grad": grad}, state
 
     @property
@@ -314,12 +314,7 @@ _WITH_MOMENTUM = ("sgd", "nesterov", "sgdw", "lars")
 
 
 def build(
-    name: str,
-    model: Module,
-    lr: float,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
+    name: str, model: Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, clip: float | None = None
 ) -> Optimizer:
     """The optimizer of that name, without decay of norms and biases. momentum: used only by rules that have one.
 

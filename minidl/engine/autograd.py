@@ -31,7 +31,7 @@ class GraphError(MinidlError, RuntimeError):
 
 
 class Node(Protocol):
-    """What the tape needs of a tensor (see tensor.py)."""
+    """What the tape needs of a tensor; a protocol, because tensor.py imports this module."""
 
     _data: np.ndarray
     device: Device

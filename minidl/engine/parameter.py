@@ -12,7 +12,7 @@ from minidl.errors import MinidlError, ShapeError
 
 
 class Owner(Protocol):
-    """What a parameter needs of the arena that stores it (see arena.py)."""
+    """What a parameter needs of its arena; a protocol, because arena.py imports this module."""
 
     cleared: set[Parameter]  # parameters whose gradient is known to be zero
 

@@ -43,7 +43,7 @@ def watched() -> bool:
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """A context in which the model is in evaluation mode, without recording of gradients.
+    """A context in which the model is in evaluation mode, and no graph is recorded.
 
     Afterwards each module is in its previous mode: some may have been in evaluation mode before.
     """
@@ -186,7 +186,7 @@ class Module:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray], strict: bool = True) -> None:
-        """Load values as `state_dict` returns them, here or for a PyTorch model of the same structure.
+        """Load values from `state_dict()`, or from the state_dict of a PyTorch model with the same structure.
 
         strict: the names must be exactly the model's (PyTorch's `num_batches_tracked` is ignored: nothing uses it).
         Raises CheckpointError, before anything is changed, if names, shapes or types do not fit.

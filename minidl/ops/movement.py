@@ -128,8 +128,10 @@ def reshape(x: Tensor, shape: Sequence[int] | int) -> Tensor:
 
 
 def flatten(x: Tensor, start: int = 1) -> Tensor:
-    """Merge the axes from `start` on into one. Images (N, H, W, C) become (N, C H W), in PyTorch's order, so that a
-    following linear layer has the same weights in both."""
+    """Merge the axes from `start` on into one.
+
+    Images (N, H, W, C) become (N, C H W), in PyTorch's order, so that a following linear layer has the same weights.
+    """
     if x.ndim == 4 and start == 1 and 1 not in (x.shape[3], x.shape[1] * x.shape[2]):  # else both orders are equal
         x = transpose(x, (0, 3, 1, 2))
     return reshape(x, (*x.shape[:start], math.prod(x.shape[start:])))

@@ -127,8 +127,8 @@ def batch_norm(
     """(x - mean) / sqrt(var + eps) weight + bias for each channel C, the last axis of x (N, ..., C).
 
     training: mean and variance are those of this batch, and running <- (1 - momentum) running + momentum batch, in
-    place, with the variance divided by n - 1 instead of n, as in PyTorch. Otherwise mean and variance are the running
-    ones. Raises ShapeError if the shapes do not fit. (Ioffe and Szegedy 2015)
+    place (for the running variance, the batch's is computed with n - 1 instead of n, as in PyTorch). Otherwise mean and
+    variance are the running ones (Ioffe and Szegedy 2015). Raises ShapeError if the shapes do not fit.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:
         raise ShapeError(f"batch_norm: input {x.shape} for {weight.shape[0]} channels; expected (N, ..., channels)")

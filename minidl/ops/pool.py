@@ -59,7 +59,7 @@ def _geometry(
 
 
 def max_pool2d(x: Tensor, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
-    """The largest value in each window; stride defaults to the kernel's size.
+    """The largest value in each window: images (N, H, W, C) -> (N, Ho, Wo, C); stride defaults to the kernel's size.
 
     Raises ShapeError if shape or window do not fit.
     """

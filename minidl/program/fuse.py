@@ -37,9 +37,11 @@ class Link(NamedTuple):
 class Rule(NamedTuple):
     """Which calls to merge, and how.
 
-    producers: kernel -> the argument that it writes; unused: arguments that the producer must not use yet.
-    consumer: the kernel that reads the array, as one of the arguments `inputs`.
-    merge: (link, all calls) -> the calls that replace the producer (or None) and the consumer; None: no merge.
+    producers: kernel -> the name of the argument that it writes.
+    unused: optional arguments that the producer must not use, because the merged call sets or would follow them.
+    consumer: the kernel that reads the array. inputs: the arguments it may read it as.
+    merge: (link, all calls) -> the calls that replace the producer (None: removed) and the consumer. It returns None
+        if these two calls cannot be merged.
     """
 
     producers: Mapping[str, str]
@@ -58,7 +60,7 @@ def fuse(calls: list[Call], outputs: set[Memory]) -> list[Call]:
                 merged = rule.merge(link, calls) if link else None
                 if link and merged:
                     new = dict(zip((link.producer, consumer), merged, strict=True))
-                    calls = [call for old in calls if (call := new.get(old, old))]
+                    calls = [call for old in calls if (call := new.get(old, old))]  # None: the producer is removed
                     break
     return calls
 
@@ -145,7 +147,7 @@ def _swap_max_pool_and_relu(link: Link, calls: list[Call]) -> tuple[Call, Call] 
     return relu.replaced(**flat), pool.replaced(dy=passed, dx=relu.arguments["dx"].shaped(pool.arguments["dx"]))
 
 
-RULES = [
+RULES = [  # producers and their outputs, arguments that must be unused, consumer and its inputs, merge
     Rule({"conv.forward": "y"}, ("scale", "relu"), "norm.affine", ("x",), _fold_affine),
     Rule(
         {"norm.batch_norm": "y", "conv.forward": "y", "conv.backward_input": "dx"}, ("shortcut", "relu"),

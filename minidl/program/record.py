@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minidl.engine.device import Device, address, recording
 from minidl.errors import MinidlError
@@ -161,13 +162,13 @@ class Recorder(Device):
         setattr(self, op, table)
         return table
 
-    def empty(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         memory = np.empty(max(size, 1), np.uint8)  # untouched: it takes address space, not memory
         self._add(Memory(memory))
         return memory[:size].view(dtype).reshape(shape).view(Recorded)
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         array = self.empty(shape, dtype)
         self.elementwise.fill(0.0, array.reshape(-1))
         return array
@@ -204,6 +205,7 @@ class Recorder(Device):
         return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
 
     def record(self, op: str, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
+        """Append a call. Raises Unrecordable if the kernel is not compiled, or for an argument: see `place`."""
         if not hasattr(function, "py_func"):
             raise Unrecordable(f"{op}.{name} of device {self.name!r} is not compiled")
         constants = (op, name) == ("movement", "copy")

@@ -74,8 +74,10 @@ class Replayed:
         self.forget()
 
     def forget(self) -> None:
-        """Discard all programs, so that the next call records again: needed after changing a setting of a layer, such
-        as dropout's p."""
+        """Discard all programs, so that the next call records again.
+
+        Call it after changing a setting of a layer, such as dropout's p: the programs do not detect such a change.
+        """
         self.programs.clear()
         self.not_recorded = ""  # the reason why the model cannot be recorded
         self.structure = structure()
@@ -89,7 +91,7 @@ class Replayed:
     def bind(self, **vectors: np.ndarray | None) -> None:
         """Run on these vectors in the arena's layout, in place of the model's own: theta, grad, statistics.
 
-        Used if several replicas share one model (comm/replica.py): nothing else of the model belongs to a replica.
+        Used if several replicas share one model (comm/replica.py). A run then uses no other memory of the model.
         """
         self.bound = {name: vector for name, vector in vectors.items() if vector is not None}
 
