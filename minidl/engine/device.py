@@ -26,7 +26,7 @@ from minidl.errors import ConfigError
 DEVICES = ("cpu", "reference")
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 
-recording = threading.local()  # .recorder replaces the device in this thread while a step is recorded (record.py)
+recording = threading.local()  # .recorder replaces the device while this thread records a step (program/record.py)
 
 
 class Device:

@@ -67,7 +67,7 @@ class Tensor:
     def replace_data(self, array: np.ndarray) -> None:
         """Implements `tensor.data = array`. Raises ShapeError if shape or type differ."""
         if array.shape != self.shape or array.dtype != self.dtype:
-            raise ShapeError(f"data: {array.dtype} {array.shape} for a tensor of {self.dtype} {self.shape}")
+            raise ShapeError(f"data: {array.dtype} {array.shape}; expected the tensor's {self.dtype} {self.shape}")
         self._data = np.asarray(array, order="C")
 
     @property

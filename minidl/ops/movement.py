@@ -176,10 +176,10 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     shapes = [tensor.shape for tensor in tensors]
     rank = len(shapes[0])
     if not -rank <= axis < rank or any(len(shape) != rank for shape in shapes):
-        raise ShapeError(f"concat: shapes {shapes} along axis {axis}")
+        raise ShapeError(f"concat: shapes {shapes} along axis {axis}; expected that axis, and equal numbers of axes")
     axis %= rank
     if len({shape[:axis] + shape[axis + 1 :] for shape in shapes}) > 1:
-        raise ShapeError(f"concat: shapes {shapes} differ in more than axis {axis}")
+        raise ShapeError(f"concat: shapes {shapes} differ in more than axis {axis}; expected equal other axes")
     return Concat.apply(*tensors, axis=axis)
 
 

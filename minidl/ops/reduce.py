@@ -53,7 +53,7 @@ def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
     """The axes to reduce, sorted and not negative. Raises ShapeError for an axis that x lacks or a repeated one."""
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int | np.integer) else axis
     if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) != len(axes):
-        raise ShapeError(f"{name}: axis {axis} for a tensor of shape {x.shape}")
+        raise ShapeError(f"{name}: axis {axis} for a tensor of shape {x.shape}; expected distinct axes of the tensor")
     return tuple(sorted(a % x.ndim for a in axes))
 
 
