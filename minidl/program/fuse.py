@@ -25,8 +25,8 @@ import numpy as np
 from minidl.program.record import Call, Memory, Place
 
 
-class Link(NamedTuple):
-    """A temporary that one call writes and one call reads, and no other call uses: the names of the two arguments."""
+class Match(NamedTuple):
+    """Two calls that a rule may merge: the producer's `output` is the consumer's `input`, and no other call uses it."""
 
     producer: Call
     output: str
@@ -38,9 +38,10 @@ class Rule(NamedTuple):
     """Which calls to merge, and how.
 
     producers: kernel -> the name of the argument that it writes.
-    unused: optional arguments that the producer must not use, because the merged call sets or would follow them.
-    consumer: the kernel that reads the array. inputs: the arguments it may read it as.
-    merge: (link, all calls) -> the calls that replace the producer (None: removed) and the consumer. It returns None
+    unused: optional arguments that the producer must not use yet. The merged call sets them, or the kernel would apply
+        them too early.
+    consumer: the kernel that reads the array. inputs: the arguments that the array may be.
+    merge: (pair, all calls) -> the calls that replace the producer (None: removed) and the consumer. It returns None
         if these two calls cannot be merged.
     """
 
@@ -48,7 +49,7 @@ class Rule(NamedTuple):
     unused: tuple[str, ...]
     consumer: str
     inputs: tuple[str, ...]
-    merge: Callable[[Link, list[Call]], tuple[Call | None, Call] | None]
+    merge: Callable[[Match, list[Call]], tuple[Call | None, Call] | None]
 
 
 def fuse(calls: list[Call], outputs: set[Memory]) -> list[Call]:
@@ -56,10 +57,10 @@ def fuse(calls: list[Call], outputs: set[Memory]) -> list[Call]:
     for rule in RULES:
         for consumer in [call for call in calls if call.name == rule.consumer]:
             for name in rule.inputs:
-                link = _link(rule, consumer, name, calls, outputs)
-                merged = rule.merge(link, calls) if link else None
-                if link and merged:
-                    new = dict(zip((link.producer, consumer), merged, strict=True))
+                pair = _match(rule, consumer, name, calls, outputs)
+                merged = rule.merge(pair, calls) if pair else None
+                if pair and merged:
+                    new = dict(zip((pair.producer, consumer), merged, strict=True))
                     calls = [call for old in calls if (call := new.get(old, old))]  # None: the producer is removed
                     break
     return calls
@@ -75,8 +76,8 @@ def users(calls: list[Call]) -> dict[Memory, list[Call]]:
     return found
 
 
-def _link(rule: Rule, consumer: Call, name: str, calls: list[Call], outputs: set[Memory]) -> Link | None:
-    """The link to this argument of the consumer, if the rule applies to its producer."""
+def _match(rule: Rule, consumer: Call, name: str, calls: list[Call], outputs: set[Memory]) -> Match | None:
+    """The producer of this argument of the consumer, and the consumer, if the rule applies to them."""
     x = consumer.arguments[name]
     using = users(calls)[x.memory]
     output = rule.producers.get(using[0].name)
@@ -87,7 +88,7 @@ def _link(rule: Rule, consumer: Call, name: str, calls: list[Call], outputs: set
         and x.same(using[0].arguments[output])
         and not any(using[0].uses(argument) for argument in rule.unused)
     ):
-        return Link(using[0], output, consumer, name)
+        return Match(using[0], output, consumer, name)
     return None
 
 
@@ -99,34 +100,34 @@ def _find(calls: list[Call], kernel: str, **places: Place) -> Call | None:
     return None
 
 
-# What each rule merges: (link, all calls) -> the calls that replace the producer and the consumer.
+# What each rule merges: (pair, all calls) -> the calls that replace the producer and the consumer.
 
 
-def _fold_affine(link: Link, calls: list[Call]) -> tuple[None, Call]:
-    conv, affine = link.producer, link.consumer.arguments
+def _fold_affine(pair: Match, calls: list[Call]) -> tuple[None, Call]:
+    conv, affine = pair.producer, pair.consumer.arguments
     y = affine["y"].shaped(conv.arguments["y"])
     return None, conv.replaced(scale=affine["scale"], shift=affine["shift"], relu=affine["relu"], y=y)
 
 
-def _add_shortcut(link: Link, calls: list[Call]) -> tuple[None, Call] | None:
+def _add_shortcut(pair: Match, calls: list[Call]) -> tuple[None, Call] | None:
     """Compute the sum of a residual block in the call that writes one of its terms."""
-    producer, add = link.producer, link.consumer.arguments
+    producer, add = pair.producer, pair.consumer.arguments
     if add["a"].same(add["b"]):  # y + y: there is no other term
         return None
-    other = add["b" if link.input == "a" else "a"]
+    other = add["b" if pair.input == "a" else "a"]
     rows = other.like.reshape(-1, *producer.arguments["shortcut"].like.shape[1:])
-    total = add["out"].shaped(producer.arguments[link.output])
-    return None, producer.replaced(**{"shortcut": other._replace(like=rows), link.output: total})
+    total = add["out"].shaped(producer.arguments[pair.output])
+    return None, producer.replaced(**{"shortcut": other._replace(like=rows), pair.output: total})
 
 
-def _apply_relu(link: Link, calls: list[Call]) -> tuple[None, Call]:
-    y = link.consumer.arguments["y"].shaped(link.producer.arguments[link.output])
-    return None, link.producer.replaced(**{"relu": True, link.output: y})
+def _apply_relu(pair: Match, calls: list[Call]) -> tuple[None, Call]:
+    y = pair.consumer.arguments["y"].shaped(pair.producer.arguments[pair.output])
+    return None, pair.producer.replaced(**{"relu": True, pair.output: y})
 
 
-def _mask_in_batch_norm_backward(link: Link, calls: list[Call]) -> tuple[None, Call] | None:
+def _mask_in_batch_norm_backward(pair: Match, calls: list[Call]) -> tuple[None, Call] | None:
     """Batch norm's backward pass recomputes its output: where it is not positive, relu's gradient is zero."""
-    relu, backward = link.producer.arguments, link.consumer
+    relu, backward = pair.producer.arguments, pair.consumer
     saved = {name: backward.arguments[name] for name in ("x", "mean", "rstd")}
     forward = _find(calls, "norm.batch_norm", y=relu["y"], **saved)
     if not forward or not forward.uses("relu") or forward.uses("shortcut"):
@@ -134,9 +135,9 @@ def _mask_in_batch_norm_backward(link: Link, calls: list[Call]) -> tuple[None, C
     return None, backward.replaced(relu=True, dy=relu["dy"].shaped(backward.arguments["dy"]))
 
 
-def _swap_max_pool_and_relu(link: Link, calls: list[Call]) -> tuple[Call, Call] | None:
+def _swap_max_pool_and_relu(pair: Match, calls: list[Call]) -> tuple[Call, Call] | None:
     """The largest pixel of a window equals the pooled one, so relu passes either both or neither."""
-    pool, relu = link.producer, link.consumer
+    pool, relu = pair.producer, pair.consumer
     forward = _find(calls, "pool.max_pool", x=relu.arguments["y"], place=pool.arguments["place"])
     if not forward:
         return None
