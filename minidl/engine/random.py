@@ -15,7 +15,7 @@ _generator = np.random.default_rng(0)
 
 
 def seed(value: int) -> None:
-    """Restart both: after seed(n), initial weights and dropout are the same in each run."""
+    """Restart the generator and the counter: after seed(n), initial weights and dropout are the same in each run."""
     global _generator
     _generator = np.random.default_rng(value)
     _state.update(seed=int(value), offset=0)
