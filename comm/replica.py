@@ -1,14 +1,14 @@
-"""A replica: one of several models that are trained as one. Its weights, its gradient, its data's share.
+"""A replica: one of several copies of a model that are trained together, with its weights and its gradient.
 
     loss = replica.gradient(batch)     grad is dL/dtheta of this batch
-    replica.update()                   theta moves, as the optimizer and the schedule say
-    replica.mix(letter.vector, 0.5)    theta <- theta + 0.5 (other - theta)
+    replica.update()                   one step of the optimizer on theta, at the rate of the schedule
+    replica.mix(message.vector, 0.5)   theta <- theta + 0.5 (other - theta)
 
-Methods of training (comm/methods) are written in these words.
+Training methods (comm/methods) consist of these operations.
 
-An engine is what computes: a model, its recorded step, its optimizer. In a process of its own a replica's vectors are
-the model's. In a simulation thousands of replicas, each with vectors of its own, take turns on one engine: a program is
-given its memory at each run, so changing over is the writing of a few addresses.
+An engine does the computing: it holds a model, its recorded step, and its optimizer. A replica with a process to itself
+uses the model's vectors. In a simulation thousands of replicas, each with its own vectors, take turns on one engine. A
+program is passed its memory at each run, so switching to another replica only changes a few addresses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from minidl.run.config import Config
 from minidl.run.evaluation import first_not_finite
 
 Batch = tuple[np.ndarray, np.ndarray]  # x (B, H, W, C), y (B,)
-TELL = 32  # steps after which a replica says how fast it is
+SPEED_PERIOD = 32  # steps between two publications of a replica's speed
 
 
 class Engine:
@@ -47,17 +47,20 @@ class Engine:
         self.prediction = Prediction(model, workspace=workspace)
         self.arena: Arena = model.flatten()
         self.statistics: Arena | None = model.statistics
-        self.acting: Replica | None = None
+        self.bound: Replica | None = None  # the replica whose vectors it uses, if not the model's
 
     def loss(self, logits: Tensor, y: np.ndarray) -> Tensor:
         return ops.cross_entropy(logits, y, self.config.label_smoothing)
 
 
 class Replica:
-    """theta, grad: flat vectors in the arena's layout. state: the optimizer's vectors. statistics: batch norm's, not
-    mixed. images: trained on so far.
+    """A replica's vectors, and the operations on them.
 
-    lr: called before each update. own: with vectors of its own, for one of many replicas on one engine.
+    theta, grad: flat vectors in the arena's layout. state: the optimizer's vectors. statistics: batch norm's running
+    statistics, which are not mixed. images: the number of images trained on so far.
+
+    lr: returns the learning rate, called before each update. own: whether the replica has its own vectors, because it
+    shares the engine with other replicas.
     """
 
     def __init__(self, engine: Engine, fabric: Fabric, lr: Callable[[], float], own: bool = False) -> None:
@@ -74,26 +77,26 @@ class Replica:
         self.images = 0
         self.steps = 0
         self.loss = 0.0  # of the last batch
-        self.correct = 0  # answers that were right in it
+        self.correct = 0  # correct predictions in the last batch
         self.last_lr = 0.0
-        self._timed = (0, 0.0)  # images, and seconds of computing their gradients, since speed was told last
+        self._timed = (0, 0.0)  # images, and seconds spent on their gradients, since the speed was last published
 
     def gradient(self, batch: Batch) -> float:
-        """grad = dL/dtheta for the batch; returns the loss. Raises DivergedError where that is not finite."""
+        """grad = dL/dtheta for the batch; return the loss. Raises DivergedError if the loss is not finite."""
         for _ in self.gradient_parts(batch, ()):
             pass
         return self.loss
 
     def gradient_parts(self, batch: Batch, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The same, yielding (start, stop) as soon as grad[start:stop] is final. cuts: where parts begin and end.
+        """Compute the gradient in parts: yield (start, stop) as soon as grad[start:stop] is final.
 
-        The backward pass goes from the last layer to the first, so the last part comes first. `self.loss` is the loss
-        once all have come.
+        cuts: the boundaries of the parts. The backward pass goes from the last layer to the first, so the last part
+        comes first. After the last part, `self.loss` is the loss. Raises DivergedError if the loss is not finite.
         """
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
         began = fabric.now()
-        parts = self._act().gradient.parts(*batch, cuts)
-        if self.own:  # others want the engine: all at once; only the clock takes it part by part
+        parts = self._bound_engine().gradient.parts(*batch, cuts)
+        if self.own:  # other replicas use the engine between parts: compute all now, and only charge time part by part
             parts = iter(list(parts))
             self._count(batch)
         for start, stop, done in chain(parts, [(0, 0, 1.0)]):
@@ -106,45 +109,45 @@ class Replica:
             before, began = done, fabric.now()
         if not self.own:
             self._count(batch)
-        self._tell_speed(images, seconds)
+        self._publish_speed(images, seconds)
 
     def update(self) -> None:
-        """One step of the optimizer, at the rate of the schedule."""
+        """Make one step of the optimizer, clipping included, at the rate of the schedule."""
         with self.fabric.working("update", self.theta.size):
-            optimizer = self._act().optimizer
+            optimizer = self._bound_engine().optimizer
             self.last_lr = optimizer.lr = self.lr()
-            optimizer.step()  # clips, too
+            optimizer.step()
             self.optimizer_steps = optimizer.steps
         self.steps += 1
 
     def mix(self, other: np.ndarray, weight: float, start: int = 0) -> None:
-        """theta[start:] <- theta + weight (other - theta), as far as `other` goes."""
+        """theta[start:stop] <- theta + weight (other - theta), where stop = start + the length of `other`."""
         mix(self.fabric, self.theta[start : start + other.size], other, weight)
         self.touch()
 
     def touch(self) -> None:
-        """Say that theta was written to."""
+        """Increase the arena's version: theta was written to."""
         self.engine.arena.touch()
 
     def layers(self) -> list[tuple[int, int]]:
-        """Where the layers lie in theta: (start, stop), one behind the other, without gaps between them."""
+        """The layers' ranges in theta: (start, stop) of each, in order, without gaps between them."""
         slots = self.engine.arena.slots
         starts = [next(group).start for _, group in groupby(slots, lambda slot: slot.name.rpartition(".")[0])]
         return list(pairwise([*starts, self.theta.size]))
 
-    def _act(self) -> Engine:
-        """The engine, with this replica's memory."""
+    def _bound_engine(self) -> Engine:
+        """The engine, bound to this replica's vectors."""
         engine = self.engine
-        if self.own and engine.acting is not self:
-            engine.acting = self
-            engine.optimizer.lie_in(self.theta, self.grad, self.state)
+        if self.own and engine.bound is not self:
+            engine.bound = self
+            engine.optimizer.bind(theta=self.theta, grad=self.grad, **self.state)
             engine.optimizer.steps = self.optimizer_steps
-            engine.gradient.lie_in(theta=self.theta, grad=self.grad, statistics=self.statistics)
+            engine.gradient.bind(theta=self.theta, grad=self.grad, statistics=self.statistics)
             set_random_state(self.random)
         return engine
 
     def _count(self, batch: Batch) -> None:
-        """Take down what a gradient brought."""
+        """Record the result of a gradient. Raises DivergedError if the loss is not finite."""
         self.loss, self.correct = self.engine.gradient.result
         if self.own:
             self.random = random_state()
@@ -153,15 +156,18 @@ class Replica:
             raise DivergedError(f"the loss is {self.loss}, {first_not_finite(self.engine.model, batch[0])}")
         self.images += len(batch[1])
 
-    def _tell_speed(self, images: int, seconds: float) -> None:
-        """images/s on the board, now and then: gossip may prefer the fast, a balance gives them more."""
+    def _publish_speed(self, images: int, seconds: float) -> None:
+        """Write images/s into the status table, every SPEED_PERIOD steps.
+
+        Gossip may prefer fast replicas, and balancing gives them more samples.
+        """
         self._timed = self._timed[0] + images, self._timed[1] + seconds
-        if self.steps % TELL == 1 and self._timed[1] > 0:
+        if self.steps % SPEED_PERIOD == 1 and self._timed[1] > 0:
             self.fabric.announce(Column.SPEED, self._timed[0] / self._timed[1])
             self._timed = (0, 0.0)
 
     def show(self) -> None:
-        """Let the engine's model be this replica: to evaluate it, say."""
+        """Copy this replica's weights and statistics into the engine's model, for example to evaluate it."""
         if self.own:
             self.engine.arena.theta[:] = self.theta
             if self.engine.statistics is not None and self.statistics is not None:

@@ -5,7 +5,7 @@
     model = minidl.models.build("lenet", input_shape=data.input_shape)
     minidl.fit(model, data)
 
-`import minidl` alone imports neither NumPy nor Numba: a name is imported when it is first used (PEP 562).
+`import minidl` alone imports neither NumPy nor Numba: each name is imported at its first use (PEP 562).
 """
 
 from importlib import import_module, util
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors
 
 __version__ = "0.1.0"
 
-# name -> where it is defined: a module, or module:attribute
+# name -> its definition: a module, or module:attribute
 _EXPORTS = {
     "Device": "engine.device:Device",
     "Function": "engine.autograd:Function",
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
     value: Any = import_module(f"minidl.{module}")
     if attribute:
         value = getattr(value, attribute)
-    globals()[name] = value  # the next use does not come here
+    globals()[name] = value  # later uses do not call __getattr__
     return value
 
 
@@ -82,7 +82,7 @@ def __dir__() -> list[str]:
 
 
 def _follow_text_link(name: str) -> None:
-    """Make `minidl.<name>` importable where its link came out of git as a text file (`core.symlinks=false`)."""
+    """Make `minidl.<name>` importable if git checked out its link as a text file (`core.symlinks=false`)."""
     link = Path(__file__).parent / name
     if not link.is_file() or link.read_text().strip() != f"../{name}":
         return

@@ -1,6 +1,6 @@
-"""Errors that a user can act on: each is one line with the value, what was expected and what to do.
+"""Errors that a user can act on: each message is one line with the value, what was expected, and what to do.
 
-The command lines print the line and exit with code 2; a library user catches `MinidlError`.
+The command-line tools print this line and exit with code 2. Library users catch `MinidlError`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterable
 
 
 class MinidlError(Exception):
-    """Base of every error that minidl raises on purpose."""
+    """The base class of all errors that minidl raises intentionally."""
 
 
 class ConfigError(MinidlError, ValueError):
-    """An unknown option, key, model, data set or method, or a value out of its range."""
+    """An unknown option, key, model, data set or method, or a value out of range."""
 
 
 class DataError(MinidlError, ValueError):
-    """A data file that is missing, truncated, corrupt, or not what its name says."""
+    """A data file is missing, truncated or corrupt, or its content does not match its name."""
 
 
 class CheckpointError(MinidlError, ValueError):
-    """A checkpoint that is damaged, or belongs to another model."""
+    """A checkpoint is damaged, or belongs to another model."""
 
 
 class DivergedError(MinidlError, ArithmeticError):
@@ -30,21 +30,24 @@ class DivergedError(MinidlError, ArithmeticError):
 
 
 class AbortedError(MinidlError):
-    """Another replica has failed, and says why: this one ends without a word."""
+    """Another replica failed and reported the error: this one exits silently."""
 
 
 class ShapeError(MinidlError, ValueError):
-    """Arrays whose shapes do not fit an operation. Modules add the path of the layer on the way out (nn/module.py)."""
+    """Arrays have the wrong shapes or types for an operation.
+
+    Modules add the path of the layer while the error propagates through them (nn/module.py).
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-        self.layer = ""  # what raised it: Conv2d(1, 32, 5x5)
-        self.path = ""  # and where that is in the model: layer1.0.conv1
+        self.layer = ""  # the layer that raised it: Conv2d(1, 32, 5x5)
+        self.path = ""  # its path in the model: layer1.0.conv1
         self._module: object = None
 
     def name_layer(self, module: object, description: str, named_modules: Iterable[tuple[str, object]]) -> None:
-        """Called by each module that the error passes: the first is the layer, the others see it further down."""
+        """Called by each module that the error propagates through, innermost first: the first one is the layer."""
         if self._module is None:
             self._module, self.layer = module, description
         else:
@@ -56,13 +59,13 @@ class ShapeError(MinidlError, ValueError):
 
 
 def report(message: str) -> int:
-    """Print the one line of an error; returns the exit code."""
+    """Print an error as one line to standard error; return the exit code 2."""
     print("minidl: error: " + " ".join(message.split()), file=sys.stderr, flush=True)
     return 2
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """`" Did you mean 'lenet'?"` for the nearest of the known words, or nothing when none is near."""
+    """A hint such as `" Did you mean 'lenet'?"` with the known word nearest to `word`, or "" if none is similar."""
     from difflib import get_close_matches
 
     match = get_close_matches(word, known, n=1, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Models for small images. Each is a function of the input's shape (H, W, C) and the number of classes."""
+"""Models for small images, built by functions of the input shape (H, W, C) and the number of classes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def mlp(input_shape: Shape = (28, 28, 1), classes: int = 10, hidden: Sequence[in
 
 
 def lenet(input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Sequential:
-    """Two 5x5 convolutions of 32 and 64 channels, each halved by pooling, and a hidden layer of 512.
+    """Two 5x5 convolutions with 32 and 64 channels, each followed by 2x2 pooling, and a hidden layer of 512.
 
-    After LeCun et al. 1998, in the widths that today's benchmarks use.
+    The structure is that of LeCun et al. 1998, the widths are those of today's benchmarks.
     """
     height, width, channels = input_shape
     return nn.Sequential(
@@ -48,7 +48,10 @@ def vgg(
     classes: int = 10,
     stages: Sequence[Sequence[int]] = ((64, 64), (128, 128), (256, 256)),
 ) -> nn.Sequential:
-    """Stages of 3x3 convolutions, each stage halved by pooling (Simonyan and Zisserman 2015)."""
+    """Stages of 3x3 convolutions, each stage followed by 2x2 pooling (Simonyan and Zisserman 2015).
+
+    stages: the output channels of the convolutions of each stage.
+    """
     height, width, channels = input_shape
     layers: list[nn.Module] = []
     for stage in stages:
@@ -63,9 +66,10 @@ def vgg(
 
 
 class Block(nn.Module):
-    """x + f(x), f two 3x3 convolutions with batch norm; the first may halve the image and double the channels.
+    """relu(x + f(x)), where f is two 3x3 convolutions with batch norm and a relu between them.
 
-    The shortcut has no weights: every second pixel, and zeros for the new channels (He et al. 2016, option A).
+    The first convolution may halve the image and double the channels. Then the shortcut, which has no weights, takes
+    every second pixel, with zeros for the new channels (He et al. 2016, option A).
     """
 
     def __init__(self, channels: int, outputs: int, stride: int) -> None:
@@ -86,7 +90,10 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Three stages of 16, 32 and 64 channels for small images (He et al. 2016, section 4.2); depth = 6 n + 2."""
+    """Three stages of 16, 32 and 64 channels for small images (He et al. 2016, section 4.2); depth = 6 n + 2.
+
+    Raises ConfigError for another depth.
+    """
 
     def __init__(self, input_shape: Shape = (32, 32, 3), classes: int = 10, depth: int = 20) -> None:
         if depth < 8 or depth % 6 != 2:
@@ -114,7 +121,7 @@ class ResNet(nn.Module):
 
 
 def resnet(input_shape: Shape = (32, 32, 3), classes: int = 10, depth: int = 20) -> ResNet:
-    """The residual network of that depth."""
+    """The residual network of this depth (see `ResNet`)."""
     return ResNet(input_shape, classes, depth)
 
 
@@ -127,12 +134,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Module:
-    """The model of that name for inputs (H, W, C). Raises ConfigError for a name or an input that does not fit."""
+    """The model of that name for inputs (H, W, C). Raises ConfigError if the name is unknown or the input too small."""
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}.{nearest(name, list(MODELS))}")
     if len(input_shape) != 3:
         raise ConfigError(f"model {name!r}: input_shape {input_shape}; expected (height, width, channels)")
     model = MODELS[name](input_shape, classes)
     if any(not parameter.size for parameter in model.parameters()):
-        raise ConfigError(f"model {name!r} cannot take images of {input_shape}: nothing is left after its pooling")
+        raise ConfigError(f"model {name!r} cannot take images of {input_shape}: they are too small for its pooling")
     return model

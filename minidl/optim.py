@@ -1,7 +1,7 @@
 """Optimizers: each step is one fused pass over the flat vectors of the arena.
 
-A parameter group is a set of parameters with its own weight decay and learning rate. The kernels know nothing of
-parameters: they get segments [start, stop) of the vectors, and a rate and a decay for each.
+A parameter group is a set of parameters with its own weight decay and learning rate. The kernels take segments
+[start, stop) of the vectors, with a rate and a decay for each, not parameters.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from minidl.engine.device import Device
 from minidl.engine.parameter import Parameter
 from minidl.errors import CheckpointError, ConfigError, nearest
 from minidl.nn.module import Module
-from minidl.program.precompile import Kernel, Noting
+from minidl.program.precompile import Kernel, KernelCollector
 
 Parameters = Module | Iterable[Parameter] | Sequence[Mapping[str, Any]]
 
 
 class Optimizer:
-    """What all have in common: groups, segments, clipping.
+    """The base class of all optimizers: groups, segments, clipping.
 
-    parameters: a model; or parameters; or groups, mappings with "params" and, where they differ from the arguments,
-        "lr" and "weight_decay". The model is flattened (see arena.py) if it was not yet. Those with
-        requires_grad = False do not move.
-    lr: the learning rate; may be set before each step, as schedules do.
-    clip: the largest norm that the whole gradient may have; it is scaled down to it (Pascanu et al. 2013).
+    parameters: a model; or parameters; or groups, which are mappings with "params" and, if they differ from the
+        arguments, "lr" and "weight_decay". The model is flattened (see arena.py) if it is not yet. Parameters with
+        requires_grad = False are not updated.
+    lr: the learning rate; it may be set before each step, as schedules do.
+    weight_decay: the decay of all parameters whose group sets no other.
+    clip: the largest norm of the whole gradient; a larger one is scaled down to it (Pascanu et al. 2013).
+
+    Raises ConfigError for a value out of range, or parameters that do not fit together.
     """
 
-    fuses_neighbours = True  # neighbouring parameters of equal rate and decay may be one segment
-    state_names: tuple[str, ...] = ("velocity",)  # vectors that the rule keeps from step to step
+    fuses_neighbours = True  # adjacent parameters with equal rate and decay may form one segment
+    state_names: tuple[str, ...] = ("velocity",)  # the vectors that the rule keeps between steps
 
     def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
         self._check(lr=lr, weight_decay=weight_decay, clip=clip or 0.0)
@@ -43,10 +46,10 @@ class Optimizer:
         for group in groups:
             self._check(**{name: value for name, value in group.items() if name != "params"})
             if group.get("lr") and not lr:
-                raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with a rate of its own needs lr > 0")
+                raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with its own rate needs lr > 0")
         self.arena = _arena(parameters, groups)
         self.state = {name: self.arena.new_vector() for name in self.state_names}
-        self.lent: tuple[np.ndarray, np.ndarray] | None = None
+        self.bound: dict[str, np.ndarray] = {}  # vectors that replace the arena's
         self.device = Device("cpu")
         self.options = {  # (rate relative to lr, weight decay)
             parameter: (group["lr"] / lr if "lr" in group and lr else 1.0, group.get("weight_decay", weight_decay))
@@ -56,40 +59,41 @@ class Optimizer:
         self.trained = self.trainable()
         self.find_segments()
 
-    def lie_in(self, theta: np.ndarray, grad: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Work on these vectors, of the arena's layout, in place of its own: those of a replica (comm/replica.py)."""
-        self.lent, self.state = (theta, grad), state
+    def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
+        """Use these vectors, in the arena's layout, in place of its own: those of a replica (comm/replica.py)."""
+        self.bound, self.state = {"theta": theta, "grad": grad}, state
 
     @property
     def theta(self) -> np.ndarray:
-        return self.lent[0] if self.lent else self.arena.theta
+        return self.bound.get("theta", self.arena.theta)
 
     @property
     def grad(self) -> np.ndarray:
-        return self.lent[1] if self.lent else self.arena.grad
+        return self.bound.get("grad", self.arena.grad)
 
     def trainable(self) -> list[Parameter]:
         """Its parameters that are not frozen at the moment, in the arena's order."""
         return [p for p in self.arena.parameters.values() if p in self.options and p.requires_grad]
 
     def find_segments(self) -> None:
+        """Compute the segments of the vectors to update, with a relative rate and a decay for each."""
         segments: list[list[float]] = []  # start, stop, rate relative to lr, decay
-        neighbour = False  # whether the last segment ends with the parameter just before
+        adjacent = False  # whether the previous parameter is the end of the last segment
         trained = set(self.trained)
         for slot, parameter in zip(self.arena.slots, self.arena.parameters.values(), strict=True):
             if parameter not in trained:
-                neighbour = False
+                adjacent = False
                 continue
             rate, decay = self.options[parameter]
-            if self.fuses_neighbours and neighbour and segments[-1][2:] == [rate, decay]:
+            if self.fuses_neighbours and adjacent and segments[-1][2:] == [rate, decay]:
                 segments[-1][1] = slot.stop  # the gap between them holds zeros, which stay zeros
             else:
                 segments.append([slot.start, slot.stop, rate, decay])
-            neighbour = True
+            adjacent = True
         table = np.array(segments, np.float64).reshape(-1, 4)
         self.starts, self.stops = np.ascontiguousarray(table[:, :2].T).astype(np.int64)
         self.rates, self.decays = np.ascontiguousarray(table[:, 2:].T)
-        # Room that every step uses again: the rates of this step, and norms.
+        # Reused by every step: the rates of this step, and norms.
         self.rates_now, self.grad_squares, self.theta_squares = np.zeros((3, len(segments)))
         self.partial = np.zeros(self.device.optim.norms_partial(len(segments)))
 
@@ -99,10 +103,10 @@ class Optimizer:
                 raise ConfigError(f"{type(self).__name__}: {name} = {value}; expected a finite number >= 0")
 
     def step(self) -> None:
-        """Update theta from grad, once."""
+        """Update theta once, from grad. Raises ConfigError if the model was flattened into another arena."""
         if any(parameter.arena is not self.arena for parameter in self.options):
             raise ConfigError(f"{type(self).__name__}: its parameters have moved to another arena (the model, or a "
-                              "part of it, was flattened again); build the optimizer anew")  # fmt: skip
+                              "part of it, was flattened again); build the optimizer again")  # fmt: skip
         trained = self.trainable()
         if trained != self.trained:
             self.trained = trained
@@ -113,21 +117,21 @@ class Optimizer:
         self.arena.touch()
 
     def kernels(self) -> list[Kernel]:
-        """What `step` calls: to be compiled before."""
-        device, noting = self.device, Noting(self.device)
-        self.device = noting  # type: ignore[assignment]
+        """The kernels that `step` calls, to be compiled in advance."""
+        device, collector = self.device, KernelCollector(self.device)
+        self.device = collector  # type: ignore[assignment]
         try:
             self.update(self.rates_now, self.scale())
         finally:
             self.device = device
-        return noting.kernels
+        return collector.kernels
 
     def update(self, lr: np.ndarray, scale: float) -> None:
-        """The rule. lr: for each segment; scale: what the gradient is multiplied with first."""
+        """The update rule. lr: the rate of each segment; scale: a factor to apply to the gradient first."""
         raise NotImplementedError
 
     def scale(self) -> float:
-        """min(1, clip / |grad|)"""
+        """The factor that clips the gradient: min(1, clip / |grad|), or 1 without clipping."""
         if not self.clip:
             return 1.0
         self.norms(self.grad, self.grad_squares)
@@ -142,25 +146,29 @@ class Optimizer:
         self.arena.zero_grad()
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """(copies of the flat vectors, numbers): all that the next step depends on besides theta."""
+        """Copies of the flat vectors, and numbers: everything besides theta and grad that the next step depends on."""
         return {name: vector.copy() for name, vector in self.state.items()}, {"steps": self.steps}
 
     def load_state_dict(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, float]) -> None:
+        """Restore what `state_dict` returned; a missing vector becomes zero.
+
+        Raises CheckpointError, before anything is changed, if a vector is unknown or has another shape.
+        """
         for name, vector in vectors.items():
             if name not in self.state:
                 raise CheckpointError(f"optimizer state {name}: unknown to {type(self).__name__}: another optimizer's?")
             if vector.shape != self.arena.theta.shape:
                 raise CheckpointError(f"optimizer state {name}: {vector.shape}; expected {self.arena.theta.shape}")
         for name, own in self.state.items():
-            own[:] = vectors.get(name, 0)  # one that is not given was zero
+            own[:] = vectors.get(name, 0)
         self.steps = int(numbers["steps"])
 
 
 class SGD(Optimizer):
     """v <- momentum v + g;  theta <- theta - lr v.   nesterov: theta <- theta - lr (g + momentum v)
 
-    Weight decay is coupled (g + decay theta takes the place of g, as in PyTorch's SGD), or decoupled: theta shrinks by
-    lr decay apart from the gradient (Loshchilov and Hutter 2019).
+    Weight decay is coupled (g + decay theta replaces g, as in PyTorch's SGD), or decoupled: theta shrinks by the factor
+    1 - lr decay, independently of the gradient (Loshchilov and Hutter 2019).
     """
 
     def __init__(
@@ -221,12 +229,12 @@ class AdamW(Adam):
 
 
 class LARS(SGD):
-    """SGD whose rate for each parameter is scaled by trust |w| / (|g| + decay |w|) (You, Gitman, Ginsburg 2017).
+    """SGD whose rate is scaled for each parameter by trust |w| / (|g| + decay |w|) (You, Gitman, Ginsburg 2017).
 
-    Norms and biases (one axis or none) keep the plain rate.
+    For norms and biases (at most one axis), and if |w| or |g| is zero, the rate is not scaled.
     """
 
-    fuses_neighbours = False  # each parameter has norms of its own
+    fuses_neighbours = False  # each parameter has its own norms
 
     def __init__(
         self,
@@ -247,7 +255,7 @@ class LARS(SGD):
 
     def update(self, lr: np.ndarray, scale: float) -> None:
         self.norms(self.theta, self.theta_squares)
-        if not self.clip:  # (else `scale` has found them)
+        if not self.clip:  # (with clipping, `scale` has computed them)
             self.norms(self.grad, self.grad_squares)
         vectors = self.theta, self.grad, self.state["velocity"]
         options = self.momentum, self.trust, self.theta_squares, self.grad_squares, scale
@@ -255,7 +263,7 @@ class LARS(SGD):
 
 
 def parameter_groups(model: Module) -> list[dict[str, Any]]:
-    """Two groups: weights; and norms and biases (one axis or none), which do not decay."""
+    """Two groups: weights; and norms and biases (at most one axis), which have no weight decay."""
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.ndim > 1]},
@@ -264,32 +272,34 @@ def parameter_groups(model: Module) -> list[dict[str, Any]]:
 
 
 def _groups(parameters: Parameters) -> list[dict[str, Any]]:
+    """The parameters as a list of groups. Raises ConfigError if they are not valid."""
     items: list[Any] = list(parameters.parameters() if isinstance(parameters, Module) else parameters)
     given: list[Mapping[str, Any]] = items if any(isinstance(item, Mapping) for item in items) else [{"params": items}]
     for group in given:
         if not isinstance(group, Mapping):
-            raise ConfigError(f"optimizer: groups and a {type(group).__name__} in one list; expected either")
+            raise ConfigError(f"optimizer: groups and a {type(group).__name__} in one list; expected one kind only")
         if "params" not in group or not set(group) <= {"params", "lr", "weight_decay"}:
-            raise ConfigError(f"parameter group with {', '.join(group)}; expected params, and perhaps lr, weight_decay")
-    groups = [{**group, "params": list(group["params"])} for group in given]  # (an iterator would be empty later)
+            raise ConfigError(f"parameter group with {', '.join(group)}; expected params, optionally lr, weight_decay")
+    groups = [{**group, "params": list(group["params"])} for group in given]  # a list can be read more than once
     every = [p for group in groups for p in group["params"]]
     for p in every:
         if not isinstance(p, Parameter):
             raise ConfigError(f"optimizer: a {type(p).__name__} among the parameters; expected nn.Parameter")
     if not every or len(set(every)) < len(every):
-        raise ConfigError("optimizer: no parameters, or one that is in two groups")
+        raise ConfigError("optimizer: no parameters, or a parameter in two groups")
     return groups
 
 
 def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
-    """The arena that the parameters lie in; one made for them, if they lie in none."""
+    """The arena of the parameters; a new one if they are not in an arena yet."""
     if isinstance(parameters, Module):
         return Module.flatten(parameters)
     every = [parameter for group in groups for parameter in group["params"]]
     arenas = {parameter.arena for parameter in every}
     if len(arenas) > 1:
-        raise ConfigError("optimizer: its parameters lie in different arenas; expected those of one model, flattened")
-    return arenas.pop() or Arena({str(i): p for i, p in enumerate(every)})
+        raise ConfigError("optimizer: its parameters are in different arenas; expected those of one model, flattened")
+    arena = arenas.pop()
+    return arena if isinstance(arena, Arena) else Arena({str(i): p for i, p in enumerate(every)})
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
@@ -304,14 +314,12 @@ _WITH_MOMENTUM = ("sgd", "nesterov", "sgdw", "lars")
 
 
 def build(
-    name: str,
-    model: Module,
-    lr: float,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
+    name: str, model: Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, clip: float | None = None
 ) -> Optimizer:
-    """The optimizer of that name, with no decay on norms and biases. momentum: where the rule has one."""
+    """The optimizer of that name, without decay of norms and biases. momentum: used only by rules that have one.
+
+    Raises ConfigError for an unknown name.
+    """
     if name not in OPTIMIZERS:
         known = list(OPTIMIZERS)
         raise ConfigError(f"unknown optimizer {name!r}: expected one of {', '.join(known)}.{nearest(name, known)}")

@@ -197,8 +197,8 @@ def test_layers_refuse_channels_that_do_not_fit(make: object) -> None:
         (lambda: nn.Conv2d(3, 4, 3, padding="same"), "padding='same'; expected a number of pixels"),
         (lambda: nn.CrossEntropyLoss(label_smoothing=1.0)(images(3, 4), np.zeros(3, int)), "label_smoothing 1.0"),
         (lambda: nn.Linear(3, 4).astype(np.float16), "astype: float16; expected float32 or float64"),
-        (lambda: setattr(nn.Module(), "arena", nn.Linear(3, 4)), "Module.arena means something else"),
-        (lambda: setattr(nn.Module(), "training", nn.Parameter(np.ones(3))), "Module.training means something else"),
+        (lambda: setattr(nn.Module(), "arena", nn.Linear(3, 4)), "Module.arena: this name is reserved"),
+        (lambda: setattr(nn.Module(), "training", nn.Parameter(np.ones(3))), "Module.training: this name is reserved"),
         (lambda: setattr(nn.Module(), "layers", [nn.ReLU()]), r"Module.layers: .* plain list .*: use nn\.ModuleList"),
         (lambda: setattr(nn.Module(), "layers", (nn.Parameter(np.ones(3)),)), "an attribute for each"),
     ],
@@ -232,7 +232,7 @@ def test_astype_converts_parameters_and_buffers(net: Net) -> None:
     y.sum().backward()
     assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {np.dtype(np.float64)}
     nn.Module.flatten(net)
-    with pytest.raises(ShapeError, match=r"scale lies in an arena already; convert before flatten"):
+    with pytest.raises(ShapeError, match=r"scale is in an arena already; convert before flatten"):
         net.astype(np.float32)
 
 

@@ -44,27 +44,6 @@ def test_batch_norm(shape: tuple[int, ...], training: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("shape", [(3, 5, 4, 4), (67, 33)])
-def test_relu_behind_batch_norm_has_the_bits_of_one_apart(shape: tuple[int, ...], device: str, training: bool) -> None:
-    mean, var = statistics(shape[-1])
-    random = np.random.default_rng(0)
-    arrays = [random.standard_normal(s).astype(np.float32) for s in (shape, shape[-1:], shape[-1:])]
-
-    def run(fused: bool) -> list[np.ndarray]:
-        tensors = [Tensor(a, requires_grad=True, device=device) for a in arrays]
-        running = mean.astype(np.float32), var.astype(np.float32)
-        y = ops.batch_norm(*tensors, *running, training, relu=fused)
-        y = y if fused else ops.relu(y)
-        y.backward(np.random.default_rng(1).standard_normal(shape).astype(np.float32))
-        return [y.numpy(), *running, *(tensor.grad for tensor in tensors)]
-
-    for apart, fused in zip(run(False), run(True), strict=True):
-        np.testing.assert_array_equal(fused, apart)
-    assert (run(True)[0] == 0).any()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("momentum", [0.1, 0.01, 1.0])
 def test_running_statistics_after_several_steps(dtype: str, momentum: float) -> None:

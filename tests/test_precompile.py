@@ -36,13 +36,13 @@ print(*hits, all(kernel.signature in kernel.function.overloads for kernel in ker
 """
 KILL = """
 import os, signal
-ask, asked = precompile._ask, []
+ask, asked = precompile._request, []
 def ask_and_kill(worker, kernel):
     ask(worker, kernel)
     if not asked:
         os.kill(worker.pid, signal.SIGKILL)
     asked.append(kernel)
-precompile._ask = ask_and_kill
+precompile._request = ask_and_kill
 """
 NONE = """
 def none(*arguments):
@@ -105,11 +105,11 @@ def test_a_cache_that_becomes_read_only(tmp_path: Path, root: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_is_left_behind(tmp_path: Path, root: Path, number: signal.Signals) -> None:
     tell = """
-ask = precompile._ask
+ask = precompile._request
 def ask_and_tell(worker, kernel):
     ask(worker, kernel)
     print(worker.pid, flush=True)
-precompile._ask = ask_and_tell
+precompile._request = ask_and_tell
 """
     process = start(tmp_path, root, tell)
     assert process.stdout
@@ -127,7 +127,7 @@ def test_types_survive_being_words() -> None:
     values = [np.zeros((1, 2, 3, 4), "f"), np.zeros(1), np.zeros((1, 1), np.uint8), True, 3, 0.5, (1, 2)]
     for value in values:
         kind = numba_type(value)
-        assert precompile._kind(precompile._word(kind)) == kind
+        assert precompile._decode(precompile._encode(kind)) == kind
     assert Device("cpu").conv.forward is precompile.Kernel("cpu", "conv", "forward", ()).function
 
 

@@ -19,7 +19,7 @@ from minidl.engine.jit import set_threads, threads
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.program.plan import plan
-from minidl.program.record import Buffer, Call, Place, Recorder, Unrecordable
+from minidl.program.record import Call, Memory, Place, Recorder, Unrecordable
 from minidl.program.replay import Gradient, Prediction, Program
 
 
@@ -225,7 +225,7 @@ def test_a_program_can_be_cut_where_part_of_the_gradient_is_final() -> None:
     cut = program.final("grad", slot.start * 4, slot.stop * 4)
     assert 0 < cut < len(program.calls)
     spoil(gradient)
-    vectors = {"workspace": gradient.workspace.memory, **gradient.home, "x": x, "y": y}
+    vectors = {"workspace": gradient.workspace.memory, **gradient.vectors, "x": x, "y": y}
     bases = {name: address(array) for name, array in vectors.items()}
     program.run(bases, 0, cut)
     last = slice(slot.start, slot.stop)
@@ -313,7 +313,7 @@ def test_what_cannot_be_recorded_goes_by_the_tape_with_one_warning(how: str) -> 
 def test_a_model_that_tosses_coins_is_not_frozen() -> None:
     np.random.seed(0)  # with this seed, two of the first few recordings differ
     gradient = Gradient(Peeks("chance"), cross_entropy)
-    with pytest.warns(UserWarning, match="does not do the same each time"):
+    with pytest.warns(UserWarning, match="differ from one recording to the next"):
         for count in range(1, 20):
             gradient(*batch((4,), count, 3))
 
@@ -365,7 +365,7 @@ def test_unknown_memory_is_refused() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1, 500)), max_size=12))
 def test_arrays_that_live_together_lie_apart(spans: list[tuple[int, int, int]]) -> None:
-    buffers = [Buffer(np.empty(size, np.uint8)) for _, _, size in spans]
+    buffers = [Memory(np.empty(size, np.uint8)) for _, _, size in spans]
     calls = []
     for i in range(13):
         alive = [b for b, (a, z, _) in zip(buffers, spans) if min(a, z) <= i <= max(a, z)]

@@ -1,1 +1,1 @@
-"""The engine: tensors, the tape, parameters in one vector, devices, and how kernels are compiled."""
+"""The engine: tensors, the tape, parameters in one flat vector, devices, random numbers, compilation of kernels."""

@@ -4,11 +4,11 @@
     grad    |  the same layout                                                       |
     state   |  the same layout: momentum, Adam's moments ...                         |
 
-Each parameter's array becomes a view into theta, its gradient a view into grad. Then the optimizer is one pass over
-flat vectors, a message to another replica is one send, a checkpoint is one write. The vectors may lie anywhere: in
-memory of our own, in shared memory, in an MPI window.
+Each parameter's array becomes a view into theta, and its gradient a view into grad. Then an optimizer step is one pass
+over flat vectors, a message to another replica is one send, and a checkpoint is one write. theta can be in memory that
+the arena allocates, in shared memory, or in an MPI window.
 
-Each parameter begins on a 64-byte boundary. The gaps are zero in theta and in grad, and every update rule keeps zeros
+Each parameter begins on a 64-byte boundary. The gaps are zero in theta and in grad, and every update rule keeps them
 zero.
 """
 
@@ -27,7 +27,7 @@ from minidl.errors import ShapeError
 
 
 class Slot(NamedTuple):
-    """Where a parameter lies: elements [start, stop) of each vector, with this shape."""
+    """The place of a parameter: elements [start, stop) of each vector, with this shape."""
 
     name: str
     start: int
@@ -38,16 +38,19 @@ class Slot(NamedTuple):
 class Arena:
     """Moves parameters into one vector.
 
-    parameters: name -> Parameter, all of one type; a parameter under two names (tied weights) gets one place. Those
-        that lie in another arena leave it, and so does whatever else lies there: that arena is dissolved.
-    buffer: the memory for theta, or None for memory of our own: a writable, contiguous vector of the parameters' type
-        with `Arena.required_size(parameters)` elements. The parameters' values are copied into it.
+    parameters: name -> Parameter, all of one type. A parameter with two names (tied weights) gets one slot. If a
+        parameter is in another arena, that arena is dissolved: all its parameters leave it.
+    buffer: the memory for theta: a writable, contiguous vector of the parameters' type, 64-byte aligned, with
+        `Arena.required_size(parameters)` elements. The parameters' values are copied into it. None: a new vector.
 
-    theta, grad: the vectors. version: raised by every write, so that whoever keeps something computed from theta
-    (packed weights, a published copy) knows when it is out of date; after a write of your own, call `touch`.
-    cleared: the parameters whose gradient is known to be zero: the next one is written there, not added, which saves
-    two passes over memory. Reading `parameter.grad` ends that, since it may be to write; who writes into the vector
-    `grad` itself should do so after `backward`.
+    theta, grad: the vectors.
+    version: increased by every write to theta, so that data computed from theta (packed weights, a published copy) can
+        be checked for being up to date. After writing to theta yourself, call `touch`.
+    cleared: the parameters whose gradient is known to be zero. Their next gradient is written, not added, which saves
+        two passes over memory. Reading `parameter.grad` removes the parameter: the caller may modify it. Write to the
+        vector `grad` itself only after `backward`.
+
+    Raises ShapeError if the parameters have different types or there are none, or if the buffer does not fit.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], buffer: np.ndarray | None = None) -> None:
@@ -82,44 +85,44 @@ class Arena:
 
     @staticmethod
     def required_size(parameters: Mapping[str, Parameter]) -> int:
-        """How many elements a buffer for these parameters needs."""
+        """The number of elements that a buffer for these parameters must have."""
         return _layout(dict(parameters))[1]
 
     @property
     def size(self) -> int:
-        """Elements of each vector, gaps included."""
+        """The number of elements of each vector, gaps included."""
         return self.theta.size
 
     @property
     def layout_hash(self) -> str:
-        """Equal for two replicas if and only if one's theta means the same as the other's."""
+        """A hash of names, offsets, shapes and type: equal if and only if two replicas have the same layout."""
         text = "\n".join(f"{slot.name} {slot.start} {slot.shape}" for slot in self.slots) + f"\n{self.dtype}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def holds(self, parameters: Mapping[str, Parameter]) -> bool:
-        """Whether exactly these parameters lie here, under these names."""
+        """Whether this arena stores exactly these parameters, under these names."""
         return self.parameters == parameters and all(p.arena is self for p in parameters.values())
 
     def dissolve(self) -> None:
-        """Give every parameter arrays of its own, with the same values."""
+        """Move every parameter out, into separate arrays with the same values."""
         for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
             if parameter.arena is self:
                 parameter.move_into(None, self.view(self.theta, slot).copy(), self.view(self.grad, slot).copy())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Arena:
-        """An arena with vectors of its own for the copies of the parameters."""
+        """A new arena with the copies of the parameters."""
         return Arena(copy.deepcopy(self.parameters, memo))
 
     def new_vector(self) -> np.ndarray:
-        """Zeros in theta's layout: for momentum, say."""
+        """A vector of zeros in theta's layout, for example for momentum."""
         return aligned(self.size, self.dtype)
 
     def view(self, vector: np.ndarray, slot: Slot) -> np.ndarray:
-        """The part of any vector in this layout that belongs to one parameter, in its shape."""
+        """The part of a vector in this layout that belongs to one parameter, in the parameter's shape."""
         return vector[slot.start : slot.stop].reshape(slot.shape)
 
     def views(self, vector: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, part of the vector) for every parameter."""
+        """Yield (name, the parameter's part of the vector) for every parameter."""
         for slot in self.slots:
             yield slot.name, self.view(vector, slot)
 
@@ -128,12 +131,12 @@ class Arena:
         self.cleared = set(self.parameters.values())
 
     def touch(self) -> None:
-        """Say that theta was written to."""
+        """Increase the version: theta was written to."""
         self.version += 1
 
 
 def _layout(parameters: Mapping[str, Parameter]) -> tuple[list[Slot], int]:
-    """Every distinct parameter's slot, in order, and the length of the whole."""
+    """The slots of the distinct parameters, in order, and the length of the vector."""
     slots, start, seen = [], 0, set()
     for name, parameter in parameters.items():
         if id(parameter) in seen:

@@ -1,12 +1,11 @@
-"""The tape: how a result remembers what it was computed from, and how gradients flow back along it.
+"""The tape: the graph of the functions that computed a result, and backpropagation through it.
 
-Each differentiable operation is a `Function` with `forward` and `backward` side by side. Applying one computes the
-output and, where a gradient will be wanted, leaves the Function on the output as its `creator`: creators and their
-inputs are the graph. `backward` walks it once, newest first.
+Each differentiable operation is a `Function` with `forward` and `backward` side by side. Applying it computes the
+output. If an input requires a gradient, the Function is stored on the output as its `creator`: creators and their
+inputs are the graph. `backward` visits each of them once, newest first.
 
-Why newest first is right: a Function can only consume tensors that exist already, so the order of creation is a
-topological order, and its reverse is what backpropagation needs. No recursion: a chain of 10,000 ops is as good as one
-of 10.
+This order is correct: a Function only consumes tensors that already exist, so the order of creation is a topological
+order, and backpropagation needs its reverse. There is no recursion, so a chain of 10,000 ops is no problem.
 """
 
 from __future__ import annotations
@@ -15,23 +14,50 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from minidl.engine.device import acting
+from minidl.engine.device import Device, acting
 from minidl.errors import MinidlError, ShapeError
-
-if TYPE_CHECKING:
-    from minidl.engine.device import Device
-    from minidl.engine.tensor import Tensor
 
 _clock = itertools.count()
 _mode = threading.local()
 
 
 class GraphError(MinidlError, RuntimeError):
-    """`backward` was called where there is no graph (any more)."""
+    """`backward` was called on a tensor without a graph, or its graph has been freed."""
+
+
+class Node(Protocol):
+    """What the tape needs of a tensor; a protocol, because tensor.py imports this module."""
+
+    _data: np.ndarray
+    device: Device
+    requires_grad: bool
+    creator: Function | None  # the function that computed it; None for a leaf
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    @property
+    def grad(self) -> np.ndarray | None: ...
+
+    @classmethod
+    def wrap(cls, array: np.ndarray, on: Device) -> Any: ...
+
+    def numpy(self) -> np.ndarray: ...
+
+    def accumulate(self, dx: np.ndarray) -> None: ...
+
+    def zero_grad(self) -> None: ...
+
+
+TensorT = TypeVar("TensorT", bound=Node)
 
 
 def grad_enabled() -> bool:
@@ -40,10 +66,10 @@ def grad_enabled() -> bool:
 
 
 class no_grad(ContextDecorator):  # PyTorch's name
-    """Within it nothing is recorded: `with no_grad(): ...`, or `@no_grad()` above a function."""
+    """Disables recording in this thread: `with no_grad(): ...`, or `@no_grad()` above a function."""
 
     def __enter__(self) -> no_grad:
-        # A stack of the thread's own: one object may be entered twice, and a decorated function by many threads.
+        # The stack belongs to the thread, not to self: one object may be entered twice, or by several threads.
         _mode.before = [*getattr(_mode, "before", []), grad_enabled()]
         _mode.enabled = False
         return self
@@ -57,18 +83,18 @@ class Function:
 
     A subclass defines
 
-        forward(self, *arrays, **options) -> array          keeps what backward needs as attributes of self
-        backward(self, dy) -> array, or one for each input  dL/dy comes in, dL/dx goes out; None for "no gradient"
+        forward(self, *arrays, **options) -> array          stores what backward needs as attributes of self
+        backward(self, dy) -> array, or one for each input  takes dL/dy, returns dL/dx; None for "no gradient"
 
-    and is used through `apply`. Inside, `self.device` is the table of kernels and `self.needs[i]` says whether
-    anybody wants the gradient of input i. Returned arrays may share memory with dy: the tape never writes into them.
-    They may be views of any strides: the tape copies what is not contiguous, since kernels rely on it.
+    and is used through `apply`. In both methods `self.device` is the table of kernels, and `self.needs[i]` is True if
+    the gradient of input i is needed. Returned arrays may share memory with dy: the tape never writes into them. They
+    may have any strides: the tape makes contiguous copies where needed, because kernels require contiguous arrays.
     """
 
     device: Device
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[Node, ...]
     needs: tuple[bool, ...]
-    order: int  # of creation
+    order: int  # position in the order of creation
     freed = False
 
     def forward(self, *arrays: Any, **options: Any) -> np.ndarray:
@@ -78,14 +104,19 @@ class Function:
         raise NotImplementedError
 
     @classmethod
-    def apply(cls, *inputs: Tensor, **options: Any) -> Tensor:
-        """Run `forward` on the tensors' arrays; record the Function when one of them requires a gradient."""
+    def apply(cls, *inputs: TensorT, **options: Any) -> TensorT:
+        """Run `forward` on the tensors' arrays; record the Function if one of them requires a gradient.
+
+        Raises TypeError if an input is not a Tensor, ShapeError if types or devices of the inputs differ.
+        """
         first = inputs[0]
         for tensor in inputs:
             if not hasattr(tensor, "creator"):
-                raise TypeError(f"{cls.__name__.lower()}: {type(tensor).__name__} is not a Tensor: Tensor(array) is")
+                raise TypeError(
+                    f"{cls.__name__.lower()}: {type(tensor).__name__} is not a Tensor; convert it with Tensor(array)"
+                )
             if tensor.dtype != first.dtype or tensor.device is not first.device:
-                how = "what is float64 with .astype('float32')" if tensor.dtype != first.dtype else "Tensor(x.numpy())"
+                how = "float64 tensors with .astype('float32')" if tensor.dtype != first.dtype else "Tensor(x.numpy())"
                 raise ShapeError(
                     f"{cls.__name__.lower()}: {first.dtype} on {first.device.name} and {tensor.dtype} on "
                     f"{tensor.device.name} do not mix: convert {how}"
@@ -94,28 +125,29 @@ class Function:
         function.device = acting(first.device)
         function.needs = tuple(tensor.requires_grad for tensor in inputs)
         y = function.forward(*(tensor._data for tensor in inputs), **options)
-        output = type(first).wrap(np.asanyarray(y, first.dtype, order="C"), first.device)
+        output: TensorT = type(first).wrap(np.asanyarray(y, first.dtype, order="C"), first.device)
         if any(function.needs) and grad_enabled():
             function.inputs, function.order = inputs, next(_clock)
             output.requires_grad, output.creator = True, function
         return output
 
     def release(self) -> None:
-        """Forget inputs and saved arrays, so that their memory can be used again."""
+        """Drop inputs and saved arrays to free their memory."""
         self.__dict__.clear()
         self.freed = True
 
 
-def backward(output: Tensor, gradient: np.ndarray | Tensor | None = None, retain_graph: bool = False) -> None:
-    """Add d(output)/d(leaf) to `.grad` of every leaf below `output`, then free the graph.
+def backward(output: Node, gradient: ArrayLike | None = None, retain_graph: bool = False) -> None:
+    """Add dL/d(leaf) to `.grad` of every leaf that `output` depends on, then free the graph unless retain_graph.
 
-    gradient: dL/d(output), of output's shape; may be left out for a single number.
+    gradient: dL/d(output), of output's shape; may be omitted if output has one element (then it is 1).
+    Raises GraphError if output requires no gradient or its graph was freed, ShapeError if a gradient's shape is wrong.
     """
     if not output.requires_grad:
-        raise GraphError("backward: nothing here requires a gradient; create the inputs with requires_grad=True")
+        raise GraphError("backward: no input requires a gradient; create the inputs with requires_grad=True")
     if gradient is None:
-        if output.size != 1:
-            raise ShapeError(f"backward: {output.shape} is not a single number; reduce it first, or give a gradient")
+        if output._data.size != 1:
+            raise ShapeError(f"backward: {output.shape} is not a single number; reduce it first, or pass a gradient")
         device = acting(output.device)
         dy = device.empty(output.shape, output.dtype)
         device.elementwise.fill(1.0, dy.reshape(-1))
@@ -124,12 +156,12 @@ def backward(output: Tensor, gradient: np.ndarray | Tensor | None = None, retain
         if dy.shape != output.shape:
             raise ShapeError(f"backward: gradient {dy.shape} for an output of shape {output.shape}")
 
-    waiting: dict[Function, np.ndarray] = {}  # dL/d(output of that function), as far as summed
-    _deliver(output, dy, waiting)
+    pending: dict[Function, np.ndarray] = {}  # dL/d(output of the function), summed so far
+    _deliver(output, dy, pending)
     for function in _newest_first(output.creator):
-        if function not in waiting:  # every path from here to the output was cut
+        if function not in pending:  # no gradient reached it: a function above it returned None
             continue
-        gradients = function.backward(waiting.pop(function))
+        gradients = function.backward(pending.pop(function))
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         for tensor, dx in zip(function.inputs, gradients, strict=True):
             if tensor.requires_grad and dx is not None:
@@ -138,7 +170,7 @@ def backward(output: Tensor, gradient: np.ndarray | Tensor | None = None, retain
                         f"{type(function).__name__}.backward: a gradient of shape {np.shape(dx)} for an input of shape "
                         f"{tensor.shape}; they must be equal"
                     )
-                _deliver(tensor, np.asanyarray(dx, tensor.dtype, order="C"), waiting)
+                _deliver(tensor, np.asanyarray(dx, tensor.dtype, order="C"), pending)
         if not retain_graph:
             function.release()
 
@@ -161,30 +193,31 @@ def _newest_first(last: Function | None) -> list[Function]:
     return sorted(found, key=lambda function: function.order, reverse=True)
 
 
-def _deliver(tensor: Tensor, dx: np.ndarray, waiting: dict[Function, np.ndarray]) -> None:
-    """Add dx to a leaf's .grad, or to what waits for the function that made the tensor."""
+def _deliver(tensor: Node, dx: np.ndarray, pending: dict[Function, np.ndarray]) -> None:
+    """Add dx to a leaf's `.grad`, or to the pending gradient of the function that created the tensor."""
     if tensor.creator is None:
         tensor.accumulate(dx)
-    elif tensor.creator in waiting:
+    elif tensor.creator in pending:
         device = acting(tensor.device)
-        total = device.empty(dx.shape, dx.dtype)  # not in place: dx may be somebody else's array too
-        device.elementwise.add(waiting[tensor.creator].ravel(), dx.ravel(), total.ravel())
-        waiting[tensor.creator] = total
+        total = device.empty(dx.shape, dx.dtype)  # not in place: the arrays may be shared with other gradients
+        device.elementwise.add(pending[tensor.creator].ravel(), dx.ravel(), total.ravel())
+        pending[tensor.creator] = total
     else:
-        waiting[tensor.creator] = dx
+        pending[tensor.creator] = dx
 
 
 def gradcheck(
-    function: Callable[..., Tensor], *inputs: Tensor, eps: float = 1e-6, tolerance: float = 1e-6, seed: int = 0
+    function: Callable[..., Node], *inputs: Node, eps: float = 1e-6, tolerance: float = 1e-6, seed: int = 0
 ) -> bool:
     """Compare `backward` with a difference quotient, along one random direction, in float64.
 
-    For y = f(x), a random u (of x's shape) and v (of y's shape), the number v.J.u is computed twice: as
-    u.(J^T v) by one backward pass, and as v.(f(x + eps u) - f(x - eps u)) / (2 eps) by two forward passes. One
-    wrong element anywhere in J changes it with probability one, at the cost of three passes instead of one
-    for each element (the idea: autograd's check_vjp).
+    For y = f(x) with Jacobian J, a random u (of x's shape) and v (of y's shape), the number v.J.u is computed twice:
+    as u.(J^T v) by one backward pass, and as v.(f(x + eps u) - f(x - eps u)) / (2 eps) by two forward passes. A wrong
+    element anywhere in J changes the result with probability one. This costs three passes, instead of one pass for
+    each element (the idea is from autograd's check_vjp).
 
-    inputs: float64 tensors; those with requires_grad are checked. Returns True, or raises AssertionError.
+    inputs: float64 tensors; those with requires_grad are checked. tolerance: relative, or absolute for values below 1.
+    Returns True. Raises AssertionError if the two numbers differ, ShapeError if an input is not float64.
     """
     for tensor in inputs:
         if tensor.dtype != np.float64:
@@ -208,5 +241,5 @@ def gradcheck(
     backward(y, v)
     analytic = sum(float(np.sum(u * x.grad)) for u, x in zip(directions, checked, strict=True) if x.grad is not None)
     if not abs(analytic - numeric) <= tolerance * max(1.0, abs(analytic), abs(numeric)):
-        raise AssertionError(f"gradcheck: backward says {analytic:.9g}, differences say {numeric:.9g}")
+        raise AssertionError(f"gradcheck: backward gives {analytic:.9g}, differences give {numeric:.9g}")
     return True

@@ -1,12 +1,12 @@
 """A device is a table of kernels.
 
-An op asks its device for a kernel by name and hands it arrays:
+An op looks up a kernel by name on its device and passes it arrays:
 
     device.matmul.nn(a, b, bias, relu, scratch, out)
 
-and never asks which device that is. `Device("cpu")` finds `nn` in kernels/matmul/cpu.py, compiled by Numba;
-`Device("reference")` finds it in kernels/matmul/reference.py, plain loops that are slow and easy to believe. A new
-kind of device is a new file beside these two, with the same names and signatures in it.
+The op does not depend on which device that is. `Device("cpu")` finds `nn` in kernels/matmul/cpu.py, compiled by Numba.
+`Device("reference")` finds it in kernels/matmul/reference.py: plain loops, slow but easy to verify. A new kind of
+device is a new file next to these two, with the same names and signatures.
 """
 
 from __future__ import annotations
@@ -14,21 +14,26 @@ from __future__ import annotations
 import importlib
 import math
 import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minidl.errors import ConfigError
 
 DEVICES = ("cpu", "reference")
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 
-recording = threading.local()  # .recorder: what stands in for a device in this thread (see program/record.py)
+recording = threading.local()  # .recorder replaces the device while this thread records a step (program/record.py)
 
 
 class Device:
-    """The kernels of one kind of device, and its memory. There is one of each: Device("cpu") is Device("cpu")."""
+    """The kernels of one kind of device, and its memory. One instance per kind: Device("cpu") is Device("cpu").
+
+    Raises ConfigError for an unknown name.
+    """
 
     _made: ClassVar[dict[str, Device]] = {}
     name: str
@@ -42,27 +47,24 @@ class Device:
         return cls._made[name]
 
     def __reduce__(self) -> tuple[type[Device], tuple[str]]:
-        return Device, (self.name,)  # a copy is the same device
+        return Device, (self.name,)  # a copy, or an unpickled device, is the same object
 
     def __getattr__(self, op: str) -> ModuleType:
         if op.startswith("_"):
             raise AttributeError(op)
         table = importlib.import_module(f"minidl.kernels.{op}.{self.name}")
-        setattr(self, op, table)  # the next look-up is a plain attribute
+        setattr(self, op, table)  # later look-ups find a plain attribute
         return table
 
-    def empty(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-        """Uninitialised memory, on a boundary of 64 bytes: only for a kernel that writes every element."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        raw = np.empty(size + ALIGNMENT, np.uint8)
-        start = -address(raw) % ALIGNMENT
-        return raw[start : start + size].view(dtype).reshape(shape)
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        """An uninitialised array on a 64-byte boundary: only for a kernel that writes every element."""
+        return aligned(math.prod(shape), dtype, np.empty).reshape(shape)
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.zeros(shape, dtype)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
-        """target = source, both contiguous and of one shape"""
+        """target = source; both are contiguous and have the same shape."""
         target[...] = source
 
     def __repr__(self) -> str:
@@ -70,25 +72,25 @@ class Device:
 
 
 def acting(device: Device) -> Device:
-    """The device itself, or what records in its place."""
+    """The device itself, or the recorder that replaces it while this thread records a step."""
     return getattr(recording, "recorder", None) or device
 
 
 def address(array: np.ndarray) -> int:
-    """Of its first byte. (`array.ctypes.data` is the same and takes five times as long.)"""
+    """The address of an array's first byte. (`array.ctypes.data` is the same, but takes five times as long.)"""
     return int(array.__array_interface__["data"][0])
 
 
-def values_exist(device: Device) -> None:
-    """Asked before values are looked at: while a step is recorded, there are none yet, and its recorder refuses."""
+def require_values(device: Device) -> None:
+    """Raise Unrecordable while a step is recorded: then arrays have no values yet. Called before values are read."""
     recorder: Any = acting(device)
     if recorder is not device:
         recorder.refuse()
 
 
-def aligned(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
-    """A zeroed vector of `size` elements whose first byte lies on a 64-byte boundary."""
-    bytes_ = size * np.dtype(dtype).itemsize
-    raw = np.zeros(bytes_ + ALIGNMENT, np.uint8)
+def aligned(size: int, dtype: DTypeLike, make: Callable[..., np.ndarray] = np.zeros) -> np.ndarray:
+    """A vector of `size` elements whose first byte is on a 64-byte boundary; zeros, unless `make` is np.empty."""
+    nbytes = size * np.dtype(dtype).itemsize
+    raw = make(nbytes + ALIGNMENT, np.uint8)
     start = -address(raw) % ALIGNMENT
-    return raw[start : start + bytes_].view(dtype)
+    return raw[start : start + nbytes].view(dtype)

@@ -1,8 +1,8 @@
-"""Parameter: a tensor that is trained, may live in an arena, and knows how PyTorch lays it out."""
+"""Parameter: a trained tensor, stored in an arena or by itself, with the conversion to PyTorch's layout."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -10,33 +10,40 @@ from minidl.engine.device import acting
 from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError, ShapeError
 
-if TYPE_CHECKING:
-    from minidl.engine.arena import Arena
+
+class Owner(Protocol):
+    """What a parameter needs of its arena; a protocol, because arena.py imports this module."""
+
+    cleared: set[Parameter]  # parameters whose gradient is known to be zero
+
+    def touch(self) -> None: ...
+
+    def dissolve(self) -> None: ...
 
 
 class Parameter(Tensor):
     """A trained tensor.
 
-    torch_axes: axis i of the array in a checkpoint is axis torch_axes[i] of ours. A convolution's weight is
-        (kh, kw, in, out) here and (out, in, kh, kw) there: torch_axes = (3, 2, 0, 1). None: the same on both sides.
+    torch_axes: axis i of the array in a checkpoint is axis torch_axes[i] of this array. A convolution's weight is
+        (kh, kw, in, out) here and (out, in, kh, kw) there: torch_axes = (3, 2, 0, 1). None: both layouts are equal.
 
-    Once in an arena, `data` is read-only and cannot be replaced: the array is a view into the arena's vector, and who
-    replaced it would train a copy that nobody updates. Write with `copy_`, which raises the arena's version.
+    In an arena, `data` is read-only and cannot be replaced: the array is a view into the arena's vector, and replacing
+    it would detach it from the optimizer. Write with `copy_`, which increases the arena's version.
     """
 
     __slots__ = ("arena", "torch_axes")
 
     def __init__(self, data: Any, torch_axes: tuple[int, ...] | None = None, requires_grad: bool = True) -> None:
-        self.arena: Arena | None = None
+        self.arena: Owner | None = None
         super().__init__(data, requires_grad=requires_grad)
         self.torch_axes = torch_axes
 
-    def move_into(self, arena: Arena | None, data: np.ndarray, grad: np.ndarray) -> None:
-        """Use these arrays, which hold the values already, from now on (called by the arena)."""
+    def move_into(self, arena: Owner | None, data: np.ndarray, grad: np.ndarray) -> None:
+        """Switch to these arrays, which already hold the values. Called by the arena."""
         self._data, self._grad, self.arena = data, grad, arena
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        """A copy that lies in no arena: the copy of a model's arena takes it in (see arena.py)."""
+        """A copy outside any arena; the copy of a model's arena then moves it into itself (see arena.py)."""
         copied = type(self)(self._data.copy())
         copied.device, copied.requires_grad, copied.torch_axes = self.device, self.requires_grad, self.torch_axes
         copied.grad = None if self.grad is None else self.grad.copy()
@@ -44,7 +51,7 @@ class Parameter(Tensor):
 
     @property
     def data(self) -> np.ndarray:
-        """The array; read-only once in an arena."""
+        """The array; read-only in an arena. Assigning to it in an arena raises MinidlError."""
         if self.arena is None:
             return self._data
         view = self._data.view()
@@ -62,7 +69,10 @@ class Parameter(Tensor):
 
     @property
     def grad(self) -> np.ndarray | None:
-        """d(loss)/d(this), of the same shape and type, or None; in an arena, a view into arena.grad."""
+        """d(loss)/d(this), of the same shape and type, or None; in an arena, a view into arena.grad.
+
+        Reading it removes the parameter from arena.cleared: the caller may modify the array.
+        """
         if self.arena is not None:
             self.arena.cleared.discard(self)
         return self._grad
@@ -72,7 +82,7 @@ class Parameter(Tensor):
         Tensor.grad.__set__(self, array)  # type: ignore[attr-defined]
 
     def accumulate(self, dx: np.ndarray) -> None:
-        """grad += dx; where it is known to be zero, grad = dx."""
+        """grad += dx, or grad = dx if grad is known to be zero."""
         if self.arena is None or self._grad is None or self not in self.arena.cleared:
             super().accumulate(dx)
         else:
@@ -80,7 +90,7 @@ class Parameter(Tensor):
             acting(self.device).copy(dx, self._grad)
 
     def replace_grad(self, array: np.ndarray | None) -> None:
-        """What `parameter.grad = array` does: in an arena the gradient stays a view into arena.grad."""
+        """Implements `parameter.grad = array`: in an arena the gradient stays a view into arena.grad."""
         if self.arena is None:
             super().replace_grad(array)
         elif self._grad is not None:
@@ -91,10 +101,10 @@ class Parameter(Tensor):
                 self.arena.cleared.discard(self)
 
     def copy_(self, values: np.ndarray | Tensor) -> None:
-        """Write other values of the same shape into the array.
+        """Write other values of the same shape into the array. Raises ShapeError if the shape differs.
 
-        Not between a forward pass and its `backward`, which may need the old values, and does not notice. The same
-        goes for an optimizer's step, and for any array that a tensor shares.
+        Do not call it between a forward pass and its `backward`: backward may need the old values, and does not detect
+        the change. The same is true of an optimizer's step, and of any write to an array that a tensor shares.
         """
         array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
         if array.shape != self.shape:
@@ -112,12 +122,12 @@ class Parameter(Tensor):
         return self.shape if self.torch_axes is None else tuple(self.shape[axis] for axis in self.torch_axes)
 
     def from_torch(self, values: np.ndarray) -> None:
-        """Take values in PyTorch's layout."""
+        """Write values given in PyTorch's layout."""
         self.copy_(values if self.torch_axes is None else values.transpose(np.argsort(self.torch_axes)))
 
 
 class Buffer(Parameter):
-    """A tensor that belongs to the model but is not trained, such as batch norm's running mean."""
+    """A tensor that belongs to the model but is not trained, such as the running mean of batch norm."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""Random numbers that a run can repeat: a generator for initial weights, a counter for dropout.
+"""Reproducible random numbers: a generator for initial weights, a counter for dropout.
 
-The generator is used while a model is built. The counter is used in training: every dropout layer takes the next
-`count` numbers of one endless sequence, so that (seed, offset) says all that a checkpoint has to know.
+The generator is used while a model is built. The counter is used in training: each dropout layer takes the next
+`count` numbers of one infinite sequence, so a checkpoint needs to store only (seed, offset).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _generator = np.random.default_rng(0)
 
 
 def seed(value: int) -> None:
-    """Begin anew: models built and dropout drawn after seed(n) are the same each time."""
+    """Restart the generator and the counter: after seed(n), initial weights and dropout are the same in each run."""
     global _generator
     _generator = np.random.default_rng(value)
     _state.update(seed=int(value), offset=0)
 
 
 def generator() -> np.random.Generator:
-    """The source of initial weights."""
+    """The generator that draws initial weights."""
     return _generator
 
 
@@ -37,10 +37,10 @@ def draw(count: int) -> tuple[int, int]:
 
 
 def random_state() -> dict[str, int]:
-    """Where dropout's sequence stands."""
+    """The position in dropout's sequence: seed and offset."""
     return dict(_state)
 
 
 def set_random_state(state: dict[str, int]) -> None:
-    """Continue dropout's sequence where `random_state` said it stood."""
+    """Continue dropout's sequence at a position that `random_state` returned."""
     _state.update(seed=int(state["seed"]), offset=int(state["offset"]))

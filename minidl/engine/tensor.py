@@ -1,4 +1,4 @@
-"""Tensor: an array that may want a gradient, and knows the function that made it."""
+"""Tensor: an array that can have a gradient, and refers to the function that computed it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from minidl.engine.autograd import Function, GraphError, backward
-from minidl.engine.device import Device, acting, values_exist
+from minidl.engine.device import Device, acting, require_values
 from minidl.errors import ConfigError, ShapeError
 
 Scalar = int | float | np.floating | np.integer
@@ -16,15 +17,17 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class Tensor:
-    """A float32 or float64 array on a device, with its place on the tape.
+    """A float32 or float64 array on a device, and a node of the tape's graph.
 
-    data           a float32 or float64 array, which keeps its type, and its memory where it is C-contiguous: who writes
-                   into one writes into the other; anything else (lists, numbers, integers) is copied into float32
-    requires_grad  whether `backward` should leave d(loss)/d(this) in `.grad`, an array of the same shape
+    data           float32 and float64 arrays keep their type; C-contiguous ones are shared, not copied. Anything else
+                   (lists, numbers, integer arrays) is converted to a new float32 array.
+    requires_grad  whether `backward` stores d(loss)/d(this) in `.grad`, an array of the same shape
+
+    Raises ShapeError if data is not numeric.
     """
 
     __slots__ = ("__weakref__", "_data", "_grad", "creator", "device", "requires_grad")
-    __array_ufunc__ = None  # ndarray + Tensor is left to Tensor; np.sqrt(tensor) is an error, as it has no gradient
+    __array_ufunc__ = None  # ndarray + Tensor calls Tensor.__radd__; np.sqrt(tensor) fails: it would have no gradient
 
     _data: np.ndarray
     _grad: np.ndarray | None
@@ -36,7 +39,7 @@ class Tensor:
             raise ShapeError(f"Tensor: an array of {array.dtype} is not numeric; expected floats or integers")
         if array.dtype not in FLOATS or not isinstance(data, np.ndarray | Tensor):
             array = array.astype(np.float32)
-        self._data = np.asarray(array, order="C")  # (ascontiguousarray would turn () into (1,))
+        self._data = np.asarray(array, order="C")  # (np.ascontiguousarray would turn the shape () into (1,))
         self.requires_grad = requires_grad
         self.device = device if isinstance(device, Device) else Device(device)
         self.grad = None
@@ -44,7 +47,7 @@ class Tensor:
 
     @classmethod
     def wrap(cls, array: np.ndarray, on: Device) -> Tensor:
-        """A tensor around an array that is float and contiguous already: what ops use."""
+        """A tensor that shares an array that is already float and contiguous: the constructor that ops use."""
         tensor = Tensor.__new__(Tensor)
         tensor._data, tensor.device = array, on
         tensor.requires_grad, tensor._grad, tensor.creator = False, None, None
@@ -54,7 +57,7 @@ class Tensor:
 
     @property
     def data(self) -> np.ndarray:
-        """The array itself; it may be written to, or replaced by one of the same shape and type."""
+        """The array itself; it may be written to, or replaced by an array of the same shape and type."""
         return self._data
 
     @data.setter
@@ -62,9 +65,9 @@ class Tensor:
         self.replace_data(array)
 
     def replace_data(self, array: np.ndarray) -> None:
-        """What `tensor.data = array` does."""
+        """Implements `tensor.data = array`. Raises ShapeError if shape or type differ."""
         if array.shape != self.shape or array.dtype != self.dtype:
-            raise ShapeError(f"data: {array.dtype} {array.shape} for a tensor of {self.dtype} {self.shape}")
+            raise ShapeError(f"data: {array.dtype} {array.shape}; expected the tensor's {self.dtype} {self.shape}")
         self._data = np.asarray(array, order="C")
 
     @property
@@ -79,7 +82,7 @@ class Tensor:
         self.replace_grad(array)
 
     def replace_grad(self, array: np.ndarray | None) -> None:
-        """What `tensor.grad = array` does."""
+        """Implements `tensor.grad = array`."""
         self._grad = None if array is None else np.asarray(array, self.dtype, order="C")
 
     @property
@@ -100,11 +103,11 @@ class Tensor:
 
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array (not a copy: do not write to it)."""
-        values_exist(self.device)
+        require_values(self.device)
         return self._data
 
     def item(self) -> float:
-        """The value of a tensor with one element."""
+        """The value of a tensor with one element. Raises ShapeError for any other tensor."""
         if self.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.shape} is not a single number")
         return float(self.numpy().reshape(())[()])
@@ -112,7 +115,7 @@ class Tensor:
     def __float__(self) -> float:
         return self.item()
 
-    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.numpy(), dtype, copy=copy)
 
     def __len__(self) -> int:
@@ -129,12 +132,12 @@ class Tensor:
 
     # -- the tape ----------------------------------------------------------------------------------------
 
-    def backward(self, gradient: np.ndarray | Tensor | None = None, retain_graph: bool = False) -> None:
-        """Add the gradient of this tensor to `.grad` of every leaf that it was computed from."""
+    def backward(self, gradient: ArrayLike | None = None, retain_graph: bool = False) -> None:
+        """Add the gradient of this tensor to `.grad` of every leaf that it was computed from (see `backward`)."""
         backward(self, gradient, retain_graph)
 
     def detach(self) -> Tensor:
-        """The same values (the same memory) with no past."""
+        """A leaf with the same values, in the same memory."""
         return Tensor.wrap(self._data, self.device)
 
     def zero_grad(self) -> None:
@@ -145,14 +148,17 @@ class Tensor:
         device = acting(self.device)
         if self._grad is None:
             self._grad = device.empty(dx.shape, dx.dtype)
-            device.copy(dx, self._grad)  # dx may be shared with another tensor
+            device.copy(dx, self._grad)  # a copy: dx may be shared with another tensor
         else:
             device.elementwise.accumulate(dx.reshape(-1), self._grad.reshape(-1))
 
-    def astype(self, dtype: np.typing.DTypeLike) -> Tensor:
-        """A leaf with the same values in float32 or float64; no gradient flows through."""
+    def astype(self, dtype: DTypeLike) -> Tensor:
+        """A leaf with the same values in float32 or float64; it does not propagate gradients.
+
+        Raises GraphError if this is not a leaf, ConfigError for another type.
+        """
         if self.creator is not None:
-            raise GraphError("astype: gradients do not flow through a change of type; detach() first")
+            raise GraphError("astype: a conversion does not propagate gradients; call detach() first")
         return Tensor(self._data.astype(float_type(dtype)), self.requires_grad, self.device)
 
     # -- arithmetic: every operator is an op -------------------------------------------------------------
@@ -231,11 +237,11 @@ class Tensor:
         return ops.transpose(self)
 
 
-def float_type(dtype: np.typing.DTypeLike) -> np.dtype:
-    """The type, if tensors can have it."""
+def float_type(dtype: DTypeLike) -> np.dtype:
+    """dtype as a NumPy type. Raises ConfigError if it is neither float32 nor float64."""
     if np.dtype(dtype) not in FLOATS:
         raise ConfigError(f"astype: {np.dtype(dtype)}; expected float32 or float64")
     return np.dtype(dtype)
 
 
-from minidl import ops  # noqa: E402  (ops are made of Tensors, and Tensor's operators of ops)
+from minidl import ops  # noqa: E402  (the one import cycle: ops use Tensor, and Tensor's operators use ops)

@@ -1,4 +1,4 @@
-"""Layers, under PyTorch's names, with PyTorch's parameter names and initial weights; images are (N, H, W, C)."""
+"""Layers with PyTorch's names, parameter names and initial weights. Images are (N, H, W, C)."""
 
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.random import random_state, seed, set_random_state
@@ -29,36 +29,8 @@ from minidl.nn.layers import (
 from minidl.nn.module import Module, ModuleList, Sequential, evaluating, watching
 
 __all__ = [
-    "GELU",
-    "AvgPool2d",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "Buffer",
-    "Conv2d",
-    "CrossEntropyLoss",
-    "Dropout",
-    "Flatten",
-    "GlobalAvgPool2d",
-    "Identity",
-    "LayerNorm",
-    "LeakyReLU",
-    "Linear",
-    "LogSoftmax",
-    "MSELoss",
-    "MaxPool2d",
-    "Module",
-    "ModuleList",
-    "Parameter",
-    "ReLU",
-    "Sequential",
-    "SiLU",
-    "Sigmoid",
-    "Softmax",
-    "Tanh",
-    "evaluating",
-    "init",
-    "random_state",
-    "seed",
-    "set_random_state",
-    "watching",
-]
+    "GELU", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Buffer", "Conv2d", "CrossEntropyLoss", "Dropout", "Flatten",
+    "GlobalAvgPool2d", "Identity", "LayerNorm", "LeakyReLU", "Linear", "LogSoftmax", "MSELoss", "MaxPool2d", "Module",
+    "ModuleList", "Parameter", "ReLU", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh", "evaluating", "init",
+    "random_state", "seed", "set_random_state", "watching",
+]  # fmt: skip

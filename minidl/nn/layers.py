@@ -1,4 +1,4 @@
-"""The layers: each keeps its parameters and hands them to its op."""
+"""The layers: each holds its parameters and passes them to its op."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minidl.ops.conv import Pair, pair
 
 
 class Linear(Module):
-    """x (..., in) -> x w + b (..., out). weight (in, out); PyTorch keeps the transpose."""
+    """x (..., in) -> x w + b (..., out). weight (in, out); PyTorch stores its transpose."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         self.weight = Parameter(np.empty((in_features, out_features), np.float32), torch_axes=(1, 0))
@@ -35,7 +35,7 @@ class Linear(Module):
 
 
 class Conv2d(Module):
-    """Images (N, H, W, C) -> (N, Ho, Wo, O). weight (kh, kw, C / groups, O); PyTorch keeps (O, C / groups, kh, kw)."""
+    """Images (N, H, W, C) -> (N, Ho, Wo, O). weight (kh, kw, C / groups, O); PyTorch stores (O, C / groups, kh, kw)."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class BatchNorm2d(Module):
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean._data, self.running_var._data
         if self.training and self.running_mean.arena is not None:
-            self.running_mean.arena.touch()  # batch_norm writes into them
+            self.running_mean.arena.touch()  # batch_norm writes the running statistics
         return ops.batch_norm(x, self.weight, self.bias, mean, var, self.training, self.momentum, self.eps)
 
     def extra_repr(self) -> str:
@@ -115,7 +115,7 @@ class LayerNorm(Module):
 
 
 class Dropout(Module):
-    """In training each element is 0 with probability p, and 1 / (1 - p) times itself otherwise."""
+    """In training each element becomes 0 with probability p, otherwise it is multiplied by 1 / (1 - p)."""
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p < 1:
@@ -130,7 +130,7 @@ class Dropout(Module):
 
 
 class MaxPool2d(Module):
-    """The largest value under each window."""
+    """The largest value in each window; stride defaults to kernel_size."""
 
     def __init__(self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> None:
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
@@ -143,7 +143,7 @@ class MaxPool2d(Module):
 
 
 class AvgPool2d(MaxPool2d):
-    """The mean under each window."""
+    """The mean of each window; stride defaults to kernel_size."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
@@ -157,7 +157,7 @@ class GlobalAvgPool2d(Module):
 
 
 class Flatten(Module):
-    """(N, H, W, C) -> (N, C H W), in PyTorch's order, so that a linear layer behind it means the same there."""
+    """(N, H, W, C) -> (N, C H W), in PyTorch's order, so that a following linear layer has the same weights there."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x)
@@ -205,14 +205,14 @@ class Sigmoid(Module):
 
 
 class Softmax(Module):
-    """Over the last axis."""
+    """Softmax over the last axis."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.softmax(x)
 
 
 class LogSoftmax(Module):
-    """Over the last axis."""
+    """The logarithm of softmax over the last axis."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.log_softmax(x)

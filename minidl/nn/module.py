@@ -18,12 +18,12 @@ Watcher = Callable[["Module", Tensor], None]
 Self = TypeVar("Self", bound="Module")
 
 _watchers: list[Watcher] = []
-_changes = 0  # how often a layer or a parameter was assigned, to any module
+_changes = 0  # how many times a layer or a parameter was assigned, to any module
 
 
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Within it, watcher(module, output) is called whenever a module has computed its output."""
+    """A context in which watcher(module, output) is called after each module's forward pass."""
     _watchers.append(watcher)
     try:
         yield
@@ -32,18 +32,21 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def structure() -> int:
-    """Another number whenever a layer or a parameter was assigned since."""
+    """A number that changes whenever a layer or a parameter is assigned to any module."""
     return _changes
 
 
 def watched() -> bool:
-    """Whether anybody is watching."""
+    """Whether a watcher is registered."""
     return bool(_watchers)
 
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Within it, the model answers as when it does not train. Then each module is as it was: some may stay in eval."""
+    """A context in which the model is in evaluation mode, and no graph is recorded.
+
+    Afterwards each module is in its previous mode: some may have been in evaluation mode before.
+    """
     before = [(module, module.training) for _, module in model.named_modules()]
     model.eval()
     try:
@@ -55,15 +58,15 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 class Module:
-    """Base class of layers and models.
+    """The base class of layers and models.
 
-    Assign parameters, buffers and modules to attributes in `__init__` and write `forward`; their names are the
+    Assign parameters, buffers and modules to attributes in `__init__`, and write `forward`. Their names are the
     attributes' names, joined by dots, in the order of assignment: `layer1.0.conv1.weight`.
     """
 
     training = True
-    arena: Arena | None = None  # parameters, once flattened
-    statistics: Arena | None = None  # buffers, once flattened: another vector, which replicas do not average
+    arena: Arena | None = None  # the parameters, after `flatten`
+    statistics: Arena | None = None  # the buffers, after `flatten`: a separate vector, which replicas do not average
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no forward()")
@@ -78,11 +81,11 @@ class Module:
             watcher(self, output)
         return output
 
-    # -- what it is made of ------------------------------------------------------------------------------
+    # -- sub-modules and parameters ----------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("arena", "statistics", "training") and isinstance(value, Module | Parameter):
-            raise ConfigError(f"{type(self).__name__}.{name} means something else in every module: choose another name")
+            raise ConfigError(f"{type(self).__name__}.{name}: this name is reserved in every module; choose another")
         self._refuse_hidden(name, value)
         if isinstance(value, Module | Parameter):
             global _changes
@@ -90,7 +93,7 @@ class Module:
         super().__setattr__(name, value)
 
     def _refuse_hidden(self, name: str, value: Any) -> None:
-        """Modules in a plain list would neither be trained nor saved."""
+        """Raise ConfigError for modules in a plain list: they would be neither trained nor saved."""
         if isinstance(value, list | tuple) and any(isinstance(item, Module | Parameter) for item in value):
             raise ConfigError(f"{type(self).__name__}.{name}: modules in a plain {type(value).__name__} are not found: "
                               "use nn.ModuleList (parameters: an attribute for each)")  # fmt: skip
@@ -100,10 +103,10 @@ class Module:
             if isinstance(value, Module):
                 yield name, value
             else:
-                self._refuse_hidden(name, value)  # it may have been appended to the list after all
+                self._refuse_hidden(name, value)  # a module may have been appended to a list after its assignment
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """This module ("") and every one below it, with its path."""
+        """Yield (path, module) for this module (path "") and every module below it."""
         yield prefix, self
         for name, child in self.named_children():
             yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
@@ -115,10 +118,11 @@ class Module:
                     yield f"{path}.{name}" if path else name, value
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """(name, parameter), each parameter once, under its first name."""
+        """Yield (name, parameter), each parameter once, under its first name."""
         return _once(self._named_tensors(Parameter))
 
     def named_buffers(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield (name, buffer), each buffer once, under its first name."""
         return _once(self._named_tensors(Buffer))
 
     def parameters(self) -> Iterator[Parameter]:
@@ -126,13 +130,13 @@ class Module:
             yield parameter
 
     def train(self: Self, mode: bool = True) -> Self:
-        """Training behaviour (batch norm, dropout) for this module and all below it."""
+        """Switch this module and all modules below it to training mode (batch norm, dropout)."""
         for _, module in self.named_modules():
             module.training = mode
         return self
 
     def eval(self: Self) -> Self:
-        """The behaviour for prediction."""
+        """Switch to evaluation mode."""
         return self.train(False)
 
     def zero_grad(self) -> None:
@@ -140,12 +144,13 @@ class Module:
             parameter.zero_grad()
 
     def flatten(self, buffer: np.ndarray | None = None) -> Arena:
-        """Move all parameters into one arena (and all buffers into another); the same one when called again.
+        """Move all parameters into one arena (and all buffers into another); return the parameters' arena.
 
-        Where a layer was replaced since, or a part of the model has an arena of its own, a new arena takes the place
-        of the old one; the values stay, and an optimizer of the old one refuses its next step.
+        A second call returns the same arena. If a layer has been replaced, or a part of the model is in another arena,
+        a new arena replaces the old one: the values stay, and an optimizer of the old arena refuses its next step.
 
-        buffer: the memory for the parameters, if it should be some of yours (see `Arena`): shared memory, say.
+        buffer: memory for the parameters (see `Arena`), for example shared memory. Raises MinidlError if a buffer is
+        given but the parameters are already in an arena.
         """
         parameters, buffers = dict(self.named_parameters()), dict(self.named_buffers())
         if self.arena is None or not self.arena.holds(parameters):
@@ -153,7 +158,7 @@ class Module:
                 self.arena.dissolve()
             self.arena = Arena(parameters, buffer)
         elif buffer is not None:
-            raise MinidlError("flatten: the model lies in an arena already; give the buffer in the first call")
+            raise MinidlError("flatten: the model is in an arena already; give the buffer in the first call")
         if not buffers:
             self.statistics = None
         elif self.statistics is None or not self.statistics.holds(buffers):
@@ -161,27 +166,30 @@ class Module:
         return self.arena
 
     def astype(self: Self, dtype: np.typing.DTypeLike) -> Self:
-        """All parameters and buffers in float32 or float64 (before `flatten`)."""
+        """Convert all parameters and buffers to float32 or float64.
+
+        Raises ShapeError after `flatten`, ConfigError for another type.
+        """
         for kind in (Parameter, Buffer):
             for name, tensor in self._named_tensors(kind):
                 if tensor.arena is not None:
-                    raise ShapeError(f"astype: {name} lies in an arena already; convert before flatten()")
+                    raise ShapeError(f"astype: {name} is in an arena already; convert before flatten()")
                 tensor._data = tensor._data.astype(float_type(dtype))
         return self
 
-    # -- in and out --------------------------------------------------------------------------------------
+    # -- saving and loading ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of all parameters and buffers, under PyTorch's names and in PyTorch's layouts."""
+        """Copies of all parameters and buffers, with PyTorch's names and layouts."""
         return {
             name: tensor.to_torch() for kind in (Parameter, Buffer) for name, tensor in self._named_tensors(kind)
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray], strict: bool = True) -> None:
-        """Take values as `state_dict` returns them, or as a PyTorch model of the same structure would.
+        """Load values from `state_dict()`, or from the state_dict of a PyTorch model with the same structure.
 
-        strict: every name must be there and none besides (PyTorch's `num_batches_tracked`, which nothing uses, may
-        be). Nothing is changed unless everything fits. Raises CheckpointError.
+        strict: the names must be exactly the model's (PyTorch's `num_batches_tracked` is ignored: nothing uses it).
+        Raises CheckpointError, before anything is changed, if names, shapes or types do not fit.
         """
         own = {name: tensor for kind in (Parameter, Buffer) for name, tensor in self._named_tensors(kind)}
         given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
@@ -201,10 +209,10 @@ class Module:
         for name, value in fitting.items():
             own[name].from_torch(value)
 
-    # -- what it costs -----------------------------------------------------------------------------------
+    # -- cost and description ----------------------------------------------------------------------------
 
     def flops(self, output_shape: tuple[int, ...]) -> int:
-        """Floating-point operations of this layer alone for an output of this shape; 0 where they do not count."""
+        """The floating-point operations of this layer alone for an output of this shape; 0 if they are negligible."""
         return 0
 
     def extra_repr(self) -> str:
@@ -218,24 +226,24 @@ class Module:
     def summary(self, input_shape: tuple[int, ...]) -> str:
         """A table of the layers with output shape, parameters and FLOPs of one forward pass for one input.
 
-        input_shape: without the batch, such as (28, 28, 1).
+        input_shape: the shape without the batch axis, such as (28, 28, 1).
         """
-        names: dict[Module, list[str]] = {}  # more than one where a module stands in two places
+        names: dict[Module, list[str]] = {}  # a module used in several places has several names
         for name, module in self.named_modules():
             names.setdefault(module, []).append(name)
         uncounted = {parameter: name for name, parameter in self.named_parameters()}
         rows: list[tuple[str, str, str, int, int]] = []
 
-        def note(module: Module, output: Tensor) -> None:
+        def add_row(module: Module, output: Tensor) -> None:
             if not any(True for _ in module.named_children()):
                 count = sum(p.size for p in module.parameters() if uncounted.pop(p, None))
                 where, shape = ", ".join(names.get(module, ["?"])), str(output.shape[1:])
                 rows.append((where, repr(module), shape, count, module.flops(output.shape)))
 
         dtype = next((p.dtype for p in self.parameters()), np.dtype(np.float32))
-        with evaluating(self), watching(note):
+        with evaluating(self), watching(add_row):
             self(Tensor(np.zeros((1, *input_shape), dtype)))
-        for parameter, name in uncounted.items():  # of a module with children, or of one that was not called
+        for parameter, name in uncounted.items():  # belongs to a module that has children or was not called
             rows.append((name, "Parameter", "", parameter.size, 0))
         total = sum(p.size for p in self.parameters())
         header = ("name", "layer", "output")
@@ -250,7 +258,7 @@ class Module:
 
 
 class ModuleList(Module):
-    """A list of modules, named "0", "1", ..., for a `forward` of one's own."""
+    """A list of modules, named "0", "1", ..., for use in your own `forward`."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         for module in modules:
@@ -270,7 +278,7 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """Modules one after the other, named "0", "1", ..."""
+    """Modules applied one after the other, named "0", "1", ..."""
 
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
@@ -282,7 +290,7 @@ class Sequential(ModuleList):
 
 
 def _once(named: Iterator[tuple[str, Parameter]]) -> Iterator[tuple[str, Parameter]]:
-    """Each tensor under its first name only."""
+    """Skip tensors that have already appeared under another name."""
     seen: set[Parameter] = set()
     for name, tensor in named:
         if tensor not in seen:

@@ -1,4 +1,4 @@
-"""Differentiable functions of tensors. One file for each family, forward and backward side by side."""
+"""Differentiable functions of tensors: one file for each family, with forward and backward side by side."""
 
 from minidl.ops.activation import gelu, leaky_relu, relu, sigmoid, silu, tanh
 from minidl.ops.conv import conv2d
@@ -12,45 +12,8 @@ from minidl.ops.reduce import max, mean, sum
 from minidl.ops.softmax import cross_entropy, log_softmax, mse_loss, softmax
 
 __all__ = [
-    "absolute",
-    "add",
-    "affine",
-    "avg_pool2d",
-    "batch_norm",
-    "broadcast_to",
-    "concat",
-    "conv2d",
-    "cross_entropy",
-    "divide",
-    "dropout",
-    "exp",
-    "flatten",
-    "gelu",
-    "global_avg_pool2d",
-    "index",
-    "layer_norm",
-    "leaky_relu",
-    "linear",
-    "log",
-    "log_softmax",
-    "matmul",
-    "max",
-    "max_pool2d",
-    "maximum",
-    "mean",
-    "mse_loss",
-    "multiply",
-    "pad",
-    "power",
-    "relu",
-    "reshape",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "sqrt",
-    "subtract",
-    "sum",
-    "take",
-    "tanh",
-    "transpose",
-]
+    "absolute", "add", "affine", "avg_pool2d", "batch_norm", "broadcast_to", "concat", "conv2d", "cross_entropy",
+    "divide", "dropout", "exp", "flatten", "gelu", "global_avg_pool2d", "index", "layer_norm", "leaky_relu", "linear",
+    "log", "log_softmax", "matmul", "max", "max_pool2d", "maximum", "mean", "mse_loss", "multiply", "pad", "power",
+    "relu", "reshape", "sigmoid", "silu", "softmax", "sqrt", "subtract", "sum", "take", "tanh", "transpose",
+]  # fmt: skip

@@ -1,19 +1,15 @@
-"""Activations. Each keeps whichever of input and output its derivative is simplest in."""
+"""Activations. Each keeps its input or its output for backward, whichever gives the simpler derivative."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidl.engine.autograd import Function
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
+from minidl.engine.tensor import Tensor
 
 
 class Activation(Function):
-    """An activation is a kernel `name(x, *options, y)` and a kernel `name_backward(dy, kept, *options, dx)`."""
+    """The base class: an activation has a kernel `name(x, *options, y)` and `name_backward(dy, kept, *options, dx)`."""
 
     name: str
     keeps_output = False
@@ -62,12 +58,12 @@ def relu(x: Tensor) -> Tensor:
 
 
 def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
-    """x where x > 0, else slope x"""
+    """x if x > 0, else slope x"""
     return LeakyReLU.apply(x, slope=float(slope))
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016), by erf"""
+    """x Phi(x) with the normal distribution function Phi, computed by erf (Hendrycks and Gimpel 2016)"""
     return GELU.apply(x)
 
 

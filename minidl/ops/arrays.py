@@ -1,4 +1,4 @@
-"""Two things that many ops do with plain arrays: copy through strides, and sum over axes."""
+"""Operations on plain arrays that several ops share: strided copies, and sums over axes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from minidl.engine.device import Device, address
 
-CHUNKS = 32  # a long sum is split into as many parts: a fixed number, so that bits do not depend on threads
-ROWS = 64  # with at least so many summands in each, so that the parts' sums take little memory beside them
-NUMBERS = 8192  # and so many numbers: less is not worth a thread
+CHUNKS = 32  # the most parts of a long sum: a fixed number, so that the bits do not depend on the number of threads
+ROWS = 64  # the fewest rows per part: then the parts' sums take little memory compared with the rows
+NUMBERS = 8192  # the fewest numbers per part: fewer are not worth a thread
 
 
 def strided_copy(
@@ -20,17 +20,17 @@ def strided_copy(
     target: np.ndarray | None = None,
     into: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Copy `view`, of any strides, which looks into the contiguous array `source`.
+    """Copy `view`, a view with any strides into the contiguous array `source`.
 
-    It goes into a new array, which is returned; or to where the view `into` looks in the contiguous array `target`.
+    The destination is a new array, or the view `into` of the contiguous array `target`. Returns that array.
     """
     if target is None or into is None:
         target = into = device.empty(view.shape, source.dtype)
 
-    def place(look: np.ndarray, array: np.ndarray) -> tuple[int, np.ndarray]:
+    def place(part: np.ndarray, array: np.ndarray) -> tuple[int, np.ndarray]:
         """Offset and strides, in elements, of a view of an array."""
-        offset = address(look) - address(array)
-        return offset // array.itemsize, np.array(look.strides or (0,), np.int64) // array.itemsize
+        offset = address(part) - address(array)
+        return offset // array.itemsize, np.array(part.strides or (0,), np.int64) // array.itemsize
 
     shape = np.array(view.shape or (1,), np.int64)
     device.movement.copy(source.reshape(-1), *place(view, source), shape, *place(into, target), target.reshape(-1))
@@ -38,13 +38,13 @@ def strided_copy(
 
 
 def middle(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """x as (outer, n, inner), where n are the given axes, which must be neighbours."""
+    """x as (outer, n, inner), where n are the elements along the given axes, which must be adjacent."""
     first, last = axes[0], axes[-1] + 1
     return x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:last]), math.prod(x.shape[last:]))
 
 
 def runs(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Sorted axes grouped into runs of neighbours, the last run first: (0, 1, 3) -> [(3,), (0, 1)]."""
+    """Group sorted axes into runs of adjacent axes, the last run first: (0, 1, 3) -> [(3,), (0, 1)]."""
     found: list[tuple[int, ...]] = []
     for axis in axes:
         if found and found[-1][-1] == axis - 1:
@@ -55,13 +55,16 @@ def runs(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def partial_sums(device: Device, rows: int, outer: int, inner: int) -> np.ndarray:
-    """Room for sums over so many rows, (parts, outer, inner) in float64: outer sums of rows of `inner` numbers."""
+    """An uninitialised float64 array (parts, outer, inner) for the partial sums of `outer` sums over rows.
+
+    rows: the number of rows in each sum. inner: the number of elements in a row.
+    """
     parts = max(1, min(CHUNKS // max(1, outer), rows // ROWS, rows * outer * inner // NUMBERS))
     return device.empty((parts, outer, inner), np.dtype(np.float64))
 
 
 def reduce_sum(device: Device, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """x summed over the sorted axes, which disappear: one kernel call for each run of neighbours."""
+    """x summed over the sorted axes, which are removed: one kernel call for each run of adjacent axes."""
     for run in runs(axes):
         out = device.empty(x.shape[: run[0]] + x.shape[run[-1] + 1 :], x.dtype)
         rows = middle(x, run)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.kernels.conv.reference import Pair, output_length
 from minidl.ops.arrays import reduce_sum
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 _winograd = True
 
@@ -23,7 +20,7 @@ def uses_winograd() -> bool:
 
 
 def winograd(enabled: bool) -> None:
-    """Whether convolutions may be computed in Winograd's form: faster, and rounded more (kernels/conv/WINOGRAD.md)."""
+    """Allow or forbid Winograd convolution: faster, with larger rounding errors (kernels/conv/WINOGRAD.md)."""
     global _winograd
     _winograd = enabled
 
@@ -82,7 +79,8 @@ def conv2d(
 ) -> Tensor:
     """Cross-correlation of images x (N, H, W, C) with weight (kh, kw, C / groups, O), plus bias (O,).
 
-    Returns (N, Ho, Wo, O) with Ho = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, likewise Wo.
+    Returns (N, Ho, Wo, O) with Ho = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, and Wo likewise.
+    Raises ShapeError if shapes or options do not fit.
     """
     stride, padding, dilation = pair(stride), pair(padding), pair(dilation)
     if x.ndim != 4 or weight.ndim != 4 or groups < 1 or x.shape[3] != weight.shape[2] * groups:

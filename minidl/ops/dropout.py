@@ -1,20 +1,16 @@
-"""Dropout, by counted random numbers.
+"""Dropout with counter-based random numbers.
 
-Whether element i survives is a pure function of (seed, offset + i): no mask is stored, the backward pass asks the same
-function again, and a checkpoint needs two integers to go on exactly where it was.
+Whether element i survives is a pure function of (seed, offset + i). So no mask is stored, the backward pass evaluates
+the same function again, and a checkpoint needs only two integers to continue exactly.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 
 class Dropout(Function):
@@ -32,7 +28,10 @@ class Dropout(Function):
 
 
 def dropout(x: Tensor, p: float, seed: int, offset: int) -> Tensor:
-    """Each element becomes 0 with probability p, and is divided by 1 - p otherwise (Srivastava et al. 2014)."""
+    """Each element becomes 0 with probability p, otherwise it is divided by 1 - p (Srivastava et al. 2014).
+
+    seed, offset: the position in the random sequence (see engine/random.py). Raises ConfigError unless 0 <= p < 1.
+    """
     if not 0 <= p < 1:
         raise ConfigError(f"dropout: p = {p}; expected 0 <= p < 1")
     return Dropout.apply(x, p=float(p), seed=seed, offset=offset) if p else x

@@ -1,30 +1,27 @@
 """Elementwise arithmetic. Shapes broadcast as in NumPy.
 
-A number in a sum, difference or product needs no array of its own: they are `affine`. In `divide` (x / n is not x times
-1 / n, bit by bit) and `maximum` it becomes one.
+A sum, difference or product of a tensor and a number is computed by `affine`, without an array for the number. In
+`divide` and `maximum` the number becomes an array (for `divide`, x / n and x times 1 / n differ in their bits).
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from minidl.engine.autograd import Function
 from minidl.engine.device import acting
+from minidl.engine.tensor import Scalar, Tensor
 from minidl.errors import ShapeError
+from minidl.ops.movement import broadcast_to
 
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Scalar, Tensor
-
-Operand: TypeAlias = "Tensor | np.ndarray | Scalar"
+Operand = Tensor | np.ndarray | Scalar
 
 
 class Elementwise(Function):
-    """What the operations below share: outputs like the inputs, kernels on flat vectors."""
+    """The base class: outputs have the inputs' shape, kernels work on flat vectors."""
 
     def run(self, kernel: str, *arguments: np.ndarray | float) -> np.ndarray:
-        """The kernel's result, an array like the first argument."""
+        """The kernel's result, an array with the shape and type of the first argument."""
         like = arguments[0]
         assert isinstance(like, np.ndarray)
         out = self.device.empty(like.shape, like.dtype)
@@ -144,12 +141,15 @@ def _is_number(value: Operand) -> bool:
 
 
 def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors: arrays and numbers are brought to the type and device of the tensor among them."""
-    from minidl.engine.tensor import Tensor
+    """Both operands as tensors: arrays and numbers are converted to the type and device of the tensor among them.
 
+    Raises TypeError if neither is a tensor.
+    """
     like = a if isinstance(a, Tensor) else b
     if not isinstance(like, Tensor):
-        raise TypeError(f"{type(a).__name__} and {type(b).__name__}: one of them must be a Tensor: Tensor(array) is")
+        raise TypeError(
+            f"{type(a).__name__} and {type(b).__name__}: one must be a Tensor; convert it with Tensor(array)"
+        )
 
     def tensor(v: Operand) -> Tensor:
         if isinstance(v, Tensor):
@@ -165,9 +165,7 @@ def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
 
 def _tensors(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors of one shape."""
-    from minidl.ops.movement import broadcast_to
-
+    """Both operands as tensors, broadcast to the same shape. Raises ShapeError if they do not broadcast."""
     x, y = as_tensors(a, b)
     try:
         shape = np.broadcast_shapes(x.shape, y.shape)
@@ -195,7 +193,7 @@ def subtract(a: Operand, b: Operand) -> Tensor:
 
 
 def multiply(a: Operand, b: Operand) -> Tensor:
-    """a b, element by element"""
+    """a times b, element by element"""
     if _is_number(a):
         a, b = b, a
     if _is_number(b):
@@ -209,7 +207,7 @@ def divide(a: Operand, b: Operand) -> Tensor:
 
 
 def maximum(a: Operand, b: Operand) -> Tensor:
-    """The larger of a and b, element by element; of equal ones each gets half the gradient."""
+    """The larger of a and b, element by element; if they are equal, each gets half the gradient."""
     return Maximum.apply(*_tensors("maximum", a, b))
 
 
@@ -219,7 +217,7 @@ def affine(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
 
 
 def power(x: Tensor, exponent: Scalar) -> Tensor:
-    """x^exponent, for a number as exponent"""
+    """x^exponent, for a number as exponent. Raises ShapeError for anything else."""
     if not _is_number(exponent):
         raise ShapeError(f"power: the exponent must be a number, not {type(exponent).__name__}")
     return Power.apply(x, exponent=float(exponent))

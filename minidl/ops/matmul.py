@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.device import Device
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.ops.arrays import reduce_sum
 from minidl.ops.elementwise import as_tensors
-
-if TYPE_CHECKING:
-    from minidl.engine.device import Device
-    from minidl.engine.tensor import Tensor
+from minidl.ops.movement import broadcast_to, reshape
 
 
 class MatMul(Function):
@@ -78,22 +76,20 @@ def transposed_product(device: Device, a: np.ndarray, b: np.ndarray, out: np.nda
 
 
 def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
-    """a @ b: the product over the last axis of a and the last but one of b; axes in front of these broadcast.
+    """a @ b: the product over the last axis of a and the second-to-last axis of b; the leading axes broadcast.
 
-    A vector counts as a row on the left and as a column on the right, as in NumPy.
+    As in NumPy, a vector is a row on the left and a column on the right. Raises ShapeError if the shapes do not fit.
     """
-    from minidl.ops.movement import broadcast_to, reshape
-
     a, b = as_tensors(a, b)
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
-        raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the last axis of the left one must be as long as the "
-                         "last but one of the right one")  # fmt: skip
+        raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the last axis of the left operand must have the length of "
+                         "the second-to-last axis of the right one")  # fmt: skip
     left = reshape(a, (1, *a.shape)) if a.ndim == 1 else a
     right = reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
     try:
         batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     except ValueError:
-        raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the axes in front do not broadcast") from None
+        raise ShapeError(f"matmul: {a.shape} @ {b.shape}: the leading axes do not broadcast") from None
     left, right = (broadcast_to(t, (*batch, *t.shape[-2:])) for t in (left, right))
     count = math.prod(batch)
     y = MatMul.apply(reshape(left, (count, *left.shape[-2:])), reshape(right, (count, *right.shape[-2:])))
@@ -102,12 +98,10 @@ def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (..., in) @ weight (in, out) + bias (out,) -> (..., out)"""
-    from minidl.ops.movement import reshape
-
+    """x (..., in) @ weight (in, out) + bias (out,) -> (..., out). Raises ShapeError if the shapes do not fit."""
     if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[0]:
-        raise ShapeError(f"linear: input {x.shape} for a weight (in, out) = {weight.shape}: the last axis must be "
-                         f"{weight.shape[0]} long")  # fmt: skip
+        raise ShapeError(f"linear: input {x.shape} for a weight (in, out) = {weight.shape}: the last axis must have "
+                         f"length {weight.shape[0]}")  # fmt: skip
     if bias is not None and bias.shape != weight.shape[1:]:
         raise ShapeError(f"linear: bias {bias.shape} for a weight (in, out) = {weight.shape}; "
                          f"expected {weight.shape[1:]}")  # fmt: skip

@@ -1,20 +1,18 @@
-"""Ops that move elements and compute nothing. All but reshape are one strided copy (kernels/movement)."""
+"""Ops that move elements without computing. Most of them are one strided copy (kernels/movement)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.ops.arrays import reduce_sum, strided_copy
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 
 class Reshape(Function):
@@ -43,12 +41,12 @@ class Transpose(Function):
 class BroadcastTo(Function):
     def forward(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         self.shape = x.shape
-        new = len(shape) - x.ndim  # axes in front
+        new = len(shape) - x.ndim  # leading axes that x lacks
         self.axes = tuple(axis for axis, n in enumerate(shape) if axis < new or n != x.shape[axis - new])
         return strided_copy(self.device, x, np.broadcast_to(x, shape))
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
-        """What was copied to many places collects the gradients from all of them."""
+        """The gradient of an element is the sum of the gradients of all its copies."""
         return reduce_sum(self.device, dy, self.axes).reshape(self.shape)
 
 
@@ -95,7 +93,7 @@ class Concat(Function):
 
 
 class Take(Function):
-    """Rows of x, by their numbers."""
+    """Rows of x, by index."""
 
     def forward(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         self.shape, self.rows = x.shape, rows.ravel()
@@ -113,12 +111,15 @@ class Take(Function):
 
 
 def reshape(x: Tensor, shape: Sequence[int] | int) -> Tensor:
-    """The same elements in another shape; one -1 stands for "as many as are left"."""
+    """The same elements in another shape; one length may be -1: it is computed from the others.
+
+    Raises ShapeError if the number of elements differs.
+    """
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if len(shape) == 1 and isinstance(shape[0], tuple | list):  # x.reshape((2, 3)), as NumPy allows
         shape = tuple(shape[0])
     if any(n < -1 for n in shape):
-        raise ShapeError(f"reshape: {shape} has a negative length; expected lengths of at least 0, and one -1 at most")
+        raise ShapeError(f"reshape: {shape} has a negative length; expected lengths of at least 0, and at most one -1")
     known = math.prod(n for n in shape if n != -1)
     unknown = shape.count(-1)
     if unknown > 1 or (unknown and (known == 0 or x.size % known)) or (not unknown and known != x.size):
@@ -127,25 +128,27 @@ def reshape(x: Tensor, shape: Sequence[int] | int) -> Tensor:
 
 
 def flatten(x: Tensor, start: int = 1) -> Tensor:
-    """Axes from `start` on as one. Images (N, H, W, C) come out in PyTorch's order (C, H, W), so that the weights
-    of a linear layer behind it mean the same here and there."""
-    if x.ndim == 4 and start == 1 and 1 not in (x.shape[3], x.shape[1] * x.shape[2]):  # else the orders are one
+    """Merge the axes from `start` on into one.
+
+    Images (N, H, W, C) become (N, C H W), in PyTorch's order, so that a following linear layer has the same weights.
+    """
+    if x.ndim == 4 and start == 1 and 1 not in (x.shape[3], x.shape[1] * x.shape[2]):  # else both orders are equal
         x = transpose(x, (0, 3, 1, 2))
     return reshape(x, (*x.shape[:start], math.prod(x.shape[start:])))
 
 
 def transpose(x: Tensor, axes: Sequence[int] = ()) -> Tensor:
-    """Axis i of the result is axis axes[i] of x; without axes their order is reversed."""
+    """Axis i of the result is axis axes[i] of x; without `axes`, the order of the axes is reversed."""
     axes = tuple(axes) or tuple(reversed(range(x.ndim)))
     if len(axes) == 1 and isinstance(axes[0], tuple | list):  # x.transpose((1, 0)), as NumPy allows
         axes = tuple(axes[0])
     if sorted(axis + x.ndim if axis < 0 else axis for axis in axes) != list(range(x.ndim)):
-        raise ShapeError(f"transpose: axes {axes} are no permutation of the axes of {x.shape}")
+        raise ShapeError(f"transpose: axes {axes} are not a permutation of the axes of {x.shape}")
     return Transpose.apply(x, axes=tuple(axis % x.ndim for axis in axes))
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """x repeated along axes of length 1 and along new axes in front, as in NumPy."""
+    """x repeated along axes of length 1 and along new leading axes, as in NumPy."""
     shape = tuple(shape)
     if x.shape == shape:
         return x
@@ -159,7 +162,7 @@ def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def pad(x: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
-    """`value` around x; widths: (before, after) for each axis."""
+    """Surround x with `value`. widths: (before, after) for each axis, in elements."""
     widths = tuple((int(before), int(after)) for before, after in widths)
     if len(widths) != x.ndim or any(width < 0 for pair in widths for width in pair):
         raise ShapeError(f"pad: widths {widths} for shape {x.shape}; expected one (before, after) >= 0 for each axis")
@@ -167,24 +170,24 @@ def pad(x: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Ten
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors one behind the other along an axis; all other axes must agree."""
+    """Tensors joined along an axis; all other axes must be equal."""
     if not tensors:
         raise ShapeError("concat: no tensors; expected at least one")
     shapes = [tensor.shape for tensor in tensors]
     rank = len(shapes[0])
     if not -rank <= axis < rank or any(len(shape) != rank for shape in shapes):
-        raise ShapeError(f"concat: shapes {shapes} along axis {axis}")
+        raise ShapeError(f"concat: shapes {shapes} along axis {axis}; expected that axis, and equal numbers of axes")
     axis %= rank
     if len({shape[:axis] + shape[axis + 1 :] for shape in shapes}) > 1:
-        raise ShapeError(f"concat: shapes {shapes} differ in more than axis {axis}")
+        raise ShapeError(f"concat: shapes {shapes} differ in more than axis {axis}; expected equal other axes")
     return Concat.apply(*tensors, axis=axis)
 
 
 def take(x: Tensor, rows: np.ndarray | Sequence[int]) -> Tensor:
-    """x[rows] along the first axis: rows may repeat, and count from the end when negative."""
+    """x[rows] along the first axis. Rows may repeat; negative ones count from the end."""
     rows = np.asarray(rows)
     if not x.ndim or rows.dtype.kind not in "iu" or (rows.size and not -len(x) <= rows.min() <= rows.max() < len(x)):
-        raise ShapeError(f"take: rows of {rows.dtype} for shape {x.shape}; expected integers below the first axis")
+        raise ShapeError(f"take: rows of {rows.dtype} for shape {x.shape}; expected integer indices of the first axis")
     return Take.apply(x, rows=np.where(rows < 0, rows + len(x), rows).astype(np.int64))
 
 
@@ -202,7 +205,7 @@ def index(x: Tensor, key: Any) -> Tensor:
     if any(isinstance(part, bool) or not isinstance(part, known) for part in parts):
         raise ShapeError(f"index: {key!r} is not supported; expected slices and integers, or one array of rows")
     if ... not in parts:
-        parts += (...,)  # with it the result is a view even if every axis has its integer, and not a copied number
+        parts += (...,)  # makes x[key] a view even if every axis has an integer; otherwise it is a copied number
     try:
         return Slice.apply(x, key=parts)
     except (IndexError, ValueError) as error:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.ops.arrays import partial_sums, strided_copy
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 
 def _rows(x: np.ndarray) -> np.ndarray:
@@ -19,25 +15,25 @@ def _rows(x: np.ndarray) -> np.ndarray:
 
 
 class Norm(Function):
-    """What the three have in common: x as rows (n, C), and gradients for x, weight and bias."""
+    """The base class: x as rows (n, C), and gradients of x, weight and bias."""
 
     x: np.ndarray
     weight: np.ndarray
 
     def gradients(self, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Room for dx, dweight, dbias."""
+        """Uninitialised arrays for dx, dweight, dbias."""
         empty = self.device.empty
         return empty(dy.shape, dy.dtype), empty(self.weight.shape, dy.dtype), empty(self.weight.shape, dy.dtype)
 
     def partial(self, x: np.ndarray) -> np.ndarray:
-        """Room for two sums over the rows of x: (parts, 2, C)"""
+        """An uninitialised array (parts, 2, C) for the partial sums of two sums over the rows of x."""
         rows, channels = x.shape
         partial = partial_sums(self.device, rows, 1, 2 * channels)
         return partial.reshape(len(partial), 2, channels)
 
 
 class BatchNorm(Norm):
-    """With the statistics of this batch; the running ones are brought up to date on the way."""
+    """Normalises with the statistics of this batch, and updates the running statistics in the same pass."""
 
     def forward(
         self,
@@ -48,13 +44,12 @@ class BatchNorm(Norm):
         running_var: np.ndarray,
         momentum: float,
         eps: float,
-        relu: bool,
     ) -> np.ndarray:
-        self.x, self.weight, self.bias, self.relu = x, weight, bias, relu
+        self.x, self.weight, self.bias = x, weight, bias
         self.mean, self.rstd = self.device.empty(weight.shape, x.dtype), self.device.empty(weight.shape, x.dtype)
         y, rows, none = self.device.empty(x.shape, x.dtype), _rows(x), self.device.empty((0, x.shape[-1]), x.dtype)
         self.device.norm.batch_norm(
-            rows, weight, bias, eps, momentum, none, relu, running_mean, running_var,
+            rows, weight, bias, eps, momentum, none, False, running_mean, running_var,
             self.partial(rows), self.mean, self.rstd, _rows(y),
         )  # fmt: skip
         return y
@@ -63,14 +58,14 @@ class BatchNorm(Norm):
         dx, dweight, dbias = self.gradients(dy)
         rows = _rows(self.x)
         self.device.norm.batch_norm_backward(
-            _rows(dy), rows, self.weight, self.bias, self.mean, self.rstd, self.relu,
+            _rows(dy), rows, self.weight, self.bias, self.mean, self.rstd, False,
             self.partial(rows), _rows(dx), dweight, dbias,
         )  # fmt: skip
         return dx, dweight, dbias
 
 
 class BatchNormEval(Norm):
-    """With the running statistics: an affine map of each channel."""
+    """Normalises with the running statistics: an affine map of each channel."""
 
     def forward(
         self,
@@ -80,14 +75,13 @@ class BatchNormEval(Norm):
         running_mean: np.ndarray,
         running_var: np.ndarray,
         eps: float,
-        relu: bool,
     ) -> np.ndarray:
-        self.x, self.weight, self.eps, self.relu = x, weight, eps, relu
+        self.x, self.weight, self.eps = x, weight, eps
         self.scale, self.shift = self.device.empty(weight.shape, x.dtype), self.device.empty(weight.shape, x.dtype)
         y = self.device.empty(x.shape, x.dtype)
         self.device.norm.fold(weight, bias, eps, running_mean, running_var, self.scale, self.shift)
-        self.device.norm.affine(_rows(x), self.scale, self.shift, relu, _rows(y))
-        # Somebody may train on before the backward pass: it wants the statistics as they are now.
+        self.device.norm.affine(_rows(x), self.scale, self.shift, False, _rows(y))
+        # Copies: training may update the running statistics before backward, which needs their present values.
         self.statistics = [strided_copy(self.device, a, a) for a in (running_mean, running_var) if any(self.needs)]
         return y
 
@@ -96,7 +90,7 @@ class BatchNormEval(Norm):
         rows, float64 = _rows(self.x), np.dtype(np.float64)
         dscale, dshift = self.device.empty(dbias.shape, float64), self.device.empty(dbias.shape, float64)
         self.device.norm.affine_backward(
-            _rows(dy), rows, self.scale, self.shift, self.relu, self.partial(rows), _rows(dx), dscale, dshift
+            _rows(dy), rows, self.scale, self.shift, False, self.partial(rows), _rows(dx), dscale, dshift
         )
         self.device.norm.fold_backward(dscale, dshift, self.eps, *self.statistics, dweight, dbias)
         return dx, dweight, dbias
@@ -129,28 +123,26 @@ def batch_norm(
     training: bool,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    relu: bool = False,
 ) -> Tensor:
-    """(x - mean) / sqrt(var + eps) weight + bias for each channel (the last axis) (Ioffe and Szegedy 2015).
+    """(x - mean) / sqrt(var + eps) weight + bias for each channel C, the last axis of x (N, ..., C).
 
-    relu: with max(., 0) behind it, which is then computed in the same pass.
-
-    training: mean and variance of this batch, and running <- (1 - momentum) running + momentum batch, in place (the
-    variance with n - 1 in it, as in PyTorch); otherwise the running ones.
+    training: mean and variance are those of this batch, and running <- (1 - momentum) running + momentum batch, in
+    place (for the running variance, the batch's is computed with n - 1 instead of n, as in PyTorch). Otherwise mean and
+    variance are the running ones (Ioffe and Szegedy 2015). Raises ShapeError if the shapes do not fit.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:
         raise ShapeError(f"batch_norm: input {x.shape} for {weight.shape[0]} channels; expected (N, ..., channels)")
     running = dict(running_mean=running_mean, running_var=running_var)
     if not training:
-        return BatchNormEval.apply(x, weight, bias, **running, eps=eps, relu=relu)
+        return BatchNormEval.apply(x, weight, bias, **running, eps=eps)
     if x.size <= x.shape[-1]:
         raise ShapeError(f"batch_norm: input {x.shape} has fewer than two values for each channel: no variance; "
-                         "give a larger batch, or call eval() first")  # fmt: skip
-    return BatchNorm.apply(x, weight, bias, **running, momentum=momentum, eps=eps, relu=relu)
+                         "use a larger batch, or call eval() first")  # fmt: skip
+    return BatchNorm.apply(x, weight, bias, **running, momentum=momentum, eps=eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(var + eps) weight + bias over the last axis of each sample (Ba, Kiros, Hinton 2016)."""
     if not x.ndim or not x.shape[-1:] == weight.shape == bias.shape:
-        raise ShapeError(f"layer_norm: input {x.shape} for {weight.shape} features; the last axis must agree")
+        raise ShapeError(f"layer_norm: input {x.shape} for {weight.shape} features; expected the last axis to be equal")
     return LayerNorm.apply(x, weight, bias, eps=eps)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.ops.conv import Pair, output_length, pair
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 
 def _output_shape(x: np.ndarray, kernel: Pair, stride: Pair, padding: Pair) -> tuple[int, ...]:
@@ -49,6 +45,7 @@ class AvgPool2d(Function):
 def _geometry(
     name: str, x: Tensor, kernel: int | Pair, stride: int | Pair | None, padding: int | Pair
 ) -> dict[str, Pair]:
+    """The checked options of `forward`. Raises ShapeError."""
     kernel = pair(kernel)
     geometry = {"kernel": kernel, "stride": kernel if stride is None else pair(stride), "padding": pair(padding)}
     if x.ndim != 4:
@@ -62,17 +59,20 @@ def _geometry(
 
 
 def max_pool2d(x: Tensor, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
-    """The largest value under each window; stride is the kernel's size unless given."""
+    """The largest value in each window: images (N, H, W, C) -> (N, Ho, Wo, C); stride defaults to the kernel's size.
+
+    Raises ShapeError if shape or window do not fit.
+    """
     return MaxPool2d.apply(x, **_geometry("max_pool2d", x, kernel, stride, padding))
 
 
 def avg_pool2d(x: Tensor, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
-    """The mean under each window; padding counts as zeros (PyTorch's count_include_pad)."""
+    """The mean of each window; padding counts as zeros (PyTorch's count_include_pad). Arguments as in `max_pool2d`."""
     return AvgPool2d.apply(x, **_geometry("avg_pool2d", x, kernel, stride, padding))
 
 
 def global_avg_pool2d(x: Tensor) -> Tensor:
-    """The mean over all pixels: (N, H, W, C) -> (N, 1, 1, C)"""
+    """The mean over all pixels: (N, H, W, C) -> (N, 1, 1, C). Raises ShapeError for other shapes."""
     if x.ndim != 4:
         raise ShapeError(f"global_avg_pool2d: a tensor of shape {x.shape}; expected images (N, H, W, C)")
     return x.mean((1, 2), keepdims=True)

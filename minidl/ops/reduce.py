@@ -5,16 +5,14 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.ops.arrays import middle, reduce_sum, runs, strided_copy
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
+from minidl.ops.movement import transpose
 
 Axes = int | Sequence[int] | None
 
@@ -29,13 +27,13 @@ class Sum(Function):
         return reduce_sum(self.device, x, axes).reshape(_without(x.shape, axes, keepdims))
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
-        """Every summand gets the whole gradient: a copy with stride 0 along the summed axes."""
+        """Each summand gets the whole gradient: a copy with stride 0 along the summed axes."""
         dy = dy.reshape(_without(self.shape, self.axes, keepdims=True))
         return strided_copy(self.device, dy, np.broadcast_to(dy, self.shape))
 
 
 class Max(Function):
-    """Over neighbouring axes."""
+    """The largest element over adjacent axes."""
 
     def forward(self, x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> np.ndarray:
         self.shape, self.axes = x.shape, axes
@@ -52,21 +50,21 @@ class Max(Function):
 
 
 def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
-    """The axes to reduce, sorted, none negative."""
+    """The axes to reduce, sorted and not negative. Raises ShapeError for an axis that x lacks or a repeated one."""
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int | np.integer) else axis
     if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) != len(axes):
-        raise ShapeError(f"{name}: axis {axis} for a tensor of shape {x.shape}")
+        raise ShapeError(f"{name}: axis {axis} for a tensor of shape {x.shape}; expected distinct axes of the tensor")
     return tuple(sorted(a % x.ndim for a in axes))
 
 
 def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The sum over an axis, several, or (None) all."""
+    """The sum over one axis, several axes, or all (None)."""
     axes = _axes("sum", x, axis)
     return Sum.apply(x, axes=axes, keepdims=keepdims) if axes else x
 
 
 def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The mean over an axis, several, or (None) all."""
+    """The mean over one axis, several axes, or all (None). Raises ShapeError if there are no elements."""
     count = math.prod(x.shape[a] for a in _axes("mean", x, axis))
     if not count:
         raise ShapeError(f"mean: no elements along axis {axis} of shape {x.shape}")
@@ -74,16 +72,17 @@ def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The largest element along an axis, several, or (None) all; the first of equal ones gets the gradient."""
-    from minidl.ops.movement import transpose
+    """The largest element over one axis, several axes, or all (None); the first of equal ones gets the gradient.
 
+    Raises ShapeError if there are no elements.
+    """
     axes = _axes("max", x, axis)
     if not axes:
         return x
     if not math.prod(x.shape[a] for a in axes):
         raise ShapeError(f"max: no elements along axis {axis} of shape {x.shape}")
     shape = _without(x.shape, axes, keepdims)
-    if len(runs(axes)) > 1:  # bring the axes together first
+    if len(runs(axes)) > 1:  # first make the axes adjacent
         rest = tuple(a for a in builtins.range(x.ndim) if a not in axes)
         x, axes = transpose(x, rest + axes), tuple(builtins.range(len(rest), x.ndim))
     return Max.apply(x, axes=axes, keepdims=False).reshape(*shape)

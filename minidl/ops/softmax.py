@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, ShapeError
-
-if TYPE_CHECKING:
-    from minidl.engine.tensor import Tensor
 
 
 class Softmax(Function):
-    """Over the last axis."""
+    """e^x / sum e^x over the last axis."""
 
     kernel: ClassVar[str] = "softmax"
 
@@ -38,7 +36,7 @@ class LogSoftmax(Softmax):
 
 
 class CrossEntropy(Function):
-    """Softmax and negative log-likelihood in one: the gradient is probabilities - targets, with nothing to overflow."""
+    """Softmax and negative log-likelihood in one op: its gradient, probabilities - targets, cannot overflow."""
 
     def forward(self, logits: np.ndarray, labels: np.ndarray, smoothing: float) -> np.ndarray:
         self.labels, self.smoothing = labels, smoothing
@@ -56,12 +54,12 @@ class CrossEntropy(Function):
 
 
 def softmax(x: Tensor) -> Tensor:
-    """e^x / sum e^x over the last axis"""
+    """e^x / sum e^x over the last axis. Raises ShapeError if it is empty or missing."""
     return Softmax.apply(_with_classes("softmax", x))
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    """ln softmax(x) over the last axis"""
+    """ln softmax(x) over the last axis. Raises ShapeError if it is empty or missing."""
     return LogSoftmax.apply(_with_classes("log_softmax", x))
 
 
@@ -72,10 +70,11 @@ def _with_classes(name: str, x: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: np.ndarray, label_smoothing: float = 0.0) -> Tensor:
-    """The mean over the batch of -sum target ln softmax(logits).
+    """The mean over the batch of -sum target ln softmax(logits), a scalar.
 
-    logits (N, classes); labels (N,): integers in [0, classes); with label_smoothing s the target of the right class
-    is 1 - s + s / classes and that of every other s / classes (Szegedy et al. 2016).
+    logits (N, classes); labels (N,): integers in [0, classes). With label_smoothing s the target of the correct class
+    is 1 - s + s / classes, and the target of every other class is s / classes (Szegedy et al. 2016).
+    Raises ShapeError for wrong shapes or labels, ConfigError unless 0 <= s < 1.
     """
     labels = np.asarray(labels)
     if logits.ndim != 2 or not logits.size or labels.shape != logits.shape[:1] or labels.dtype.kind not in "iu":
@@ -91,7 +90,7 @@ def cross_entropy(logits: Tensor, labels: np.ndarray, label_smoothing: float = 0
 
 
 def mse_loss(prediction: Tensor, target: Tensor | np.ndarray) -> Tensor:
-    """The mean of (prediction - target)^2; the shapes must be equal."""
+    """The mean of (prediction - target)^2, a scalar. Raises ShapeError if the shapes differ."""
     if prediction.shape != np.shape(target):
         raise ShapeError(f"mse_loss: prediction {prediction.shape} and target {np.shape(target)}; expected one shape")
     difference = prediction - target

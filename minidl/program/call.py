@@ -1,13 +1,13 @@
-"""How a compiled kernel is called by its address, with arguments that lie in memory.
+"""Calls of compiled kernels by address, with arguments prepared in memory.
 
-A kernel called from Python costs microseconds: Numba looks at every argument and takes it apart. A recorded step has
-done that once. What is left of a call is two numbers: the address of an entry, and the address of a block
+Calling a kernel from Python costs microseconds, because Numba unpacks every argument. A recorded step does this only
+once. Then a call consists of two numbers: the address of an entry, and the address of a block
 
-    block   | kernel's address | argument | argument | ...      8 bytes each, an array takes 5 + 2 ndim of them
+    block   | kernel's address | argument | argument | ...      slots of 8 bytes; an array takes 5 + 2 ndim of them
 
-where the arguments lie exactly as Numba passes them on. An entry is a function of a few instructions that loads them
-and calls the kernel; it depends on the arguments' types only, and kernels of equal types share one. `run` walks a table
-of such pairs without the GIL.
+which holds the arguments in the form in which Numba passes them. An entry is a function of a few instructions that
+loads the arguments and calls the kernel. It depends only on the arguments' types, so kernels with equal types share
+one. `run` executes a table of such pairs without the GIL.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from numba.extending import intrinsic
 from minidl.engine.jit import jit
 
 SLOT = 8  # bytes
-DATA = 4  # the slot of an array that holds its data's address; before it: two owners, the length, the item's size
+DATA = 4  # an array's slots: meminfo, parent, number of items, item size, address of the data (slot 4), shape, strides
 
-_libraries: list[Any] = []  # what owns the entries' machine code
+_libraries: list[Any] = []  # own the machine code of the entries
 
 
 def numba_type(value: Any) -> types.Type:
-    """As what a kernel takes this argument. Arrays that may not be written to count as those that may."""
+    """The type for which a kernel is compiled to take this argument. Read-only arrays count as writable."""
     if isinstance(value, np.ndarray):
         return types.Array(numba.from_dtype(value.dtype), value.ndim, "C")
     return numba.typeof(int(value) if isinstance(value, int) and not isinstance(value, bool) else value)
 
 
 def slots(value: Any) -> list[int]:
-    """An argument as it lies in a block; an array's address is left to whoever knows it."""
+    """The slots of an argument in a block; the address of an array's data is 0, to be filled in by the caller."""
     if isinstance(value, np.ndarray):
         return [0, 0, value.size, value.itemsize, 0, *value.shape, *value.strides]
     if isinstance(value, tuple):
@@ -53,7 +53,7 @@ def slots(value: Any) -> list[int]:
 
 
 def kernel_address(kernel: Any, signature: tuple[types.Type, ...]) -> int:
-    """The machine code of a kernel for arguments of these types; compiles it, or loads it from the cache."""
+    """The address of a kernel's machine code for arguments of these types, compiled or loaded from the cache."""
     kernel.compile(signature)
     compiled = kernel.overloads[signature]
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
@@ -61,7 +61,7 @@ def kernel_address(kernel: Any, signature: tuple[types.Type, ...]) -> int:
 
 @functools.cache
 def entry_address(signature: tuple[types.Type, ...]) -> int:
-    """The function that takes a block apart for kernels of this signature."""
+    """The address of the function that unpacks a block and calls its kernel, for kernels of this signature."""
     context, word = cpu_target.target_context, ir.IntType(64)
     name = f"minidl_entry_{len(_libraries)}"
     with global_compiler_lock:
@@ -89,7 +89,7 @@ def entry_address(signature: tuple[types.Type, ...]) -> int:
 
 
 def _length(kind: types.Type) -> int:
-    """Slots of an argument."""
+    """The number of slots of an argument."""
     if isinstance(kind, types.Array):
         return 5 + 2 * int(kind.ndim)
     return int(kind.count) if isinstance(kind, types.UniTuple) else 1
@@ -110,6 +110,6 @@ def _call(typing: Any, entry: Any, block: Any) -> Any:
 
 @jit
 def run(table: np.ndarray, first: int, last: int) -> None:
-    """Make the calls first, ..., last - 1 of a table (calls, 2): addresses of an entry and of a block."""
+    """Make the calls first, ..., last - 1 of a table (calls, 2) of the addresses of entries and blocks."""
     for i in range(first, last):
         _call(table[i, 0], table[i, 1])

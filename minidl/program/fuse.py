@@ -1,170 +1,163 @@
-"""Which calls of a recorded step become one: each rule saves a pass over memory and changes no bit of any result.
+"""Fusion: rules that merge two calls of a recorded step. Each saves a pass over memory and changes no bit of a result.
 
-A rule looks at a call and at the one that makes, or takes, one of its arrays. It applies only where nobody else looks
-at that array, since it will not exist any more.
+A rule applies to two calls, a producer and a consumer, if the array between them is a temporary that only these two
+use, because the merged call does not create that array.
 
     x -> conv -> y -> affine -> z -> relu -> a      becomes      x -> conv -> a
-    (affine is batch norm when evaluating; the convolution's last loop still holds the numbers in registers)
+    (affine is batch norm in evaluation mode; at the end of the convolution the numbers are still in registers)
 
     x -> batch norm -> z, z + shortcut -> s -> relu -> a      becomes      x, shortcut -> batch norm -> a
-    (likewise a convolution when evaluating, and a convolution's dx to which the gradient of the shortcut is added)
+    (the same for a convolution in evaluation mode, and for a convolution's dx plus the gradient of the shortcut)
 
     da -> relu backward -> dy -> batch norm backward -> dx      becomes      da -> batch norm backward -> dx
 
-    dp -> max pool backward -> da -> relu backward -> dy        becomes the other way round, on fewer numbers
+    dp -> max pool backward -> da -> relu backward -> dy        becomes the opposite order, on fewer numbers
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from minidl.program.record import Buffer, Call, Place
-
-RELU_AFTER = {  # kernels that can apply relu to what they write, and the name of that argument
-    ("matmul", "nn"): "out",
-    ("conv", "forward"): "y",
-    ("norm", "batch_norm"): "y",
-    ("norm", "affine"): "y",
-}
-
-SHORTCUT_AFTER = {  # kernels that can add a shortcut to what they write, and the name of that argument
-    ("norm", "batch_norm"): "y",
-    ("conv", "forward"): "y",
-    ("conv", "backward_input"): "dx",
-}
+from minidl.program.record import Call, Memory, Place
 
 
-def fuse(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
-    """The calls after all rules; arrays in the wanted buffers are looked at from outside."""
-    calls = _fold_batch_norm_into_convolution(calls, wanted)
-    calls = _shortcut_with_what_makes_the_sum(calls, wanted)
-    calls = _relu_with_what_makes_its_input(calls, wanted)
-    calls = _relu_backward_with_batch_norm_backward(calls, wanted)
-    return _relu_backward_before_max_pool_backward(calls, wanted)
+class Match(NamedTuple):
+    """Two calls that a rule may merge: the producer's `output` is the consumer's `input`, and no other call uses it."""
+
+    producer: Call
+    output: str
+    consumer: Call
+    input: str
 
 
-def users(calls: list[Call]) -> dict[Buffer, list[Call]]:
-    """Which calls touch a buffer, in their order."""
-    found: dict[Buffer, list[Call]] = defaultdict(list)
+class Rule(NamedTuple):
+    """Which calls to merge, and how.
+
+    producers: kernel -> the name of the argument that it writes.
+    unused: optional arguments that the producer must not use yet. The merged call sets them, or the kernel would apply
+        them too early.
+    consumer: the kernel that reads the array. inputs: the arguments that the array may be.
+    merge: (pair, all calls) -> the calls that replace the producer (None: removed) and the consumer. It returns None
+        if these two calls cannot be merged.
+    """
+
+    producers: Mapping[str, str]
+    unused: tuple[str, ...]
+    consumer: str
+    inputs: tuple[str, ...]
+    merge: Callable[[Match, list[Call]], tuple[Call | None, Call] | None]
+
+
+def fuse(calls: list[Call], outputs: set[Memory]) -> list[Call]:
+    """Apply all rules, in order. outputs: the memory of the step's results."""
+    for rule in RULES:
+        for consumer in [call for call in calls if call.name == rule.consumer]:
+            for name in rule.inputs:
+                pair = _match(rule, consumer, name, calls, outputs)
+                merged = rule.merge(pair, calls) if pair else None
+                if pair and merged:
+                    new = dict(zip((pair.producer, consumer), merged, strict=True))
+                    calls = [call for old in calls if (call := new.get(old, old))]  # None: the producer is removed
+                    break
+    return calls
+
+
+def users(calls: list[Call]) -> dict[Memory, list[Call]]:
+    """The calls that use each piece of memory, in order."""
+    found: dict[Memory, list[Call]] = defaultdict(list)
     for call in calls:
         for _, place in call.places():
-            if call not in found[place.buffer][-1:]:
-                found[place.buffer].append(call)
+            if call not in found[place.memory][-1:]:
+                found[place.memory].append(call)
     return found
 
 
-def _only_between(place: Place, maker: Call, taker: Call, using: dict[Buffer, list[Call]], wanted: set[Buffer]) -> bool:
-    """Whether an array is a buffer of its own that one call makes, another takes, and nobody else ever sees."""
-    return place.is_inner(wanted) and using[place.buffer] == [maker, taker]
-
-
-def _merge(calls: list[Call], maker: Call, taker: Call, merged: Call) -> list[Call]:
-    """In the taker's place, where everything that either reads is there."""
-    return [merged if call is taker else call for call in calls if call is not maker]
-
-
-def _maker(
-    outputs: dict[tuple[str, str], str], x: Place, taker: Call, calls: list[Call], wanted: set[Buffer], unused: str = ""
-) -> tuple[Call, str] | None:
-    """The call that makes x for this taker only, and the name of that argument: one of these kernels with their
-    outputs, if it does nothing yet with `unused`, and no relu."""
-    using = users(calls)
-    call = using[x.buffer][0]
-    output = outputs.get((call.op, call.kernel))
-    fits = (
+def _match(rule: Rule, consumer: Call, name: str, calls: list[Call], outputs: set[Memory]) -> Match | None:
+    """The producer of this argument of the consumer, and the consumer, if the rule applies to them."""
+    x = consumer.arguments[name]
+    using = users(calls)[x.memory]
+    output = rule.producers.get(using[0].name)
+    if (
         output
-        and x.same(call.arguments[output])
-        and _only_between(x, call, taker, using, wanted)
-        and not (unused and call.arguments[unused].like.size)
-        and not call.arguments.get("relu")
-    )
-    return (call, output) if output and fits else None
+        and using == [using[0], consumer]
+        and x.is_temporary(outputs)
+        and x.same(using[0].arguments[output])
+        and not any(using[0].uses(argument) for argument in rule.unused)
+    ):
+        return Match(using[0], output, consumer, name)
+    return None
 
 
-def _fold_batch_norm_into_convolution(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
-    for affine in [call for call in calls if (call.op, call.kernel) == ("norm", "affine")]:
-        if found := _maker({("conv", "forward"): "y"}, affine.arguments["x"], affine, calls, wanted, unused="scale"):
-            conv, _ = found
-            scale, shift, relu, y = (affine.arguments[name] for name in ("scale", "shift", "relu", "y"))
-            image = y._replace(like=y.like.reshape(conv.arguments["y"].like.shape))
-            calls = _merge(calls, conv, affine, conv.replaced(scale=scale, shift=shift, relu=relu, y=image))
-    return calls
+def _find(calls: list[Call], kernel: str, **places: Place) -> Call | None:
+    """The call of a kernel with these arrays as arguments."""
+    for call in calls:
+        if call.name == kernel and all(place.same(call.arguments[name]) for name, place in places.items()):
+            return call
+    return None
 
 
-def _shortcut_with_what_makes_the_sum(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
-    """The sum of a residual block is made where one of its terms is written."""
-    for add in [call for call in calls if (call.op, call.kernel) == ("elementwise", "add")]:
-        if add.arguments["a"].same(add.arguments["b"]):
-            continue  # y + y: nothing but the sum would be left
-        for name, other in (("a", "b"), ("b", "a")):
-            if found := _maker(SHORTCUT_AFTER, add.arguments[name], add, calls, wanted, unused="shortcut"):
-                maker, output = found
-                shortcut, total = add.arguments[other], add.arguments["out"]
-                rows = shortcut.like.reshape(-1, *maker.arguments["shortcut"].like.shape[1:])
-                total = total._replace(like=total.like.reshape(maker.arguments[output].like.shape))
-                merged = maker.replaced(**{"shortcut": shortcut._replace(like=rows), output: total})
-                calls = _merge(calls, maker, add, merged)
-                break
-    return calls
+# What each rule merges: (pair, all calls) -> the calls that replace the producer and the consumer.
 
 
-def _relu_with_what_makes_its_input(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
-    for relu in [call for call in calls if (call.op, call.kernel) == ("activation", "relu")]:
-        if found := _maker(RELU_AFTER, relu.arguments["x"], relu, calls, wanted):
-            (maker, output), y = found, relu.arguments["y"]
-            shaped = y._replace(like=y.like.reshape(maker.arguments[output].like.shape))
-            calls = _merge(calls, maker, relu, maker.replaced(relu=True, **{output: shaped}))
-    return calls
+def _fold_affine(pair: Match, calls: list[Call]) -> tuple[None, Call]:
+    conv, affine = pair.producer, pair.consumer.arguments
+    y = affine["y"].shaped(conv.arguments["y"])
+    return None, conv.replaced(scale=affine["scale"], shift=affine["shift"], relu=affine["relu"], y=y)
 
 
-def _relu_backward_with_batch_norm_backward(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
-    """Batch norm's backward pass computes its output anew and sees from its sign what relu let through."""
-    normalized = {  # where the output of "batch norm, then relu" lies -> the call
-        (call.arguments["y"].buffer, call.arguments["y"].offset): call
-        for call in calls
-        if (call.op, call.kernel) == ("norm", "batch_norm")
-        and call.arguments["relu"]
-        and not call.arguments["shortcut"].like.size
-    }
-    for relu in [call for call in calls if (call.op, call.kernel) == ("activation", "relu_backward")]:
-        using, dx, y = users(calls), relu.arguments["dx"], relu.arguments["y"]
-        taker, forward = using[dx.buffer][-1], normalized.get((y.buffer, y.offset))
-        if (
-            forward
-            and (taker.op, taker.kernel) == ("norm", "batch_norm_backward")
-            and dx.same(taker.arguments["dy"])
-            and _only_between(dx, relu, taker, using, wanted)
-            and all(taker.arguments[name].same(forward.arguments[name]) for name in ("x", "mean", "rstd"))
-        ):
-            dy = relu.arguments["dy"]
-            rows = dy._replace(like=dy.like.reshape(taker.arguments["dy"].like.shape))
-            calls = _merge(calls, relu, taker, taker.replaced(relu=True, dy=rows))
-    return calls
+def _add_shortcut(pair: Match, calls: list[Call]) -> tuple[None, Call] | None:
+    """Compute the sum of a residual block in the call that writes one of its terms."""
+    producer, add = pair.producer, pair.consumer.arguments
+    if add["a"].same(add["b"]):  # y + y: there is no other term
+        return None
+    other = add["b" if pair.input == "a" else "a"]
+    rows = other.like.reshape(-1, *producer.arguments["shortcut"].like.shape[1:])
+    total = add["out"].shaped(producer.arguments[pair.output])
+    return None, producer.replaced(**{"shortcut": other._replace(like=rows), pair.output: total})
 
 
-def _relu_backward_before_max_pool_backward(calls: list[Call], wanted: set[Buffer]) -> list[Call]:
-    """A pixel that is the largest of its window equals the pooled one, so relu let both through, or neither."""
-    pooled = {  # where the input of a max pooling lies -> the call
-        (call.arguments["x"].buffer, call.arguments["x"].offset): call
-        for call in calls
-        if (call.op, call.kernel) == ("pool", "max_pool")
-    }
-    for relu in [call for call in calls if (call.op, call.kernel) == ("activation", "relu_backward")]:
-        using, da, y = users(calls), relu.arguments["dy"], relu.arguments["y"]
-        pool, forward = using[da.buffer][0], pooled.get((y.buffer, y.offset))
-        if (
-            forward
-            and (pool.op, pool.kernel) == ("pool", "max_pool_backward")
-            and da.same(pool.arguments["dx"])
-            and _only_between(da, pool, relu, using, wanted)
-            and pool.arguments["place"].same(forward.arguments["place"])
-        ):
-            dp, p, dy = pool.arguments["dy"], forward.arguments["y"], relu.arguments["dx"]
-            passed = Place(Buffer(np.empty(dp.like.nbytes, np.uint8)), 0, dp.like)
-            flat = [place._replace(like=place.like.reshape(-1)) for place in (dp, p, passed)]
-            first = relu.replaced(**dict(zip(("dy", "y", "dx"), flat, strict=True)))
-            second = pool.replaced(dy=passed, dx=dy._replace(like=dy.like.reshape(pool.arguments["dx"].like.shape)))
-            calls = [{pool: first, relu: second}.get(call, call) for call in calls]
-    return calls
+def _apply_relu(pair: Match, calls: list[Call]) -> tuple[None, Call]:
+    y = pair.consumer.arguments["y"].shaped(pair.producer.arguments[pair.output])
+    return None, pair.producer.replaced(**{"relu": True, pair.output: y})
+
+
+def _mask_in_batch_norm_backward(pair: Match, calls: list[Call]) -> tuple[None, Call] | None:
+    """Batch norm's backward pass recomputes its output: where it is not positive, relu's gradient is zero."""
+    relu, backward = pair.producer.arguments, pair.consumer
+    saved = {name: backward.arguments[name] for name in ("x", "mean", "rstd")}
+    forward = _find(calls, "norm.batch_norm", y=relu["y"], **saved)
+    if not forward or not forward.uses("relu") or forward.uses("shortcut"):
+        return None
+    return None, backward.replaced(relu=True, dy=relu["dy"].shaped(backward.arguments["dy"]))
+
+
+def _swap_max_pool_and_relu(pair: Match, calls: list[Call]) -> tuple[Call, Call] | None:
+    """The largest pixel of a window equals the pooled one, so relu passes either both or neither."""
+    pool, relu = pair.producer, pair.consumer
+    forward = _find(calls, "pool.max_pool", x=relu.arguments["y"], place=pool.arguments["place"])
+    if not forward:
+        return None
+    dp = pool.arguments["dy"]
+    passed = Place(Memory(np.empty(dp.like.nbytes, np.uint8)), 0, dp.like)
+    places = {"dy": dp, "y": forward.arguments["y"], "dx": passed}
+    flat = {name: place._replace(like=place.like.reshape(-1)) for name, place in places.items()}
+    return relu.replaced(**flat), pool.replaced(dy=passed, dx=relu.arguments["dx"].shaped(pool.arguments["dx"]))
+
+
+RULES = [  # producers and their outputs, arguments that must be unused, consumer and its inputs, merge
+    Rule({"conv.forward": "y"}, ("scale", "relu"), "norm.affine", ("x",), _fold_affine),
+    Rule(
+        {"norm.batch_norm": "y", "conv.forward": "y", "conv.backward_input": "dx"}, ("shortcut", "relu"),
+        "elementwise.add", ("a", "b"), _add_shortcut,
+    ),
+    Rule(
+        {"matmul.nn": "out", "conv.forward": "y", "norm.batch_norm": "y", "norm.affine": "y"}, ("relu",),
+        "activation.relu", ("x",), _apply_relu,
+    ),
+    Rule({"activation.relu_backward": "dx"}, (), "norm.batch_norm_backward", ("dy",), _mask_in_batch_norm_backward),
+    Rule({"pool.max_pool_backward": "dx"}, (), "activation.relu_backward", ("dy",), _swap_max_pool_and_relu),
+]  # fmt: skip

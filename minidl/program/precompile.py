@@ -1,12 +1,12 @@
-"""Compiles the kernels of a step before it runs: as many at once as there are cores.
+"""Compiles the kernels of a step before it runs, in parallel on all cores.
 
-Kernels that are not in the cache yet are given to processes (`python -m minidl.compiler`), which compile them into the
-cache, from where this process loads them. A process is asked in one line for each kernel,
+Worker processes (`python -m minidl.program.precompile`) compile the kernels that are not in the cache yet. This process
+then loads them from the cache. A worker reads one line for each kernel,
 
     cpu conv forward float32[4] float32[4] ... bool int64 int64x2        device, op, kernel, types of arguments
 
-and answers `ready`. Whatever goes wrong with it (no cache that can be written to, a process that died), the kernel is
-then compiled here, which takes longer and no more.
+and replies `ready`. If anything fails (the cache cannot be written, a worker dies), this process compiles the kernel
+itself, which only takes longer.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from minidl.engine.device import Device
 from minidl.engine.jit import cached, threads
 from minidl.program.call import numba_type
 
-# Seconds, about, of those that take more than one: the longest first. The others of matmul and conv need little but
-# what these have compiled.
+# Approximate seconds of compilation, if not one: the longest begin first. The kernels with 0 mostly use functions that
+# the others of matmul and conv have already compiled.
 SECONDS = {"conv.forward": 9, "conv.backward_weight": 5, "movement.copy": 3, "matmul.nn": 2, "softmax.cross_entropy": 2,
            "reduce.sum": 2, "matmul.nt": 0, "matmul.tn": 0, "conv.backward_input": 0}  # fmt: skip
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]  # called with (kernels ready, all kernels)
 
 
 class Kernel(NamedTuple):
-    """A kernel, and the types of the arguments that it is wanted for."""
+    """A kernel, and the types of its arguments."""
 
     device: str
     op: str
@@ -52,38 +52,39 @@ class Kernel(NamedTuple):
         return getattr(getattr(Device(self.device), self.op), self.name)
 
     def ready(self) -> bool:
+        """Whether it is compiled, in this process or in the cache."""
         return self.signature in self.function.overloads or cached(self.function, self.signature)
 
 
-class Noting:
-    """Stands in for a device: notes which kernels it is asked for, and calls none."""
+class KernelCollector:
+    """Replaces a device: lists the kernels that would be called, and calls none."""
 
     def __init__(self, device: Device) -> None:
         self.name, self.kernels = device.name, list[Kernel]()
 
     def __getattr__(self, op: str) -> Any:
-        return _NotingOp(self, op)
+        return _CollectorOp(self, op)
 
 
-class _NotingOp(NamedTuple):
-    noting: Noting
+class _CollectorOp(NamedTuple):
+    collector: KernelCollector
     op: str
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        def note(*arguments: Any) -> None:
+        def collect(*arguments: Any) -> None:
             signature = tuple(map(numba_type, arguments))
-            self.noting.kernels.append(Kernel(self.noting.name, self.op, name, signature))
+            self.collector.kernels.append(Kernel(self.collector.name, self.op, name, signature))
 
-        return note
+        return collect
 
 
-def compile_all(kernels: Iterable[Kernel], progress: Progress = lambda ready, total: None) -> None:
-    """Compile these kernels, or load them from the cache. progress: called with (kernels ready, all of them)."""
+def compile_all(kernels: Iterable[Kernel], progress: OnProgress = lambda ready, total: None) -> None:
+    """Compile these kernels, or load them from the cache. progress: called with (kernels ready, all kernels)."""
     kernels = list(dict.fromkeys(kernels))
     missing = [kernel for kernel in kernels if not kernel.ready()]
     progress(len(kernels) - len(missing), len(kernels))
     missing.sort(key=lambda kernel: -SECONDS.get(f"{kernel.op}.{kernel.name}", 1))
-    if len(missing) > 1 and _at_once() > 1:
+    if len(missing) > 1 and _worker_limit() > 1:
         with suppress(OSError):  # no process can be started
             _compile_in_processes(missing, lambda ready: progress(len(kernels) - len(missing) + ready, len(kernels)))
     for kernel in kernels:
@@ -91,42 +92,45 @@ def compile_all(kernels: Iterable[Kernel], progress: Progress = lambda ready, to
     progress(len(kernels), len(kernels))
 
 
-def _at_once() -> int:
-    """How many kernels: a replica compiles for all of them, and may use all their cores (comm/launch.py)."""
+def _worker_limit() -> int:
+    """The number of kernels to compile in parallel.
+
+    One replica compiles for all replicas, so it may use the cores of all of them (MINIDL_CORES: comm/launch.py).
+    """
     return len(os.sched_getaffinity(0)) if "MINIDL_CORES" in os.environ else threads()
 
 
 def _compile_in_processes(kernels: Sequence[Kernel], progress: Callable[[int], None]) -> None:
-    """Give kernels to processes until all are compiled, or no process is left."""
+    """Send kernels to worker processes until all are compiled, or no worker is left."""
     waiting, ready = deque(kernels), 0
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
-        "PYTHONSAFEPATH": "1",  # or a file of the user's called queue.py would be taken for the library's
+        "PYTHONSAFEPATH": "1",  # otherwise a file queue.py in the working folder would hide the standard library's
         "NUMBA_NUM_THREADS": "1",
         "MINIDL_THREADS": "",
     }
     workers: list[subprocess.Popen[bytes]] = []
-    with selectors.DefaultSelector() as answers:
+    with selectors.DefaultSelector() as replies:
         try:
-            for _ in range(min(_at_once(), len(kernels))):
+            for _ in range(min(_worker_limit(), len(kernels))):
                 worker = subprocess.Popen(
                     [sys.executable, "-m", "minidl.program.precompile"], env=environment, bufsize=0,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 )  # fmt: skip
                 workers.append(worker)
                 assert worker.stdout
-                answers.register(worker.stdout, selectors.EVENT_READ, worker)
-                _ask(worker, waiting.popleft())
-            while answers.get_map():
-                for key, _ in answers.select():
+                replies.register(worker.stdout, selectors.EVENT_READ, worker)
+                _request(worker, waiting.popleft())
+            while replies.get_map():
+                for key, _ in replies.select():
                     worker = key.data
                     if worker.stdout.readline() == b"ready\n":
                         ready += 1
                         progress(ready)
                         if waiting:
-                            _ask(worker, waiting.popleft())
+                            _request(worker, waiting.popleft())
                             continue
-                    answers.unregister(worker.stdout)  # nothing is left to do, or it died
+                    replies.unregister(worker.stdout)  # no kernel is left, or the worker died
         finally:
             for worker in workers:
                 worker.kill()
@@ -134,48 +138,49 @@ def _compile_in_processes(kernels: Sequence[Kernel], progress: Callable[[int], N
                     pass
 
 
-def _ask(worker: subprocess.Popen[bytes], kernel: Kernel) -> None:
+def _request(worker: subprocess.Popen[bytes], kernel: Kernel) -> None:
+    """Send a kernel to a worker."""
     assert worker.stdin
-    line = " ".join([*kernel[:3], *map(_word, kernel.signature)])
-    with suppress(BrokenPipeError):  # its output says so, too
+    line = " ".join([*kernel[:3], *map(_encode, kernel.signature)])
+    with suppress(BrokenPipeError):  # the worker died: its output ends, too
         worker.stdin.write(line.encode() + b"\n")
 
 
-def _word(kind: types.Type) -> str:
-    """float32[4] for an array with 4 axes, int64x2 for two numbers, int64"""
+def _encode(kind: types.Type) -> str:
+    """A type as text: float32[4] for an array with 4 axes, int64x2 for a pair of numbers, int64 for a number."""
     if isinstance(kind, types.Array):
         return f"{kind.dtype}[{kind.ndim}]"
     return f"{kind.dtype}x{kind.count}" if isinstance(kind, types.UniTuple) else str(kind)
 
 
-def _kind(word: str) -> types.Type:
-    """The type that a word stands for."""
-    parts = re.fullmatch(r"([a-z]+[0-9]*)(?:\[(\d+)\]|x(\d+))?", word)
-    assert parts, word
+def _decode(text: str) -> types.Type:
+    """The type that `_encode` turns into this text."""
+    parts = re.fullmatch(r"([a-z]+[0-9]*)(?:\[(\d+)\]|x(\d+))?", text)
+    assert parts, text
     number = types.boolean if parts[1] == "bool" else getattr(types, parts[1])
     if parts[2]:
         return types.Array(number, int(parts[2]), "C")
     return types.UniTuple(number, int(parts[3])) if parts[3] else number
 
 
-def _read(lines: SimpleQueue[str]) -> None:
-    """End this process, in the middle of a kernel if need be, as soon as who started it has ended."""
+def _read_requests(lines: SimpleQueue[str]) -> None:
+    """Queue the lines of standard input; when the parent process exits, exit, even in the middle of a kernel."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)
 
 
 def main() -> None:
-    """What a process does: compile what standard input names."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
+    """The worker process: compile the kernels that standard input names."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     lines: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_read, args=[lines], daemon=True).start()
+    threading.Thread(target=_read_requests, args=[lines], daemon=True).start()
     while True:
-        device, op, name, *words = lines.get().split()
-        kernel = Kernel(device, op, name, tuple(map(_kind, words)))
+        device, op, name, *signature = lines.get().split()
+        kernel = Kernel(device, op, name, tuple(map(_decode, signature)))
         kernel.function.compile(kernel.signature)
         if not cached(kernel.function, kernel.signature):
-            break  # all would be in vain
+            break  # the cache cannot be written: the parent process would find nothing
         print("ready", flush=True)
 
 

@@ -1,9 +1,9 @@
-"""Records a step: a device that computes nothing and writes down which kernels it was asked for.
+"""Recording of a step: a device that computes nothing and lists the kernel calls it receives.
 
-While a Recorder is active, ops get it in place of their device (`device.acting`). Python runs the model as ever; each
-array is as large as it would be, but memory that nobody has touched, and each kernel call becomes an entry in a list.
-That takes a millisecond or two, and no result of a kernel exists in that time: code that wants to see one (`item`,
-`numpy`, NumPy's functions, a comparison) cannot be recorded, and says so by raising `Unrecordable`.
+While a Recorder is active, ops use it in place of their device (`device.acting`). Python runs the model as usual. Each
+array has its real size, but its memory is untouched, and each kernel call becomes an entry in a list. This takes a
+millisecond or two. No result of a kernel exists during that time, so code that reads one (`item`, `numpy`, NumPy's
+functions, a comparison) cannot be recorded: it raises `Unrecordable`.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ import bisect
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minidl.engine.device import Device, address, recording
 from minidl.errors import MinidlError
 
 
 class Unrecordable(MinidlError, RuntimeError):
-    """The model asked for something that a recorded step cannot do."""
+    """The model does something that cannot be recorded."""
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
-    raise Unrecordable("values are looked at, or computed with, outside minidl's operations")
+    raise Unrecordable("values are read or computed outside minidl's operations")
 
 
 class Recorded(np.ndarray):
-    """An array whose values do not exist yet. It can be sliced and reshaped; nothing can be computed with it."""
+    """An array whose values do not exist yet. It can be sliced and reshaped, but not used in computations."""
 
     def __getitem__(self, key: Any) -> Any:
         part = super().__getitem__(key)
         return part if isinstance(part, np.ndarray) else _refuse()
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        known = function in (np.broadcast_to, np.shape, np.ndim, np.size)
-        return super().__array_function__(function, types, args, kwargs) if known else _refuse()
+        allowed = function in (np.broadcast_to, np.shape, np.ndim, np.size)
+        return super().__array_function__(function, types, args, kwargs) if allowed else _refuse()
 
     __array_ufunc__ = __setitem__ = __iter__ = __bool__ = __float__ = __int__ = __contains__ = _refuse
 
@@ -53,8 +54,8 @@ for _name in _COMPUTING.split():
 
 
 @dataclass(eq=False)
-class Buffer:
-    """A piece of memory: of the step's own, or (with a name) a vector that is given to it."""
+class Memory:
+    """A piece of memory: a temporary of the step, or (with a name) a region that each run provides, or "constant"."""
 
     array: np.ndarray  # bytes
     name: str = ""
@@ -65,36 +66,46 @@ class Buffer:
 
 
 class Place(NamedTuple):
-    """An array: where it lies in which buffer (in bytes), and what it looks like (an array of shape and type)."""
+    """An array in a recorded step: its memory, its offset there in bytes, and an array of its shape and type."""
 
-    buffer: Buffer
+    memory: Memory
     offset: int
     like: np.ndarray
 
-    def is_inner(self, wanted: set[Buffer]) -> bool:
-        """Whether it is a whole buffer of the step's own, at which nobody looks from outside."""
-        whole = self.offset == 0 and self.like.nbytes == self.buffer.array.nbytes
-        return whole and not self.buffer.name and self.buffer not in wanted
+    def is_temporary(self, outputs: set[Memory]) -> bool:
+        """Whether it is all of a piece of memory that is a temporary, not a result. outputs: memory of the results."""
+        whole = self.offset == 0 and self.like.nbytes == self.memory.array.nbytes
+        return whole and not self.memory.name and self.memory not in outputs
 
-    def same(self, other: Any) -> bool:
+    def same(self, other: Place) -> bool:
         """Whether both are the same bytes."""
-        return (
-            isinstance(other, Place)
-            and (self.buffer, self.offset, self.like.nbytes) == (other.buffer, other.offset, other.like.nbytes)
-        )  # fmt: skip
+        return (self.memory, self.offset, self.like.nbytes) == (other.memory, other.offset, other.like.nbytes)
+
+    def shaped(self, other: Place) -> Place:
+        """The same bytes in the shape of another array."""
+        return self._replace(like=self.like.reshape(other.like.shape))
 
 
 @dataclass(eq=False)
 class Call:
-    """A kernel and its arguments, by name: numbers, tuples, Places."""
+    """A call of a kernel. arguments: name -> number, tuple or Place."""
 
     op: str
     kernel: str
     function: Any
     arguments: dict[str, Any]
 
+    @property
+    def name(self) -> str:
+        return f"{self.op}.{self.kernel}"
+
     def places(self) -> Iterator[tuple[str, Place]]:
         return ((name, value) for name, value in self.arguments.items() if isinstance(value, Place))
+
+    def uses(self, name: str) -> bool:
+        """Whether the kernel has this optional argument, and it is an array that is not empty, or True."""
+        value = self.arguments.get(name)
+        return bool(value.like.size if isinstance(value, Place) else value)
 
     def replaced(self, **arguments: Any) -> Call:
         """The same call with some arguments changed."""
@@ -102,7 +113,10 @@ class Call:
 
 
 class Drawn(int):
-    """A number that is another one in each replay: `offset` numbers beyond where the random sequence then stands."""
+    """A placeholder for a number that each replay sets: the seed of dropout's random sequence, or an offset in it.
+
+    The value of an offset is counted from the position at which the replay begins.
+    """
 
     kind: str  # "seed" or "offset"
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __xor__ = _refuse
@@ -114,30 +128,23 @@ class Drawn(int):
         return number
 
 
-@dataclass
-class Recording:
-    """What was recorded: the calls, and how many random numbers they draw."""
-
-    calls: list[Call] = field(default_factory=list)
-    drawn: int = 0
-
-
 class Recorder(Device):
-    """Stands in for a device."""
+    """Replaces a device while a step is recorded. calls: the recorded calls. drawn: the random numbers they draw."""
 
     def __new__(cls, device: Device) -> Recorder:
-        recorder: Recorder = object.__new__(cls)
+        recorder: Recorder = object.__new__(cls)  # not shared, unlike devices
         return recorder
 
     def __init__(self, device: Device) -> None:
         self.name, self.device = device.name, device
-        self.recording = Recording()
-        self._starts: list[int] = []  # addresses, sorted
-        self._buffers: list[Buffer] = []
+        self.calls: list[Call] = []
+        self.drawn = 0
+        self._starts: list[int] = []  # addresses of the pieces of memory below, sorted
+        self._memory: list[Memory] = []
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within it, ops of this thread are recorded here."""
+        """A context in which the ops of this thread are recorded here."""
         before, recording.recorder = getattr(recording, "recorder", None), self
         try:
             yield
@@ -146,7 +153,7 @@ class Recorder(Device):
 
     refuse = staticmethod(_refuse)
 
-    # -- what ops see of a device ------------------------------------------------------------------------
+    # -- the interface of a device, as ops use it --------------------------------------------------------
 
     def __getattr__(self, op: str) -> Any:
         if op.startswith("_"):
@@ -155,13 +162,13 @@ class Recorder(Device):
         setattr(self, op, table)
         return table
 
-    def empty(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        memory = np.empty(max(size, 1), np.uint8)  # untouched: costs addresses, no memory
-        self._add(Buffer(memory))
+        memory = np.empty(max(size, 1), np.uint8)  # untouched: it takes address space, not memory
+        self._add(Memory(memory))
         return memory[:size].view(dtype).reshape(shape).view(Recorded)
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         array = self.empty(shape, dtype)
         self.elementwise.fill(0.0, array.reshape(-1))
         return array
@@ -170,70 +177,69 @@ class Recorder(Device):
         self.elementwise.copy(source.reshape(-1), target.reshape(-1))
 
     def digest(self) -> list[Any]:
-        """Equal for two recordings that do the same."""
-        numbers: dict[Buffer, int] = {}
+        """A description of the calls: equal for two recordings that do the same."""
+        numbers: dict[Memory, int] = {}
 
-        def told(value: Any) -> Any:
+        def describe(value: Any) -> Any:
             if not isinstance(value, Place):
                 return value
-            buffer, like = value.buffer, value.like
-            if buffer.name == "constant":
-                where: Any = buffer.array.tobytes()
+            memory, like = value.memory, value.like
+            if memory.name == "constant":
+                where: Any = memory.array.tobytes()
             else:
-                where = buffer.name or numbers.setdefault(buffer, len(numbers))
+                where = memory.name or numbers.setdefault(memory, len(numbers))
             return where, value.offset, like.shape, like.dtype
 
-        return [
-            (call.op, call.kernel, *(told(value) for value in call.arguments.values())) for call in self.recording.calls
-        ]
+        return [(call.name, *map(describe, call.arguments.values())) for call in self.calls]
 
     # -- recording ---------------------------------------------------------------------------------------
 
     def region(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Take note of memory that each replay is given; returns the array as ops should see it."""
-        self._add(Buffer(array.reshape(-1).view(np.uint8), name))
+        """Register memory that each replay provides; return the array to pass to ops."""
+        self._add(Memory(array.reshape(-1).view(np.uint8), name))
         return array.view(Recorded)
 
     def draw(self, seed: int, count: int) -> tuple[int, int]:
-        """What `random.draw` returns while recording."""
-        offset = self.recording.drawn
-        self.recording.drawn += count
-        return Drawn.make("seed", seed), Drawn.make("offset", offset)
+        """The result of `random.draw` while recording."""
+        self.drawn += count
+        return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
 
     def record(self, op: str, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
+        """Append a call. Raises Unrecordable if the kernel is not compiled, or for an argument: see `place`."""
         if not hasattr(function, "py_func"):
             raise Unrecordable(f"{op}.{name} of device {self.name!r} is not compiled")
         constants = (op, name) == ("movement", "copy")
         places = (self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments)
         names = inspect.signature(function.py_func).parameters
-        self.recording.calls.append(Call(op, name, function, dict(zip(names, places, strict=True))))
+        self.calls.append(Call(op, name, function, dict(zip(names, places, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
-        """Where an array lies. Raises Unrecordable for memory that this step did not make and was not given.
+        """The memory and offset of an array.
 
-        constants: whether it may be a few integers (a shape, strides) that are the same in each replay.
+        constants: also accept other memory with integers (a shape, strides), which are the same in each replay.
+        Raises Unrecordable if the array is not contiguous, or neither a result of this step nor in a region.
         """
         if not array.flags.c_contiguous:
             raise Unrecordable("an array is not contiguous")
-        if not array.size:  # stands for "none"
-            return Place(Buffer(np.zeros(1, np.uint8), "constant"), 0, array)
+        if not array.size:  # an optional argument that is not used
+            return Place(Memory(np.zeros(1, np.uint8), "constant"), 0, array)
         start = address(array)
         i = bisect.bisect_right(self._starts, start) - 1
-        if i >= 0 and start + array.nbytes <= self._starts[i] + self._buffers[i].array.nbytes:
-            return Place(self._buffers[i], start - self._starts[i], array)
+        if i >= 0 and start + array.nbytes <= self._starts[i] + self._memory[i].array.nbytes:
+            return Place(self._memory[i], start - self._starts[i], array)
         if constants and array.dtype == np.int64:
-            return Place(Buffer(array.copy().reshape(-1).view(np.uint8), "constant"), 0, array)
+            return Place(Memory(array.copy().reshape(-1).view(np.uint8), "constant"), 0, array)
         raise Unrecordable("an array is not a result of minidl's operations")
 
-    def _add(self, buffer: Buffer) -> None:
-        if buffer.array.size:
-            i = bisect.bisect(self._starts, buffer.address)
-            self._starts.insert(i, buffer.address)
-            self._buffers.insert(i, buffer)
+    def _add(self, memory: Memory) -> None:
+        if memory.array.size:
+            i = bisect.bisect(self._starts, memory.address)
+            self._starts.insert(i, memory.address)
+            self._memory.insert(i, memory)
 
 
 class _Table:
-    """The kernels of one op: calls of them are recorded; what only computes sizes is called."""
+    """The kernels of one op. A call of a kernel is recorded; a function that only computes sizes is called."""
 
     def __init__(self, recorder: Recorder, op: str, kernels: ModuleType) -> None:
         self._recorder, self._op, self._kernels = recorder, op, kernels

@@ -1,0 +1,137 @@
+"""The compiled program: a recorded step as a table of machine addresses.
+
+    calls       kernels with their arguments, in order
+    regions     memory that each run provides: the workspace, theta, grad, the batch ...; an array is a region and an
+                offset, so one program serves a thousand replicas, each with its own vectors
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from minidl.engine import random
+from minidl.engine.device import address
+from minidl.program import call as machine
+from minidl.program.fuse import fuse
+from minidl.program.plan import plan, work_in_place, write_gradients_directly
+from minidl.program.precompile import Kernel, OnProgress, compile_all
+from minidl.program.record import Call, Drawn, Memory, Place, Recorder, Unrecordable
+
+WORKSPACE = "workspace"
+
+
+class Program:
+    """A table of calls on regions of memory.
+
+    recorder: the recorded step, with its regions.
+    results: name -> an array of the recording whose values are needed after a run.
+    progress: called with (kernels ready, all kernels) while kernels that are not in the cache are compiled.
+    also: other kernels that will soon be needed, compiled along with the program's.
+
+    Raises Unrecordable if a result is empty, or not computed by the step.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        results: Mapping[str, np.ndarray],
+        progress: OnProgress = lambda ready, total: None,
+        also: Sequence[Kernel] = (),
+    ) -> None:
+        places = _place_results(recorder, results)
+        outputs = {place.memory for place in places.values()}
+        calls = fuse(recorder.calls, outputs)
+        calls = work_in_place(write_gradients_directly(calls, outputs), outputs)
+        offsets, self.workspace_size = plan(calls, outputs)
+        kernels = [_kernel(recorder.name, call) for call in calls]
+        compile_all([*kernels, *also], progress)
+        starts = self._lay_out(calls, kernels, offsets)
+        entries = [machine.entry_address(kernel.signature) for kernel in kernels]
+        blocks = address(self._blocks) + machine.SLOT * np.array(starts, np.int64)
+        self.table = np.stack([np.array(entries, np.int64), blocks], axis=1)
+
+        self.calls = [call.name for call in calls]
+        self.shapes = [" ".join(str(place.like.shape) for _, place in call.places()) for call in calls]
+        self.results = {name: (offsets[place.memory] + place.offset, place.like) for name, place in places.items()}
+        self._last_uses = _last_uses(calls)
+        self._drawn = recorder.drawn
+        self._bases: dict[str, int] = {}
+
+    def _lay_out(self, calls: Sequence[Call], kernels: Sequence[Kernel], offsets: Mapping[Memory, int]) -> list[int]:
+        """Build the argument blocks of all calls in one array; return the slot at which each block begins.
+
+        Also lists the slots that each run fills in: relocations (arrays in regions) and counters (random numbers).
+        """
+        slots: list[int] = []
+        starts: list[int] = []
+        relocations: dict[str, list[tuple[int, int]]] = defaultdict(list)  # region -> (slot, offset in bytes)
+        self._counters: dict[str, list[tuple[int, int]]] = {"seed": [], "offset": []}  # (slot, offset in the sequence)
+        self._constants: list[Memory] = []  # kept alive: blocks hold their addresses
+        for call, kernel in zip(calls, kernels, strict=True):
+            starts.append(len(slots))
+            slots.append(machine.kernel_address(call.function, kernel.signature))
+            for argument in call.arguments.values():
+                at = len(slots)
+                slots.extend(machine.slots(_value(argument)))
+                if isinstance(argument, Drawn):
+                    self._counters[argument.kind].append((at, int(argument)))
+                elif isinstance(argument, Place):
+                    memory, offset = argument.memory, argument.offset
+                    if memory.name == "constant":
+                        self._constants.append(memory)
+                        slots[at + machine.DATA] = memory.address + offset
+                    else:
+                        offset += 0 if memory.name else offsets[memory]
+                        relocations[memory.name or WORKSPACE].append((at + machine.DATA, offset))
+        self._blocks = np.array(slots, np.int64)
+        self._relocations = {name: np.array(pairs, np.int64).T for name, pairs in relocations.items()}
+        return starts
+
+    def run(self, bases: Mapping[str, int], first: int = 0, last: int | None = None) -> None:
+        """Make the calls first, ..., last - 1 (default: all), with each region at the address in `bases`."""
+        for name, base in bases.items():
+            if self._bases.get(name) != base and name in self._relocations:
+                slots, offsets = self._relocations[name]
+                self._blocks[slots] = offsets + base
+            self._bases[name] = base
+        if self._drawn and first == 0:
+            state = random.random_state()
+            for kind, counters in self._counters.items():
+                for slot, offset in counters:
+                    self._blocks[slot] = state["seed"] if kind == "seed" else state["offset"] + offset
+            random.draw(self._drawn)
+        machine.run(self.table, first, len(self.table) if last is None else last)
+
+    def final(self, region: str, start: int, stop: int) -> int:
+        """The number of calls after which the bytes [start, stop) of a region are no longer used, and thus final."""
+        return max((i + 1 for name, a, b, i in self._last_uses if name == region and a < stop and start < b), default=0)
+
+
+def _place_results(recorder: Recorder, results: Mapping[str, np.ndarray]) -> dict[str, Place]:
+    places = {name: recorder.place(array) for name, array in results.items()}
+    if any(place.memory.name for place in places.values()):
+        raise Unrecordable("a result is empty, or not computed by minidl's operations")
+    return places
+
+
+def _value(argument: object) -> object:
+    """An argument with its array in place of a Place."""
+    return argument.like if isinstance(argument, Place) else argument
+
+
+def _kernel(device: str, call: Call) -> Kernel:
+    types = (machine.numba_type(_value(argument)) for argument in call.arguments.values())
+    return Kernel(device, call.op, call.kernel, tuple(types))
+
+
+def _last_uses(calls: Sequence[Call]) -> list[tuple[str, int, int, int]]:
+    """(region, first byte, one past the last byte, index of the last call that uses it) of the arrays in regions."""
+    found: dict[tuple[str, int, int], int] = {}
+    for i, call in enumerate(calls):
+        for _, place in call.places():
+            if place.memory.name:
+                found[place.memory.name, place.offset, place.offset + place.like.nbytes] = i
+    return [(*key, i) for key, i in found.items()]
