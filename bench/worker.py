@@ -196,6 +196,28 @@ def fma_peak() -> list[float]:
     return [flops / timed(loop) / 1e9 for _ in range(20)]
 
 
+def count_flops(net: str, size: int, predict: bool) -> float:
+    """Count the multiplications and additions of the layers' definitions in a step or prediction of one batch.
+
+    A step computes the output, the gradient of the weights, and, in all layers but the first, that of the input.
+    """
+    from bench import odd
+    from minidl import models, nn
+
+    shape = SHAPES.get(net, odd.SHAPE)
+    model = models.build(net, shape, 10) if net in SHAPES else odd.minidl_net(net)
+    products: list[float] = []
+
+    def note(module: nn.Module, output: Any) -> None:
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            pixels = output.size // output.shape[-1]
+            products.append(2.0 * module.weight.size * pixels)
+
+    with nn.watching(note), nn.evaluating(model):
+        model(np.zeros((1, *shape), np.float32))
+    return size * (sum(products) if predict else 3 * sum(products) - products[0])
+
+
 def serve(library: str) -> None:
     """Process requests from standard input until it is closed."""
     replies = os.fdopen(os.dup(1), "w")
@@ -216,6 +238,8 @@ def serve(library: str) -> None:
                 reply = {"seconds": [timed(step) for _ in range(request["steps"])]}
             elif request["do"] == "peak":
                 reply = {"gflops": fma_peak()}
+            elif request["do"] == "flops":
+                reply = {"flops": count_flops(request["net"], request["batch"], request["predict"])}
             elif request["do"] == "memory":
                 reply = peak_memory(library, request["net"], request["batch"])
             else:
