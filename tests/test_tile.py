@@ -116,7 +116,7 @@ def test_products_large_enough_to_copy_a(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(out, a.T.astype(np.float64) @ b, rtol=0, atol=1e-3)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names x86's instructions")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="looks for x86 instructions")
 def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
     run_panel("float32", 1, 1, 1, 1, False, 1)
     kinds = next(kinds for kinds in panel.signatures if kinds[4].dtype.name == "float32")
@@ -128,7 +128,7 @@ def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
     assert len(re.findall(instruction, assembly)) >= 3 * MR  # MR x 2 in the wide tile, MR x 1 in the narrow one
 
 
-@pytest.mark.skipif(bool(isa()), reason="is itself such a run")
+@pytest.mark.skipif(bool(isa()), reason="this is such a run itself")
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_other_instruction_sets(isa: str) -> None:
     tests = [f"{__file__}::{name}" for name in (

@@ -13,6 +13,7 @@ times those with 0, +-3/4, +-3/2 and infinity, which need the same number of ins
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -143,26 +144,41 @@ def _parts(matrix: Matrix) -> list[slice]:
     return [slice(begin, end) for begin, end in zip((0, *cuts), (*cuts, rows), strict=True)]
 
 
-def make_transform(matrix: Matrix) -> Any:
-    """Return a function of kernels that computes Y = matrix X matrix^T for one vector of channels.
+def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Matrix]:
+    """Yield each matrix; the instructions written for it run if n is the larger of its sides, the size of a tile."""
+    first, *others = matrices
+    if not others:
+        yield first
+        return
+    is_first = e.builder.icmp_signed("==", n, e.integer(max(len(first), len(first[0]))))
+    with e.builder.if_else(is_first) as (then, otherwise):
+        with then:
+            yield first
+        with otherwise:
+            yield from _for_size(e, n, tuple(others))
+
+
+def make_transform(*matrices: Matrix) -> Any:
+    """Return a function of kernels that computes Y = matrix X matrix^T for one vector of channels, in tiles of size n.
 
     X[i][j] is the vector at x[x_at + i x_row + j x_column], Y[i][j] the same in y. X is 0 if i is outside of the range
     `rows`, or j outside of `columns`: there `zeros`, a whole row of zeros, is read instead of x.
     """
-    n = range(len(matrix[0]))
 
     @instructions
     def transform(
-        e: Emitter, x: Value, x_at: Value, x_row: Value, x_column: Value, rows: Value, columns: Value, zeros: Value,
-        y: Value, y_at: Value, y_row: Value, y_column: Value,
+        e: Emitter, n: Value, x: Value, x_at: Value, x_row: Value, x_column: Value, rows: Value, columns: Value,
+        zeros: Value, y: Value, y_at: Value, y_row: Value, y_column: Value,
     ) -> None:  # fmt: skip
         x, y = e.at(x, x_at), e.at(y, y_at)
-        starts = [e.builder.select(_within(e, i, rows), e.at(x, e.times(x_row, i)), zeros) for i in n]
-        for some in _parts(matrix):
-            middle = [_column(e, matrix[some], starts, e.times(x_column, j), _within(e, j, columns)) for j in n]
-            for i, row in zip(range(len(matrix))[some], zip(*middle, strict=True), strict=True):
-                for j, vector in enumerate(multiply(e, matrix, list(row))):
-                    e.store(vector, e.at(y, e.times(y_row, i)), e.times(y_column, j))
+        for matrix in _for_size(e, n, matrices):
+            sides = range(len(matrix[0]))
+            starts = [e.builder.select(_within(e, i, rows), e.at(x, e.times(x_row, i)), zeros) for i in sides]
+            for some in _parts(matrix):
+                middle = [_column(e, matrix[some], starts, e.times(x_column, j), _within(e, j, columns)) for j in sides]
+                for i, row in zip(range(len(matrix))[some], zip(*middle, strict=True), strict=True):
+                    for j, vector in enumerate(multiply(e, matrix, list(row))):
+                        e.store(vector, e.at(y, e.times(y_row, i)), e.times(y_column, j))
 
     return transform
 
@@ -182,7 +198,7 @@ def _within(e: Emitter, i: int, pair: Value) -> Value:
     return b.and_(b.icmp_signed("<=", first, e.integer(i)), b.icmp_signed("<", e.integer(i), end))
 
 
-def make_output_transform(matrix: Matrix) -> Any:
+def make_output_transform(*matrices: Matrix) -> Any:
     """Return the same from planes to an image, or (through) to a patch instead, without borders, and with an end.
 
     If `finish`, y becomes (y + bias) scale + shift [+ shortcut], then 0 if that is below `floor`; each step is rounded.
@@ -190,40 +206,40 @@ def make_output_transform(matrix: Matrix) -> Any:
     (through: it is in the patch, after Y), and is added if `adds`.
     A store waits for its cache line, so the lines of the next tile, from y[next_at] on, are prefetched.
     """
-    n = range(len(matrix[0]))
 
     @instructions
     def transform(
-        e: Emitter, x: Value, x_at: Value, x_row: Value, x_column: Value, y: Value, patch: Value, through: Value,
-        y_at: Value, y_row: Value, y_column: Value, next_at: Value, finish: Value, end: Value, end_at: Value,
-        end_step: Value, shortcut: Value, adds: Value,
+        e: Emitter, n: Value, x: Value, x_at: Value, x_row: Value, x_column: Value, y: Value, patch: Value,
+        through: Value, y_at: Value, y_row: Value, y_column: Value, next_at: Value, finish: Value, end: Value,
+        end_at: Value, end_step: Value, shortcut: Value, adds: Value,
     ) -> None:  # fmt: skip
-        following, behind = e.at(y, next_at), e.at(patch, e.times(y_row, len(matrix)))
-        y, other = (
-            e.at(e.builder.select(through, in_patch, in_image), y_at)
-            for in_patch, in_image in ((patch, y), (behind, shortcut))
-        )
-        x, end = e.at(x, x_at), e.at(end, end_at)
-        starts = [e.at(x, e.times(x_row, i)) for i in n]
+        b, following, x, end = e.builder, e.at(y, next_at), e.at(x, x_at), e.at(end, end_at)
 
-        def write(finished: bool, added: bool) -> None:
+        def write(matrix: Matrix, starts: list[Value], y: Value, other: Value, finished: bool, added: bool) -> None:
             bias, scale, shift, floor = (e.load(end, e.times(end_step, i)) for i in range(4))
-            middle = [multiply(e, matrix, [e.load(start, e.times(x_column, j)) for start in starts]) for j in n]
+            middle = [
+                multiply(e, matrix, [e.load(start, e.times(x_column, j)) for start in starts])
+                for j in range(len(starts))
+            ]
             for i, row in enumerate(zip(*middle, strict=True)):
                 for j, vector in enumerate(multiply(e, matrix, list(row))):
-                    at = e.builder.add(e.times(y_row, i), e.times(y_column, j))
+                    at = b.add(e.times(y_row, i), e.times(y_column, j))
                     vector = e.scale_shift(vector, bias, scale, shift) if finished else vector
-                    vector = e.builder.fadd(vector, e.load(other, at)) if added else vector
+                    vector = b.fadd(vector, e.load(other, at)) if added else vector
                     e.store(e.at_least(vector, floor) if finished else vector, y, at)
                     e.prefetch(following, at, write=True)
 
-        # Four straight lines: conditions at each row, or at each vector, would cost a fifth of the time.
-        with e.builder.if_else(finish) as finishing:
-            for finished, branch in zip((True, False), finishing, strict=True):
-                with branch, e.builder.if_else(adds) as adding:
-                    for added, inner in zip((True, False), adding, strict=True):
-                        with inner:
-                            write(finished, added)
+        for matrix in _for_size(e, n, matrices):
+            behind = e.at(patch, e.times(y_row, len(matrix)))
+            target, other = (e.at(b.select(through, p, q), y_at) for p, q in ((patch, y), (behind, shortcut)))
+            starts = [e.at(x, e.times(x_row, i)) for i in range(len(matrix[0]))]
+            # Four straight lines: conditions at each row, or at each vector, would cost a fifth of the time.
+            with b.if_else(finish) as finishing:
+                for finished, branch in zip((True, False), finishing, strict=True):
+                    with branch, b.if_else(adds) as adding:
+                        for added, inner in zip((True, False), adding, strict=True):
+                            with inner:
+                                write(matrix, starts, target, other, finished, added)
 
     return transform
 

@@ -28,15 +28,15 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .geometry import LINE, aligned
 from .planes import (
-    bring,
     from_planes,
+    pixels_of,
     plane_of,
+    prefetch_part,
+    round_up,
     row_of,
     tile_of,
     tiles_of,
     to_planes,
-    under,
-    up,
     weight_from_planes,
     weight_to_planes,
 )
@@ -44,7 +44,7 @@ from .reference import Pair
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
-GROUP_NUMBERS = 200_000  # of V and M for a group of tiles: they stay in the second-level cache of a core
+GROUP_SIZE = 200_000  # numbers in V and M for a group of tiles: they stay in a core's second-level cache
 
 
 @jit
@@ -53,10 +53,10 @@ def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
 
     The number of groups is a multiple of 4, so that two or four threads have equal work.
     """
-    fitting = GROUP_NUMBERS // (planes * (channels + outputs))
+    fitting = GROUP_SIZE // (planes * (channels + outputs))
     group = max(16, min(64, fitting // 8 * 8))
-    groups = max(1, up((tiles + group - 1) // group, 4))
-    return max(1, min(tiles, up((tiles + groups - 1) // groups, 8)))
+    groups = max(1, round_up((tiles + group - 1) // group, 4))
+    return max(1, min(tiles, round_up((tiles + groups - 1) // groups, 8)))
 
 
 # -- forward, and the data gradient -------------------------------------------------------------------------------
@@ -64,10 +64,10 @@ def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
 
 @jit
 def _convolve_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int]:
-    """Return the tiles in a group, the numbers in a plane of U, V and M, and the numbers that each task needs."""
+    """Return the number of tiles in a group, and the sizes of a plane of U, of V, of M, and of a task's memory."""
     n = tile_of(form)[2]
     group = _group(n * n, channels, outputs, tiles)
-    u_plane = plane_of(channels, up(outputs, NR))
+    u_plane = plane_of(channels, round_up(outputs, NR))
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
     patch = (n * n + n) * max(row_of(channels), row_of(outputs))
     return group, u_plane, v_plane, m_plane, n * n * (v_plane + m_plane) + patch + LANES
@@ -90,14 +90,14 @@ def _convolve_group(
     to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros)
     columns = panel_width(x)
     total = x.shape[0] * tiles[0] * tiles[1]
-    following = under(x, first + count, more, total, r - 1 - padding[0])
-    here = under(y, first, count if shortcut.size else 0, total, 0)
+    following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
+    here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
     panels = (outputs + columns - 1) // columns
     tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows of M in tall tiles
     for k in range(n * n):
         for o in range(0, outputs, columns):
-            bring(x, following, k * panels + o // columns, n * n * panels)
-            bring(shortcut, here, k * panels + o // columns, n * n * panels)
+            prefetch_part(x, following, k * panels + o // columns, n * n * panels)
+            prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
@@ -123,6 +123,7 @@ def _convolve(
     form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
+    """Compute y from x as in `forward`, or with `flip` dx (as y) from dy (as x)."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     vector = lanes(x)
@@ -185,7 +186,7 @@ def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: 
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
-    """Return the numbers of scratch for `forward`: they depend on the number of threads, the bits of y do not."""
+    """Return the size of forward's scratch in numbers. It depends on the number of threads; the bits of y do not."""
     images, height, width, channels = x_shape
     r = w_shape[0]
     out = height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1
@@ -193,6 +194,7 @@ def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) ->
 
 
 def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
+    """Return the size of backward_input's scratch in numbers."""
     images, height, width, channels = x_shape
     return _convolve_scratch(form, w_shape[3], channels, images, (height, width))
 
@@ -202,13 +204,13 @@ def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: P
 
 @jit
 def _block(channels: int) -> int:
-    """Return the channels side by side in a plane of the weight gradient: those that one panel reads."""
+    """Return how many channels are side by side in a plane of the weight gradient: those that one panel reads."""
     return min(NR, row_of(channels))
 
 
 @jit
 def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int, int]:
-    """Return partial sums, tiles in a group, numbers in a plane of dU, V and D, and numbers of a task's patch.
+    """Return the numbers of partial sums and of tiles in a group, and the sizes of a plane of dU, V, D and of a patch.
 
     For a small dU there are several partial sums, each over a range of tiles; they are added in order. For a large dU,
     or few tiles, there is one sum: all tiles of a group are transformed first, then the planes are divided among the
@@ -221,7 +223,8 @@ def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple
     each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
     group = (each + (each + group - 1) // group - 1) // ((each + group - 1) // group)
     du_plane = plane_of(channels, row_of(outputs))
-    v_plane, d_plane = plane_of(group, up(channels, _block(channels))), plane_of(group, up(outputs, _block(outputs)))
+    v_plane = plane_of(group, round_up(channels, _block(channels)))
+    d_plane = plane_of(group, round_up(outputs, _block(outputs)))
     return parts, group, du_plane, v_plane, d_plane, (n * n + n) * max(row_of(channels), row_of(outputs))
 
 
@@ -248,14 +251,14 @@ def _gradient_products(
     """dU[k] (+)= V[k]^T D[k] for k in [begin, end) of so many planes; prefetches what the next group reads."""
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels), _block(outputs)
-    v_tiles = (v_plane - LANES) // up(channels, v_block)
+    v_tiles = (v_plane - LANES) // round_up(channels, v_block)
     columns, row = panel_width(v), row_of(outputs)
     panels = (outputs + columns - 1) // columns
     for k in range(begin, end):
         for o in range(0, outputs, columns):
             d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
-            bring(x, x_next, k * panels + o // columns, planes * panels)
-            bring(dy, dy_next, k * panels + o // columns, planes * panels)
+            prefetch_part(x, x_next, k * panels + o // columns, planes * panels)
+            prefetch_part(dy, dy_next, k * panels + o // columns, planes * panels)
             for first in range(0, channels, v_block):
                 v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
                 some = min(v_block, channels - first)
@@ -272,7 +275,7 @@ def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, begin: int, end: int, group: int, own: ndarray,
     v_plane: int, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """du = the sum over the tiles [begin, end)"""
+    """du (C, O in each plane) = the sum of V[k]^T D[k] over the tiles [begin, end)"""
     _, r, n = tile_of(form)
     total = x.shape[0] * tiles[0] * tiles[1]
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
@@ -281,14 +284,14 @@ def _gradient_part(
         count = min(group, end - first)
         _gradient_tiles(form, x, dy, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch)
         more = min(group, end - first - count)
-        x_next = under(x, first + count, more, total, r - 1 - padding[0])
-        _gradient_products(0, n * n, n * n, x, dy, x_next, under(dy, first + count, more, total, 0),
+        x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0])
+        _gradient_products(0, n * n, n * n, x, dy, x_next, pixels_of(dy, first + count, more, total, 0),
                            count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
 @parallel_jit
 def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: ndarray, dweight: ndarray) -> None:
-    """dweight (r, r, C, O)"""
+    """dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O)"""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], dy.shape[3]
     tiles = tiles_of(m, dy.shape[1], dy.shape[2])
@@ -329,6 +332,7 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
 
 
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
+    """Return the size of backward_weight's scratch in numbers."""
     images, height, width, channels = x_shape
     m, r, n = tile_of(form)
     tiles = tiles_of(m, height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1)

@@ -4,7 +4,8 @@
 |------|----------------------------------------|------------------------------|-----------------------------|
 | MR   | 8 (6 with 16 registers)                | rows of a tile of out        | registers, MR x NR sums     |
 | NR   | 2 vectors: 32 float32 with AVX-512     | columns of a tile            | registers                   |
-| KC   | 256; for few rows up to 1024           | depth of a block: summands   | L1: a panel of b (KC, NR)   |
+| KC   | 256; for few rows 512, or the whole    | depth of a block: summands   | L1: a panel of b (KC, NR)   |
+|      | sum if it has up to 1024 products      |                              |                             |
 | MC   | MC KC = 2**17 numbers                  | rows of a block of a         | L2: a block of a (MC, KC)   |
 | NC   | none: each thread takes all its panels | columns of a block of b      | (L3, in BLIS)               |
 
@@ -19,18 +20,18 @@ from minidl.engine.jit import REGISTERS, VECTOR_BYTES, jit
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
 MR = 8 if REGISTERS == 32 else 6  # with NR, and the vectors of b and a, the sums fill the registers
 NR = 2 * LANES
-KC = 256  # for more than FEW_ROWS rows
-KC_FEW_ROWS = 512  # for fewer rows a longer block is better: each block reads and writes the output once more
-UNSPLIT = 1024  # for few rows: a sum of up to so many products is one block
-FEW_ROWS = 256
+FEW_ROWS = 256  # up to so many rows longer blocks are better: each block reads and writes the output once more
+KC = 256
+KC_FEW_ROWS = 512
+UNSPLIT_FEW_ROWS = 1024  # products in a sum that is not split
 MC_KC = 2**17
 
 
 @jit
 def block_depth(rows: int, depth: int) -> int:
-    """Return KC for a product of so many rows, and a sum of `depth` products."""
+    """Return KC for an output of so many rows, and sums of `depth` products."""
     if rows <= FEW_ROWS:
-        return depth if depth <= UNSPLIT else KC_FEW_ROWS
+        return depth if depth <= UNSPLIT_FEW_ROWS else KC_FEW_ROWS
     return min(depth, KC)
 
 

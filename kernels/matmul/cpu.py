@@ -24,23 +24,23 @@ from .reference import __all__ as __all__
 from .tile import panel_width
 
 B_IN_PLACE_STRIPS = 1  # for up to so many strips a panel of b is not copied
-PACK_A_PANELS = 16  # from so many panels on a is copied, too, if its columns are contiguous (tn)
+PACK_A_PANELS = 16  # if a thread has at least so many panels, it copies an a with contiguous columns (tn), too
 PACKED_ROWS = NR // MR * MR  # rows of a that are copied side by side: whole strips (float32)
 SERIAL_BELOW = 2**17  # multiplications: for fewer, one thread is faster than two
 
 
 @jit
 def _packed_size(rows: int, depth: int) -> int:
-    """Return the numbers of a packed panel of b, its depth rounded up to whole vectors."""
+    """Return the size of a packed panel of b in numbers, its depth rounded up to whole vectors."""
     return (block_depth(rows, depth) + LANES - 1) // LANES * LANES * NR
 
 
 @jit
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
-    """Return the numbers that one thread needs: a packed panel of b, and the block of a packed for many panels."""
+    """Return the size of a thread's scratch in numbers: a panel of b and, for many panels, a block of a."""
     kc = block_depth(rows, depth)
     mc = min(rows, MC_KC // max(1, kc) + NR)
-    # a panel of float64 is half as wide, so half as many columns are PACK_A_PANELS panels
+    # LANES, not NR: a panel of float64 is half as wide, so half as many columns are PACK_A_PANELS panels.
     packed_a = (mc + PACKED_ROWS - 1) // PACKED_ROWS * NR * kc if columns > (PACK_A_PANELS - 1) * LANES else 0
     return _packed_size(rows, depth) + packed_a
 
@@ -159,7 +159,7 @@ def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Return the numbers of scratch for out (rows, columns) and sums of `depth` products: packed panels per thread."""
+    """Return the size of scratch in numbers, for out (rows, columns) and sums of `depth` products."""
     return (threads() if rows * columns * depth >= SERIAL_BELOW else 1) * int(_scratch_size(rows, columns, depth))
 
 

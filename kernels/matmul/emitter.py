@@ -3,14 +3,14 @@
 LLVM does not find the fast form of these loops by itself, so their instructions are written out with llvmlite. The
 micro-kernel, for a tile of MR x NR numbers of c (blocks.py explains the sizes):
 
-    sums[0:MR, 0:NR] = 0                                in vector registers                    (loop)
-    for k in range(KC):
-        row_of_b = b[k, 0:NR]                           load 2 vectors
-        for i in range(MR):                             unrolled: no instruction of its own    (rank_one)
-            number = a[i, k]                            load 1 number, broadcast it to all lanes of a vector
-            sums[i, 0:NR] += number * row_of_b          2 multiply-adds
-    if accumulate: sums += c[0:MR, 0:NR]                                                       (plus)
-    c[0:MR, 0:NR] = sums                                whole vectors, or only some lanes      (write)
+    sums[0:MR, 0:NR] = 0                       `zeros`: in vector registers
+    for k in range(KC):                        `loop`
+        row_of_b = b[k, 0:NR]                  `columns`: load 2 vectors
+        for i in range(MR):                    `rank_one`: this loop is unrolled
+            number = a[i, k]                   load 1 number, broadcast it to all lanes of a vector
+            sums[i, 0:NR] += number * row_of_b     2 multiply-adds
+    if accumulate: sums += c[0:MR, 0:NR]       `plus`
+    c[0:MR, 0:NR] = sums                       `write`: whole vectors, or only some lanes
 
 Each user adds what differs: tile.py finds its rows through tables and sums over the taps of a convolution as well;
 product.py prefetches, and ends a linear layer; conv/channels.py reads vectors of a instead of single numbers;
@@ -35,13 +35,13 @@ Sums = dict[tuple[int, int], Value]  # (row, vector of columns) -> vector
 
 
 def instructions(write: Callable[..., None]) -> Any:
-    """Make `write(emitter, *arguments)`, which writes instructions, a function that kernels call with `arguments`.
+    """Turn write(emitter, *arguments), which writes instructions, into a function that kernels call with `arguments`.
 
     The instructions become part of the kernel. `write` receives an array as a pointer to its first number, an integer
-    as int64 and a tuple of integers as a tuple of int64. A literal is no exception: it compiles nothing a second time.
+    as int64, and a tuple of integers as a tuple of int64. Literals are passed as int64, too, so kernels may use them.
     """
 
-    @wraps(write)  # with its signature: Numba reads the names of the arguments there
+    @wraps(write)  # Numba reads the names of the arguments from the signature
     def intrinsic(typing: Any, *arguments: Any) -> Any:
         kinds = [_received(kind) for kind in arguments]
 
@@ -59,7 +59,7 @@ def instructions(write: Callable[..., None]) -> Any:
 
 
 def _received(kind: Any) -> Any:
-    """Return the type as which an argument is passed."""
+    """Return the type that an argument of this type is converted to."""
     if isinstance(kind, types.BaseTuple):
         return types.UniTuple(types.int64, len(kind))
     if isinstance(kind, types.Boolean):
@@ -68,23 +68,23 @@ def _received(kind: Any) -> Any:
 
 
 class Emitter:
-    """Writes instructions on vectors of one float type: that of the first array of floats among the arguments.
+    """Writes instructions for vectors of one float type: that of the first array of floats among the arguments.
 
-    builder: llvmlite's, for all other instructions. lanes: numbers in a vector. bytes: of a number.
+    builder: llvmlite's, for all other instructions. lanes: the numbers in a vector. bytes: the size of a number.
     """
 
     def __init__(self, context: Any, builder: Any, kinds: list[Any]) -> None:
         kind = next(kind.dtype for kind in kinds if isinstance(getattr(kind, "dtype", None), types.Float))
         self.builder, self.bytes = builder, kind.bitwidth // 8
         self.lanes = VECTOR_BYTES // self.bytes
-        self.size = ir.IntType(64)
+        self.int64 = ir.IntType(64)
         self.vector = ir.VectorType(context.get_data_type(kind), self.lanes)
         self.suffix = f"v{self.lanes}f{kind.bitwidth}"
 
     # -- numbers and addresses ---------------------------------------------------------------------------
 
     def integer(self, value: Offset) -> Value:
-        return ir.Constant(self.size, value) if isinstance(value, int) else value
+        return ir.Constant(self.int64, value) if isinstance(value, int) else value
 
     def filled(self, value: float) -> Value:
         """Return a vector with this number in each lane."""
@@ -129,8 +129,8 @@ class Emitter:
         self._call(f"llvm.masked.store.{self.suffix}.p0", ir.VoidType(), *arguments)
 
     def mask(self, v: int, width: Value) -> Value:
-        """Return which lanes of the v-th vector are within `width` columns."""
-        columns = ir.Constant(ir.VectorType(self.size, self.lanes), list(range(v * self.lanes, (v + 1) * self.lanes)))
+        """Return the mask of those lanes of the v-th vector that are within `width` columns."""
+        columns = ir.Constant(ir.VectorType(self.int64, self.lanes), list(range(v * self.lanes, (v + 1) * self.lanes)))
         return self.builder.icmp_signed("<", columns, self.broadcast(width))
 
     def broadcast(self, number: Value) -> Value:
@@ -155,9 +155,9 @@ class Emitter:
         return self.builder.select(self.builder.fcmp_ordered("<", x, least), least, x)
 
     def prefetch(self, start: Value, offset: Offset, write: bool) -> None:
-        """Begin to load the cache line of start[offset]: into L2 to read it, or to write it."""
+        """Begin to load the cache line of start[offset]: to write it, or into the second-level cache to read it."""
         flag, pointer = ir.IntType(32), self.builder.bitcast(self.at(start, offset), ir.IntType(8).as_pointer())
-        near, data = 2, 1
+        near, data = 2, 1  # LLVM's codes: the second-level cache; data, not instructions
         self._call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(near), flag(data))
 
     def _call(self, name: str, result: Any, *arguments: Value) -> Value:
@@ -169,9 +169,9 @@ class Emitter:
     def loop(
         self, rounds: Value, counters: list[tuple[Offset, Offset]], first: Sums, body: Callable[..., Sums]
     ) -> Sums:
-        """Return `first` after `rounds` times sums = body(sums, number of the round, *counters).
+        """Write `rounds` times sums = body(sums, number of the round, *counters), beginning with the sums `first`.
 
-        rounds: at least 1, so the loop compares at its end. counters: (first, step) of each.
+        Returns the last sums. rounds: at least 1, so the loop compares at its end. counters: (begin, step) of each.
         Each counter and each sum is a `phi` instruction: this makes LLVM keep it in a register.
         """
         b, entry = self.builder, self.builder.block
@@ -179,7 +179,7 @@ class Emitter:
         b.branch(start)
         b.position_at_end(start)
         counters = [(0, 1), *counters]
-        numbers, sums = [b.phi(self.size) for _ in counters], {at: b.phi(self.vector) for at in first}
+        numbers, sums = [b.phi(self.int64) for _ in counters], {at: b.phi(self.vector) for at in first}
         result = body(sums, *numbers)
         following = [b.add(number, self.integer(step)) for number, (_, step) in zip(numbers, counters)]
         last, done = b.block, b.append_basic_block("done")
@@ -206,7 +206,7 @@ class Emitter:
     # -- tiles -------------------------------------------------------------------------------------------
 
     def one_or_two(self, width: Value, tile: Callable[[int], None]) -> None:
-        """Write tile(1) and tile(2), for so many vectors of columns; the narrowest that holds `width` columns runs."""
+        """Write tile(1), which runs if `width` columns fit into one vector, and tile(2), which runs otherwise."""
         with self.builder.if_else(self.builder.icmp_signed(">", width, self.integer(self.lanes))) as (two, one):
             with two:
                 tile(2)
@@ -214,19 +214,20 @@ class Emitter:
                 tile(1)
 
     def row_numbers(self, rows: Value, most: int) -> list[Value]:
-        """Return 0 ... `most` - 1, at most rows - 1: rows beyond the last one compute and store the same as it."""
+        """Return min(i, rows - 1) for i < most: rows beyond the last one repeat it, with the same results."""
         last = self.builder.sub(rows, self.integer(1))
         return [self.smaller(i, last) for i in range(most)]
 
     def zeros(self, rows: int, vectors: int) -> Sums:
+        """Return the sums of a tile before the first product."""
         return {(i, v): self.filled(0.0) for i in range(rows) for v in range(vectors)}
 
     def columns(self, start: Value, vectors: int) -> list[Value]:
-        """Load neighbouring vectors."""
+        """Load adjacent vectors, from start[0] on."""
         return [self.load(start, v * self.lanes) for v in range(vectors)]
 
     def rank_one(self, sums: Sums, numbers: Iterable[Value], columns: list[Value]) -> Sums:
-        """Return sums[i, v] + number i * column v. numbers: pointers to them."""
+        """Return sums + the outer product of numbers and columns. numbers: a pointer to each number."""
         added = {}
         for i, pointer in enumerate(numbers):
             number = self.broadcast(self.builder.load(pointer))

@@ -33,7 +33,7 @@ def tn(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> No
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Return the numbers of scratch for out (rows, columns) and sums of `depth` products."""
+    """Return the size of scratch in numbers, for out (rows, columns) and sums of `depth` products."""
     return 0
 
 
