@@ -141,7 +141,7 @@ def _convolve(
     for step in range(2):  # one parallel loop for both steps: each loop costs a second of compile time
         jobs = blocks if step == 0 else tasks
         for job in prange(jobs):
-            q = np.int64(job)
+            q = np.int64(job)  # the index of a prange loop is unsigned: with int64 it would become a float
             if step == 0:
                 weight_to_planes(form, weight, flip, q, u, u_plane)
             else:
@@ -312,7 +312,7 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
         count = min(group, total - first)
         jobs = channels if end else tasks if transform else n * n
         for job in prange(jobs):
-            t = np.int64(job)
+            t = np.int64(job)  # as in _convolve
             if end:
                 weight_from_planes(form, parts, du, part, du_plane, t, dweight)
             elif parts > 1:

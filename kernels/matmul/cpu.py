@@ -23,8 +23,8 @@ from .product import product_tile
 from .reference import __all__ as __all__
 from .tile import panel_width
 
-B_IN_PLACE_STRIPS = 1  # for up to so many strips a panel of b is not copied
-PACK_A_PANELS = 16  # if a thread has at least so many panels, it copies an a with contiguous columns (tn), too
+B_IN_PLACE_STRIPS = 1  # for up to this many strips a panel of b is not copied
+PACK_A_PANELS = 16  # a thread with at least this many panels copies a, too, if its columns are contiguous (tn)
 PACKED_ROWS = NR // MR * MR  # rows of a that are copied side by side: whole strips (float32)
 SERIAL_BELOW = 2**17  # multiplications: for fewer, one thread is faster than two
 
@@ -67,19 +67,19 @@ def _share(
     strips = (rows + MR - 1) // MR
     tiles = strips * ((columns + nr - 1) // nr)
     first, last = part * tiles // parts, (part + 1) * tiles // parts
-    block = min(strips, block_rows(kc, nr) // MR)  # strips of a that stay in the cache
+    block = min(strips, block_rows(kc, nr) // MR)  # strips of a block of a
     group = nr // MR * MR
     pack_a = a_row == 1 and group > 0 and last - first >= PACK_A_PANELS * strips
     vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(rows, depth) :], scratch
-    for top in range(0, strips, block):
+    for top in range(0, strips, block):  # blocks of MC rows
         here = min(block * MR, rows - top * MR)
-        for k in range(0, depth, kc):
+        for k in range(0, depth, kc):  # and of KC products
             deep = min(kc, depth - k)
             if pack_a:
                 for i in range(0, here, group):
                     a_at, target = (top * MR + i) * a_row + k * a_step, packed_a[i // group * nr * deep :]
                     pack_rows(a, a_at, a_step, deep, min(group, here - i), target)
-            for number in range(first // strips, (last + strips - 1) // strips):
+            for number in range(first // strips, (last + strips - 1) // strips):  # panels of NR columns
                 # This thread's strips of the panel that are in the block: from lo to hi.
                 lo = max(top, first - number * strips)
                 hi = min(top + block, strips, last - number * strips)
@@ -103,7 +103,7 @@ def _share(
                     soon_at, soon_step = b_at + nr * b_column, nr  # its rows are stored one after the other
                 finish = k + deep == depth and (relu or bias.size > 0)
                 biased = wide if bias.size > 0 else 0
-                for strip in range(lo, hi):
+                for strip in range(lo, hi):  # strips of MR rows
                     row = strip * MR
                     step = soon_step if strip == hi - 1 else 0
                     panel_of_a, a_at, a_to_row, a_to_k = a, row * a_row + k * a_step, a_row, a_step
@@ -134,6 +134,7 @@ def _product(
         return
     for part in prange(parts):
         own = scratch[part * each : (part + 1) * each]
+        # np.int64: the index of a prange loop is unsigned, and arithmetic of unsigned and signed integers is in floats.
         _share(np.int64(part), parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, own, out)
 
 

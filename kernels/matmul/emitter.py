@@ -84,6 +84,7 @@ class Emitter:
     # -- numbers and addresses ---------------------------------------------------------------------------
 
     def integer(self, value: Offset) -> Value:
+        """Return an int as a constant; a Value stays as it is."""
         return ir.Constant(self.int64, value) if isinstance(value, int) else value
 
     def filled(self, value: float) -> Value:
@@ -91,6 +92,7 @@ class Emitter:
         return ir.Constant(self.vector, [value] * self.lanes)
 
     def times(self, x: Value, factor: Offset) -> Value:
+        """Return the product of two integers."""
         return self.builder.mul(x, self.integer(factor))
 
     def smaller(self, x: Offset, y: Value) -> Value:
@@ -112,9 +114,11 @@ class Emitter:
         return self.builder.bitcast(self.at(start, offset), self.vector.as_pointer())
 
     def load(self, start: Value, offset: Offset) -> Value:
+        """Load the vector that begins at start[offset]."""
         return self.builder.load(self.pointer(start, offset), align=self.bytes)
 
     def store(self, vector: Value, start: Value, offset: Offset) -> None:
+        """Store a vector from start[offset] on."""
         self.builder.store(vector, self.pointer(start, offset), align=self.bytes)
 
     def load_masked(self, start: Value, offset: Offset, mask: Value) -> Value:
@@ -259,4 +263,5 @@ class Emitter:
                     self.store_masked(value, rows[i], v * self.lanes, masks[v])
 
     def _masks(self, sums: Sums, width: Value) -> dict[int, Value]:
+        """Return the mask of each vector of columns."""
         return {v: self.mask(v, width) for v in dict.fromkeys(v for _, v in sums)}
