@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
         ((3, 5), (2, 5, 4)),
         ((2, 1, 3, 5), (4, 5, 1)),
         ((0, 5), (5, 3)),  # no rows
-        ((2, 0), (0, 3)),  # sums of nothing
+        ((2, 0), (0, 3)),  # empty sums
         ((0, 2, 3), (3, 4)),
         ((67, 33), (33, 65)),  # several blocks of rows
     ],
@@ -74,7 +74,7 @@ def test_linear(x: Shape) -> None:
     check_op(ops.linear, lambda x, w: torch.nn.functional.linear(x, w.T), x, (5, 1))
 
 
-def test_linear_skips_the_gradients_that_nobody_wants() -> None:
+def test_linear_skips_gradients_that_are_not_required() -> None:
     x, w, b = (Tensor(np.ones(shape)) for shape in ((3, 5), (5, 4), (4,)))
     w.requires_grad = True
     ops.linear(x, w, b).sum().backward()

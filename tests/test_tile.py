@@ -1,4 +1,4 @@
-"""The micro-kernel against float64, and the products made of it, for each instruction set that this machine has."""
+"""The micro-kernel, and the products that run on it, against float64, for each instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 from minidl.engine.environment import isa
 from minidl.engine.jit import VECTOR_BYTES
 from minidl.kernels.matmul import cpu
-from minidl.kernels.matmul.tile import ROWS, panel, panel_width
+from minidl.kernels.matmul.blocks import LANES, MR
+from minidl.kernels.matmul.tile import panel, panel_width
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
 def run_panel(dtype: str, rows: int, width: int, taps: int, depth: int, accumulate: bool, a_step: int) -> None:
-    """Rows, taps and columns lie anywhere; what surrounds c must stay as it was."""
+    """Compare a panel with float64, for rows and taps at random offsets; memory around c must not change."""
     random = np.random.default_rng(rows * 1000 + width)
     columns = panel_width(np.empty(0, dtype))
     a, b = (random.standard_normal(4000).astype(dtype) for _ in range(2))
@@ -47,7 +48,7 @@ def run_panel(dtype: str, rows: int, width: int, taps: int, depth: int, accumula
 
 
 @DTYPES
-@pytest.mark.parametrize("rows", [1, 2, 3, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1, 17])
+@pytest.mark.parametrize("rows", [1, 2, 3, MR - 1, MR, MR + 1, 2 * MR + 1, 17])
 def test_any_number_of_rows(dtype: str, rows: int) -> None:
     run_panel(dtype, rows, width=3, taps=2, depth=7, accumulate=True, a_step=1)
 
@@ -56,7 +57,7 @@ def test_any_number_of_rows(dtype: str, rows: int) -> None:
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_any_width(dtype: str, accumulate: bool) -> None:
     for width in range(1, panel_width(np.empty(0, dtype)) + 1):
-        run_panel(dtype, rows=ROWS + 2, width=width, taps=3, depth=4, accumulate=accumulate, a_step=9)
+        run_panel(dtype, rows=MR + 2, width=width, taps=3, depth=4, accumulate=accumulate, a_step=9)
 
 
 @DTYPES
@@ -76,7 +77,7 @@ def test_products_of_any_shape(dtype: str, m: int, n: int, k: int, relu: bool, b
     a, b = random.standard_normal((m, k)).astype(dtype), random.standard_normal((k, n)).astype(dtype)
     bias = random.standard_normal(n if biased else 0).astype(dtype)
     exact = a.astype(np.float64) @ b.astype(np.float64)
-    # Filled with NaN: whatever is read of it must be written first, and the guard behind it must stay.
+    # The scratch is filled with NaN: a kernel must write before it reads, and must not touch the guard after it.
     size = cpu.nn_scratch(m, n, k)
     raw = np.full(size + 64, np.nan, dtype)
     scratch = raw[:size]
@@ -96,7 +97,7 @@ def test_products_of_any_shape(dtype: str, m: int, n: int, k: int, relu: bool, b
 
 
 @DTYPES
-@pytest.mark.parametrize("columns", [15 * cpu.LANES + 1, 16 * cpu.LANES - 1, 30 * cpu.LANES + 1, 32 * cpu.LANES - 1])
+@pytest.mark.parametrize("columns", [15 * LANES + 1, 16 * LANES - 1, 30 * LANES + 1, 32 * LANES - 1])
 def test_scratch_suffices_where_the_last_panel_decides_to_copy_a(dtype: str, columns: int) -> None:
     a, b = np.ones((4, 57), dtype), np.ones((4, columns), dtype)
     size = cpu.tn_scratch(57, columns, 4)
@@ -115,19 +116,19 @@ def test_products_large_enough_to_copy_a(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(out, a.T.astype(np.float64) @ b, rtol=0, atol=1e-3)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names x86's instructions")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="looks for x86 instructions")
 def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
     run_panel("float32", 1, 1, 1, 1, False, 1)
     kinds = next(kinds for kinds in panel.signatures if kinds[4].dtype.name == "float32")
-    fresh = numba.njit(panel.py_func)  # what comes from the cache cannot be looked at
+    fresh = numba.njit(panel.py_func)  # code from the cache has no assembly to inspect
     fresh.compile(kinds)
     assembly = fresh.inspect_asm(kinds)
     register = {64: "zmm", 32: "ymm"}.get(VECTOR_BYTES)
     instruction = rf"vfmadd\w+ps.*%{register}" if register else r"mulps.*%xmm"
-    assert len(re.findall(instruction, assembly)) >= 3 * ROWS  # ROWS x 2 in the wide tile, ROWS x 1 in the narrow one
+    assert len(re.findall(instruction, assembly)) >= 3 * MR  # MR x 2 in the wide tile, MR x 1 in the narrow one
 
 
-@pytest.mark.skipif(bool(isa()), reason="is itself such a run")
+@pytest.mark.skipif(bool(isa()), reason="this is such a run itself")
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_other_instruction_sets(isa: str) -> None:
     tests = [f"{__file__}::{name}" for name in (

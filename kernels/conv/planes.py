@@ -1,7 +1,8 @@
-"""Tiles and weights into Winograd's planes, and out of them. transforms.py holds the matrices, winograd.py the rest.
+"""Tiles and weights, transformed into Winograd's planes and back. transforms.py holds the matrices, winograd.py the
+three passes that use the planes.
 
-A plane holds one place (i, j) of every transformed tile: n n planes, in each a matrix (tiles, channels) or, of weights,
-(channels, outputs). Rows of them are whole vectors.
+A plane holds one position (i, j) of every transformed tile: there are n n planes, each a matrix (tiles, channels) or,
+for weights, (channels, outputs). Its rows are whole vectors.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit
+from minidl.engine.jit import apart_jit, jit
+from minidl.kernels.matmul.blocks import LANES
 from minidl.kernels.matmul.tile import lanes
 
 from .choice import F2X2_3X3, F4X4_3X3
@@ -25,15 +27,10 @@ from .transforms import (
     transposed,
 )
 
-WIDTH = VECTOR_BYTES // 4  # float32 numbers in a vector
-
-# for tiles of n x n inputs, n = 4, 6 and 8
+# The matrices for tiles of n x n inputs, n = 4, 6 and 8.
 _AT, _G, _BT = zip(matrices(FOUR_POINTS, 2, 3), matrices(SIX_POINTS, 4, 3), matrices(EIGHT_POINTS, 4, 5), strict=True)
-_input4, _input6, _input8 = (make_transform(bt) for bt in _BT)
-_weight4, _weight6, _weight8 = (make_transform(g) for g in _G)
-_output4, _output6, _output8 = (make_output_transform(at) for at in _AT)
-_spread4, _spread6, _spread8 = (make_transform(transposed(at)) for at in _AT)
-_gather4, _gather6, _gather8 = (make_transform(transposed(g)) for g in _G)
+_input, _weight, _output = make_transform(*_BT), make_transform(*_G), make_output_transform(*_AT)
+_spread, _gather = (make_transform(*map(transposed, some)) for some in (_AT, _G))
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------
@@ -41,7 +38,7 @@ _gather4, _gather6, _gather8 = (make_transform(transposed(g)) for g in _G)
 
 @jit
 def tile_of(form: int) -> tuple[int, int, int]:
-    """m, r, n"""
+    """Return m, r and n of a form: tiles of m x m outputs and n x n inputs, kernels of r x r."""
     if form == F4X4_3X3:
         return 4, 3, 6
     if form == F2X2_3X3:
@@ -50,27 +47,30 @@ def tile_of(form: int) -> tuple[int, int, int]:
 
 
 @jit
-def up(x: int, step: int) -> int:
+def round_up(x: int, step: int) -> int:
+    """Round x up to a multiple of `step`."""
     return (x + step - 1) // step * step
 
 
 @jit
 def row_of(channels: int) -> int:
-    return up(channels, WIDTH)
+    """Return the size in numbers of a row with so many channels: whole vectors."""
+    return round_up(channels, LANES)
 
 
 @jit
 def plane_of(rows: int, row: int) -> int:
-    """Numbers from one plane to the next: one vector more than they hold.
+    """Return the distance in numbers from one plane to the next: one vector more than a plane holds.
 
-    A tile's n n vectors go to n n planes. Planes a multiple of 4 KB apart would all fall into the same few places of
-    the caches, each pushing out the one before.
+    A tile's n n vectors go to n n planes. Planes a multiple of 4 KB apart would all map to the same few sets of the
+    caches, and evict one another.
     """
-    return rows * row + WIDTH
+    return rows * row + LANES
 
 
 @jit
 def tiles_of(m: int, height: int, width: int) -> Pair:
+    """Return the tiles of an image of outputs: (rows of tiles, tiles in a row)."""
     return (height + m - 1) // m, (width + m - 1) // m
 
 
@@ -78,8 +78,13 @@ def tiles_of(m: int, height: int, width: int) -> Pair:
 
 
 @jit
-def _cut(x: ndarray, image: int, top: int, left: int, rows: Pair, columns: Pair, patch: ndarray, row: int) -> None:
-    """patch[i row + j step + c] = x[image, top + i, left + j, c], step a whole number of vectors, with 0 for c >= C"""
+def _copy_tile(
+    x: ndarray, image: int, top: int, left: int, rows: Pair, columns: Pair, patch: ndarray, row: int
+) -> None:
+    """Copy a tile: patch[i row + j step + c] = x[image, top + i, left + j, c], and 0 for C <= c < step.
+
+    step: a pixel's channels, rounded up to whole vectors. i and j are in the ranges `rows` and `columns`.
+    """
     channels = x.shape[3]
     step = row_of(channels)
     for i in range(rows[0], rows[1]):
@@ -93,8 +98,8 @@ def _cut(x: ndarray, image: int, top: int, left: int, rows: Pair, columns: Pair,
 
 
 @jit
-def _next(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
-    """The tile after this one. (Counting on: a division takes longer than a good part of a small tile.)"""
+def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
+    """Return the next tile. It counts: a division takes longer than a good part of a small tile."""
     across += 1
     if across == tiles[1]:
         down, across = down + 1, 0
@@ -104,17 +109,18 @@ def _next(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, in
 
 
 @jit
-def under(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
-    """About where the pixels under these tiles, of `total`, lie in memory: (first number, numbers).
+def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
+    """Return about where in memory the pixels of `count` of `total` tiles are: (offset, size), in numbers.
 
-    Tiles are in the order of memory, so a range of them is taken for the same share of the array, `ahead` rows later.
+    Tiles are in the order of memory. So a range of tiles is assumed to cover the same share of the array, shifted by
+    `ahead` rows.
     """
     return array.size // total * first + ahead * array.shape[2] * array.shape[3], array.size // total * count
 
 
 @jit
-def bring(array: ndarray, place: Pair, part: int, parts: int) -> None:
-    """Begin to bring one of so many parts of a place from memory into the cache, while products are computed."""
+def prefetch_part(array: ndarray, place: Pair, part: int, parts: int) -> None:
+    """Prefetch one part of a range (offset, size) of an array, while products are computed."""
     flat = array.reshape(-1)
     line = 64 // array.itemsize
     each = (place[1] // line + parts - 1) // parts * line
@@ -125,13 +131,13 @@ def bring(array: ndarray, place: Pair, part: int, parts: int) -> None:
 
 @apart_jit
 def to_planes(
-    form: int, spread: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
+    form: int, spread: bool, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
     planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
 ) -> None:  # fmt: skip
-    """BT d B of the tiles first ... first + count of x, or (spread) A dy AT, into planes from tile `at_tile` on.
+    """Write BT d B of the tiles first ... first + count of x, or (spread) A dy AT, into planes from tile `at_tile` on.
 
-    A plane holds blocks of channels: (channels / block, tiles, block). Where the channels are not a whole number of
-    vectors, a tile is read through `patch`.
+    A plane holds blocks of channels: (channels / block, tiles, block). If the channels are not a whole number of
+    vectors, a tile is first copied to `patch`.
     """
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]
@@ -140,7 +146,7 @@ def to_planes(
     step = row_of(channels)
     image, place = divmod(first, tiles[0] * tiles[1])
     down, across = divmod(place, tiles[1])
-    block_step = (plane - WIDTH) // up(channels, block) * block
+    block_step = (plane - LANES) // round_up(channels, block) * block
     through = step != channels
     source, x_row = (patch, side * step) if through else (pixels, width * channels)
     for t in range(at_tile, at_tile + count):
@@ -148,25 +154,17 @@ def to_planes(
         rows, columns = (max(0, -top), min(side, height - top)), (max(0, -left), min(side, width - left))
         at = 0 if through else ((image * height + top) * width + left) * channels
         if through:
-            _cut(x, image, top, left, rows, columns, patch, x_row)
+            _copy_tile(x, image, top, left, rows, columns, patch, x_row)
         to, next_block = t * block, block
         for c in range(0, step, lanes(x)):
             if c == next_block:
                 to, next_block = to + block_step - block, next_block + block
-            if n == 4 and not spread:
-                _input4(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
-            elif n == 6 and not spread:
-                _input6(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
-            elif not spread:
-                _input8(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
-            elif n == 4:
-                _spread4(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
-            elif n == 6:
-                _spread6(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+            if spread:
+                _spread(n, source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
             else:
-                _spread8(source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
+                _input(n, source, at + c, x_row, step, rows, columns, zeros, planes, to, n * plane, plane)
             to += lanes(x)
-        image, down, across = _next(image, down, across, tiles)
+        image, down, across = _next_tile(image, down, across, tiles)
 
 
 @apart_jit
@@ -185,26 +183,19 @@ def from_planes(
     following = ((image * height + down * m) * width + across * m) * outputs
     for t in range(count):
         rows, columns, there = min(m, height - down * m), min(m, width - across * m), following
-        image, down, across = _next(image, down, across, tiles)
+        image, down, across = _next_tile(image, down, across, tiles)
         following = ((image * height + down * m) * width + across * m) * outputs
-        through = rows < m or columns < m or outputs < vector  # to the patch: not all of the tile, or vector, exists
+        through = rows < m or columns < m or outputs < vector  # the patch: y ends within the tile, or the vector
         at, y_row = (0, m * step) if through else (there, width * outputs)
         for i in range(rows if through and adds else 0):
             for j in range(columns):
                 for o in range(outputs):
                     patch[m * y_row + i * y_row + j * step + o] = shortcut[there + (i * width + j) * outputs + o]
         for begin in range(0, step, vector):
-            o = min(begin, step - vector)  # the last vector overlaps the one before
+            o = min(begin, step - vector)  # the last vector overlaps the previous one
             here = t * row + o
-            if n == 4:
-                _output4(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
-                         finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
-            elif n == 6:
-                _output6(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
-                         finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
-            else:
-                _output8(planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
-                         finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
+            _output(n, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
+                    finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
         if through:
             for i in range(rows):
                 for j in range(columns):
@@ -216,10 +207,10 @@ def from_planes(
 
 
 @apart_jit
-def weight_to_planes(form: int, weight: ndarray, flip: int, block: int, u: ndarray, plane: int) -> None:
-    """u = G g GT for one vector's worth of input channels, packed for the micro-kernel: panels (C, panel width).
+def weight_to_planes(form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int) -> None:
+    """Write u = G g GT for one vector of input channels, packed for the micro-kernel in panels (C, panel width).
 
-    flip: for dx. The kernel is turned around, and what were outputs are the channels.
+    flip: for dx. The kernel is rotated by 180 degrees, and its outputs and channels are exchanged.
     """
     r = weight.shape[0]
     vector = lanes(weight)
@@ -250,17 +241,12 @@ def weight_to_planes(form: int, weight: ndarray, flip: int, block: int, u: ndarr
             if through:
                 source, at, step = patch, c * vector, vector * vector
             to = o // panel_columns * panel_columns * channels + (first + c) * panel_columns + o % panel_columns
-            if n == 4:
-                _weight4(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
-            elif n == 6:
-                _weight6(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
-            else:
-                _weight8(source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
+            _weight(n, source, at, r * step, step, all_, all_, u, u, to, n * plane, plane)
 
 
 @apart_jit
 def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int, c: int, dweight: ndarray) -> None:
-    """dweight[:, :, c] = GT dU G, the partial sums of dU added in their order"""
+    """dweight[:, :, c] = GT dU G, where dU is the total of its partial sums, added in order"""
     _, r, n = tile_of(form)
     channels, outputs = dweight.shape[2:]
     vector = lanes(dweight)
@@ -280,12 +266,7 @@ def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int
         target, at, step = flat, c * outputs + o, channels * outputs
         if through:
             target, at, step = patch, 0, vector
-        if n == 4:
-            _gather4(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
-        elif n == 6:
-            _gather6(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
-        else:
-            _gather8(du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
+        _gather(n, du, c * row + o, n * plane, plane, all_, all_, du, target, at, r * step, step)
     if through:
         for i in range(r):
             for j in range(r):

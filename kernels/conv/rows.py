@@ -1,85 +1,51 @@
-"""What is done to rows of sums after the micro-kernel: the end of a layer.
+"""The end of a layer, applied to rows of sums after the micro-kernel.
 
-A row is at most panel_width numbers: one or two vectors, the second or both of them only in part.
+A row has at most panel_width numbers: one or two vectors, of which the second or both may be partial.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy import ndarray
 
 from minidl.engine.jit import jit
-from minidl.kernels.matmul.tile import _Tile
+from minidl.kernels.matmul.emitter import Emitter, Value, instructions
 
 
-class _Row(_Tile):
-    """Its instructions, one vector at a time; loads, stores and masks are the tile's."""
-
-    def __init__(self, context: Any, builder: Any, array: Any, width: Any) -> None:
-        self.begin(context, builder, array.dtype)
-        self.width = width
-
-    def update(self, row: Any, other: Any, new: Any) -> Any:
-        """row[j] = new(v, row[j], other[j]) for the one or two vectors of a row; nothing beyond is touched."""
-        b = self.b
-        for v in range(2):
-            with b.if_else(b.icmp_signed(">=", self.width, self.constant((v + 1) * self.lanes))) as (whole, part):
-                with whole:
-                    pair = (self.load(self.column(place, v)) for place in (row, other))
-                    b.store(new(v, *pair), self.column(row, v), align=self.bytes)
-                with part, b.if_then(b.icmp_signed(">", self.width, self.constant(v * self.lanes))):
-                    mask = self.mask(v, self.width)
-                    pair = (self.load_masked(self.column(place, v), mask) for place in (row, other))
-                    self.store_masked(new(v, *pair), self.column(row, v), mask)
-        return ir.Constant(ir.IntType(8).as_pointer(), None)
-
-
-def _place(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
-    return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
-
-
-@intrinsic
+@instructions
 def _end(
-    typing: Any, y: Any, at: Any, end: Any, end_at: Any, step: Any, shortcut: Any, adds: Any, width: Any
-) -> Any:
-    """y = max((y + end[0]) end[1] + end[2] + shortcut, end[3]), each rounded; NaN stays.
+    e: Emitter, y: Value, at: Value, end: Value, end_at: Value, step: Value, shortcut: Value, adds: Value, width: Value
+) -> None:
+    """y = max((y + end[0]) end[1] + end[2] + shortcut, end[3]), each step rounded; NaN stays NaN.
 
-    end[i] begins at end_at + i step; shortcut lies as y does; end[4] stands for one that there is not.
+    end[i] begins at end_at + i step. The shortcut has the layout of y; if there is none (`adds` is false), end[4] is
+    added instead. Nothing beyond `width` is read or written.
     """
+    b, row = e.builder, e.at(y, at)
+    ends = [e.at(e.at(end, end_at), e.times(step, i)) for i in range(5)]
+    other = b.select(adds, e.at(shortcut, at), ends[4])
 
-    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        row = _Row(context, b, y, arguments[7])
-        places, place = [], _place(context, b, end, *arguments[2:4])
-        for _ in range(5):
-            places.append(place)
-            place = b.gep(place, [arguments[4]])
+    def new(first: int, x: Value, other: Value) -> Value:
+        bias, scale, shift, least = (e.load(start, first) for start in ends[:4])
+        return e.at_least(b.fadd(e.scale_shift(x, bias, scale, shift), other), least)
 
-        other = b.select(arguments[6], _place(context, b, shortcut, arguments[5], arguments[1]), places[4])
-
-        def new(v: int, x: Any, other: Any) -> Any:
-            bias, scale, shift, least = (row.load(row.column(p, v)) for p in places[:4])
-            x = b.fadd(b.fadd(b.fmul(b.fadd(x, bias), scale), shift), other)
-            return b.select(b.fcmp_ordered("<", x, least), least, x)
-
-        return row.update(_place(context, b, y, *arguments[:2]), other, new)
-
-    size = types.int64
-    return types.void(y, size, end, size, size, shortcut, types.boolean, size), generate
+    for v in range(2):
+        first = v * e.lanes
+        with b.if_else(b.icmp_signed(">=", width, e.integer(first + e.lanes))) as (whole, part):
+            with whole:
+                e.store(new(first, e.load(row, first), e.load(other, first)), row, first)
+            with part, b.if_then(b.icmp_signed(">", width, e.integer(first))):
+                mask = e.mask(v, width)
+                x, y = (e.load_masked(start, first, mask) for start in (row, other))
+                e.store_masked(new(first, x, y), row, first, mask)
 
 
 @jit
-def fill_end(
-    bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, block: int, end: ndarray
-) -> None:
-    """end (5, groups, columns): what finish_rows wants for (y + bias) scale + shift and relu, 0 and 1 where unwanted.
+def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, block: int, end: ndarray) -> None:
+    """Fill end (5, groups, columns), which finish_rows needs for (y + bias) scale + shift and relu.
 
-    bias, scale, shift (O,) or of size 0; columns: the outputs of a group for each of `block` pixels, and what fills up
-    the last panel.
+    bias, scale, shift (O,) or of size 0: what is missing is 0, a missing scale 1, a missing relu -inf.
+    columns: the outputs of a group for each of `block` pixels, and padding that fills the last panel.
     """
     columns = end.size // 5 // groups
     outputs = max(bias.size, scale.size) // groups
@@ -98,9 +64,7 @@ def fill_end(
 
 
 @jit
-def finish_rows(
-    y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int, shortcut: ndarray
-) -> None:
-    """The end of a layer, for `width` outputs of the pixels at `rows`; end as fill_end left it."""
+def finish_rows(y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int, shortcut: ndarray) -> None:
+    """Apply the end of a layer to `width` outputs of the pixels at `rows`; `end` comes from fill_end."""
     for r in range(rows.size):
         _end(y, at + rows[r], end, end_at, end.size // 5, shortcut, shortcut.size > 0, width)

@@ -1,13 +1,13 @@
-"""Winograd's convolution: fewer multiplications, as one matrix product for each place of a transformed tile.
+"""Winograd's convolution: fewer multiplications, as one matrix product for each position in a transformed tile.
 
-Stride and dilation 1, one group. An image is cut into tiles of m x m outputs; each wants n x n inputs (n = m + r - 1):
+Stride and dilation 1, one group. An image is cut into tiles of m x m outputs; each needs n x n inputs (n = m + r - 1):
 
     V[k] (tiles, C)  =  BT d B        n n planes k from each tile of the input
     U[k] (C, O)      =  G g GT        and from the weights
-    M[k] (tiles, O)  =  V[k] @ U[k]   n n matrix products: this is all the multiplying
+    M[k] (tiles, O)  =  V[k] @ U[k]   n n matrix products: all multiplications are here
     y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m m outputs from the n n planes
 
-dx is the same with dy as the input, and weights flipped and transposed. dweight goes the other way through U:
+dx is the same with dy as the input, and with flipped and transposed weights. dweight reverses the step of U:
 
     D[k] (tiles, O)  =  A dy AT       dU[k] (C, O) = V[k]^T @ D[k]       dweight = GT dU G
 
@@ -22,40 +22,41 @@ from numba.extending import register_jitable
 from numpy import ndarray
 
 from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
+from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
 
 from .geometry import LINE, aligned
 from .planes import (
-    WIDTH,
-    bring,
     from_planes,
+    pixels_of,
     plane_of,
+    prefetch_part,
+    round_up,
     row_of,
     tile_of,
     tiles_of,
     to_planes,
-    under,
-    up,
     weight_from_planes,
     weight_to_planes,
 )
 from .reference import Pair
-from .tall import TALL, tall_tile, tall_tile_side_by_side
+from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
+GROUP_SIZE = 200_000  # numbers in V and M for a group of tiles: they stay in a core's second-level cache
 
 
 @jit
 def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
-    """Tiles that are transformed and multiplied together: V and M of a group stay in a core's second cache.
+    """Return how many tiles are transformed and multiplied together.
 
-    The number of groups divides by 4, so that two threads, or four, have the same to do.
+    The number of groups is a multiple of 4, so that two or four threads have equal work.
     """
-    fitting = 200_000 // (planes * (channels + outputs))
+    fitting = GROUP_SIZE // (planes * (channels + outputs))
     group = max(16, min(64, fitting // 8 * 8))
-    groups = max(1, up((tiles + group - 1) // group, 4))
-    return max(1, min(tiles, up((tiles + groups - 1) // groups, 8)))
+    groups = max(1, round_up((tiles + group - 1) // group, 4))
+    return max(1, min(tiles, round_up((tiles + groups - 1) // groups, 8)))
 
 
 # -- forward, and the data gradient -------------------------------------------------------------------------------
@@ -63,13 +64,13 @@ def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
 
 @jit
 def _convolve_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int]:
-    """Tiles in a group; numbers in a plane of U, V and M; numbers that each task wants"""
+    """Return the number of tiles in a group, and the sizes of a plane of U, of V, of M, and of a task's memory."""
     n = tile_of(form)[2]
     group = _group(n * n, channels, outputs, tiles)
-    u_plane = plane_of(channels, up(outputs, 2 * WIDTH))
+    u_plane = plane_of(channels, round_up(outputs, NR))
     v_plane, m_plane = plane_of(group, row_of(channels)), plane_of(group, row_of(outputs))
     patch = (n * n + n) * max(row_of(channels), row_of(outputs))
-    return group, u_plane, v_plane, m_plane, n * n * (v_plane + m_plane) + patch + WIDTH
+    return group, u_plane, v_plane, m_plane, n * n * (v_plane + m_plane) + patch + LANES
 
 
 @apart_jit
@@ -77,7 +78,7 @@ def _convolve_group(
     form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
 ) -> None:  # fmt: skip
-    """y of the tiles first ... first + count; the next `more` tiles come after it."""
+    """Compute y of the tiles first ... first + count; the next call computes the `more` tiles after them."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -86,19 +87,18 @@ def _convolve_group(
     zeros = own[own.size - n * max(row_of(channels), row_of(outputs)) :]
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
-    no = np.int64(0)  # not a literal: for each one that it is called with, Numba would compile a function once more
-    to_planes(form, no, x, tiles, padding, first, count, v, v_plane, v_row, no, patch, zeros)
+    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros)
     columns = panel_width(x)
     total = x.shape[0] * tiles[0] * tiles[1]
-    following = under(x, first + count, more, total, r - 1 - padding[0])
-    here = under(y, first, count if shortcut.size else 0, total, no)
+    following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
+    here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
     panels = (outputs + columns - 1) // columns
-    tall = count // TALL * TALL if v_row == lanes(x) and m_row == lanes(x) else 0  # tiles in tall tiles
+    tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows of M in tall tiles
     for k in range(n * n):
         for o in range(0, outputs, columns):
-            bring(x, following, k * panels + o // columns, n * n * panels)
-            bring(shortcut, here, k * panels + o // columns, n * n * panels)
-            for t in range(0, tall, TALL):
+            prefetch_part(x, following, k * panels + o // columns, n * n * panels)
+            prefetch_part(shortcut, here, k * panels + o // columns, n * n * panels)
+            for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
             product_panel(count - tall, min(columns, outputs - o), channels, False,
@@ -109,7 +109,7 @@ def _convolve_group(
 
 @jit
 def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs: int, end: ndarray) -> None:
-    """end (4, outputs in whole vectors): what does nothing where something is not wanted. -0 + x is x, whatever x."""
+    """Fill end (4, outputs in whole vectors); what is missing gets a value without effect. -0 + x is x for any x."""
     step = row_of(outputs)
     for o in range(outputs):
         end[o] = bias[o] if bias.size else -0.0
@@ -120,9 +120,10 @@ def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs
 
 @parallel_jit
 def _convolve(
-    form: int, x: ndarray, weight: ndarray, flip: int, bias: ndarray, scale: ndarray, shift: ndarray,
+    form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
+    """Compute y from x as in `forward`, or with `flip` dx (as y) from dy (as x)."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     vector = lanes(x)
@@ -137,10 +138,10 @@ def _convolve(
     blocks = (channels + vector - 1) // vector
     groups = (total + group - 1) // group
     tasks = rest.size // each
-    for step in range(2):  # one parallel loop for both: each costs a second to compile
+    for step in range(2):  # one parallel loop for both steps: each loop costs a second of compile time
         jobs = blocks if step == 0 else tasks
         for job in prange(jobs):
-            q = np.int64(job)
+            q = np.int64(job)  # the index of a prange loop is unsigned: with int64 it would become a float
             if step == 0:
                 weight_to_planes(form, weight, flip, q, u, u_plane)
             else:
@@ -153,16 +154,16 @@ def _convolve(
                                     finish, end, shortcut, own, v_plane, m_plane, y)  # fmt: skip
 
 
-@register_jitable(inline="always")  # a function of its own would compile all of the above once more
+@register_jitable(inline="always")  # a separate function would compile all of the above once more
 def forward(
     form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
     relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
     """y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu]
 
-    bias, scale, shift (O,) or size 0; shortcut as a vector, or size 0
+    bias, scale, shift (O,) or of size 0; shortcut: y's layout as a vector, or of size 0
     """
-    _convolve(form, x, weight, np.int64(0), bias, scale, shift, shortcut, relu, padding, scratch, y)
+    _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, scratch, y)
 
 
 @register_jitable(inline="always")
@@ -171,7 +172,7 @@ def backward_input(
 ) -> None:
     """dx (N, H, W, C) from dy (N, Ho, Wo, O) [+ shortcut]"""
     none, edge = scratch[:0], weight.shape[0] - 1
-    _convolve(form, dy, weight, np.int64(1), none, none, none, shortcut, none.size > 0,
+    _convolve(form, dy, weight, True, none, none, none, shortcut, False,
               (edge - padding[0], edge - padding[1]), scratch, dx)  # fmt: skip
 
 
@@ -185,7 +186,7 @@ def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: 
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
-    """How many numbers `forward` wants as scratch: it depends on the number of threads, the bits of y do not."""
+    """Return the size of forward's scratch in numbers. It depends on the number of threads; the bits of y do not."""
     images, height, width, channels = x_shape
     r = w_shape[0]
     out = height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1
@@ -193,6 +194,7 @@ def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) ->
 
 
 def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
+    """Return the size of backward_input's scratch in numbers."""
     images, height, width, channels = x_shape
     return _convolve_scratch(form, w_shape[3], channels, images, (height, width))
 
@@ -202,25 +204,27 @@ def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: P
 
 @jit
 def _block(channels: int) -> int:
-    """Channels side by side in a plane of the weight gradient: what one panel of the micro-kernel reads."""
-    return min(2 * WIDTH, row_of(channels))
+    """Return how many channels are side by side in a plane of the weight gradient: those that one panel reads."""
+    return min(NR, row_of(channels))
 
 
 @jit
 def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int, int]:
-    """Partial sums; tiles in a group; numbers in a plane of dU, V and D; numbers that each task wants for its patch
+    """Return the numbers of partial sums and of tiles in a group, and the sizes of a plane of dU, V, D and of a patch.
 
-    A small dU: several partial sums of it, each over a range of tiles, and added in order. A large one, or few tiles:
-    one sum; of each group all tiles are transformed first, then each plane is somebody's. Neither knows of threads.
+    For a small dU there are several partial sums, each over a range of tiles; they are added in order. For a large dU,
+    or few tiles, there is one sum: all tiles of a group are transformed first, then the planes are divided among the
+    threads. Neither way depends on the number of threads.
     """
     n = tile_of(form)[2]
     group, parts = 64, 8 if n * n * channels * outputs <= 2**16 else 4
     if channels * outputs > 8192 or tiles < group * parts:
         group, parts = min(tiles, 256), 1
-    each = (tiles + parts - 1) // parts  # groups of about one size, not a small one at the end
+    each = (tiles + parts - 1) // parts  # groups of about equal size, without a small one at the end
     group = (each + (each + group - 1) // group - 1) // ((each + group - 1) // group)
     du_plane = plane_of(channels, row_of(outputs))
-    v_plane, d_plane = plane_of(group, up(channels, _block(channels))), plane_of(group, up(outputs, _block(outputs)))
+    v_plane = plane_of(group, round_up(channels, _block(channels)))
+    d_plane = plane_of(group, round_up(outputs, _block(outputs)))
     return parts, group, du_plane, v_plane, d_plane, (n * n + n) * max(row_of(channels), row_of(outputs))
 
 
@@ -229,14 +233,14 @@ def _gradient_tiles(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, first: int, count: int, at_tile: int,
     v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
+    """Write V and D of the tiles first ... first + count, from tile `at_tile` of the planes on."""
     n = tile_of(form)[2]
     channels, outputs = x.shape[3], dy.shape[3]
     row = max(row_of(channels), row_of(outputs))
     patch, zeros = own[: n * n * row], own[n * n * row : (n * n + n) * row]
     zeros[:] = 0
-    no, yes = np.int64(0), np.int64(1)
-    to_planes(form, no, x, tiles, padding, first, count, v, v_plane, _block(channels), at_tile, patch, zeros)
-    to_planes(form, yes, dy, tiles, (no, no), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros)
+    to_planes(form, False, x, tiles, padding, first, count, v, v_plane, _block(channels), at_tile, patch, zeros)
+    to_planes(form, True, dy, tiles, (0, 0), first, count, d, d_plane, _block(outputs), at_tile, patch, zeros)
 
 
 @apart_jit
@@ -244,22 +248,22 @@ def _gradient_products(
     begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair,
     count: int, accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """dU[k] (+)= V[k]^T D[k] for k in [begin, end) of so many planes; brings what the next group will read"""
+    """dU[k] (+)= V[k]^T D[k] for k in [begin, end) of so many planes; prefetches what the next group reads."""
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels), _block(outputs)
-    v_tiles = (v_plane - WIDTH) // up(channels, v_block)
+    v_tiles = (v_plane - LANES) // round_up(channels, v_block)
     columns, row = panel_width(v), row_of(outputs)
     panels = (outputs + columns - 1) // columns
     for k in range(begin, end):
         for o in range(0, outputs, columns):
             d_at = k * d_plane + o // d_block * v_tiles * d_block + o % d_block
-            bring(x, x_next, k * panels + o // columns, planes * panels)
-            bring(dy, dy_next, k * panels + o // columns, planes * panels)
+            prefetch_part(x, x_next, k * panels + o // columns, planes * panels)
+            prefetch_part(dy, dy_next, k * panels + o // columns, planes * panels)
             for first in range(0, channels, v_block):
                 v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
                 some = min(v_block, channels - first)
-                tall = some // TALL * TALL if row == lanes(x) else 0
-                for c in range(0, tall, TALL):
+                tall = some // TALL_MR * TALL_MR if row == lanes(x) else 0
+                for c in range(0, tall, TALL_MR):
                     tall_tile_side_by_side(count, accumulate, v, v_at + c, v_block, d, d_at, d_block,
                                            du, du_at + c * row, row)  # fmt: skip
                 product_panel(some - tall, min(columns, outputs - o), count, accumulate,
@@ -271,23 +275,23 @@ def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, begin: int, end: int, group: int, own: ndarray,
     v_plane: int, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """du = the sum over the tiles [begin, end)"""
+    """du (C, O in each plane) = the sum of V[k]^T D[k] over the tiles [begin, end)"""
     _, r, n = tile_of(form)
     total = x.shape[0] * tiles[0] * tiles[1]
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
     patch = own[n * n * (v_plane + d_plane) :]
     for first in range(begin, end, group):
-        count, zero = min(group, end - first), np.int64(0)
-        _gradient_tiles(form, x, dy, tiles, padding, first, count, zero, v, v_plane, d, d_plane, patch)
+        count = min(group, end - first)
+        _gradient_tiles(form, x, dy, tiles, padding, first, count, 0, v, v_plane, d, d_plane, patch)
         more = min(group, end - first - count)
-        x_next = under(x, first + count, more, total, r - 1 - padding[0])
-        _gradient_products(zero, n * n, n * n, x, dy, x_next, under(dy, first + count, more, total, zero),
+        x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0])
+        _gradient_products(0, n * n, n * n, x, dy, x_next, pixels_of(dy, first + count, more, total, 0),
                            count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
 @parallel_jit
 def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: ndarray, dweight: ndarray) -> None:
-    """dweight (r, r, C, O)"""
+    """dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O)"""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], dy.shape[3]
     tiles = tiles_of(m, dy.shape[1], dy.shape[2])
@@ -295,21 +299,20 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
     parts, group, du_plane, v_plane, d_plane, each = _gradient_sizes(form, channels, outputs, total)
     part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
     memory = aligned(scratch)
-    du, shared = memory[: parts * part], memory[parts * part :]  # one sum: V and D of the group, for all
+    du, shared = memory[: parts * part], memory[parts * part :]  # one sum: all tasks share V and D of the group
     own = shared[pair:] if parts == 1 else shared
     each += pair if parts > 1 else 0
     tasks = own.size // each
-    # Several sums: all of them, then the end. One: transform, multiply, transform, multiply ... and the end.
+    # Several sums: compute all, then finish. One sum: transform, multiply, transform, multiply ... and finish.
     steps = 2 if parts > 1 else 2 * ((total + group - 1) // group) + 1
     for step in range(steps):
         end = step == steps - 1
         transform = parts > 1 or step % 2 == 0
         first = step // 2 * group
         count = min(group, total - first)
-        none = np.int64(0), np.int64(0)  # nothing to bring: who reads which tiles next is open, images are small
         jobs = channels if end else tasks if transform else n * n
         for job in prange(jobs):
-            t = np.int64(job)
+            t = np.int64(job)  # as in _convolve
             if end:
                 weight_from_planes(form, parts, du, part, du_plane, t, dweight)
             elif parts > 1:
@@ -323,11 +326,13 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
                                 shared, v_plane, shared[n * n * v_plane :], d_plane,
                                 own[t * each : (t + 1) * each])  # fmt: skip
             else:
-                _gradient_products(t, t + 1, n * n, x, dy, none, none, count, first > 0,
+                # Nothing to prefetch, (0, 0): any thread may read the next tiles, and the images are small.
+                _gradient_products(t, t + 1, n * n, x, dy, (0, 0), (0, 0), count, first > 0,
                                    shared, v_plane, shared[n * n * v_plane :], d_plane, du, du_plane)  # fmt: skip
 
 
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
+    """Return the size of backward_weight's scratch in numbers."""
     images, height, width, channels = x_shape
     m, r, n = tile_of(form)
     tiles = tiles_of(m, height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1)

@@ -1,72 +1,59 @@
-"""Matrix products on the micro-kernel (tile.py): panels of b copied close by, tiles of the output split over threads.
+"""Matrix products on the micro-kernel (product.py): packed panels of b, and tiles of the output divided among threads.
 
-The output is cut into panels of two vectors of columns, and those into strips of a tile's height. Each thread takes an
-equal run of tiles, down the first panel, then down the next. What a panel needs of b it copies into a narrow buffer of
-its own (pack.py), which the tile reads line after line from the nearest cache. a is read where it lies, but for large
-a^T b, where each number would come from another page of memory. For one strip b is read once only: there the copy would
-cost more than it gains, and the tile reads b in place.
+The output is cut into panels of NR columns (two vectors), and those into strips of MR rows, a tile each (blocks.py has
+the block sizes). Each thread takes an equal run of tiles, down the first panel, then down the next. It copies what a
+panel needs of b into a small buffer of its own (pack.py), which the tile reads line after line from the nearest cache.
+a is read in place, except for a large a^T b, where each number would come from another page of memory. If there is one
+strip only, b is read once: the copy would cost more than it gains, so the tile reads b in place.
 
 No sum is split over threads, and each is added in the order of k: bits depend neither on the number of threads nor on
-the sizes of blocks.
+the block sizes.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import VECTOR_BYTES, apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
 
+from .blocks import LANES, MC_KC, MR, NR, block_depth, block_rows
 from .pack import pack_columns, pack_rows
-from .product import narrow_tile, wide_tile
+from .product import product_tile
 from .reference import __all__ as __all__
-from .tile import ROWS, lanes, panel_width
+from .tile import panel_width
 
-LANES = VECTOR_BYTES // 4  # of float32; a vector of float64 holds half as many, and its panels fit where these do
-FEW = 256  # rows: for more of them ...
-DEPTH = 256  # ... a long sum is taken in pieces, so that a panel of b stays in the first-level cache
-LONGEST = 1024  # ... for fewer only a longer sum is, in pieces of half this: each goes over the output once more
-BLOCK = 2**17  # numbers of a that stay in the second-level cache while panels pass by
-IN_PLACE = 1  # strips for which a panel of b is not copied
-OFTEN = 16  # panels for which a is copied, too, where its columns are rows (tn)
-GROUP = 2 * LANES // ROWS * ROWS  # rows of a that are copied side by side: whole strips (float32)
-SMALL = 2**17  # multiplications: below, one thread is faster than two
-
-
-@jit
-def _piece(rows: int, depth: int) -> int:
-    """How many k's are taken at once."""
-    longest = LONGEST if rows <= FEW else DEPTH
-    return depth if depth <= longest else min(longest, LONGEST // 2)
+B_IN_PLACE_STRIPS = 1  # for up to this many strips a panel of b is not copied
+PACK_A_PANELS = 16  # a thread with at least this many panels copies a, too, if its columns are contiguous (tn)
+PACKED_ROWS = NR // MR * MR  # rows of a that are copied side by side: whole strips (float32)
+SERIAL_BELOW = 2**17  # multiplications: for fewer, one thread is faster than two
 
 
 @jit
 def _packed_size(rows: int, depth: int) -> int:
-    """Numbers of a packed panel of b, its depth rounded up to whole vectors."""
-    return (_piece(rows, depth) + LANES - 1) // LANES * LANES * 2 * LANES
+    """Return the size of a packed panel of b in numbers, its depth rounded up to whole vectors."""
+    return (block_depth(rows, depth) + LANES - 1) // LANES * LANES * NR
 
 
 @jit
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
-    """Numbers that one thread wants: a packed panel of b, and the block of a that is packed for many panels."""
-    width, piece = 2 * LANES, _piece(rows, depth)
-    block = min(rows, BLOCK // max(1, piece) + width)
-    packed_a = (block + GROUP - 1) // GROUP * width * piece if columns > (OFTEN - 1) * LANES else 0  # or of float64
+    """Return the size of a thread's scratch in numbers: a panel of b and, for many panels, a block of a."""
+    kc = block_depth(rows, depth)
+    mc = min(rows, MC_KC // max(1, kc) + NR)
+    # LANES, not NR: a panel of float64 is half as wide, so half as many columns are PACK_A_PANELS panels.
+    packed_a = (mc + PACKED_ROWS - 1) // PACKED_ROWS * NR * kc if columns > (PACK_A_PANELS - 1) * LANES else 0
     return _packed_size(rows, depth) + packed_a
 
 
 @apart_jit
-def _finish(bias: ndarray, relu: bool, out: ndarray, at: int, step: int, rows: int, column: int, width: int) -> None:
-    """out[at + i step + j] [+ bias[column + j]] [max(., 0)] for i < rows, j < width, while they are in the cache"""
-    lowest = out.dtype.type(0 if relu else -np.inf)
-    for i in range(rows):
-        for j in range(width):
-            value = out[at + i * step + j]
+def _empty_sums(bias: ndarray, relu: bool, out: ndarray) -> None:
+    """out = 0 [+ bias] [max(., 0)], for sums of no products"""
+    for m in range(out.shape[0]):
+        for n in range(out.shape[1]):
+            total = out.dtype.type(0)
             if bias.size:
-                value += bias[column + j]
-            out[at + i * step + j] = lowest if value < lowest else value
+                total += bias[n]
+            out[m, n] = 0 if relu and total < 0 else total
 
 
 @apart_jit
@@ -74,68 +61,59 @@ def _share(
     part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
     bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """One thread's share of the tiles, from `first` to `last`."""
-    # Numba compiles a function once more for each literal that it is called with: these are none.
-    none: Any = np.int64(0)
-    one: Any = np.int64(1)
+    """Compute one thread's share of the tiles, from `first` to `last`."""
     rows, columns = out.shape
-    width, piece = panel_width(a), _piece(rows, depth)
-    strips = (rows + ROWS - 1) // ROWS
-    tiles = strips * ((columns + width - 1) // width)
+    nr, kc = panel_width(a), block_depth(rows, depth)
+    strips = (rows + MR - 1) // MR
+    tiles = strips * ((columns + nr - 1) // nr)
     first, last = part * tiles // parts, (part + 1) * tiles // parts
-    block = min(strips, max(width, BLOCK // piece // width * width) // ROWS)  # strips of a that stay in the cache
-    group = width // ROWS * ROWS
-    often = a_row == 1 and group > 0 and last - first >= OFTEN * strips
+    block = min(strips, block_rows(kc, nr) // MR)  # strips of a block of a
+    group = nr // MR * MR
+    pack_a = a_row == 1 and group > 0 and last - first >= PACK_A_PANELS * strips
     vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(rows, depth) :], scratch
-    for top in range(0, strips, block):
-        here = min(block * ROWS, rows - top * ROWS)
-        for k in range(0, depth, piece):
-            deep = min(piece, depth - k)
-            if often:
+    for top in range(0, strips, block):  # blocks of MC rows
+        here = min(block * MR, rows - top * MR)
+        for k in range(0, depth, kc):  # and of KC products
+            deep = min(kc, depth - k)
+            if pack_a:
                 for i in range(0, here, group):
-                    a_at, target = (top * ROWS + i) * a_row + k * a_step, packed_a[i // group * width * deep :]
+                    a_at, target = (top * MR + i) * a_row + k * a_step, packed_a[i // group * nr * deep :]
                     pack_rows(a, a_at, a_step, deep, min(group, here - i), target)
-            for number in range(first // strips, (last + strips - 1) // strips):
-                # This panel's strips from lo to hi are in the block, and ours.
+            for number in range(first // strips, (last + strips - 1) // strips):  # panels of NR columns
+                # This thread's strips of the panel that are in the block: from lo to hi.
                 lo = max(top, first - number * strips)
                 hi = min(top + block, strips, last - number * strips)
                 if lo >= hi:
                     continue
-                column = number * width
-                wide = min(width, columns - column)
+                column = number * nr
+                wide = min(nr, columns - column)
                 b_at = k * b_step + column * b_column
-                panel_of_b, panel_at, panel_step = packed, none, width
-                if b_column == 1 and hi - lo <= IN_PLACE and b_at + (deep - 1) * b_step + width <= b.size:
+                panel_of_b, panel_at, panel_step = packed, 0, nr
+                if b_column == 1 and hi - lo <= B_IN_PLACE_STRIPS and b_at + (deep - 1) * b_step + nr <= b.size:
                     panel_of_b, panel_at, panel_step = b, b_at, b_step
                 elif b_column == 1:
                     pack_rows(b, b_at, b_step, deep, wide, packed)
                 else:
                     pack_columns(b, b_at, b_column, deep, wide, packed)
-                # The next panel begins to come while this one's last tile is computed: earlier, it would be gone again.
-                soon_at, soon_step = b_at, none
-                if column + width < columns and b_column == 1:
-                    soon_at, soon_step = b_at + width, b_step
-                elif column + width < columns and deep == depth:
-                    soon_at, soon_step = b_at + width * b_column, width  # its rows lie one after the other
+                # The last tile of a panel prefetches the next panel: earlier, it would be evicted again.
+                soon_at, soon_step = b_at, 0
+                if column + nr < columns and b_column == 1:
+                    soon_at, soon_step = b_at + nr, b_step
+                elif column + nr < columns and deep == depth:
+                    soon_at, soon_step = b_at + nr * b_column, nr  # its rows are stored one after the other
                 finish = k + deep == depth and (relu or bias.size > 0)
-                biased = wide if bias.size > 0 else none
-                for strip in range(lo, hi):
-                    row = strip * ROWS
-                    count = min(ROWS, rows - row)
-                    step = soon_step if strip == hi - 1 else none
+                biased = wide if bias.size > 0 else 0
+                for strip in range(lo, hi):  # strips of MR rows
+                    row = strip * MR
+                    step = soon_step if strip == hi - 1 else 0
                     panel_of_a, a_at, a_to_row, a_to_k = a, row * a_row + k * a_step, a_row, a_step
-                    if often:
-                        i = row - top * ROWS
-                        panel_of_a, a_at = packed_a, i // group * width * deep + i % group
-                        a_to_row, a_to_k = one, width
-                    if wide > lanes(a):
-                        wide_tile(count, wide, deep, k > 0, panel_of_a, a_at, a_to_row, a_to_k, panel_of_b, panel_at,
-                                  panel_step, vector, row * columns + column, columns, finish, bias, column, biased,
-                                  relu, b, soon_at, step)  # fmt: skip
-                    else:
-                        narrow_tile(count, wide, deep, k > 0, panel_of_a, a_at, a_to_row, a_to_k, panel_of_b, panel_at,
-                                    panel_step, vector, row * columns + column, columns, finish, bias, column, biased,
-                                    relu, b, soon_at, step)  # fmt: skip
+                    if pack_a:
+                        i = row - top * MR
+                        panel_of_a, a_at = packed_a, i // group * nr * deep + i % group
+                        a_to_row, a_to_k = 1, nr
+                    product_tile(min(MR, rows - row), wide, deep, k > 0, panel_of_a, a_at, a_to_row, a_to_k,
+                                 panel_of_b, panel_at, panel_step, vector, row * columns + column, columns,
+                                 finish, bias, column, biased, relu, b, soon_at, step)  # fmt: skip
 
 
 @parallel_jit
@@ -147,56 +125,43 @@ def _product(
     if out.size == 0:
         return
     if depth == 0:
-        out[:] = 0
-        _finish(bias, relu, out.reshape(out.size), depth, out.shape[1], out.shape[0], depth, out.shape[1])
+        _empty_sums(bias, relu, out)
         return
     each = _scratch_size(out.shape[0], out.shape[1], depth)
     parts = scratch.size // each
     if parts == 1:
-        _share(parts - 1, parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, scratch, out)
+        _share(0, 1, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, scratch, out)
         return
     for part in prange(parts):
         own = scratch[part * each : (part + 1) * each]
+        # np.int64: the index of a prange loop is unsigned, and arithmetic of unsigned and signed integers is in floats.
         _share(np.int64(part), parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, own, out)
 
 
 @jit
-def _steps(matrix: ndarray) -> tuple[int, int]:
-    """From a row to the next one and from a column to the next one, in numbers."""
-    one: Any = np.int64(1)  # a plain 1 would be one more literal
-    return matrix.shape[1], one
-
-
-@jit
 def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
-    a_row, a_step = _steps(a)
-    b_step, b_column = _steps(b)
-    _product(
-        a.reshape(a.size), a_row, a_step, b.reshape(b.size), b_step, b_column, a.shape[1], bias, relu, scratch, out
-    )
+    """out (M, N) = a (M, K) b (K, N) [+ bias (N,), or of size 0] [max(., 0)]; scratch: nn_scratch(M, N, K) numbers"""
+    k, n = b.shape
+    _product(a.reshape(a.size), k, 1, b.reshape(b.size), n, 1, k, bias, relu, scratch, out)
 
 
 @jit
 def nt(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
-    a_row, a_step = _steps(a)
-    b_column, b_step = _steps(b)
-    bias = scratch[:0]
-    _product(a.reshape(a.size), a_row, a_step, b.reshape(b.size), b_step, b_column, a.shape[1],
-             bias, bias.size > 0, scratch, out)  # fmt: skip
+    """out (M, N) = a (M, K) b (N, K)^T"""
+    k = b.shape[1]
+    _product(a.reshape(a.size), k, 1, b.reshape(b.size), 1, k, k, scratch[:0], False, scratch, out)
 
 
 @jit
 def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
-    a_step, a_row = _steps(a)
-    b_step, b_column = _steps(b)
-    bias = scratch[:0]
-    _product(a.reshape(a.size), a_row, a_step, b.reshape(b.size), b_step, b_column, a.shape[0],
-             bias, bias.size > 0, scratch, out)  # fmt: skip
+    """out (M, N) = a (K, M)^T b (K, N)"""
+    (k, m), n = a.shape, b.shape[1]
+    _product(a.reshape(a.size), 1, m, b.reshape(b.size), n, 1, k, scratch[:0], False, scratch, out)
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Numbers of scratch for out (rows, columns) and sums of `depth` products: packed panels for each thread."""
-    return (threads() if rows * columns * depth >= SMALL else 1) * int(_scratch_size(rows, columns, depth))
+    """Return the size of scratch in numbers, for out (rows, columns) and sums of `depth` products."""
+    return (threads() if rows * columns * depth >= SERIAL_BELOW else 1) * int(_scratch_size(rows, columns, depth))
 
 
 nt_scratch = tn_scratch = nn_scratch

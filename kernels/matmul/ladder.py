@@ -1,6 +1,7 @@
-"""The steps from plain loops to the micro-kernel, as functions to measure: bench/bench_matmul.py prints the table.
+"""The steps from plain loops to the micro-kernel, as functions to measure; bench/bench_matmul.py prints the table.
 
-Each computes out (M, N) = a (M, K) b (K, N) on one thread. README.md tells what each step changes and why it is faster.
+Each computes out (M, N) = a (M, K) b (K, N) on one thread. README.md explains what each step changes and why it is
+faster.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from minidl.engine.jit import jit
 from .pack import pack_rows
 from .tile import panel, panel_width
 
-BLOCK = 64
+KC, NC = 64, 128  # a block of b: KC x NC numbers
 
 
 @jit
@@ -29,7 +30,7 @@ def naive(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 @jit
 def rows_inside(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """n innermost: whole lines of b and out, which LLVM turns into vectors. Each sum is loaded and stored K times."""
+    """n innermost: whole lines of b and out, which LLVM vectorizes. Each sum is loaded and stored K times."""
     for m in range(out.shape[0]):
         row = out[m]
         row[:] = 0
@@ -41,14 +42,14 @@ def rows_inside(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 @jit
 def blocked(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """The same on blocks of b that stay in the first-level cache while all rows of a pass by."""
+    """The same on blocks of b, which stay in the first-level cache while all rows of a are multiplied by them."""
     out[:] = 0
-    for k0 in range(0, a.shape[1], BLOCK):
-        for n0 in range(0, out.shape[1], 2 * BLOCK):
+    for k0 in range(0, a.shape[1], KC):
+        for n0 in range(0, out.shape[1], NC):
             for m in range(out.shape[0]):
-                row = out[m, n0 : n0 + 2 * BLOCK]
-                for k in range(k0, min(k0 + BLOCK, a.shape[1])):
-                    number, line = a[m, k], b[k, n0 : n0 + 2 * BLOCK]
+                row = out[m, n0 : n0 + NC]
+                for k in range(k0, min(k0 + KC, a.shape[1])):
+                    number, line = a[m, k], b[k, n0 : n0 + NC]
                     for n in range(row.size):
                         row[n] += number * line[n]
 
@@ -56,7 +57,6 @@ def blocked(a: ndarray, b: ndarray, out: ndarray) -> None:
 @jit
 def tiles(a: ndarray, b: ndarray, out: ndarray) -> None:
     """The micro-kernel on packed panels of b: the sums stay in registers from beginning to end."""
-    zero, one = np.int64(0), np.int64(1)
     rows, columns = out.shape
     depth, width = a.shape[1], panel_width(a)
     packed = np.empty(depth * width, a.dtype)
@@ -64,8 +64,8 @@ def tiles(a: ndarray, b: ndarray, out: ndarray) -> None:
     for n in range(0, columns, width):
         wide = min(width, columns - n)
         pack_rows(b.reshape(b.size), n, columns, depth, wide, packed)
-        panel(rows, one, depth, False, a.reshape(a.size), start, a_rows, zero, one,
-              packed, start, zero, width, out.reshape(out.size), out_rows, n, wide)  # fmt: skip
+        panel(rows, 1, depth, False, a.reshape(a.size), start, a_rows, 0, 1,
+              packed, start, 0, width, out.reshape(out.size), out_rows, n, wide)  # fmt: skip
 
 
 RUNGS = {

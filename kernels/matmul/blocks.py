@@ -1,0 +1,41 @@
+"""The block sizes of a matrix product out (M, N) = a (M, K) b (K, N), under the names that BLIS gives them.
+
+| name | size                                   | what it is                   | stays in                    |
+|------|----------------------------------------|------------------------------|-----------------------------|
+| MR   | 8 (6 with 16 registers)                | rows of a tile of out        | registers, MR x NR sums     |
+| NR   | 2 vectors: 32 float32 with AVX-512     | columns of a tile            | registers                   |
+| KC   | 256; for few rows 512, or the whole    | depth of a block: summands   | L1: a panel of b (KC, NR)   |
+|      | sum if it has up to 1024 products      |                              |                             |
+| MC   | MC KC = 2**17 numbers                  | rows of a block of a         | L2: a block of a (MC, KC)   |
+| NC   | none: each thread takes all its panels | columns of a block of b      | (L3, in BLIS)               |
+
+Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
+for float32: a vector of float64 holds half as many numbers, so its blocks fit wherever those of float32 do.
+"""
+
+from __future__ import annotations
+
+from minidl.engine.jit import REGISTERS, VECTOR_BYTES, jit
+
+LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
+MR = 8 if REGISTERS == 32 else 6  # with NR, and the vectors of b and a, the sums fill the registers
+NR = 2 * LANES
+FEW_ROWS = 256  # up to so many rows longer blocks are better: each block reads and writes the output once more
+KC = 256
+KC_FEW_ROWS = 512
+UNSPLIT_FEW_ROWS = 1024  # products in a sum that is not split
+MC_KC = 2**17
+
+
+@jit
+def block_depth(rows: int, depth: int) -> int:
+    """Return KC for an output of so many rows, and sums of `depth` products."""
+    if rows <= FEW_ROWS:
+        return depth if depth <= UNSPLIT_FEW_ROWS else KC_FEW_ROWS
+    return min(depth, KC)
+
+
+@jit
+def block_rows(kc: int, nr: int) -> int:
+    """Return MC for blocks of depth kc > 0: whole groups of nr rows, at least one of them."""
+    return max(nr, MC_KC // kc // nr * nr)

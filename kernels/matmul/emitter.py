@@ -1,0 +1,267 @@
+"""Vector instructions, and the loop that all micro-kernels of matrix products and convolutions share.
+
+LLVM does not find the fast form of these loops by itself, so their instructions are written out with llvmlite. The
+micro-kernel, for a tile of MR x NR numbers of c (blocks.py explains the sizes):
+
+    sums[0:MR, 0:NR] = 0                       `zeros`: in vector registers
+    for k in range(KC):                        `loop`
+        row_of_b = b[k, 0:NR]                  `columns`: load 2 vectors
+        for i in range(MR):                    `rank_one`: this loop is unrolled
+            number = a[i, k]                   load 1 number, broadcast it to all lanes of a vector
+            sums[i, 0:NR] += number * row_of_b     2 multiply-adds
+    if accumulate: sums += c[0:MR, 0:NR]       `plus`
+    c[0:MR, 0:NR] = sums                       `write`: whole vectors, or only some lanes
+
+Each user adds what differs: tile.py finds its rows through tables and sums over the taps of a convolution as well;
+product.py prefetches, and ends a linear layer; conv/channels.py reads vectors of a instead of single numbers;
+conv/tall.py has more rows and fewer columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+
+from minidl.engine.jit import HAS_FMA, VECTOR_BYTES
+
+Value = Any  # a value of the code that is written: a number, a vector or a pointer
+Offset = Any  # an int or a Value, in numbers, not in bytes
+Sums = dict[tuple[int, int], Value]  # (row, vector of columns) -> vector
+
+
+def instructions(write: Callable[..., None]) -> Any:
+    """Turn write(emitter, *arguments), which writes instructions, into a function that kernels call with `arguments`.
+
+    The instructions become part of the kernel. `write` receives an array as a pointer to its first number, an integer
+    as int64, and a tuple of integers as a tuple of int64. Literals are passed as int64, too, so kernels may use them.
+    """
+
+    @wraps(write)  # Numba reads the names of the arguments from the signature
+    def intrinsic(typing: Any, *arguments: Any) -> Any:
+        kinds = [_received(kind) for kind in arguments]
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            pointers = (
+                context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
+                for kind, value in zip(kinds, values)
+            )
+            write(Emitter(context, builder, kinds), *pointers)
+            return context.get_dummy_value()
+
+        return types.void(*kinds), generate
+
+    return extending.intrinsic(intrinsic)
+
+
+def _received(kind: Any) -> Any:
+    """Return the type that an argument of this type is converted to."""
+    if isinstance(kind, types.BaseTuple):
+        return types.UniTuple(types.int64, len(kind))
+    if isinstance(kind, types.Boolean):
+        return types.boolean
+    return types.int64 if isinstance(kind, types.Integer) else kind
+
+
+class Emitter:
+    """Writes instructions for vectors of one float type: that of the first array of floats among the arguments.
+
+    builder: llvmlite's, for all other instructions. lanes: the numbers in a vector. bytes: the size of a number.
+    """
+
+    def __init__(self, context: Any, builder: Any, kinds: list[Any]) -> None:
+        kind = next(kind.dtype for kind in kinds if isinstance(getattr(kind, "dtype", None), types.Float))
+        self.builder, self.bytes = builder, kind.bitwidth // 8
+        self.lanes = VECTOR_BYTES // self.bytes
+        self.int64 = ir.IntType(64)
+        self.vector = ir.VectorType(context.get_data_type(kind), self.lanes)
+        self.suffix = f"v{self.lanes}f{kind.bitwidth}"
+
+    # -- numbers and addresses ---------------------------------------------------------------------------
+
+    def integer(self, value: Offset) -> Value:
+        """Return an int as a constant; a Value stays as it is."""
+        return ir.Constant(self.int64, value) if isinstance(value, int) else value
+
+    def filled(self, value: float) -> Value:
+        """Return a vector with this number in each lane."""
+        return ir.Constant(self.vector, [value] * self.lanes)
+
+    def times(self, x: Value, factor: Offset) -> Value:
+        """Return the product of two integers."""
+        return self.builder.mul(x, self.integer(factor))
+
+    def smaller(self, x: Offset, y: Value) -> Value:
+        """Return the smaller of two integers."""
+        return self.builder.select(self.builder.icmp_signed("<", self.integer(x), y), self.integer(x), y)
+
+    def at(self, start: Value, offset: Offset) -> Value:
+        """Return a pointer to the number start[offset]."""
+        return self.builder.gep(start, [self.integer(offset)])
+
+    def number(self, start: Value, offset: Offset) -> Value:
+        """Return the number start[offset], of any type."""
+        return self.builder.load(self.at(start, offset))
+
+    # -- vectors -----------------------------------------------------------------------------------------
+
+    def pointer(self, start: Value, offset: Offset) -> Value:
+        """Return a pointer to the vector that begins at start[offset], with the alignment of a number."""
+        return self.builder.bitcast(self.at(start, offset), self.vector.as_pointer())
+
+    def load(self, start: Value, offset: Offset) -> Value:
+        """Load the vector that begins at start[offset]."""
+        return self.builder.load(self.pointer(start, offset), align=self.bytes)
+
+    def store(self, vector: Value, start: Value, offset: Offset) -> None:
+        """Store a vector from start[offset] on."""
+        self.builder.store(vector, self.pointer(start, offset), align=self.bytes)
+
+    def load_masked(self, start: Value, offset: Offset, mask: Value) -> Value:
+        """Load the lanes of a mask; the others are 0, and their memory is not read."""
+        align, otherwise = ir.IntType(32)(self.bytes), self.filled(0.0)
+        arguments = self.pointer(start, offset), align, mask, otherwise
+        return self._call(f"llvm.masked.load.{self.suffix}.p0", self.vector, *arguments)
+
+    def store_masked(self, vector: Value, start: Value, offset: Offset, mask: Value) -> None:
+        """Store the lanes of a mask; the memory of the others is not written."""
+        arguments = vector, self.pointer(start, offset), ir.IntType(32)(self.bytes), mask
+        self._call(f"llvm.masked.store.{self.suffix}.p0", ir.VoidType(), *arguments)
+
+    def mask(self, v: int, width: Value) -> Value:
+        """Return the mask of those lanes of the v-th vector that are within `width` columns."""
+        columns = ir.Constant(ir.VectorType(self.int64, self.lanes), list(range(v * self.lanes, (v + 1) * self.lanes)))
+        return self.builder.icmp_signed("<", columns, self.broadcast(width))
+
+    def broadcast(self, number: Value) -> Value:
+        """Return a vector with this number in each lane."""
+        undefined = ir.Constant(ir.VectorType(number.type, self.lanes), ir.Undefined)
+        first = self.builder.insert_element(undefined, number, ir.IntType(32)(0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        return self.builder.shuffle_vector(first, undefined, zeros)
+
+    def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
+        """Return x y + z, rounded once if the CPU has such an instruction."""
+        if not HAS_FMA:
+            return self.builder.fadd(self.builder.fmul(x, y), z)
+        return self._call(f"llvm.fma.{self.suffix}", self.vector, x, y, z)
+
+    def scale_shift(self, x: Value, bias: Value, scale: Value, shift: Value) -> Value:
+        """Return (x + bias) scale + shift, each step rounded."""
+        return self.builder.fadd(self.builder.fmul(self.builder.fadd(x, bias), scale), shift)
+
+    def at_least(self, x: Value, least: Value) -> Value:
+        """Return max(x, least); NaN stays NaN."""
+        return self.builder.select(self.builder.fcmp_ordered("<", x, least), least, x)
+
+    def prefetch(self, start: Value, offset: Offset, write: bool) -> None:
+        """Begin to load the cache line of start[offset]: to write it, or into the second-level cache to read it."""
+        flag, pointer = ir.IntType(32), self.builder.bitcast(self.at(start, offset), ir.IntType(8).as_pointer())
+        near, data = 2, 1  # LLVM's codes: the second-level cache; data, not instructions
+        self._call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(near), flag(data))
+
+    def _call(self, name: str, result: Any, *arguments: Value) -> Value:
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
+
+    # -- control: loops and branches ---------------------------------------------------------------------
+
+    def loop(
+        self, rounds: Value, counters: list[tuple[Offset, Offset]], first: Sums, body: Callable[..., Sums]
+    ) -> Sums:
+        """Write `rounds` times sums = body(sums, number of the round, *counters), beginning with the sums `first`.
+
+        Returns the last sums. rounds: at least 1, so the loop compares at its end. counters: (begin, step) of each.
+        Each counter and each sum is a `phi` instruction: this makes LLVM keep it in a register.
+        """
+        b, entry = self.builder, self.builder.block
+        start = b.append_basic_block("loop")
+        b.branch(start)
+        b.position_at_end(start)
+        counters = [(0, 1), *counters]
+        numbers, sums = [b.phi(self.int64) for _ in counters], {at: b.phi(self.vector) for at in first}
+        result = body(sums, *numbers)
+        following = [b.add(number, self.integer(step)) for number, (_, step) in zip(numbers, counters)]
+        last, done = b.block, b.append_basic_block("done")
+        b.cbranch(b.icmp_signed("<", following[0], rounds), start, done)
+        b.position_at_end(done)
+        befores = [*(self.integer(begin) for begin, _ in counters), *first.values()]
+        for phi, before, after in zip([*numbers, *sums.values()], befores, [*following, *(result[at] for at in first)]):
+            phi.add_incoming(before, entry)
+            phi.add_incoming(after, last)
+        return result
+
+    def when(self, condition: Value, compute: Callable[[], dict], otherwise: dict) -> dict:
+        """Return the vectors of compute() if the condition holds, else those of `otherwise`, with the same keys."""
+        b, before = self.builder, self.builder.block
+        with b.if_then(condition):
+            computed = compute()
+            after = b.block
+        merged = {at: b.phi(self.vector) for at in otherwise}
+        for at, phi in merged.items():
+            phi.add_incoming(computed[at], after)
+            phi.add_incoming(otherwise[at], before)
+        return merged
+
+    # -- tiles -------------------------------------------------------------------------------------------
+
+    def one_or_two(self, width: Value, tile: Callable[[int], None]) -> None:
+        """Write tile(1), which runs if `width` columns fit into one vector, and tile(2), which runs otherwise."""
+        with self.builder.if_else(self.builder.icmp_signed(">", width, self.integer(self.lanes))) as (two, one):
+            with two:
+                tile(2)
+            with one:
+                tile(1)
+
+    def row_numbers(self, rows: Value, most: int) -> list[Value]:
+        """Return min(i, rows - 1) for i < most: rows beyond the last one repeat it, with the same results."""
+        last = self.builder.sub(rows, self.integer(1))
+        return [self.smaller(i, last) for i in range(most)]
+
+    def zeros(self, rows: int, vectors: int) -> Sums:
+        """Return the sums of a tile before the first product."""
+        return {(i, v): self.filled(0.0) for i in range(rows) for v in range(vectors)}
+
+    def columns(self, start: Value, vectors: int) -> list[Value]:
+        """Load adjacent vectors, from start[0] on."""
+        return [self.load(start, v * self.lanes) for v in range(vectors)]
+
+    def rank_one(self, sums: Sums, numbers: Iterable[Value], columns: list[Value]) -> Sums:
+        """Return sums + the outer product of numbers and columns. numbers: a pointer to each number."""
+        added = {}
+        for i, pointer in enumerate(numbers):
+            number = self.broadcast(self.builder.load(pointer))
+            for v, column in enumerate(columns):
+                added[i, v] = self.multiply_add(number, column, sums[i, v])
+        return added
+
+    def plus(self, sums: Sums, accumulate: Value, rows: list[Value], width: Value) -> Sums:
+        """Return the sums, plus c if `accumulate`; row i of c begins at the pointer rows[i]."""
+
+        def totals() -> Sums:
+            masks = self._masks(sums, width)
+            loaded = {(i, v): self.load_masked(rows[i], v * self.lanes, masks[v]) for i, v in sums}
+            return {at: self.builder.fadd(loaded[at], value) for at, value in sums.items()}
+
+        return self.when(accumulate, totals, sums)
+
+    def write(self, sums: Sums, rows: list[Value], width: Value) -> None:
+        """Store the sums in c: whole vectors if the tile is full, else the lanes within `width`."""
+        vectors = 1 + max(v for _, v in sums)
+        full = self.builder.icmp_signed(">=", width, self.integer(vectors * self.lanes))
+        with self.builder.if_else(full) as (whole, part):
+            with whole:
+                for (i, v), value in sums.items():
+                    self.store(value, rows[i], v * self.lanes)
+            with part:
+                masks = self._masks(sums, width)
+                for (i, v), value in sums.items():
+                    self.store_masked(value, rows[i], v * self.lanes, masks[v])
+
+    def _masks(self, sums: Sums, width: Value) -> dict[int, Value]:
+        """Return the mask of each vector of columns."""
+        return {v: self.mask(v, width) for v in dict.fromkeys(v for _, v in sums)}
