@@ -130,6 +130,7 @@ print(len(inner.signatures), len(outer.signatures), *top.stats.cache_hits.values
 
 
 PARTS = """
+from __future__ import annotations
 import inspect
 import numpy as np
 from minidl.engine.jit import Part, in_parts, jit
