@@ -1,4 +1,4 @@
-"""What all elementwise kernels share: the division of a vector into chunks, and stores that bypass the caches.
+"""Shared by all elementwise kernels: the division of a vector into chunks, and stores that bypass the caches.
 
 Elementwise kernels do little arithmetic per byte: memory bandwidth limits them. Three rules follow.
 
@@ -48,8 +48,8 @@ def _passes_caches(out: ndarray, k: int, chunks: int) -> bool:
     return out.size * out.itemsize >= CACHE and out.ctypes.data % VECTOR_BYTES == 0
 
 
-# A kernel from a function for one chunk of its vectors. Two parameters of the function are computed:
-# past: whether to bypass the caches with the last vector: it is large and aligned for non-temporal vector stores;
+# Makes a kernel from a function for one chunk of its vectors. The function may have two computed parameters:
+# past: whether stores to the last vector bypass the caches (it is large, and aligned for non-temporal vector stores);
 # begin: the index of the chunk's first element.
 chunked = in_parts(chunks, chunk, begin=_begin, past=_passes_caches)
 

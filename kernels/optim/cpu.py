@@ -1,8 +1,8 @@
 """Updates of the parameters: each is one pass over memory, which the threads share.
 
 The vector is divided into chunks, regardless of the segments: a model may have one large segment and many small ones.
-Each chunk is updated segment by segment. Factors are computed in float64 and converted to the arrays' type once,
-before the loop. A small vector is updated by one thread. `begin` is the index of the chunk's first element.
+Chunks begin on cache lines, so no two threads write to the same line. Each chunk is updated segment by segment. Factors
+are computed in float64 and converted to the arrays' type once, before the loop. A small vector is updated by one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LANES = 128  # independent sums of squares
 
 @jit
 def _overlap(start: int, stop: int, begin: int, size: int) -> slice:
-    """The elements of a chunk [begin, begin + size) that the segment [start, stop) contains; often none."""
+    """The part of the segment [start, stop) in the chunk of `size` elements from index `begin` on; often none."""
     low = max(start - begin, 0)
     return slice(low, max(low, min(stop - begin, size)))
 

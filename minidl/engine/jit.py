@@ -209,7 +209,7 @@ _symbols: set[str] = set()  # names that are defined for the linker
 
 
 def _call_template(kernel: Any, apart: bool, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Replaces Numba's hook for the type inference of a call of `kernel` from compiled code."""
+    """Return Numba's template for a call of `kernel` from compiled code; replaces `kernel.get_call_template`."""
     _, folded = kernel._compiler.fold_argument_types(arguments, keywords)
     folded = tuple(types.unliteral(argument) for argument in folded)  # f(0) and f(1) are the same function
     template = type(kernel).get_call_template(kernel, folded, {})
