@@ -1,8 +1,9 @@
 """Updates of the parameters: each is one pass over memory, which the threads share.
 
 The vector is divided into chunks, regardless of the segments: a model may have one large segment and many small ones.
-Chunks begin on cache lines, so no two threads write to the same line. Each chunk is updated segment by segment. Factors
-are computed in float64 and converted to the arrays' type once, before the loop. A small vector is updated by one thread.
+Chunks begin on cache lines, so no two threads write to the same line. Each chunk is updated segment by segment.
+Factors are computed in float64 and converted to the arrays' type once, before the loop. One thread updates a small
+vector.
 """
 
 from __future__ import annotations
