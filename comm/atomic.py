@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from numpy import ndarray
 
 from minidl.engine.jit import jit, parallel_jit, prange
-from minidl.kernels.elementwise.stream import chunks, finish, get, part, put
+from minidl.kernels.elementwise.stream import chunk, chunks, finish, get, put
 
 DEAD = 5  # State.DEAD of fabric/words.py
 
@@ -172,8 +172,8 @@ def unpin(pins: ndarray, writer: int, reader: int) -> None:
 @parallel_jit
 def copy_past(source: ndarray, out: ndarray) -> None:
     """out = source, written past the caches, and visible to all processes before any later store."""
-    for chunk in prange(chunks(out)):
-        _copy_past(part(source, chunk), part(out, chunk))
+    for k in prange(chunks(out)):
+        _copy_past(chunk(source, k, chunks(out)), chunk(out, k, chunks(out)))
 
 
 @jit

@@ -1,4 +1,4 @@
-"""Activations, near zero and far from it."""
+"""Activation functions, near zero and for large numbers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_many_elements(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_zero_and_large_numbers(name: str) -> None:
-    """One at a time: beside 1e4 anything else would be below the tolerance. Not against the plain loops, which are
-    in float64, where sigmoid(20) is less than 1. PyTorch's gelu is 0 below -9, where ours keeps its digits."""
+    """One number at a time: next to 1e4, errors of the others would be below the tolerance. Not compared with the plain
+    loops, which compute in float64, where sigmoid(20) is less than 1. PyTorch's gelu is 0 below -9; minidl's is not."""
     theirs = (lambda x: x * torch.special.erfc(-x / 2**0.5) / 2) if name == "gelu" else in_torch(name)
     for value in (0.0, 0.01, -0.01, 20, -20, 100, -100, 1e4, -1e4):
         check_op(getattr(ops, name), theirs, np.array([value]), loops=False, differences=False)

@@ -1,4 +1,4 @@
-"""Dropout: how many, which ones, and that they are the same ones when asked again."""
+"""Dropout: the number of kept elements, which elements they are, and that a second call keeps the same ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kept(n: int, p: float, seed: int = 0, offset: int = 0, device: str = "cpu") 
 
 
 def within_chance(count: int, n: int, probability: float) -> bool:
-    """Whether count of n lies within five standard deviations: by chance it does not once in 1.7 million times."""
+    """Whether count of n is within five standard deviations: by chance, 1 of 1.7 million counts is not."""
     return abs(count - n * probability) < 5 * math.sqrt(n * probability * (1 - probability))
 
 
@@ -83,7 +83,7 @@ def test_the_plain_loops_keep_the_same_ones(offset: int, seed: int, p: float) ->
 @pytest.mark.parametrize("key", [0, 1, 0x9E3779B9])
 @pytest.mark.parametrize("shift", [0, 8, 16, 24])
 def test_every_byte_of_the_random_words_is_uniform(shift: int, key: int) -> None:
-    """Chi-square with 255 degrees of freedom over consecutive counters: 5 standard deviations on either side."""
+    """Chi-square with 255 degrees of freedom over consecutive counters: at most 5 standard deviations from the mean."""
     n = 1 << 18
     words = mix32(np.arange(n, dtype=np.uint64), key)  # type: ignore[arg-type]
     counts = np.bincount((words >> np.uint64(shift)) & np.uint64(255), minlength=256)

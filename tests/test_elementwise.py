@@ -1,4 +1,4 @@
-"""Arithmetic between tensors, arrays and numbers, broadcast in every direction."""
+"""Arithmetic between tensors, arrays and numbers, with broadcasting in all directions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ positive = np.random.default_rng(2).uniform(0.5, 2, (3, 7))
     ("a", "b"),
     [
         ((3, 7), (3, 7)),
-        ((3, 1, 5), (4, 1)),  # both grow
+        ((3, 1, 5), (4, 1)),  # both are broadcast
         ((4, 1), (3, 1, 5)),
         ((5,), (2, 3, 5)),
         ((2, 3, 5), ()),
@@ -48,7 +48,7 @@ def test_numbers_on_both_sides(op: Callable, number: float) -> None:
 @pytest.mark.parametrize("op", ARITHMETIC)
 @pytest.mark.parametrize("array", [np.array([1.5, -2, 0.25]), np.array([3, 1, 2]), np.array(4), np.ones((2, 1), bool)])
 def test_arrays_on_both_sides(op: Callable, array: np.ndarray) -> None:
-    """An array, also one of integers or of another float type, is brought to the tensor's type."""
+    """An array of any type, such as integers or another float type, is converted to the tensor's type."""
     x = np.array([0.5, 1.5, -2.5])
     for dtype in (np.float32, np.float64):
         for y, expected in (
@@ -68,7 +68,7 @@ def test_any_shapes_that_numpy_broadcasts(shapes: npst.BroadcastableShapes) -> N
     np.testing.assert_array_equal(y.numpy(), a.numpy() * b.numpy())
     dy = random.standard_normal(y.shape)
     y.backward(dy)
-    for x, other in ((a, b), (b, a)):  # <dy, x' other> = <dx, x'> for every x'
+    for x, other in ((a, b), (b, a)):  # <dy, x' other> = <dx, x'> for all x'
         direction = random.standard_normal(x.shape)
         assert x.grad is not None and x.grad.shape == x.shape
         np.testing.assert_allclose(np.sum(x.grad * direction), np.sum(dy * direction * other.numpy()), atol=1e-10)

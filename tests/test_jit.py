@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: used by the next process, left when a kernel changes, and nobody else's."""
+"""The cache of compiled kernels: the next process uses it, edited kernels do not, and other packages do not use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(_folder, sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_mis
 
 
 def run(code: Path, **environment: str) -> tuple[Path, int, int]:
-    """(the cache's folder, hits, misses) of a process that runs one kernel."""
+    """Return (cache folder, hits, misses) of a process that runs one kernel."""
     usual = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     done = subprocess.run(
         [sys.executable, "-c", RUN], cwd=code, env=usual | environment, capture_output=True, text=True, check=False
@@ -38,7 +38,7 @@ def run(code: Path, **environment: str) -> tuple[Path, int, int]:
 
 @pytest.fixture
 def code(tmp_path: Path, root: Path) -> Path:
-    """A copy of the package, to be edited."""
+    """A copy of the package for edits."""
     compiled = shutil.ignore_patterns("__pycache__")
     for name in ("minidl", "kernels"):
         shutil.copytree(root / name, tmp_path / "code" / name, symlinks=True, ignore=compiled)
@@ -72,7 +72,7 @@ def test_folders_that_were_not_used_for_a_month_are_deleted(code: Path, tmp_path
         path.mkdir(exist_ok=True)
         then = path.stat().st_mtime - days * 24 * 3600
         os.utime(path, (then, then))
-    assert run(code, XDG_CACHE_HOME=str(cache)) == (folder, 1, 0)  # the folder in use is never old
+    assert run(code, XDG_CACHE_HOME=str(cache)) == (folder, 1, 0)  # the folder in use is never deleted
     assert recent.is_dir() and not old.exists()
 
 
@@ -98,6 +98,17 @@ def test_compiled_and_loaded_kernels_give_the_same_bits(root: Path, tmp_path: Pa
     assert first == second
 
 
+def twice(module: str, folder: Path, root: Path) -> list[list[str]]:
+    """Return the output, in words, of two processes that import a module and share a cache."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": f"{root}:{folder}"}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    command = [sys.executable, "-c", f"import {module}"]
+    return [
+        subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    ]
+
+
 LITERALS = """
 import sys, types
 from minidl.engine.jit import apart_jit, jit
@@ -118,18 +129,45 @@ print(len(inner.signatures), len(outer.signatures), *top.stats.cache_hits.values
 """
 
 
+PARTS = """
+from __future__ import annotations
+import inspect
+import numpy as np
+from minidl.engine.jit import Part, in_parts, jit
+
+@jit
+def rows(a):
+    return a.shape[0]
+
+@jit
+def row(a, part, parts):
+    return a[part : part + 1]
+
+@jit
+def number(a, part, parts):
+    return 10 * parts + part
+
+@in_parts(rows, row, code=number)
+def add(x: Part, factor: float, out: Part, code: int):
+    out[0, 0] = factor * x[0, 0] + code
+
+for n in (1, 3):
+    out = np.zeros((n, 1))
+    add(np.ones((n, 1)), 100.0, out)
+    assert out[:, 0].tolist() == [100 + 10 * n + part for part in range(n)]
+print(*inspect.signature(add.py_func).parameters, *add.stats.cache_hits.values(), len(add.part.signatures))
+"""
+
+
+def test_a_kernel_made_of_parts_has_the_functions_parameters_and_is_cached(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "functions.py").write_text(PARTS)
+    assert twice("functions", tmp_path, root) == [["x", "factor", "out", "1"], ["x", "factor", "out", "1", "1"]]
+
+
 def test_literals_do_not_multiply_functions_and_apart_ones_are_loaded_with_their_callers(
     tmp_path: Path, root: Path
 ) -> None:
     (tmp_path / "functions.py").write_text(LITERALS)
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": f"{root}:{tmp_path}"}
-    environment.pop("NUMBA_CACHE_DIR", None)
-    first, second = (
-        subprocess.run(
-            [sys.executable, "-c", "import functions"], cwd=tmp_path, env=environment, capture_output=True, text=True,
-            check=True,
-        ).stdout.split()
-        for _ in range(2)
-    )  # fmt: skip
+    first, second = twice("functions", tmp_path, root)
     assert first == ["1", "1"]
-    assert second == ["0", "1", "1", "1"]  # `inner` lies within `outer`, `outer` only its name within `top`
+    assert second == ["0", "1", "1", "1"]  # `outer` contains `inner`; `top` contains only the name of `outer`

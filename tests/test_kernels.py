@@ -1,6 +1,6 @@
-"""Every compiled kernel against its reference: same names, same numbers, same bits on any number of threads.
+"""All compiled kernels against their references: same names, same numbers, same bits on any number of threads.
 
-A folder under kernels/ is found by itself. Its cases are in kernel_cases/<op>.py.
+Folders under kernels/ are found automatically. kernel_cases/<op>.py contains the cases of each.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from kernel_cases import Arguments, Arrays, Cases
 
-import minidl.engine.jit  # noqa: F401  (sets Numba up before the kernels are compiled)
+import minidl.engine.jit  # noqa: F401  (configures Numba before the kernels are compiled)
 
 FOLDERS = sorted(file.parent.name for file in Path(__file__).parents[1].glob("kernels/*/cpu.py"))
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # relative to the largest element
-SCRATCH = {"columns", "partial", "scratch", "transposed"}  # arguments whose content afterwards is nobody's business
+SCRATCH = {"columns", "partial", "scratch", "transposed"}  # arguments whose content after the call does not matter
 
 
 def module(folder: str, file: str) -> ModuleType:
@@ -39,7 +39,7 @@ def cases(folder: str, kernel: str, dtype: str) -> list[Arguments]:
 
 
 def call(folder: str, file: str, kernel: str, arguments: Arguments) -> dict[str, np.ndarray]:
-    """Calls the kernel on copies; returns every array as the call left it."""
+    """Call the kernel with copies of the arguments; return all arrays after the call."""
     arguments = copy.deepcopy(arguments)
     getattr(module(folder, file), kernel)(*(arguments[p] for p in parameters(folder, kernel)))
     return {p: v for p, v in arguments.items() if isinstance(v, np.ndarray) and p not in SCRATCH}
@@ -51,7 +51,7 @@ def parameters(folder: str, kernel: str, file: str = "reference") -> list[str]:
 
 
 def in_float64(arguments: Arguments) -> Arguments:
-    """The same numbers, so that the reference computes without float32's rounding."""
+    """The same numbers in float64, so that the reference computes without float32's rounding."""
     return {
         p: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v
         for p, v in arguments.items()
@@ -59,7 +59,7 @@ def in_float64(arguments: Arguments) -> Arguments:
 
 
 def check(folder: str, kernel: str, dtype: str, arguments: Arguments) -> dict[str, np.ndarray]:
-    """The compiled kernel against the reference in float64; returns what the compiled one left."""
+    """Compare the compiled kernel with the reference in float64; return the arrays of the compiled kernel."""
     expected = call(folder, "reference", kernel, in_float64(arguments))
     found = call(folder, "cpu", kernel, arguments)
     for p, array in found.items():

@@ -1,4 +1,4 @@
-"""Each step of each lesson (kernels/<op>/ladder.py) computes what reference.py defines, in float32 and on odd sizes."""
+"""Each step of each lesson (kernels/<op>/ladder.py) agrees with reference.py, in float32 and for odd sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import minidl.engine.jit  # noqa: F401  (sets Numba up before the kernels are compiled)
+import minidl.engine.jit  # noqa: F401  (configures Numba before the kernels are compiled)
 from minidl.kernels.activation import ladder as activation
 from minidl.kernels.activation import reference as activation_reference
 from minidl.kernels.conv import ladder as conv
@@ -35,7 +35,7 @@ from minidl.kernels.softmax import reference as softmax_reference
 
 Rung = Callable[..., None]
 Arguments = tuple[Any, ...]
-SIZE = 40_003  # numbers: more than one chunk, and enough for several threads
+SIZE = 40_003  # numbers: several chunks, and enough for several threads
 
 
 def random(*shape: int) -> np.ndarray:
@@ -69,7 +69,7 @@ def batch_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, y: np.ndarra
 
 
 def transposed(shape: tuple[int, ...], axes: tuple[int, ...]) -> Arguments:
-    """The arguments of movement.copy that transpose."""
+    """The arguments of movement.copy for a transpose."""
     x = random(*shape)
     view, target = x.transpose(axes), np.zeros(x.size, np.float32)
     strides = np.array(view.strides) // 4, np.array(np.empty(view.shape, "b").strides)
@@ -79,7 +79,7 @@ def transposed(shape: tuple[int, ...], axes: tuple[int, ...]) -> Arguments:
 Y, PLACE = np.zeros((2, 3, 4, 17), np.float32), (np.arange(2 * 3 * 4 * 17) % 4).astype(np.uint8).reshape(2, 3, 4, 17)
 ROWS = np.zeros((9, 21), np.float32)
 
-# Of each lesson with such a file: its rungs, the definition, and arguments for both.
+# For each lesson: its rungs, the definition, and arguments for both.
 LESSONS: dict[str, tuple[dict[str, Rung], Rung, Arguments]] = {
     "activation": (activation.RUNGS, activation_reference.tanh, (random(SIZE), np.zeros(SIZE, np.float32))),
     "conv": (conv.RUNGS, convolution, (random(2, 5, 7, 3), random(3, 3, 3, 19), random(2, 5, 7, 19))),
@@ -105,7 +105,7 @@ LESSONS: dict[str, tuple[dict[str, Rung], Rung, Arguments]] = {
     "softmax": (softmax.RUNGS, softmax_reference.softmax, (random(9, 21), ROWS)),
     "softmax, ten classes": (softmax.RUNGS, softmax_reference.softmax, (random(501, 10), random(501, 10))),
 }  # fmt: skip
-PARTIAL = {("reduce", 1), ("reduce, a vector", 1)}  # scratch, whose content afterwards is nobody's business
+PARTIAL = {("reduce", 1), ("reduce, a vector", 1)}  # scratch, whose content after the call does not matter
 
 
 def in_float64(argument: Any) -> Any:
@@ -126,7 +126,7 @@ def test_each_rung_is_the_definition(lesson: str, rung: str) -> None:
 
 @pytest.mark.parametrize("rung", dropout.RUNGS)
 def test_each_rung_drops_its_share(rung: str) -> None:
-    """The last two as the reference does; the others draw other numbers."""
+    """The last two agree with the reference; the others use other random numbers."""
     x = random(SIZE)
     y, expected = np.empty_like(x), np.empty_like(x)
     dropout.RUNGS[rung](x, 0.3, 5, 7, y)

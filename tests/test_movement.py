@@ -1,4 +1,4 @@
-"""Ops that only move elements: of tensors of their own, and of parameters that are views into an arena."""
+"""Ops that only move elements: of independent tensors, and of parameters that are views into an arena."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_any_key_that_numpy_takes(data: st.DataObject) -> None:
     x = Tensor(array, requires_grad=True)
     y = x[key]
     np.testing.assert_array_equal(y.numpy(), array[key], strict=True)
-    y.backward(np.asarray(array[key]))  # dL/dy = y: then dL/dx is x where it was picked, else 0
+    y.backward(np.asarray(array[key]))  # dL/dy = y: then dL/dx is x for the selected elements, else 0
     expected = np.zeros(shape)
     expected[key] = array[key]
     np.testing.assert_array_equal(x.grad, expected, strict=True)
@@ -204,7 +204,7 @@ IN_AN_ARENA: dict[str, Op] = {
 
 @pytest.mark.parametrize("name", IN_AN_ARENA)
 def test_views_into_an_arena(name: str) -> None:
-    """The same numbers as from an array of its own; nothing is read or written beside the parameter's place."""
+    """The same numbers as from an independent array; nothing outside the parameter's place is read or written."""
     op = IN_AN_ARENA[name]
     array = np.random.default_rng(0).standard_normal((3, 5))
     alone = Tensor(array, requires_grad=True)

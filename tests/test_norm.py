@@ -55,7 +55,7 @@ def test_running_statistics_after_several_steps(dtype: str, momentum: float) -> 
         ops.batch_norm(Tensor(x), weight, bias, mean, var, training=True, momentum=momentum)
 
     expected_mean, expected_var = np.zeros(5), np.ones(5)
-    for x in batches:  # by definition
+    for x in batches:  # the definition
         rows = x.reshape(-1, 5).astype(np.float64)
         expected_mean = (1 - momentum) * expected_mean + momentum * rows.mean(0)
         expected_var = (1 - momentum) * expected_var + momentum * rows.var(0, ddof=1)
@@ -76,7 +76,7 @@ def test_running_statistics_after_several_steps(dtype: str, momentum: float) -> 
 
 
 def test_backward_in_eval_uses_the_statistics_of_its_forward_pass() -> None:
-    """Between forward and backward somebody may train on: the running arrays change in place."""
+    """Another training step between forward and backward changes the running arrays in place."""
     x = Tensor(np.random.default_rng(0).standard_normal((7, 3)), requires_grad=True)
     weight, bias = Tensor(np.ones(3), requires_grad=True), Tensor(np.zeros(3), requires_grad=True)
     mean, var = np.zeros(3), np.full(3, 4.0)
@@ -121,8 +121,8 @@ def test_eps(eps: float) -> None:
 @pytest.mark.parametrize("axis", [0, 1], ids=["batch", "layer"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_numbers_far_from_zero(dtype: str, axis: int) -> None:
-    """x = 1e4 +- 1. In float32 the mean itself is rounded by up to 5e-4, the variance must not suffer further:
-    E[x^2] - E[x]^2 in float32 would leave nothing of it."""
+    """x = 1e4 +- 1. In float32 the mean itself is rounded by up to 5e-4; the variance must not be less accurate:
+    E[x^2] - E[x]^2 in float32 would have no correct digits."""
     x = far.astype(dtype) if axis == 0 else np.ascontiguousarray(far.T.astype(dtype))
     channels = x.shape[1]
     one, zero = Tensor(np.ones(channels, dtype)), Tensor(np.zeros(channels, dtype))

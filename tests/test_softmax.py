@@ -1,4 +1,4 @@
-"""Softmax and the losses, with logits that exp cannot take."""
+"""Softmax and the losses, also with logits that overflow exp."""
 
 from __future__ import annotations
 

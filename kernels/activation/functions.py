@@ -1,13 +1,14 @@
 """exp, log, tanh, the logistic function and the normal distribution as polynomials, for loops over vectors.
 
-`math.exp` in a loop is a call for each element. These are plain arithmetic without a branch, in float32 and float64
-alike, so that LLVM computes 16 or 8 elements at once. Each follows the same three steps (Cody, Waite 1980):
+`math.exp` in a loop is a call for each element. These functions are plain arithmetic without a branch, for float32 and
+for float64, so LLVM computes 16 or 8 elements simultaneously. Each follows the same three steps (Cody, Waite 1980):
 
-1. reduce: x = n ln 2 + r with an integer n, |r| <= ln(2) / 2; ln 2 in two parts, so that r is not rounded away;
-2. a polynomial in r, near enough that float32 or float64 decides the error (Chebyshev nodes; as found with mpmath);
-3. put together: e^x = 2^n e^r, where 2^n is n written into the exponent's bits.
+1. reduce: x = n ln 2 + r with an integer n, |r| <= ln(2) / 2; ln 2 in two parts, so that r keeps its digits;
+2. approximate: a polynomial in r, so accurate that the rounding of float32 or float64 dominates the error (Chebyshev
+   nodes, computed with mpmath);
+3. combine: e^x = 2^n e^r, where 2^n is obtained by writing n into the exponent's bits.
 
-The largest errors, in units of the last place, stand in README.md. NaN gives NaN; infinities give the limit.
+README.md lists the largest errors, in units of the last place. NaN gives NaN; infinities give the limit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numba.extending import intrinsic
 
 from minidl.engine.jit import HAS_FMA, jit
 
-# -- single instructions that Python has no words for ------------------------------------------------------------
+# -- single instructions without a Python equivalent -------------------------------------------------------------
 
 
 def _multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
@@ -35,13 +36,13 @@ def _multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
 
 @intrinsic
 def multiply_add(typing: Any, x: Any, y: Any, z: Any) -> Any:
-    """x y + z in x's type, rounded once where the CPU can."""
+    """x y + z in x's type, rounded once if the CPU has such an instruction."""
     return x(x, x, x), lambda context, builder, signature, arguments: _multiply_add(builder, *arguments)
 
 
 @intrinsic
 def choose(typing: Any, x: Any, for_float32: Any, for_float64: Any) -> Any:
-    """The constant for x's type, in x's type."""
+    """The constant for x's type, converted to this type."""
     number = 1 if x == types.float32 else 2
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -51,7 +52,7 @@ def choose(typing: Any, x: Any, for_float32: Any, for_float64: Any) -> Any:
 
 
 def polynomial(float32: Sequence[float], float64: Sequence[float]) -> Any:
-    """A function p(x) = c0 + c1 x + c2 x^2 + ... by Horner's rule, with the coefficients for x's type."""
+    """Return a function p(x) = c0 + c1 x + c2 x^2 + ... by Horner's rule, with the coefficients for x's type."""
 
     @intrinsic
     def evaluate(typing: Any, x: Any) -> Any:
@@ -68,7 +69,7 @@ def polynomial(float32: Sequence[float], float64: Sequence[float]) -> Any:
 
 
 class _Layout:
-    """How a float is made of bits: those of the fraction, the exponent's bias, and an integer of its size."""
+    """The bit layout of a float: bits of the fraction, bias of the exponent, and an integer type of the same size."""
 
     def __init__(self, kind: Any) -> None:
         wide = kind == types.float64
@@ -82,9 +83,9 @@ class _Layout:
 
 @intrinsic
 def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
-    """y 2^n, for shifted = n + 1.5 2^(bits of the fraction): n stands in shifted's last bits.
+    """y 2^n, for shifted = n + 1.5 2^(bits of the fraction): the last bits of shifted contain n.
 
-    In two factors, since 2^n alone may overflow or vanish where y 2^n does not.
+    It multiplies by two factors, since 2^n alone may overflow or underflow where y 2^n does not.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -103,14 +104,14 @@ def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
 
 @intrinsic
 def _power_of_2(typing: Any, shifted: Any) -> Any:
-    """2^n for normal numbers, in a third of the instructions: two, where `_times_power_of_2` has nine.
+    """2^n for normal numbers, in two instructions; `_times_power_of_2` needs nine.
 
-    n one below their exponents gives 0, one above infinity. Nothing else may come in.
+    n one below the exponents of normal numbers gives 0, n one above gives infinity. Other values are not allowed.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         bits = _Layout(shifted)
-        n = b.shl(b.bitcast(arguments[0], bits.integer), bits.constant(bits.fraction))  # what shifted n falls out
+        n = b.shl(b.bitcast(arguments[0], bits.integer), bits.constant(bits.fraction))  # shifts the higher bits out
         return b.bitcast(b.add(n, bits.constant(bits.bias << bits.fraction)), bits.float)
 
     return shifted(shifted), generate
@@ -146,22 +147,22 @@ _exp_rest = polynomial(
 
 @jit
 def _nearest(x: float) -> tuple[float, float]:
-    """(the integer n nearest to x / ln 2, n as `_power_of_2` wants it)"""
-    shift = choose(x, 1.5 * 2.0**23, 1.5 * 2.0**52)  # beside it, a sum's fraction is rounded to an integer
+    """(the integer n nearest to x / ln 2, n in the form that `_power_of_2` takes)"""
+    shift = choose(x, 1.5 * 2.0**23, 1.5 * 2.0**52)  # a sum with it is rounded to an integer
     shifted = multiply_add(x, choose(x, 1.4426950408889634, 1.4426950408889634), shift)
     return shifted - shift, shifted
 
 
 @jit
 def _rise(r: float, n: float) -> float:
-    """e^r - 1, after the second part of n ln 2 is taken from r."""
+    """e^r - 1, after subtracting the second part of n ln 2 from r."""
     r = multiply_add(n, choose(r, 2.12194440e-4, -1.42860682030941723212e-6), r)
     return multiply_add(r * r, _exp_rest(r), r)
 
 
 @jit
 def _reduce(x: float) -> tuple[float, float]:
-    """(e^r - 1, n as `_power_of_2` wants it) for x = n ln 2 + r."""
+    """(e^r - 1, n in the form that `_power_of_2` takes) for x = n ln 2 + r."""
     n, shifted = _nearest(x)
     return _rise(multiply_add(n, choose(x, -0.693359375, -0.693145751953125), x), n), shifted
 
@@ -188,7 +189,7 @@ def logistic(x: float) -> float:
 
 @jit
 def tanh(x: float) -> float:
-    """E / (E + 2) with E = e^2x - 1, which keeps its digits near 0, where e^2x alone would lose them."""
+    """E / (E + 2) with E = e^2x - 1, which keeps its digits near 0; e^2x alone would lose them."""
     one, two, limit = choose(x, 1.0, 1.0), choose(x, 2.0, 2.0), choose(x, 10.0, 20.0)  # beyond the limit: -1 and 1
     x = -limit if x < -limit else x
     x = limit if x > limit else x
@@ -198,8 +199,8 @@ def tanh(x: float) -> float:
     return e / (e + two)
 
 
-# P(-u) e^(u^2 / 2), P's left tail without its steep part, is above / below; README.md says how they were found. Every
-# coefficient is positive, so that no sum loses digits; and neither waits for the other, nor for the density.
+# P(-u) e^(u^2 / 2), P's left tail without its steep factor, is above / below; README.md says how to compute them. Every
+# coefficient is positive, so no sum loses digits. Neither polynomial depends on the other, nor on the density.
 _tail_above = polynomial(
     float32=(0.5000000026791287, 0.4377798046359855, 0.1828697304016904, 0.04051402462003528, 0.004099452920310062),
     float64=(
@@ -222,13 +223,13 @@ _tail_below = polynomial(
 
 @jit
 def _normal_tail(x: float) -> tuple[float, float, float]:
-    """(u, P(-u), e^(-u^2 / 2)) for u = |x|, P the distribution function of the standard normal law."""
-    limit = choose(x, 13.26, 37.66)  # beyond: 0, which 2^n is there
+    """(u, P(-u), e^(-u^2 / 2)) for u = |x|, P the distribution function of the standard normal distribution."""
+    limit = choose(x, 13.26, 37.66)  # beyond it, 2^n and the result are 0
     u = abs(x)
     u = limit if u > limit else u
     half = choose(x, -0.5, -0.5) * u
     n, shifted = _nearest(half * u)
-    # The square is rounded in n only; here it is exact, or a large u would feel what it lost.
+    # The square is rounded only to find n; here it is exact, or the rounding error would matter for a large u.
     r = multiply_add(half, u, choose(x, -0.693359375, -0.693145751953125) * n)
     power = _power_of_2(shifted)
     density = multiply_add(_rise(r, n), power, power)
@@ -264,7 +265,7 @@ _log_rest = polynomial(
 def log(x: float) -> float:
     zero, half, two = choose(x, 0.0, 0.0), choose(x, 0.5, 0.5), choose(x, 2.0, 2.0)
     infinity = choose(x, float("inf"), float("inf"))
-    small = x < choose(x, 2.0**-126, 2.0**-1022)  # below the normal numbers: 2^64 times as much, and taken off again
+    small = x < choose(x, 2.0**-126, 2.0**-1022)  # subnormal numbers: multiply by 2^64, correct n by 64
     m, n = _split(x * choose(x, 2.0**64, 2.0**64) if small else x)
     n = n - choose(x, 64.0, 64.0) if small else n
     f = m - choose(x, 1.0, 1.0)
@@ -274,6 +275,6 @@ def log(x: float) -> float:
     rest = s * (half_square + square * _log_rest(square))
     low = multiply_add(n, choose(x, -2.12194440e-4, 1.42860682030941723212e-6), rest)
     y = multiply_add(n, choose(x, 0.693359375, 0.693145751953125), low - half_square + f)
-    y = y if x < infinity else x  # infinity, and NaN
+    y = y if x < infinity else x  # infinity and NaN
     y = -infinity if x == zero else y
     return choose(x, float("nan"), float("nan")) if x < zero else y

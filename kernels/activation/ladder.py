@@ -1,4 +1,4 @@
-"""The steps of README.md as code: y = tanh(x). bench/bench_activation.py prints the table."""
+"""The steps of README.md as code: y = tanh(x), x and y (n,). bench/bench_activation.py prints the table."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import math
 
 from numpy import ndarray
 
-from minidl.engine.jit import jit, parallel_jit, prange
+from minidl.engine.jit import Part, jit
 
-from ..elementwise.stream import chunks, part
+from ..elementwise.stream import chunked
 from . import cpu, functions
 
 
 @jit
 def one_call_each(x: ndarray, y: ndarray) -> None:
-    """As one writes it first: the mathematics library is called for one number at a time."""
+    """The obvious first version: calls the mathematics library for one number at a time."""
     for i in range(y.size):
         y[i] = math.tanh(x[i])
 
 
 @jit
 def polynomial(x: ndarray, y: ndarray) -> None:
-    """Plain arithmetic without a branch: LLVM computes 16 numbers at once."""
+    """Plain arithmetic without a branch: LLVM computes 16 numbers simultaneously."""
     for i in range(y.size):
         y[i] = functions.tanh(x[i])
 
 
-@parallel_jit
-def all_threads(x: ndarray, y: ndarray) -> None:
+@chunked
+def all_threads(x: Part, y: Part) -> None:
     """The same loop on chunks. A large output is still read from memory before it is overwritten."""
-    for chunk in prange(chunks(y)):
-        polynomial(part(x, chunk), part(y, chunk))
+    polynomial(x, y)
 
 
 RUNGS = {

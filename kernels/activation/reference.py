@@ -1,7 +1,7 @@
 """Activation functions, element by element: the definition and the oracle of the tests.
 
-Every array is one-dimensional and of the same length. A backward pass takes the output y instead of the
-input x where the derivative is cheaper from y. NaN stays NaN.
+All arrays of a call are one-dimensional and have the same length (n,). A backward pass receives the output y instead of
+the input x if the derivative is cheaper to compute from y. NaN gives NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def relu(x: ndarray, y: ndarray) -> None:
 
 
 def relu_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    """dx = dy where y > 0, else 0. At 0 the derivative is taken to be 0, as in PyTorch."""
+    """dx = dy where y > 0, else 0. At 0 the derivative is defined as 0, as in PyTorch."""
     for i in range(dy.size):
         dx[i] = 0 if y[i] <= 0 else dy[i]
 
@@ -41,16 +41,16 @@ def leaky_relu_backward(dy: ndarray, x: ndarray, slope: float, dx: ndarray) -> N
 
 
 def gelu(x: ndarray, y: ndarray) -> None:
-    """y = x P(x), P the distribution function of the standard normal law (Hendrycks, Gimpel 2016).
+    """y = x P(x), P the distribution function of the standard normal distribution (Hendrycks, Gimpel 2016).
 
-    The exact form, P(x) = erfc(-x / sqrt(2)) / 2: PyTorch's default, not its approximation by tanh.
+    This is the exact form, P(x) = erfc(-x / sqrt(2)) / 2: PyTorch's default, not its tanh approximation.
     """
     for i in range(x.size):
         y[i] = x[i] * math.erfc(-x[i] / math.sqrt(2)) / 2
 
 
 def gelu_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
-    """dx = dy (P(x) + x p(x)), p the density of the standard normal law, p(x) = exp(-x^2 / 2) / sqrt(2 pi)."""
+    """dx = dy (P(x) + x p(x)), p the density of the standard normal distribution: exp(-x^2 / 2) / sqrt(2 pi)."""
     for i in range(dy.size):
         distribution = math.erfc(-x[i] / math.sqrt(2)) / 2
         density = math.exp(-x[i] * x[i] / 2) / math.sqrt(2 * math.pi)
@@ -58,7 +58,7 @@ def gelu_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
 
 
 def _logistic(x: float) -> float:
-    """1 / (1 + exp(-x)), with an exponent that is never positive: exp(1000) would overflow."""
+    """1 / (1 + exp(-x)), computed with an exponent that is never positive: exp(1000) would overflow."""
     return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
 
 

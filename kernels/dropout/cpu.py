@@ -1,4 +1,4 @@
-"""Dropout on all cores: every element draws its own random number, in any order (see reference.py)."""
+"""Dropout on all cores: each element has its own random number, computed in any order (see reference.py)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import jit, parallel_jit, prange
+from minidl.engine.jit import Part, jit
 
-from ..elementwise.stream import CHUNK, SERIAL, chunks, finish, get, part, passes_caches, put
+from ..elementwise.stream import chunked, finish, get, put
 from .reference import GOLDEN as GOLDEN_NUMBER
 from .reference import __all__ as __all__
 
-# Typed, because Numba turns a sum of signed and unsigned integers into float64.
+# Typed, because Numba converts a sum of signed and unsigned integers to float64.
 GOLDEN = np.uint64(GOLDEN_NUMBER)
 FACTOR1, FACTOR2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 SHIFT27, SHIFT30, SHIFT31, SHIFT32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
@@ -29,7 +29,7 @@ def _mix64(z: np.uint64) -> np.uint64:
 
 @jit
 def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
-    """In uint32 after every step: Numba would go on in 64 bits, where a CPU has half the lanes and slow products."""
+    """Converts to uint32 after every step: Numba would continue in 64 bits, with half the lanes and slow products."""
     u = np.uint32
     z = u(u(z ^ (z >> u(17))) * u(0xED5AD4BB))
     z = u(u(z ^ (z >> u(11))) + key)
@@ -40,9 +40,9 @@ def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
 
 @jit
 def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndarray, past: bool) -> None:
-    """Draws the numbers `position`, position + 1, ...: of one block, for which the keys are the same."""
+    """Draw the random numbers `position`, position + 1, ... of one block: all of them share the same keys."""
     zero, factor = x.dtype.type(0), x.dtype.type(1 / (1 - p))
-    threshold = np.uint32(math.ceil(p * 2.0**31))  # integers compare as the reference's fractions do
+    threshold = np.uint32(math.ceil(p * 2.0**31))  # integers compare like the reference's fractions
     keys = _mix64(_mix64(seed + GOLDEN) + (position >> SHIFT32) * GOLDEN)
     first, key = np.uint32((position + keys) & MASK32), np.uint32(keys >> SHIFT32)
     for i in range(y.size):
@@ -54,7 +54,7 @@ def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndar
 
 @jit
 def _across_blocks(x: ndarray, p: float, seed: int, position: np.uint64, y: ndarray, past: bool) -> None:
-    """The same for any numbers: those up to the end of the first one's block, and the others."""
+    """The same for any random numbers: up to the end of the first number's block, then the rest."""
     room = np.int64(MASK32 - (position & MASK32)) + 1
     if y.size <= room:
         _dropout(x, p, np.uint64(seed), position, y, past)
@@ -63,12 +63,6 @@ def _across_blocks(x: ndarray, p: float, seed: int, position: np.uint64, y: ndar
         _dropout(x[room:], p, np.uint64(seed), position + np.uint64(room), y[room:], False)
 
 
-@parallel_jit
-def dropout(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
-    if y.size <= SERIAL:
-        _across_blocks(x, p, seed, np.uint64(offset), y, False)
-        return
-    past = passes_caches(y)
-    for chunk in prange(chunks(y)):
-        position = np.uint64(offset) + np.uint64(chunk) * np.uint64(CHUNK)
-        _across_blocks(part(x, chunk), p, seed, position, part(y, chunk), past)
+@chunked
+def dropout(x: Part, p: float, seed: int, offset: int, y: Part, begin: int, past: bool) -> None:
+    _across_blocks(x, p, seed, np.uint64(offset) + np.uint64(begin), y, past)

@@ -6,7 +6,7 @@ from numpy import ndarray
 
 __all__ = ["dropout"]
 
-GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio: consecutive multiples lie far apart
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio: consecutive multiples are far apart
 MASK64, MASK32 = 2**64 - 1, 2**32 - 1
 
 
@@ -18,7 +18,7 @@ def mix64(z: int) -> int:
 
 
 def mix32(z: int, key: int) -> int:
-    """The same for 32 bits: "triple32" (Wellons 2018), with a key added on the way."""
+    """The same for 32 bits: "triple32" (Wellons 2018), with a key added between two of its steps."""
     z = ((z ^ (z >> 17)) * 0xED5AD4BB) & MASK32
     z = ((z ^ (z >> 11)) + key) & MASK32
     z = (z * 0xAC4C1B51) & MASK32
@@ -29,11 +29,12 @@ def mix32(z: int, key: int) -> int:
 def dropout(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
     """y_i = x_i / (1 - p) with probability 1 - p, else 0; x, y (n,), 0 <= p <= 1, 0 <= offset.
 
-    Element i is decided by number offset + i of the random stream that `seed` begins, and by nothing else: a
-    second call with the same numbers drops the same elements, so that the backward pass is this kernel on dy.
+    Element i depends only on number offset + i of the random stream with this `seed`: a second call with the same seed
+    and offset drops the same elements, so the backward pass is this kernel applied to dy.
 
-    Number k of the stream: its upper 32 bits and the seed are mixed into two keys of 32 bits, which 2^32 numbers share;
-    the lower 32 bits of k are mixed with them. So a loop over elements multiplies 32-bit words only, many at once.
+    Number k of the stream: the upper 32 bits of k and the seed are mixed into two 32-bit keys, which 2^32 numbers
+    share; the lower 32 bits of k are mixed with these keys. So a loop over elements multiplies only 32-bit words, and
+    many of them simultaneously.
     """
     for i in range(x.size):
         block, number = divmod(offset + i, 2**32)

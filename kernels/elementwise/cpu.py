@@ -1,8 +1,8 @@
 """Elementwise arithmetic, compiled: one loop each, which LLVM turns into vector instructions.
 
-Numbers (scale, shift, exponent) arrive as float64 and are brought to the arrays' type before the loop: one float64 in
-it would make the whole loop float64, at half the lanes. How a vector is cut, read and stored is in stream.py; what no
-training step contains is left as a plain loop on one thread.
+Numbers (scale, shift, exponent) arrive as float64 and are converted to the arrays' type before the loop: a single
+float64 in the loop would make all of it float64, with half the lanes. stream.py divides, reads and stores vectors.
+Operations that no training step contains are plain loops on one thread.
 """
 
 from __future__ import annotations
@@ -11,216 +11,97 @@ import math
 
 from numpy import ndarray
 
-from minidl.engine.jit import jit, parallel_jit, prange
+from minidl.engine.jit import Part, jit
 
 from ..activation import functions
 from .reference import __all__ as __all__
-from .stream import SERIAL, chunks, finish, get, part, passes_caches, put
+from .stream import chunked, finish, get, put
 
 
-@jit
-def _add(a: ndarray, b: ndarray, out: ndarray, past: bool) -> None:
+@chunked
+def add(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(a, i) + get(b, i), past)
     finish(past)
 
 
-@parallel_jit
-def add(a: ndarray, b: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _add(a, b, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _add(part(a, chunk), part(b, chunk), part(out, chunk), past)
-
-
-@jit
-def _subtract(a: ndarray, b: ndarray, out: ndarray, past: bool) -> None:
+@chunked
+def subtract(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(a, i) - get(b, i), past)
     finish(past)
 
 
-@parallel_jit
-def subtract(a: ndarray, b: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _subtract(a, b, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _subtract(part(a, chunk), part(b, chunk), part(out, chunk), past)
-
-
-@jit
-def _multiply(a: ndarray, b: ndarray, out: ndarray, past: bool) -> None:
+@chunked
+def multiply(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(a, i) * get(b, i), past)
     finish(past)
 
 
-@parallel_jit
-def multiply(a: ndarray, b: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _multiply(a, b, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _multiply(part(a, chunk), part(b, chunk), part(out, chunk), past)
-
-
-@jit
-def _divide(a: ndarray, b: ndarray, out: ndarray, past: bool) -> None:
+@chunked
+def divide(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(a, i) / get(b, i), past)
     finish(past)
 
 
-@parallel_jit
-def divide(a: ndarray, b: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _divide(a, b, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _divide(part(a, chunk), part(b, chunk), part(out, chunk), past)
-
-
-@jit
-def _maximum(a: ndarray, b: ndarray, out: ndarray, past: bool) -> None:
+@chunked
+def maximum(a: Part, b: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         v, w = get(a, i), get(b, i)
         put(out, i, v if v >= w or v != v else w, past)
     finish(past)
 
 
-@parallel_jit
-def maximum(a: ndarray, b: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _maximum(a, b, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _maximum(part(a, chunk), part(b, chunk), part(out, chunk), past)
-
-
-@jit
-def _affine(x: ndarray, scale: float, shift: float, out: ndarray, past: bool) -> None:
+@chunked
+def affine(x: Part, scale: float, shift: float, out: Part, past: bool) -> None:
     factor, summand = x.dtype.type(scale), x.dtype.type(shift)
     for i in range(out.size):
         put(out, i, factor * get(x, i) + summand, past)
     finish(past)
 
 
-@parallel_jit
-def affine(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _affine(x, scale, shift, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _affine(part(x, chunk), scale, shift, part(out, chunk), past)
-
-
-@jit
-def _copy(x: ndarray, out: ndarray, past: bool) -> None:
+@chunked
+def copy(x: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, get(x, i), past)
     finish(past)
 
 
-@parallel_jit
-def copy(x: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _copy(x, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _copy(part(x, chunk), part(out, chunk), past)
-
-
-@jit
-def _exp(x: ndarray, out: ndarray, past: bool) -> None:
+@chunked
+def exp(x: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, functions.exp(get(x, i)), past)
     finish(past)
 
 
-@parallel_jit
-def exp(x: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _exp(x, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _exp(part(x, chunk), part(out, chunk), past)
-
-
-@jit
-def _log(x: ndarray, out: ndarray, past: bool) -> None:
+@chunked
+def log(x: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, functions.log(get(x, i)), past)
     finish(past)
 
 
-@parallel_jit
-def log(x: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _log(x, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _log(part(x, chunk), part(out, chunk), past)
-
-
-@jit
-def _sqrt(x: ndarray, out: ndarray, past: bool) -> None:
+@chunked
+def sqrt(x: Part, out: Part, past: bool) -> None:
     for i in range(out.size):
         put(out, i, math.sqrt(get(x, i)), past)
     finish(past)
 
 
-@parallel_jit
-def sqrt(x: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _sqrt(x, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _sqrt(part(x, chunk), part(out, chunk), past)
-
-
-@jit
-def _fill(value: float, out: ndarray, past: bool) -> None:
+@chunked
+def fill(value: float, out: Part, past: bool) -> None:
     number = out.dtype.type(value)
     for i in range(out.size):
         put(out, i, number, past)
     finish(past)
 
 
-@parallel_jit
-def fill(value: float, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _fill(value, out, False)
-        return
-    past = passes_caches(out)
-    for chunk in prange(chunks(out)):
-        _fill(value, part(out, chunk), past)
-
-
-@jit
-def _accumulate(x: ndarray, out: ndarray) -> None:
+@chunked
+def accumulate(x: Part, out: Part) -> None:
     for i in range(out.size):
         put(out, i, get(out, i) + get(x, i), False)
-
-
-@parallel_jit
-def accumulate(x: ndarray, out: ndarray) -> None:
-    if out.size <= SERIAL:
-        _accumulate(x, out)
-        return
-    for chunk in prange(chunks(out)):
-        _accumulate(part(x, chunk), part(out, chunk))
 
 
 @jit

@@ -1,33 +1,32 @@
-"""The steps of README.md as code: out = scale x + shift. bench/bench_elementwise.py prints the table."""
+"""The steps of README.md as code: out = scale x + shift, vectors (n,). bench/bench_elementwise.py prints the table."""
 
 from __future__ import annotations
 
 from numpy import ndarray
 
-from minidl.engine.jit import jit, parallel_jit, prange
+from minidl.engine.jit import Part, jit
 
 from . import cpu
-from .stream import chunks, part
+from .stream import chunked
 
 
 def in_numpy(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
-    """As one writes it first: the product is a new vector, the sum another, and that one is copied."""
+    """The obvious first version: the product and the sum are new vectors, and the sum is copied."""
     out[:] = scale * x + shift
 
 
 @jit
 def one_loop(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
-    """One pass in vectors; but one core cannot keep the memory busy."""
+    """One pass with vector instructions; but one core cannot use the full memory bandwidth."""
     factor, summand = x.dtype.type(scale), x.dtype.type(shift)
     for i in range(out.size):
         out[i] = factor * x[i] + summand
 
 
-@parallel_jit
-def all_threads(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
+@chunked
+def all_threads(x: Part, scale: float, shift: float, out: Part) -> None:
     """The same loop on chunks. A large output is still read from memory before it is overwritten."""
-    for chunk in prange(chunks(out)):
-        one_loop(part(x, chunk), scale, shift, part(out, chunk))
+    one_loop(x, scale, shift, out)
 
 
 RUNGS = {

@@ -1,4 +1,7 @@
-"""Elementwise arithmetic on arrays of one shape, seen as vectors (n,). Broadcasting is movement's business."""
+"""Elementwise arithmetic on arrays of equal shape, as vectors (n,): the definition and the oracle of the tests.
+
+Broadcasting is an operation of kernels/movement.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +56,13 @@ def divide(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 
 def maximum(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """out = max(a, b); NaN where either is NaN"""
+    """out = max(a, b); NaN if either is NaN"""
     for i in range(out.size):
         out[i] = a[i] if a[i] >= b[i] or a[i] != a[i] else b[i]
 
 
 def maximum_backward(dy: np.ndarray, a: np.ndarray, b: np.ndarray, da: np.ndarray, db: np.ndarray) -> None:
-    """The larger one gets the gradient; equal ones get half each, as in PyTorch."""
+    """da, db: the larger operand receives the gradient dy; equal operands receive half each, as in PyTorch."""
     for i in range(dy.size):
         to_a = 1.0 if a[i] > b[i] else 0.5 if a[i] == b[i] else 0.0
         da[i] = dy[i] * to_a
@@ -67,7 +70,7 @@ def maximum_backward(dy: np.ndarray, a: np.ndarray, b: np.ndarray, da: np.ndarra
 
 
 def affine(x: np.ndarray, scale: float, shift: float, out: np.ndarray) -> None:
-    """out = scale x + shift, for two numbers: every arithmetic between a tensor and a number"""
+    """out = scale x + shift, for two numbers: all arithmetic between a tensor and a number"""
     for i in range(out.size):
         out[i] = scale * x[i] + shift
 
@@ -85,7 +88,7 @@ def copy(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def fill(value: float, out: np.ndarray) -> None:
-    """out = value, a number, everywhere"""
+    """out = value, a number, for each element"""
     for i in range(out.size):
         out[i] = value
 

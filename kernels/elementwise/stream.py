@@ -1,12 +1,13 @@
-"""What every elementwise kernel shares: how a vector is cut into chunks, and stores that pass the caches by.
+"""Shared by all elementwise kernels: the division of a vector into chunks, and stores that bypass the caches.
 
-Elementwise kernels do little arithmetic for each byte: memory decides how fast they are. Three rules follow.
+Elementwise kernels do little arithmetic per byte: memory bandwidth limits them. Three rules follow.
 
-- A short vector stays on one thread: to wake the others costs more than it saves.
-- A chunk is sliced first and then walked from 0: LLVM turns that loop into vector instructions.
-- An output too large for the caches is written past them. An ordinary store first reads the line that it is about to
-  overwrite; a non-temporal one does not: relu moves two vectors instead of three. An output that fits is better off in
-  the cache, where its reader finds it; and one that was read anyway (theta in theta -= lr g) gains nothing.
+- A short vector stays on one thread: waking the others costs more than it saves.
+- A chunk is sliced first, then traversed from 0: LLVM turns this loop into vector instructions.
+- An output that is too large for the caches bypasses them. An ordinary store first reads the cache line that it is
+  about to overwrite; a non-temporal store does not: relu moves two vectors instead of three. An output that fits is
+  better kept in the cache, from where its consumer reads it. An output that was read anyway (theta in
+  theta -= lr g) gains nothing.
 """
 
 from __future__ import annotations
@@ -18,27 +19,39 @@ from numba import types
 from numba.extending import intrinsic
 from numpy import ndarray
 
-from minidl.engine.jit import VECTOR_BYTES, jit
+from minidl.engine.jit import VECTOR_BYTES, in_parts, jit
 
-CHUNK = 16384  # elements that one thread takes at a time
-SERIAL = 32768  # up to so many elements, one thread does all of it
-CACHE = 1 << 25  # bytes of an output that is likely to be evicted before anybody reads it
+CHUNK = 16384  # elements that one thread processes at a time
+SERIAL = 32768  # up to this number of elements, one thread processes the whole vector
+CACHE = 1 << 25  # bytes of an output that is likely to be evicted before it is read
 
 
 @jit
 def chunks(x: ndarray) -> int:
-    return (x.size + CHUNK - 1) // CHUNK
+    """The number of chunks of x (n,); 1 if one thread is to process all of it."""
+    return (x.size + CHUNK - 1) // CHUNK if x.size > SERIAL else 1
 
 
 @jit
-def part(x: ndarray, chunk: int) -> ndarray:
-    return x[chunk * CHUNK : (chunk + 1) * CHUNK]
+def chunk(x: ndarray, k: int, chunks: int) -> ndarray:
+    """The k-th chunk of x (n,); the last one extends to the end."""
+    return x[k * CHUNK : (k + 1) * CHUNK if k + 1 < chunks else x.size]
 
 
 @jit
-def passes_caches(out: ndarray) -> bool:
-    """Whether to write `out` past the caches: it is large, and begins where a vector may be stored that way."""
+def _begin(x: ndarray, k: int, chunks: int) -> int:
+    return k * CHUNK
+
+
+@jit
+def _passes_caches(out: ndarray, k: int, chunks: int) -> bool:
     return out.size * out.itemsize >= CACHE and out.ctypes.data % VECTOR_BYTES == 0
+
+
+# Makes a kernel from a function for one chunk of its vectors. The function may have two computed parameters:
+# past: whether stores to the last vector bypass the caches (it is large, and aligned for non-temporal vector stores);
+# begin: the index of the chunk's first element.
+chunked = in_parts(chunks, chunk, begin=_begin, past=_passes_caches)
 
 
 def _element(context: Any, builder: Any, kind: Any, array: Any, i: Any) -> Any:
@@ -46,18 +59,18 @@ def _element(context: Any, builder: Any, kind: Any, array: Any, i: Any) -> Any:
 
 
 def _scope(builder: Any) -> Any:
-    """LLVM's name for "what `get` reads", which `put` says that it does not write to."""
+    """The LLVM alias scope of the loads of `get`; the stores of `put` declare that they do not alias it."""
     add = builder.module.add_metadata
     return add([add(["what get reads", add(["elementwise kernels"])])])
 
 
 @intrinsic
 def get(typing: Any, x: Any, i: Any) -> Any:
-    """x[i], in a loop that reads here and writes with `put`.
+    """x[i], in a loop that reads with `get` and writes with `put`.
 
-    An output may lie exactly where an input does (relu in place): each element is read before it is written, so
-    vectors of them may be, too. LLVM cannot know that the two overlap exactly or not at all, and would step from
-    element to element; so it is told that `put` does not touch what `get` reads.
+    An output may share the memory of an input (relu in place): each element is read before it is written, so this also
+    holds for vectors of elements. LLVM cannot know that the two arrays overlap exactly or not at all, and would process
+    one element at a time. The alias scope declares that `put` does not write what `get` reads.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -70,10 +83,10 @@ def get(typing: Any, x: Any, i: Any) -> Any:
 
 @intrinsic
 def put(typing: Any, out: Any, i: Any, value: Any, past: Any) -> Any:
-    """out[i] = value; past: past the caches. For a loop over i from 0, `past` the same in all of it.
+    """out[i] = value; past: bypass the caches. For a loop over i from 0 in which `past` does not change.
 
-    LLVM makes two loops of that one, each with vector stores. It does so only where a non-temporal store claims to be
-    aligned as a whole vector is; the vector stores are, since `out` is and i begins at 0.
+    LLVM splits the loop into two, each with vector stores. It does so only if the non-temporal store claims the
+    alignment of a whole vector. The vector stores have it, since `out` is aligned and i begins at 0.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -92,7 +105,7 @@ def put(typing: Any, out: Any, i: Any, value: Any, past: Any) -> Any:
 
 @intrinsic
 def finish(typing: Any, past: Any) -> Any:
-    """Where stores went past the caches: wait until every thread would see them. They are not ordered otherwise."""
+    """If stores bypassed the caches, wait until all threads can see them: such stores are not ordered otherwise."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         with builder.if_then(arguments[0]):

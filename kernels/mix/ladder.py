@@ -8,8 +8,8 @@ from . import cpu
 
 
 def in_numpy(theta: ndarray, other: ndarray, weight: float) -> None:
-    """Three passes: the difference is a new vector, its multiple another, which is then added."""
+    """Three passes: the difference and its multiple are new vectors; the multiple is then added."""
     theta += weight * (other - theta)
 
 
-RUNGS = {"1 NumPy expression": in_numpy, "2 one pass, one thread": cpu._mix, "3 one pass, all threads": cpu.mix}
+RUNGS = {"1 NumPy expression": in_numpy, "2 one pass, one thread": cpu.mix.part, "3 one pass, all threads": cpu.mix}

@@ -8,9 +8,11 @@ __all__ = ["mix"]
 
 
 def mix(theta: ndarray, other: ndarray, weight: float) -> None:
-    """theta += weight (other - theta); theta, other (n,). weight 0 leaves theta, 1/2 is the mean of both, 1 is other.
+    """theta += weight (other - theta); theta, other (n,).
 
-    This is all that gossip does to a replica: every averaging method is a choice of `other` and of `weight`.
+    Weight 0 keeps theta, 1/2 gives the mean of both, 1 gives other.
+
+    This is the only operation of gossip on a replica: an averaging method is a choice of `other` and `weight`.
     """
     for i in range(theta.size):
         theta[i] += weight * (other[i] - theta[i])

@@ -1,10 +1,11 @@
-"""The strided copy, compiled: axes that lie behind one another become one, two axes are one plane, and the planes are
-shared out among the threads.
+"""The strided copy, compiled: axes that are contiguous in memory are merged, two axes form a plane, and the threads
+share the planes.
 
-A copy reads and writes each number once, so the memory decides, and it moves whole cache lines of 16 numbers. Where
-both sides are contiguous along the last axis, that is how they are used. In a transpose the source is contiguous along
-the rows of the plane, the target along its columns: four rows are written at once, so that four neighbours are read
-together, and BLOCK columns at a time, so that the source's lines are still in the first cache for the next four.
+A copy reads and writes each number once, so memory limits it, and memory moves whole cache lines of 16 numbers. If
+both sides are contiguous along the last axis, whole lines are used. In a transpose the source is contiguous along the
+rows of the plane, the target along its columns: four rows are written simultaneously, so that four neighbours are read
+together, and COLUMNS columns at a time, so that the first-level cache still contains the source's lines for the next
+four rows.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 
 from .reference import __all__ as __all__
 
-SERIAL = 32768  # numbers: fewer are copied by one thread
+SERIAL = 32768  # numbers: one thread copies fewer than these
 TASKS = 32
-BLOCK = 128
+COLUMNS = 128
 
 
 @apart_jit
 def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) -> ndarray:
-    """The same copy with as few axes as possible, but at least two: (3, rank), rows shape, source and target strides.
+    """Return the same copy with the minimal number of axes, at least two: (3, rank), with shape, source strides and
+    target strides as rows.
 
-    Axes of length 1 go; two neighbours become one where on both sides a step of the first is as far as all steps of
-    the second. The last axis is the one along which the target is contiguous, if there is one.
+    Axes of length 1 are removed. Two neighbouring axes are merged if on both sides a step of the first is as long as
+    all steps of the second. The last axis is the one along which the target is contiguous, if there is one.
     """
     axes = np.empty((3, shape.size + 2), np.int64)
     rank = 0
@@ -40,7 +42,7 @@ def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) ->
         else:
             axes[0, rank], axes[1, rank], axes[2, rank] = n, s, t
             rank += 1
-    if rank < 2:  # a plane of one row, or of one number
+    if rank < 2:  # a plane of one row or of one number
         padded = np.ones((3, 2), np.int64)
         if rank:
             for k in range(3):
@@ -52,7 +54,7 @@ def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) ->
             if axes[2, axis] == 1:
                 for k in range(3):
                     axes[k, axis], axes[k, rank - 1] = axes[k, rank - 1], axes[k, axis]
-    if axes[1, rank - 1] != 1:  # a transpose: before it the axis along which the source is contiguous
+    if axes[1, rank - 1] != 1:  # a transpose: the axis along which the source is contiguous becomes the second last
         for axis in range(rank - 2):
             if axes[1, axis] == 1:
                 for k in range(3):
@@ -63,8 +65,8 @@ def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) ->
 @jit
 def _transpose_plane(source: ndarray, step: int, target: ndarray, t_row: int, rows: int, columns: int) -> None:
     """target[r t_row + c] = source[c step + r]"""
-    for c0 in range(0, columns, BLOCK):
-        count = min(BLOCK, columns - c0)
+    for c0 in range(0, columns, COLUMNS):
+        count = min(COLUMNS, columns - c0)
         r = 0
         while r + 4 <= rows:
             four, at = source[c0 * step + r :], r * t_row + c0
@@ -83,7 +85,7 @@ def _transpose_plane(source: ndarray, step: int, target: ndarray, t_row: int, ro
 
 @jit
 def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray) -> None:
-    """The last two axes, from element s of source to element t of target."""
+    """Copy the plane of the last two axes, which begins at element s of source and at element t of target."""
     rows, columns = axes[0]
     s_row, s_column = axes[1]
     t_row, t_column = axes[2]
@@ -104,7 +106,7 @@ def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray)
 
 @apart_jit
 def _copy_planes(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray, first: int, last: int) -> None:
-    """The planes first..last-1, counted over all axes but the last two."""
+    """Copy the planes first, ..., last - 1, numbered over all axes but the last two."""
     outer = axes.shape[1] - 2
     for plane in range(first, last):
         rest, from_, to = plane, s, t
@@ -125,13 +127,13 @@ def _copy_in_tasks(source: ndarray, s: int, target: ndarray, t: int, axes: ndarr
 
 @apart_jit
 def _split(axes: ndarray) -> ndarray:
-    """A plane's rows in TASKS parts, where there are too few planes to share out."""
+    """Return the axes with the rows of a plane divided into up to TASKS parts, for copies with too few planes."""
     parts = 1
     while parts < TASKS and axes[0, -2] % (2 * parts) == 0:
         parts *= 2
     rank = axes.shape[1]
     split = np.empty((3, rank + 1), np.int64)
-    for k in range(3):  # number by number: Numba takes a second to compile a slice that is assigned
+    for k in range(3):  # number by number: Numba needs a second to compile the assignment of a slice
         for axis in range(rank):
             split[k, axis if axis < rank - 2 else axis + 1] = axes[k, axis]
     split[0, rank - 1] //= parts

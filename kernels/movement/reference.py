@@ -1,11 +1,11 @@
-"""Moving elements: one strided copy is transpose, broadcast, slice, pad and concatenation.
+"""Moving elements: one strided copy implements transpose, broadcast, slice, pad and concatenation.
 
 An array of any shape is a vector in memory with an offset and one stride (in elements) for each axis:
 
-    element (i, j, k)  lies at  offset + i strides[0] + j strides[1] + k strides[2]
+    element (i, j, k)  is stored at  offset + i strides[0] + j strides[1] + k strides[2]
 
 Permuted strides transpose, a stride of 0 broadcasts, an offset and larger strides slice. The gradient of a slice, a
-pad or a concatenation is the same copy with the two sides exchanged.
+pad or a concatenation is the same copy with source and target exchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def copy(
 ) -> None:
     """target[index . target_strides + target_offset] = source[index . source_strides + source_offset]
 
-    source, target: vectors; shape and strides: int64 (rank,), strides in elements; for every index below shape.
+    source, target: vectors; shape and strides: int64 (rank,), strides in elements. Copies every index below shape.
     """
     for index in itertools.product(*(range(n) for n in shape)):
         s, t = source_offset, target_offset
@@ -39,14 +39,14 @@ def copy(
 
 
 def take(x: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """out (n, C) = x (N, C) at rows (n,), each in [0, N)"""
+    """out (n, C) = the rows (n,) of x (N, C), each row number in [0, N)"""
     for i in range(rows.size):
         for c in range(x.shape[1]):
             out[i, c] = x[rows[i], c]
 
 
 def take_backward(dy: np.ndarray, rows: np.ndarray, dx: np.ndarray) -> None:
-    """dx (N, C) = 0, then dx[rows[i]] += dy[i]: a row that was taken twice gets both gradients"""
+    """dx (N, C) = 0, then dx[rows[i]] += dy[i]: a row that was taken twice receives both gradients"""
     for r in range(dx.shape[0]):
         for c in range(dx.shape[1]):
             dx[r, c] = 0

@@ -1,13 +1,15 @@
-"""Batch and layer normalisation: two passes over memory each, the rows shared out among the threads.
+"""Batch and layer normalisation: two passes over memory each; the threads share the rows.
 
-Channels are contiguous, so that vectors go over them; several short rows are taken as one wide row
-(kernels/reduce/rows.py), and what belongs to the channels (mean, scale, sums) is repeated to the same width.
+Channels are contiguous, so vector instructions process several of them. Several short rows are processed as one wide
+row (kernels/reduce/rows.py), and the arrays of the channels (mean, scale, sums) are repeated to the same width.
 
-The rows are split into blocks. Sums: as many blocks as the caller gives room for, each in float64 numbers of its own,
-which are added in the blocks' order: results do not depend on the number of threads.
+The rows are divided into blocks. Sums have one block for each row of the caller's scratch array `partial`, where each
+block keeps its own float64 sums. They are added in the order of the blocks: results do not depend on the number of
+threads.
 
-An output may lie exactly where an input does. So loops that write one read all they need with `get` (stream.py), the
-repeated means and scales, too: a single plain load, which the store might touch, and LLVM leaves them in single steps.
+An output may share the memory of an input. So loops that write an output read all their operands with `get`
+(stream.py), including the repeated means and scales: with a single plain load that the store might overwrite, LLVM
+does not vectorise the loop.
 """
 
 from __future__ import annotations
@@ -18,19 +20,24 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import jit, parallel_jit, prange
+from minidl.engine.jit import Part, in_parts, jit
 from minidl.kernels.reduce.rows import narrow, repeat, wide
 
 from ..elementwise.stream import get, put
 from .reference import __all__ as __all__
 
-BLOCK = 16384  # numbers that are worth a task of their own
-BLOCKS = 64  # at most
+BLOCK_SIZE = 16384  # numbers that are worth a task
+MAX_BLOCKS = 64
 
 
 @jit
 def _blocks(x: ndarray) -> int:
-    return max(1, min(BLOCKS, x.size // BLOCK))
+    return max(1, min(MAX_BLOCKS, x.size // BLOCK_SIZE))
+
+
+@jit
+def _partial_sums(partial: ndarray) -> int:
+    return partial.shape[0]
 
 
 @jit
@@ -40,9 +47,13 @@ def _block(a: ndarray, k: int, blocks: int) -> ndarray:
     return a[rows * k // blocks : rows * (k + 1) // blocks]
 
 
+by_blocks = in_parts(_blocks, _block)
+by_partial_sums = in_parts(_partial_sums, _block)  # the function receives partial (1, 2, C)
+
+
 @jit
 def _total(partial: ndarray) -> ndarray:
-    """The sum of partial (blocks, 2, C) over the blocks, in their order, in place of the first: (2, C)"""
+    """The sum (2, C) of partial (blocks, 2, C) over the blocks, in their order; it overwrites the first block."""
     total = partial[0]
     for block in range(1, partial.shape[0]):
         for k in range(2):
@@ -54,15 +65,15 @@ def _total(partial: ndarray) -> ndarray:
 # Batch normalisation
 
 
-@jit
-def _sum_moments(x: ndarray, origin: ndarray, sums: ndarray) -> None:
-    """sums (2, C) = sum of (x - origin), sum of (x - origin)^2, over the rows"""
+@by_partial_sums
+def _moments(x: Part, origin: ndarray, partial: Part) -> None:
+    """partial[0] (2, C) = sum of (x - origin), sum of (x - origin)^2, over the rows"""
     width = wide(x.shape[1])
     origin = repeat(origin, width)
     first, second = np.zeros(width), np.zeros(width)
     numbers = x.reshape(x.size)
     begin = 0
-    while begin + 4 * width <= numbers.size:  # four at once: the sums are loaded and stored a quarter as often
+    while begin + 4 * width <= numbers.size:  # four rows together: the sums are loaded and stored a quarter as often
         four = numbers[begin : begin + 4 * width].reshape(4, width)
         p, q, r, s = four[0], four[1], four[2], four[3]
         for i in range(width):
@@ -77,21 +88,13 @@ def _sum_moments(x: ndarray, origin: ndarray, sums: ndarray) -> None:
             first[i] += distance
             second[i] += distance * distance
         begin += width
-    narrow(first, sums[0])
-    narrow(second, sums[1])
+    narrow(first, partial[0, 0])
+    narrow(second, partial[0, 1])
 
 
-@parallel_jit
-def _moments(x: ndarray, origin: ndarray, partial: ndarray) -> None:
-    blocks = partial.shape[0]
-    for k in prange(blocks):
-        _sum_moments(_block(x, k, blocks), origin, partial[k])
-
-
-@jit
-def _normalize_block(
-    x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: ndarray, relu: bool, y: ndarray
-) -> None:
+@by_blocks
+def _normalize(x: Part, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: Part, relu: bool, y: Part) -> None:
+    """y = (x - mean) scale + bias [+ shortcut] [relu]"""
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     zero, adds = x.dtype.type(0), shortcut.size > 0
@@ -106,25 +109,13 @@ def _normalize_block(
             put(result, i, zero if relu and value < zero else value, False)
 
 
-@parallel_jit
-def _normalize(
-    x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: ndarray, relu: bool, y: ndarray
-) -> None:
-    """y = (x - mean) scale + bias [+ shortcut] [relu]"""
-    blocks = _blocks(x)
-    for k in prange(blocks):
-        _normalize_block(
-            _block(x, k, blocks), mean, scale, bias, _block(shortcut, k, blocks), relu, _block(y, k, blocks)
-        )
-
-
 @jit
 def batch_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    # One pass gives both moments. It is as accurate as two, because distances are taken from the first row: its
-    # distance to the mean can cancel at most log2(rows) bits of the variance, to which it belongs itself.
+    # One pass gives both moments. It is as accurate as two passes, because distances are relative to the first row:
+    # its distance to the mean can cancel at most log2(rows) bits of the variance, since it contributes to the variance.
     rows, channels = x.shape
     origin = x[0].astype(np.float64)
     _moments(x, origin, partial)
@@ -133,7 +124,7 @@ def batch_norm(
     for c in range(channels):
         distance = moments[0, c] / rows
         variance = moments[1, c] / rows - distance * distance
-        if variance < 0:  # by rounding
+        if variance < 0:  # due to rounding
             variance = 0.0
         unbiased = variance * rows / max(rows - 1, 1)
         mean[c] = origin[c] + distance
@@ -146,20 +137,20 @@ def batch_norm(
 
 @jit
 def _passing(dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, i: int) -> Any:
-    """(dy[i] where the output was positive, else 0; without relu dy[i]), x[i] - mean[i]"""
+    """(dy[i], or with relu 0 if the output was not positive), x[i] - mean[i]"""
     distance = get(x, i) - get(mean, i)
     gradient = get(dy, i)
     zero = x.dtype.type(0)
     return (gradient if (not relu) | (not distance * get(scale, i) + get(bias, i) <= zero) else zero), distance
 
 
-@jit
-def _sum_gradient_moments(
-    dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, sums: ndarray
+@by_partial_sums
+def _gradient_moments(
+    dy: Part, x: Part, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, partial: Part
 ) -> None:
-    """sums (2, C) = sum of dy, sum of dy (x - mean), over the rows; with relu, where the output was positive
+    """partial[0] (2, C) = sum of dy, sum of dy (x - mean), over the rows; with relu, where the output was positive
 
-    Products of four rows are added in the arrays' type, and then in float64: nothing cancels here as in a variance.
+    Products of four rows are added in the arrays' type, then in float64: there is no cancellation as in a variance.
     """
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
@@ -185,24 +176,16 @@ def _sum_gradient_moments(
             first[i] += gradient
             second[i] += gradient * distance
         begin += width
-    narrow(first, sums[0])
-    narrow(second, sums[1])
+    narrow(first, partial[0, 0])
+    narrow(second, partial[0, 1])
 
 
-@parallel_jit
-def _gradient_moments(
-    dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, partial: ndarray
-) -> None:
-    blocks = partial.shape[0]
-    for k in prange(blocks):
-        _sum_gradient_moments(_block(dy, k, blocks), _block(x, k, blocks), mean, scale, bias, relu, partial[k])
-
-
-@jit
-def _input_gradient_block(
-    dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
-    constant: ndarray, dx: ndarray,
+@by_blocks
+def _input_gradient(
+    dy: Part, x: Part, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
+    constant: ndarray, dx: Part,
 ) -> None:  # fmt: skip
+    """dx = scale dy + slope (x - mean) + constant; with relu, dy is 0 where the output was not positive"""
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     slope, constant = repeat(slope, width), repeat(constant, width)
@@ -215,20 +198,6 @@ def _input_gradient_block(
             put(dx_row, i, value, False)
 
 
-@parallel_jit
-def _input_gradient(
-    dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
-    constant: ndarray, dx: ndarray,
-) -> None:  # fmt: skip
-    """dx = scale dy + slope (x - mean) + constant; with relu, dy where the output was positive"""
-    blocks = _blocks(x)
-    for k in prange(blocks):
-        _input_gradient_block(
-            _block(dy, k, blocks), _block(x, k, blocks), mean, scale, bias, relu, slope, constant,
-            _block(dx, k, blocks),
-        )  # fmt: skip
-
-
 @jit
 def batch_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
@@ -238,7 +207,7 @@ def batch_norm_backward(
     rows, channels = x.shape
     scale, slope, constant = np.empty_like(weight), np.empty_like(weight), np.empty_like(weight)
     for c in range(channels):
-        scale[c] = rstd[c] * weight[c]  # as in the forward pass: relu asks for the same output, bit by bit
+        scale[c] = rstd[c] * weight[c]  # as in the forward pass: relu needs the same output, bit by bit
     _gradient_moments(dy, x, mean, scale, bias, relu, partial)
     moments = _total(partial)
     for c in range(channels):
@@ -249,7 +218,7 @@ def batch_norm_backward(
     _input_gradient(dy, x, mean, scale, bias, relu, slope, constant, dx)
 
 
-# Batch normalisation with given statistics: an affine map of each channel
+# Batch normalisation with given statistics: an affine map for each channel
 
 
 @jit
@@ -282,7 +251,7 @@ def affine_backward(
     dy: ndarray, x: ndarray, scale: ndarray, shift: ndarray, relu: bool, partial: ndarray,
     dx: ndarray, dscale: ndarray, dshift: ndarray,
 ) -> None:  # fmt: skip
-    zeros = np.zeros_like(scale)  # the mean; and the statistics do not move with x: their terms vanish
+    zeros = np.zeros_like(scale)  # the mean. The statistics do not depend on x: their terms of dx vanish
     _gradient_moments(dy, x, zeros, scale, shift, relu, partial)
     moments = _total(partial)
     for c in range(scale.size):
@@ -293,10 +262,8 @@ def affine_backward(
 # Layer normalisation
 
 
-@jit
-def _layer_norm_rows(
-    x: ndarray, weight: ndarray, bias: ndarray, eps: float, mean: ndarray, rstd: ndarray, y: ndarray
-) -> None:
+@by_blocks
+def layer_norm(x: Part, weight: ndarray, bias: ndarray, eps: float, mean: Part, rstd: Part, y: Part) -> None:
     for r in range(x.shape[0]):
         x_row, y_row = x[r], y[r]
         total = 0.0
@@ -308,30 +275,16 @@ def _layer_norm_rows(
             squares += (x_row[c] - center) ** 2
         mean[r] = center
         rstd[r] = 1 / math.sqrt(squares / x_row.size + eps)
-        shift, scale = mean[r], rstd[r]  # as stored, in the arrays' type
+        shift, scale = mean[r], rstd[r]  # rounded to the arrays' type
         for c in range(x_row.size):
             y_row[c] = (x_row[c] - shift) * scale * weight[c] + bias[c]
 
 
-@parallel_jit
-def layer_norm(
-    x: ndarray, weight: ndarray, bias: ndarray, eps: float, mean: ndarray, rstd: ndarray, y: ndarray
-) -> None:
-    blocks = _blocks(x)
-    for k in prange(blocks):
-        _layer_norm_rows(
-            _block(x, k, blocks), weight, bias, eps, _block(mean, k, blocks), _block(rstd, k, blocks),
-            _block(y, k, blocks),
-        )  # fmt: skip
-
-
-@jit
-def _layer_norm_backward_rows(
-    dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray, dx: ndarray, sums: ndarray
-) -> None:
-    """Writes dx, and sums (2, C) = sum of dy, sum of dy z, over the rows."""
-    sums[:] = 0
-    first, second = sums[0], sums[1]
+@by_partial_sums
+def _layer_norm_backward(dy: Part, x: Part, weight: ndarray, mean: Part, rstd: Part, dx: Part, partial: Part) -> None:
+    """Compute dx and partial[0] (2, C) = sum of dy, sum of dy z, over the rows."""
+    partial[:] = 0
+    first, second = partial[0, 0], partial[0, 1]
     for r in range(x.shape[0]):
         dy_row, x_row, dx_row = dy[r], x[r], dx[r]
         shift, scale = mean[r], rstd[r]
@@ -349,17 +302,12 @@ def _layer_norm_backward_rows(
             second[c] += dy_row[c] * z
 
 
-@parallel_jit
+@jit
 def layer_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray, partial: ndarray,
     dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    blocks = partial.shape[0]
-    for k in prange(blocks):
-        _layer_norm_backward_rows(
-            _block(dy, k, blocks), _block(x, k, blocks), weight, _block(mean, k, blocks), _block(rstd, k, blocks),
-            _block(dx, k, blocks), partial[k],
-        )  # fmt: skip
+    _layer_norm_backward(dy, x, weight, mean, rstd, dx, partial)
     total = _total(partial)
     for c in range(x.shape[1]):
         dbias[c], dweight[c] = total[0, c], total[1, c]

@@ -10,7 +10,7 @@ from minidl.engine.jit import jit
 
 @jit
 def channel_by_channel(x: ndarray, weight: ndarray, bias: ndarray, y: ndarray) -> None:
-    """Channel by channel, as the formula is read: three passes over memory, each in steps of a whole row."""
+    """Channel by channel, as in the formula: three passes over memory, each with a stride of a whole row."""
     rows, channels = x.shape
     for c in range(channels):
         mean, variance = 0.0, 0.0
@@ -25,7 +25,7 @@ def channel_by_channel(x: ndarray, weight: ndarray, bias: ndarray, y: ndarray) -
 
 @jit
 def row_by_row(x: ndarray, weight: ndarray, bias: ndarray, y: ndarray) -> None:
-    """Row by row, the channels innermost: two passes in memory's order, sums of float64 in an array."""
+    """Row by row, with the channels innermost: two passes in the order of memory, float64 sums in an array."""
     rows, channels = x.shape
     first, second = np.zeros(channels), np.zeros(channels)
     for r in range(rows):

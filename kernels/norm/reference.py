@@ -1,8 +1,8 @@
 """Batch and layer normalisation: the definition and the oracle of the tests.
 
-x, y, dx, dy (rows, C); an image batch (N, H, W, C) comes as N * H * W rows. weight, bias and their gradients (C,).
-rstd is 1 / sqrt(variance + eps), kept for the backward pass. Variances are those of the sample (divided by
-the count), except where said otherwise. relu: values below 0 become 0 at the end, and no gradient passes there.
+x, y, dx, dy (rows, C); an image batch (N, H, W, C) is N * H * W rows. weight, bias and their gradients (C,).
+rstd is 1 / sqrt(variance + eps), kept for the backward pass. Variances are divided by the number of values, except
+where stated otherwise. relu: at the end, values below 0 become 0 and their gradient is 0.
 partial: scratch of a fast kernel, not used here.
 """
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def _mean_and_variance(values: ndarray) -> tuple[float, float]:
-    """Both of a vector; the variance from the distances to the mean, so that a large mean does no harm."""
+    """Return both for a vector; the variance is computed from distances to the mean, so a large mean is harmless."""
     mean = sum(values) / len(values)
     return mean, sum((value - mean) ** 2 for value in values) / len(values)
 
@@ -34,7 +34,7 @@ def batch_norm(
 ) -> None:  # fmt: skip
     """y = (x - mean) rstd weight + bias [+ shortcut] [relu], mean and rstd (C,) of this batch (Ioffe, Szegedy 2015).
 
-    shortcut (rows, C) or (0, C): what a residual block adds before its relu.
+    shortcut (rows, C), added before the relu as in a residual block, or (0, C) for none.
 
     running = (1 - momentum) running + momentum batch, for the mean and for the unbiased variance (divided by
     rows - 1), as in PyTorch. A single row has variance 0.
@@ -59,7 +59,7 @@ def batch_norm_backward(
 
     dx = weight rstd (dy - dbias / rows - z dweight / rows).
 
-    relu: dy counts where the output, computed once more, is above 0.
+    relu: dy counts only where the output, which is recomputed, is above 0.
     """
     rows, channels = x.shape
     for c in range(channels):
@@ -72,7 +72,7 @@ def batch_norm_backward(
 
 
 def _passed(dy: ndarray, y: ndarray, relu: bool) -> list[float]:
-    """What of dy (rows,) passes a relu whose input was y."""
+    """Return the gradient (rows,) of the input y of a relu whose output has the gradient dy; without relu, dy."""
     return [dy[r] if y[r] > 0 or not relu else 0.0 for r in range(len(dy))]
 
 
@@ -80,7 +80,7 @@ def fold(
     weight: ndarray, bias: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
     scale: ndarray, shift: ndarray,
 ) -> None:  # fmt: skip
-    """Batch norm with the running statistics is x * scale + shift: (x - mean) / sqrt(var + eps) weight + bias."""
+    """Scale and shift (C,) of batch norm with running statistics: (x - mean) / sqrt(var + eps) weight + bias."""
     for c in range(weight.size):
         scale[c] = weight[c] / math.sqrt(running_var[c] + eps)
         shift[c] = bias[c] - running_mean[c] * scale[c]
@@ -90,7 +90,7 @@ def fold_backward(
     dscale: ndarray, dshift: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
     dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """Gradients of weight and bias from those of scale and shift, which are float64: dweight is their difference."""
+    """Gradients of weight and bias from those of scale and shift, which are float64, since dweight is a difference."""
     for c in range(dweight.size):
         dweight[c] = (dscale[c] - running_mean[c] * dshift[c]) / math.sqrt(running_var[c] + eps)
         dbias[c] = dshift[c]

@@ -1,8 +1,9 @@
-"""Updates of the parameters: each is one pass over memory, shared out among the threads.
+"""Updates of the parameters: each is one pass over memory, which the threads share.
 
-The whole vector is split into CHUNKS parts, always the same number, whatever the segments: a model may have one
-large segment and many small ones. Each part is updated segment by segment. Factors are computed in float64 and
-turned into the arrays' type once, before the loop. A small vector is updated by one thread.
+The vector is divided into chunks, regardless of the segments: a model may have one large segment and many small ones.
+Chunks begin on cache lines, so no two threads write to the same line. Each chunk is updated segment by segment.
+Factors are computed in float64 and converted to the arrays' type once, before the loop. One thread updates a small
+vector.
 """
 
 from __future__ import annotations
@@ -12,33 +13,26 @@ import math
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
+from minidl.engine.jit import Part, apart_jit, jit, parallel_jit, prange
 
-from ..elementwise.stream import SERIAL
+from ..elementwise.stream import SERIAL, chunked
 from .reference import __all__ as __all__
 
-CHUNKS = 32
-LINE = 16  # elements: a chunk begins on a cache line of float32, so that no two threads write to one line
-LANES = 128  # sums of squares that are kept side by side
+NORM_CHUNKS = 32  # of `norms`: always the same number, so that sums do not depend on the number of threads
+LINE = 16  # elements: these chunks begin on a cache line of float32
+LANES = 128  # independent sums of squares
 
 
 @jit
-def _parts(x: ndarray) -> int:
-    return CHUNKS if x.size > SERIAL else 1
-
-
-@jit
-def _overlap(start: int, stop: int, size: int, part: int, parts: int) -> slice:
-    """What of the segment [start, stop) lies in this part of a vector of `size` elements; often nothing."""
-    lines = size // LINE
-    low = max(start, lines * part // parts * LINE)
-    high = min(stop, lines * (part + 1) // parts * LINE if part + 1 < parts else size)
-    return slice(low, max(low, high))
+def _overlap(start: int, stop: int, begin: int, size: int) -> slice:
+    """The part of the segment [start, stop) in the chunk of `size` elements from index `begin` on; often none."""
+    low = max(start - begin, 0)
+    return slice(low, max(low, min(stop - begin, size)))
 
 
 @jit
 def _decay(lr: float, weight_decay: float, decoupled: bool) -> tuple[float, float]:
-    """(factor on theta itself, factor on theta that is added to the gradient)"""
+    """(factor of theta itself, factor of theta in the sum with the gradient)"""
     return (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
 
 
@@ -58,32 +52,15 @@ def _sgd(
         theta[i] = shrink_ * theta[i] - lr_ * direction
 
 
-@apart_jit
-def _sgd_part(
-    part: int, parts: int,
-    theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
-    weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float,
+@chunked
+def sgd(
+    theta: Part, grad: Part, velocity: Part, starts: ndarray, stops: ndarray, lr: ndarray,
+    weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float, begin: int,
 ) -> None:  # fmt: skip
     for s in range(starts.size):
-        at = _overlap(starts[s], stops[s], theta.size, part, parts)
-        _sgd(theta[at], grad[at], velocity[at], lr[s], weight_decay[s], momentum, nesterov, decoupled, scale)
-
-
-@parallel_jit
-def sgd(
-    theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
-    weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float,
-) -> None:  # fmt: skip
-    if _parts(theta) == 1:
-        _sgd_part(
-            0, 1, theta, grad, velocity, starts, stops, lr, weight_decay, momentum, nesterov, decoupled, scale
-        )  # fmt: skip
-        return
-    for part in prange(CHUNKS):
-        _sgd_part(
-            part, CHUNKS,
-            theta, grad, velocity, starts, stops, lr, weight_decay, momentum, nesterov, decoupled, scale,
-        )  # fmt: skip
+        at = _overlap(starts[s], stops[s], begin, theta.size)
+        if at.start < at.stop:
+            _sgd(theta[at], grad[at], velocity[at], lr[s], weight_decay[s], momentum, nesterov, decoupled, scale)
 
 
 @jit
@@ -95,7 +72,7 @@ def _adam(
     shrink, pull = _decay(lr, weight_decay, decoupled)
     shrink_, pull_, scale_, eps_ = number(shrink), number(pull), number(scale), number(eps)
     keep1, add1, keep2, add2 = number(beta1), number(1 - beta1), number(beta2), number(1 - beta2)
-    # The corrections of the bias, one in the learning rate and one under the root.
+    # Bias corrections: one is part of the learning rate, the other one is applied after the square root.
     rate = number(lr / (1 - beta1**step))
     correction = number(1 / math.sqrt(1 - beta2**step))
     for i in range(theta.size):
@@ -107,46 +84,28 @@ def _adam(
         theta[i] = shrink_ * theta[i] - rate * m / (math.sqrt(v) * correction + eps_)
 
 
-@apart_jit
-def _adam_part(
-    part: int, parts: int,
-    theta: ndarray, grad: ndarray, first: ndarray, second: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
-    weight_decay: ndarray, beta1: float, beta2: float, eps: float, step: int, decoupled: bool, scale: float,
+@chunked
+def adam(
+    theta: Part, grad: Part, first: Part, second: Part, starts: ndarray, stops: ndarray, lr: ndarray,
+    weight_decay: ndarray, beta1: float, beta2: float, eps: float, step: int, decoupled: bool, scale: float, begin: int,
 ) -> None:  # fmt: skip
     for s in range(starts.size):
-        at = _overlap(starts[s], stops[s], theta.size, part, parts)
-        _adam(
-            theta[at], grad[at], first[at], second[at], lr[s], weight_decay[s],
-            beta1, beta2, eps, step, decoupled, scale,
-        )  # fmt: skip
-
-
-@parallel_jit
-def adam(
-    theta: ndarray, grad: ndarray, first: ndarray, second: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
-    weight_decay: ndarray, beta1: float, beta2: float, eps: float, step: int, decoupled: bool, scale: float,
-) -> None:  # fmt: skip
-    if _parts(theta) == 1:
-        _adam_part(
-            0, 1, theta, grad, first, second, starts, stops, lr, weight_decay,
-            beta1, beta2, eps, step, decoupled, scale,
-        )  # fmt: skip
-        return
-    for part in prange(CHUNKS):
-        _adam_part(
-            part, CHUNKS, theta, grad, first, second, starts, stops, lr, weight_decay,
-            beta1, beta2, eps, step, decoupled, scale,
-        )  # fmt: skip
+        at = _overlap(starts[s], stops[s], begin, theta.size)
+        if at.start < at.stop:
+            _adam(
+                theta[at], grad[at], first[at], second[at], lr[s], weight_decay[s],
+                beta1, beta2, eps, step, decoupled, scale,
+            )  # fmt: skip
 
 
 def norms_partial(segments: int) -> int:
-    """How many float64 `norms` needs: for each chunk LANES sums, and one sum of each segment."""
-    return CHUNKS * (LANES + segments)
+    """Return the number of float64 that `norms` needs: for each chunk LANES sums and one sum per segment."""
+    return NORM_CHUNKS * (LANES + segments)
 
 
 @jit
 def _sum_of_squares(x: ndarray, lanes: ndarray) -> float:
-    """Element i is added to lane i % LANES: that many sums which do not wait for each other, in vector registers."""
+    """Element i is added to lane i % LANES: LANES independent sums, in vector registers."""
     lanes[:] = 0
     whole = x.size - x.size % LANES
     for first in range(0, whole, LANES):
@@ -165,23 +124,26 @@ def _sum_of_squares(x: ndarray, lanes: ndarray) -> float:
 
 @apart_jit
 def _norms_chunk(chunk: int, x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray) -> None:
+    lines = x.size // LINE
+    begin = lines * chunk // NORM_CHUNKS * LINE
+    x = x[begin : lines * (chunk + 1) // NORM_CHUNKS * LINE if chunk + 1 < NORM_CHUNKS else x.size]
     for s in range(starts.size):
-        at = _overlap(starts[s], stops[s], x.size, chunk, CHUNKS)
+        at = _overlap(starts[s], stops[s], begin, x.size)
         partial[LANES + s] = _sum_of_squares(x[at], partial[:LANES]) if at.start < at.stop else 0.0
 
 
 @parallel_jit
 def norms(x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray, squares: ndarray) -> None:
     width = LANES + starts.size
-    if _parts(x) == 1:
-        for chunk in range(CHUNKS):
+    if x.size <= SERIAL:
+        for chunk in range(NORM_CHUNKS):
             _norms_chunk(chunk, x, starts, stops, partial[chunk * width : (chunk + 1) * width])
     else:
-        for chunk in prange(CHUNKS):
+        for chunk in prange(NORM_CHUNKS):
             _norms_chunk(chunk, x, starts, stops, partial[chunk * width : (chunk + 1) * width])
     for s in range(starts.size):
         total = 0.0
-        for chunk in range(CHUNKS):
+        for chunk in range(NORM_CHUNKS):
             total += partial[chunk * width + LANES + s]
         squares[s] = total
 
@@ -207,34 +169,15 @@ def _lars(
         theta[i] -= v
 
 
-@apart_jit
-def _lars_part(
-    part: int, parts: int,
-    theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
+@chunked
+def lars(
+    theta: Part, grad: Part, velocity: Part, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
-    grad_squares: ndarray, scale: float,
+    grad_squares: ndarray, scale: float, begin: int,
 ) -> None:  # fmt: skip
     for s in range(starts.size):
-        at = _overlap(starts[s], stops[s], theta.size, part, parts)
-        local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s])
-        rate = lr[s] * (local if adapt[s] else 1.0)
-        _lars(theta[at], grad[at], velocity[at], rate, weight_decay[s], momentum, scale)
-
-
-@parallel_jit
-def lars(
-    theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
-    weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
-    grad_squares: ndarray, scale: float,
-) -> None:  # fmt: skip
-    if _parts(theta) == 1:
-        _lars_part(
-            0, 1, theta, grad, velocity, starts, stops, lr, weight_decay, adapt,
-            momentum, trust, theta_squares, grad_squares, scale,
-        )  # fmt: skip
-        return
-    for part in prange(CHUNKS):
-        _lars_part(
-            part, CHUNKS, theta, grad, velocity, starts, stops, lr, weight_decay, adapt,
-            momentum, trust, theta_squares, grad_squares, scale,
-        )  # fmt: skip
+        at = _overlap(starts[s], stops[s], begin, theta.size)
+        if at.start < at.stop:
+            local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s])
+            rate = lr[s] * (local if adapt[s] else 1.0)
+            _lars(theta[at], grad[at], velocity[at], rate, weight_decay[s], momentum, scale)

@@ -1,8 +1,8 @@
 """Updates of the parameters: the definition and the oracle of the tests.
 
-theta, grad and the state (velocity, first, second) are flat vectors of one layout. Segment s of them, a parameter
-or some, is [starts[s], stops[s]) and has a learning rate lr[s] and a weight decay weight_decay[s]; what lies in no
-segment stays as it is. The gradient is multiplied by `scale` first, which clips it.
+theta, grad and the state (velocity, first, second) are flat vectors (n,) of equal layout. Segment s, one or several
+parameters, is [starts[s], stops[s]) and has the learning rate lr[s] and the weight decay weight_decay[s]; elements
+outside all segments do not change. The gradient is first multiplied by `scale`, which clips it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["adam", "lars", "norms", "sgd"]
 
 
 def _elements(starts: ndarray, stops: ndarray) -> Iterator[tuple[int, int]]:
-    """Each (segment s, element i of it)."""
+    """Yield each (segment s, element i of this segment)."""
     for s in range(len(starts)):
         for i in range(starts[s], stops[s]):
             yield s, i
@@ -26,10 +26,10 @@ def sgd(
     theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float,
 ) -> None:  # fmt: skip
-    """velocity = momentum velocity + g, theta -= lr velocity, as PyTorch's SGD; velocity begins as zeros.
+    """velocity = momentum velocity + g, theta -= lr velocity, as in PyTorch's SGD; the first velocity is zero.
 
     nesterov: theta -= lr (g + momentum velocity) instead (Sutskever et al. 2013). Weight decay adds
-    weight_decay theta to g; decoupled, it shrinks theta by the factor 1 - lr weight_decay instead
+    weight_decay theta to g; if decoupled, it multiplies theta by 1 - lr weight_decay instead
     (Loshchilov, Hutter 2019).
     """
     for s, i in _elements(starts, stops):
@@ -49,7 +49,7 @@ def adam(
     """Kingma, Ba 2015, algorithm 1: first and second are the running moments of g, `step` counts from 1.
 
     theta -= lr (first / (1 - beta1^step)) / (sqrt(second / (1 - beta2^step)) + eps).
-    Weight decay as in `sgd`; decoupled, this is AdamW (Loshchilov, Hutter 2019).
+    Weight decay as in `sgd`; if decoupled, this is AdamW (Loshchilov, Hutter 2019).
     """
     for s, i in _elements(starts, stops):
         g = scale * grad[i]
@@ -65,12 +65,12 @@ def adam(
 
 
 def norms_partial(segments: int) -> int:
-    """How many float64 `norms` needs as `partial`."""
+    """Return the number of float64 that `norms` needs as `partial`."""
     return 0
 
 
 def norms(x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray, squares: ndarray) -> None:
-    """squares[s] (float64) = the sum of the squares of segment s of x; partial: float64, for sums on the way."""
+    """squares[s] (float64) = sum of the squares of segment s of x; partial: float64 scratch for partial sums."""
     squares[...] = 0
     for s, i in _elements(starts, stops):
         squares[s] += float(x[i]) ** 2
@@ -81,11 +81,11 @@ def lars(
     weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
     grad_squares: ndarray, scale: float,
 ) -> None:  # fmt: skip
-    """You, Gitman, Ginsburg 2017, algorithm 1: a learning rate of its own for each segment,
+    """You, Gitman, Ginsburg 2017, algorithm 1: each segment has its own learning rate lr local,
 
-    local = trust |theta| / (|g| + weight_decay |theta|), and 1 where a norm is 0 or adapt[s] is not set (biases, say);
+    local = trust |theta| / (|g| + weight_decay |theta|), and 1 if a norm is 0 or adapt[s] is false (as for biases);
     velocity = momentum velocity + lr local (g + weight_decay theta), theta -= velocity.
-    theta_squares and grad_squares come from `norms`, of grad before it is scaled.
+    theta_squares and grad_squares are results of `norms`; grad_squares is that of grad before scaling.
     """
     for s, i in _elements(starts, stops):
         local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s]) if adapt[s] else 1.0
@@ -95,7 +95,7 @@ def lars(
 
 
 def _local_rate(weight_decay: float, trust: float, theta_square: float, grad_square: float) -> float:
-    """LARS's factor on the learning rate of a segment."""
+    """Return the factor by which LARS multiplies the learning rate of a segment."""
     if theta_square == 0 or grad_square == 0:
         return 1.0
     theta_norm, grad_norm = math.sqrt(theta_square), math.sqrt(grad_square)

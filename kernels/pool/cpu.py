@@ -1,10 +1,10 @@
-"""Max and average pooling: the threads share out the images of a batch.
+"""Max and average pooling: the threads share the images of a batch.
 
-Channels are contiguous, so the innermost loop goes over them: for each pixel of a window, one comparison or
-addition of vectors. Windows may overlap, but never across images, so that the backward passes are safe too.
+Channels are contiguous, so the innermost loop iterates over them: for each pixel of a window, one comparison or
+addition of vectors. Windows may overlap, but only within an image, so the backward passes are safe on several threads.
 
-The window that nearly every network has, 2 x 2 with stride 2, has loops of its own: its four pixels are compared in
-registers, and backward each pixel of dx is written once, with no zeros before.
+The most common window, 2 x 2 with stride 2, has special loops: its four pixels are compared in registers, and the
+backward pass writes each pixel of dx once, without writing zeros first.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from .reference import Pair
 from .reference import __all__ as __all__
 
-FEW = 8  # channels: fewer are no vector, and their pixels are walked number by number
+VECTOR_CHANNELS = 8  # with fewer channels there is no vector, and pixels are processed number by number
 
 
 @jit
 def _span(out: int, size: int, kernel: int, stride: int, padding: int) -> tuple[int, int, int]:
-    """Along one axis: the pixels start..stop-1 of the image that output `out` looks at, and where its window begins."""
+    """Along one axis: (start, stop) of the image pixels that output `out` depends on, and where its window begins."""
     start = out * stride - padding
     return max(start, 0), min(start + kernel, size), start
 
 
 @jit
 def _take(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
-    """The first pixel x (C,) of a window is the largest so far, y (C,); its place is the number of the tap."""
+    """The first pixel x (C,) of a window is the largest so far: y (C,) = x; its place is the number of the tap."""
     here = place.dtype.type(tap)
     for c in range(x.size):
         y[c] = x[c]
@@ -38,7 +38,7 @@ def _take(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
 
 @jit
 def _keep_largest(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
-    """A further pixel x (C,). `|` and not `or`: without branches, LLVM makes vectors of the loop."""
+    """Compare y with a further pixel x (C,). `|`, not `or`: LLVM vectorises the loop if it has no branches."""
     here = place.dtype.type(tap)
     for c in range(x.size):
         wins = (x[c] > y[c]) | (x[c] != x[c])  # NaN wins
@@ -69,7 +69,7 @@ def _is_2x2(kernel: Pair, stride: Pair, padding: Pair) -> bool:
 
 @jit
 def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, np.uint8]:
-    """The largest of four, and which it is."""
+    """The largest of four numbers, and its index."""
     best, where = a, np.uint8(0)
     wins = (b > best) | (b != b)  # NaN wins
     best, where = (b if wins else best), (np.uint8(1) if wins else where)
@@ -81,7 +81,7 @@ def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, np.ui
 
 @jit
 def _max_pool_pixel(a: ndarray, b: ndarray, c: ndarray, d: ndarray, y: ndarray, place: ndarray) -> None:
-    """The four pixels of a window, each (C,)"""
+    """y, place (C,) = the largest of the four pixels a, b, c, d (C,) of a window, and its index."""
     for i in range(y.size):
         y[i], place[i] = _first_largest(a[i], b[i], c[i], d[i])
 
@@ -91,7 +91,7 @@ def _max_pool_2x2(x: ndarray, y: ndarray, place: ndarray) -> None:
     for oh in range(y.shape[0]):
         top, bottom = x[2 * oh], x[2 * oh + 1]
         for ow in range(y.shape[1]):
-            if x.shape[2] >= FEW:
+            if x.shape[2] >= VECTOR_CHANNELS:
                 _max_pool_pixel(
                     top[2 * ow], top[2 * ow + 1], bottom[2 * ow], bottom[2 * ow + 1], y[oh, ow], place[oh, ow]
                 )
@@ -142,7 +142,7 @@ def _max_pool_backward_2x2(dy: ndarray, place: ndarray, dx: ndarray) -> None:
     for oh in range(height):
         top, bottom = dx[2 * oh], dx[2 * oh + 1]
         for ow in range(width):
-            if channels >= FEW:
+            if channels >= VECTOR_CHANNELS:
                 _max_pool_backward_pixel(
                     dy[oh, ow], place[oh, ow], top[2 * ow], top[2 * ow + 1], bottom[2 * ow], bottom[2 * ow + 1]
                 )
@@ -153,7 +153,7 @@ def _max_pool_backward_2x2(dy: ndarray, place: ndarray, dx: ndarray) -> None:
                     top[2 * ow + 1, c] = gradient if where == 1 else zero
                     bottom[2 * ow, c] = gradient if where == 2 else zero
                     bottom[2 * ow + 1, c] = gradient if where == 3 else zero
-        top[2 * width :] = 0  # of an odd width or height, the last pixels are in no window
+        top[2 * width :] = 0  # with an odd width or height, the last pixels are in no window
         bottom[2 * width :] = 0
     dx[2 * height :] = 0
 
@@ -208,7 +208,7 @@ def _average_pool_backward_image(dy: ndarray, kernel: Pair, stride: Pair, paddin
 
 @jit
 def _spread_rows(dy: ndarray, kernel: Pair, dx: ndarray) -> None:
-    """The same where windows lie side by side: each pixel of dx is written once."""
+    """The same for adjacent windows without overlap: each pixel of dx is written once."""
     factor = dx.dtype.type(1 / (kernel[0] * kernel[1]))
     height, width, channels = dy.shape
     for oh in range(height):

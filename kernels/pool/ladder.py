@@ -25,14 +25,14 @@ def _image(x: ndarray, y: ndarray, place: ndarray) -> None:
 
 @jit
 def naive(x: ndarray, y: ndarray, place: ndarray) -> None:
-    """Number by number: no vectors, and a branch that goes either way at random, so that the CPU guesses wrong."""
+    """Number by number: no vectors, and a branch with random outcomes, which the CPU mispredicts."""
     for n in range(x.shape[0]):
         _image(x[n], y[n], place[n])
 
 
 @parallel_jit
 def all_threads(x: ndarray, y: ndarray, place: ndarray) -> None:
-    """The images shared out."""
+    """The threads share the images."""
     for n in prange(x.shape[0]):
         _image(x[n], y[n], place[n])
 
@@ -45,19 +45,19 @@ def tap_by_tap(x: ndarray, y: ndarray, place: ndarray) -> None:
 
 
 def in_registers(x: ndarray, y: ndarray, place: ndarray) -> None:
-    """The four pixels of a window at once: y and place are stored once."""
+    """Compares the four pixels of a window in registers: y and place are stored once."""
     cpu.max_pool(x, TWO, TWO, NONE, y, place)
 
 
 @parallel_jit
 def zeros_first(dy: ndarray, place: ndarray, dx: ndarray) -> None:
-    """The loop for any window: dx is written as zeros, then read and written once more at each place."""
+    """The loop for any window: dx is filled with zeros, then read and written again at each place."""
     for n in prange(dx.shape[0]):
         cpu._max_pool_backward_image(dy[n], place[n], TWO, TWO, NONE, dx[n])
 
 
 def written_once(dy: ndarray, place: ndarray, dx: ndarray) -> None:
-    """Windows do not overlap: each pixel is written once, a gradient or a zero, in vectors."""
+    """Windows do not overlap: each pixel is written once, a gradient or a zero, with vector instructions."""
     cpu.max_pool_backward(dy, place, TWO, TWO, NONE, dx)
 
 

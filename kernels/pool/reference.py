@@ -1,8 +1,8 @@
 """Max and average pooling of images: the definition and the oracle of the tests.
 
 x, dx (N, H, W, C); y, dy, place (N, OH, OW, C) with OH = (H + 2 padding - kernel) // stride + 1, likewise OW.
-kernel, stride and padding are (height, width). As in PyTorch, padding is at most half the kernel, so that
-every window covers at least one pixel.
+kernel, stride and padding are (height, width). As in PyTorch, padding is at most half the kernel, so every window
+covers at least one pixel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Pair = tuple[int, int]
 
 
 def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Iterator[tuple[int, int, int]]:
-    """The pixels (h, w) of the image that output (oh, ow) looks at, row by row, each with its place in the window:
+    """Yield the image pixels (h, w) that output (oh, ow) depends on, row by row, each with its place in the window:
     kh * kernel width + kw."""
     for kh in range(kernel[0]):
         for kw in range(kernel[1]):
@@ -29,10 +29,10 @@ def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: 
 
 
 def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, place: ndarray) -> None:
-    """y = the largest pixel of each window, place = where in the window it is.
+    """y = the largest pixel of each window, place = its place in the window.
 
-    place: uint8 where a window has at most 256 pixels, else int32. A byte beside each float32, where the number of the
-    pixel in the image would double what is written, and read again.
+    place: uint8 if a window has at most 256 pixels, else int32. That is one byte for each float32; the index of the
+    pixel in the image would double the number of bytes written here and read in the backward pass.
     Of equal pixels the first wins. A NaN wins over every number and over an earlier NaN, as in PyTorch.
     """
     for n, oh, ow, c in _indices(y):
@@ -46,7 +46,7 @@ def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, 
 
 
 def max_pool_backward(dy: ndarray, place: ndarray, kernel: Pair, stride: Pair, padding: Pair, dx: ndarray) -> None:
-    """dx = for each pixel, the sum of dy over the windows that it won."""
+    """dx = for each pixel, the sum of dy over the windows of which it is the maximum."""
     dx[...] = 0
     for n, oh, ow, c in _indices(dy):
         kh, kw = divmod(int(place[n, oh, ow, c]), kernel[1])
@@ -54,7 +54,7 @@ def max_pool_backward(dy: ndarray, place: ndarray, kernel: Pair, stride: Pair, p
 
 
 def average_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray) -> None:
-    """y = the sum of each window / (kernel height * kernel width): padding counts as zeros (PyTorch's default)."""
+    """y = the sum of each window / (kernel height * kernel width): padding counts as zero (PyTorch's default)."""
     height, width = x.shape[1:3]
     for n, oh, ow, c in _indices(y):
         total = 0.0

@@ -1,7 +1,7 @@
-"""Reductions, compiled. Sums stream over memory once, several short rows at a time (rows.py), in float64.
+"""Reductions, compiled. Sums read memory once, several short rows at a time (rows.py), and add in float64.
 
-A long sum is split into partial sums, as many as the caller gives room for, whatever the number of threads, and these
-are added in their order: the result has the same bits on 1 thread and on 64.
+A long sum is divided into partial sums, whose number is given by the scratch array `partial` and does not depend on
+the number of threads. They are added in a fixed order: the result has the same bits on 1 thread and on 64.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from .reference import __all__ as __all__
 from .rows import narrow, wide
 
-SERIAL = 32768  # numbers: fewer are summed by one thread
+SERIAL = 32768  # numbers: one thread sums fewer than these
 
 
 @jit
 def _sum_few(x: ndarray, total: ndarray) -> None:
-    """_sum_rows, where little is to be summed."""
+    """The same as _sum_rows, for few numbers."""
     total[:] = 0
     if total.size > 1:
         for k in range(x.shape[0]):
@@ -28,7 +28,7 @@ def _sum_few(x: ndarray, total: ndarray) -> None:
                 total[i] += row[i]
         return
     numbers = x.reshape(x.size)
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0  # an addition waits some cycles for the one before: four that do not
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0  # an addition waits some cycles for the one before: four independent sums
     quads = numbers.size // 4 * 4
     for k in range(0, quads, 4):
         a, b, c, d = a + numbers[k], b + numbers[k + 1], c + numbers[k + 2], d + numbers[k + 3]
@@ -47,7 +47,7 @@ def _sum_rows(x: ndarray, total: ndarray) -> None:
     sums = np.zeros(width)
     numbers = x.reshape(x.size)
     begin = 0
-    while begin + 4 * width <= numbers.size:  # four at once: the sums are loaded and stored a quarter as often
+    while begin + 4 * width <= numbers.size:  # four rows together: the sums are loaded and stored a quarter as often
         four = numbers[begin : begin + 4 * width].reshape(4, width)
         a, b, c, d = four[0], four[1], four[2], four[3]
         for i in range(width):
@@ -76,7 +76,7 @@ def _sum_parts(x: ndarray, partial: ndarray) -> None:
 
 @jit
 def sum(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """partial (chunks, outer, inner) float64: the sums of each chunk of n"""
+    """partial (chunks, outer, inner) float64: the sums over each chunk of the middle axis"""
     chunks, outer, inner = partial.shape
     if x.size < SERIAL:
         for task in range(chunks * outer):

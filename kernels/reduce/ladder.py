@@ -1,6 +1,6 @@
 """The steps of README.md as code: sums over the middle axis of x (outer, n, inner). bench/bench_reduce.py measures.
 
-partial (chunks, outer, inner) float64 is room for sums on the way, as in cpu.py.
+partial (chunks, outer, inner) float64 is scratch for partial sums, as in cpu.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from . import cpu, reference
 
 @jit
 def in_float32(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """One running sum in x's own type: each addition waits for the one before, and rounds a sum that grows."""
+    """One running sum in x's type: each addition waits for the one before, and rounds a sum that grows."""
     for o in range(x.shape[0]):
         for i in range(x.shape[2]):
             total = x.dtype.type(0)
@@ -25,7 +25,7 @@ def in_float32(x: ndarray, partial: ndarray, out: ndarray) -> None:
 
 @jit
 def row_by_row(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """As many sums side by side as a row has numbers (four for a plain vector), loaded and stored for each row."""
+    """One sum for each number of a row (four for a plain vector), loaded and stored for each row."""
     for o in range(x.shape[0]):
         cpu._sum_few(x[o], partial[0, o])
         for i in range(x.shape[2]):
@@ -33,7 +33,7 @@ def row_by_row(x: ndarray, partial: ndarray, out: ndarray) -> None:
 
 
 def wide_rows(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """256 sums side by side, four wide rows at a time: one part only, so on one thread."""
+    """256 independent sums, four wide rows at a time; a single part, so on one thread."""
     cpu.sum(x, partial[:1], out)
 
 

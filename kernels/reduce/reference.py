@@ -1,4 +1,7 @@
-"""Reductions along the middle axis of x (outer, n, inner): any run of neighbouring axes is one such axis."""
+"""Reductions along the middle axis of x (outer, n, inner): the definition and the oracle of the tests.
+
+Any sequence of neighbouring axes can be merged into one such axis.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ __all__ = ["maximum", "maximum_backward", "sum"]
 
 
 def sum(x: np.ndarray, partial: np.ndarray, out: np.ndarray) -> None:
-    """out (outer, inner) = sum over the middle axis of x (outer, n, inner), added up in float64
+    """out (outer, inner) = sum over the middle axis of x (outer, n, inner), computed in float64
 
     partial: scratch of a fast kernel, not used here
     """
@@ -21,7 +24,7 @@ def sum(x: np.ndarray, partial: np.ndarray, out: np.ndarray) -> None:
 
 
 def maximum(x: np.ndarray, out: np.ndarray, winner: np.ndarray) -> None:
-    """out (outer, inner) = the largest of x (outer, n, inner), winner (int64) where: the first of equals; NaN wins"""
+    """out (outer, inner) = the largest of x (outer, n, inner), winner (int64) its index: first of equals; NaN wins"""
     for o in range(x.shape[0]):
         for i in range(x.shape[2]):
             best = 0
@@ -32,7 +35,7 @@ def maximum(x: np.ndarray, out: np.ndarray, winner: np.ndarray) -> None:
 
 
 def maximum_backward(dy: np.ndarray, winner: np.ndarray, dx: np.ndarray) -> None:
-    """dx (outer, n, inner) = 0 but for dy (outer, inner) where the winner was"""
+    """dx (outer, n, inner) = dy (outer, inner) at the index of the winner, else 0"""
     for o in range(dx.shape[0]):
         for i in range(dx.shape[2]):
             for k in range(dx.shape[1]):

@@ -1,15 +1,15 @@
-"""Short rows taken together: how sums over rows, and maps of rows, become vector loops whatever the row's length.
+"""Several short rows as one wide row: sums over rows, and maps of rows, become vector loops for any row length.
 
-x (rows, C) has its C numbers contiguous, and what a channel needs is a sum, or a factor, of its own. A loop over
-c < C is a vector loop, but where C is 16 it is one vector: nearly all beginning and end. In memory, though, k rows of C
-numbers are one row of k C numbers, so
+x (rows, C) stores the C numbers of a row contiguously, and each channel has its own sum or factor. A loop over c < C is
+a vector loop, but for C = 16 it is a single vector: most of its time is the beginning and the end of the loop. In
+memory, however, k rows of C numbers are one row of k C numbers, so
 
-    for each wide row:             of about WIDE numbers
+    for each wide row:             of about WIDE_ROW numbers
         for i < width:             one vector loop
             sums[i] += row[i]      sums: k for each channel, added up at the end
 
-and what belongs to channels (a mean, a factor) is repeated k times before the loop. The last wide row may be shorter.
-With C = 1 the same loop adds up a plain vector, in WIDE sums that do not wait for each other.
+and the arrays of the channels (a mean, a factor) are repeated k times before the loop. The last wide row may be
+shorter. With C = 1 the same loop adds a plain vector, in WIDE_ROW independent sums.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from numpy import ndarray
 
 from minidl.engine.jit import jit
 
-WIDE = 256  # numbers: four wide rows lie within a page of memory, and their sums in the first cache
+WIDE_ROW = 256  # numbers: four wide rows fit into a page of memory, and their sums into the first-level cache
 
 
 @jit
 def wide(channels: int) -> int:
-    """The width of a wide row: whole rows, at least one."""
-    return max(1, channels) * max(1, WIDE // max(1, channels))
+    """The width of a wide row: a whole number of rows, at least one."""
+    return max(1, channels) * max(1, WIDE_ROW // max(1, channels))
 
 
 @jit
 def repeat(values: ndarray, width: int) -> ndarray:
-    """values (C,), values, ... up to the width of a wide row"""
+    """values (C,), repeated up to the width of a wide row"""
     repeated = np.empty(width, values.dtype)
     for start in range(0, width, max(1, values.size)):
         repeated[start : start + values.size] = values
@@ -39,7 +39,7 @@ def repeat(values: ndarray, width: int) -> ndarray:
 
 @jit
 def narrow(sums: ndarray, total: ndarray) -> None:
-    """total (C,) = the sums of a wide row (width,), over the rows in it"""
+    """total (C,) = the sums (width,) of a wide row, added over its rows"""
     total[:] = 0
     for start in range(0, sums.size, max(1, total.size)):
         part = sums[start : start + total.size]

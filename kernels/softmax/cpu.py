@@ -1,7 +1,7 @@
-"""Softmax and cross-entropy on one core: a batch of class scores is too small to be worth threads.
+"""Softmax and cross-entropy on one core: a batch of class scores is too small for several threads.
 
-A row of ten classes fills no vector register. So what needs no look at the row's other elements, exp above all, goes
-over a block of rows as over one vector; a block stays in the first-level cache. Sums are kept in float64.
+A row of ten classes does not fill a vector register. So operations that do not depend on the row's other elements,
+mainly exp, process a block of rows as one vector; a block stays in the first-level cache. Sums are float64.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from minidl.engine.jit import jit
 from ..activation import functions
 from .reference import __all__ as __all__
 
-BLOCK = 4096  # elements
-SHORT = 16  # elements: of so many, the largest is found one by one
+BLOCK_SIZE = 4096  # elements
+SHORT_ROW = 16  # elements: the maximum of up to this many is found one by one
 
 
 @jit
 def _block_rows(x: ndarray) -> int:
-    return max(1, BLOCK // max(1, x.shape[1]))
+    return max(1, BLOCK_SIZE // max(1, x.shape[1]))
 
 
 @jit
@@ -34,11 +34,11 @@ def _largest_of_few(x: ndarray) -> float:
 
 @jit
 def _largest_of_many(x: ndarray, scratch: ndarray) -> float:
-    """Folds a copy of the row in half, the larger of each pair staying, until few are left."""
+    """Fold a copy of the row in half, keeping the larger of each pair, until few numbers are left."""
     n = x.size
     for j in range(n):
         scratch[j] = x[j]
-    while n > SHORT:
+    while n > SHORT_ROW:
         half = (n + 1) // 2
         low, high = scratch[: n - half], scratch[half:n]
         for j in range(low.size):
@@ -55,11 +55,11 @@ def _subtract(x: ndarray, number: float, y: ndarray) -> None:
 
 @jit
 def _center(x: ndarray, y: ndarray) -> None:
-    """y = x - max(x) in each row: the same softmax, and exp cannot overflow.
+    """y = x - max(x) in each row: the softmax does not change, and exp cannot overflow.
 
-    A NaN may or may not count as the largest: whatever it is subtracted from, the row's sum becomes NaN.
+    A NaN may or may not count as the largest: in both cases the row's sum becomes NaN.
     """
-    if x.shape[1] <= SHORT:
+    if x.shape[1] <= SHORT_ROW:
         for i in range(x.shape[0]):
             _subtract(x[i], _largest_of_few(x[i]), y[i])
     else:
@@ -69,7 +69,7 @@ def _center(x: ndarray, y: ndarray) -> None:
 
 @jit
 def _sum(x: ndarray) -> float:
-    """In eight sums: an addition waits for the one before it."""
+    """The sum, in eight independent sums, because an addition waits for the one before it."""
     a = b = c = d = e = f = g = h = 0.0
     whole = x.size - x.size % 8
     for j in range(0, whole, 8):
@@ -122,13 +122,13 @@ def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 
 @jit
 def log_softmax(x: ndarray, y: ndarray) -> None:
-    """(x_j - max(x)) - log(sum), with the difference rounded first: x_j - (max(x) + log(sum)) would lose the digits of
-    the logarithm beside a large maximum."""
+    """(x_j - max(x)) - log(sum), with the difference rounded first: in x_j - (max(x) + log(sum)), the logarithm would
+    lose its digits if the maximum is large."""
     for i in range(x.shape[0]):
         _center(x[i : i + 1], y[i : i + 1])
         _exp(y[i])
         log_sum = y.dtype.type(math.log(_sum(y[i])))
-        _center(x[i : i + 1], y[i : i + 1])  # once more: y was all the room there is
+        _center(x[i : i + 1], y[i : i + 1])  # again, since y is the only memory for intermediate results
         _subtract(y[i], log_sum, y[i])
 
 
@@ -143,7 +143,7 @@ def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 
 @jit
 def _expected(row: ndarray, label: int, smoothing: float) -> float:
-    """The sum of target times centered logit. NaN for a label that there is not: it shows in the loss."""
+    """The sum of target times centered logit. NaN for a label that does not exist, so that the loss becomes NaN."""
     if label < 0 or label >= row.size:
         return math.nan
     expected = (1 - smoothing) * row[label]

@@ -14,7 +14,7 @@ from . import cpu
 
 
 def in_numpy(x: ndarray, y: ndarray) -> None:
-    """A pass for each operation, most of them into a new array."""
+    """One pass for each operation, most of them into a new array."""
     e = np.exp(x - x.max(1, keepdims=True))
     y[:] = e / e.sum(1, keepdims=True)
 
@@ -36,7 +36,7 @@ def calls_of_exp(x: ndarray, y: ndarray) -> None:
 
 @jit
 def polynomial(x: ndarray, y: ndarray) -> None:
-    """exp without a call, in vectors along the row: ten classes do not fill one, and largest and total wait."""
+    """exp without a call, in vectors along the row: ten classes do not fill one; maximum and sum are serial."""
     rows, classes = x.shape
     for i in range(rows):
         largest, total = x[i, 0], 0.0

@@ -1,7 +1,7 @@
 """Softmax and cross-entropy over the rows of a matrix: the definition and the oracle of the tests.
 
-x, y, logits, probabilities and their gradients are (rows, classes). The largest element m of a row is
-subtracted before exp, which changes no result and keeps exp from overflowing. A NaN spreads over its row.
+x, y, logits, probabilities and their gradients are (rows, classes). The largest element of a row is subtracted before
+exp, which changes no result and prevents an overflow of exp. A NaN makes its whole row NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = [
 
 
 def _log_probabilities(row: ndarray) -> list[float]:
-    """log(exp(row_j) / sum_k exp(row_k)). The largest is taken off first: 1e4 + log(2) keeps fewer digits of log(2)."""
+    """log(exp(row_j) / sum_k exp(row_k)). The maximum is subtracted first: 1e4 + log(2) has fewer digits of log(2)."""
     largest = max(row)
     log_sum = math.log(sum(math.exp(value - largest) for value in row))
     return [(value - largest) - log_sum for value in row]
@@ -64,8 +64,8 @@ def cross_entropy(
 ) -> None:
     """loss = mean over the rows of -sum_j target_j log(probability_j), probabilities = softmax(logits).
 
-    labels (rows,) lie in 0..classes-1: one that does not makes the loss NaN, and its row of the gradient. loss (1,).
-    The target of a row is 1 - smoothing on its label plus smoothing / classes on every class (Szegedy et al. 2016; as
+    loss (1,); labels (rows,) in 0, ..., classes - 1: any other label makes the loss and its row of the gradient NaN.
+    The target of a row is smoothing / classes for each class, plus 1 - smoothing for its label (Szegedy et al. 2016; as
     in PyTorch).
     """
     rows, classes = logits.shape
@@ -75,7 +75,7 @@ def cross_entropy(
         for j in range(classes):
             probabilities[i, j] = math.exp(logarithms[j])
             target = _target(labels[i] == j, smoothing, classes)
-            if target > 0:  # 0 times an infinite logarithm is 0 here
+            if target > 0:  # 0 times an infinite logarithm is defined as 0
                 total -= target * logarithms[j]
     loss[0] = total / rows
 
@@ -96,7 +96,7 @@ def _target(is_label: bool, smoothing: float, classes: int) -> float:
 
 
 def correct(logits: ndarray, labels: ndarray, count: ndarray) -> None:
-    """count (1,) int64 = for how many rows of logits (N, classes) the largest, the first of equals, is the label's"""
+    """count (1,) int64 = number of rows of logits (N, classes) whose maximum, the first of equals, is at the label"""
     count[0] = 0
     for row, label in zip(logits, labels, strict=True):
         count[0] += int(row.argmax()) == label

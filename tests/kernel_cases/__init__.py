@@ -1,6 +1,6 @@
-"""What the cases of all kernels share: tests/test_kernels.py runs kernel_cases/<op>.py for each folder kernels/<op>.
+"""Shared by the cases of all kernels: tests/test_kernels.py runs kernel_cases/<op>.py for each folder kernels/<op>.
 
-Such a file has one function, `cases`: it yields the name of a kernel and the arguments of one call, by parameter name.
+Such a file has a function `cases`, which yields the name of a kernel and the arguments of one call by parameter name.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Cases = Iterator[tuple[str, Arguments]]
 
 
 class Arrays:
-    """Makes the arguments: `normal` draws what is read, `empty` holds sevens that must be overwritten."""
+    """Makes the arguments: `normal` draws inputs, `empty` contains sevens that must be overwritten."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self.random = np.random.default_rng(0)
 
     def constant(self, value: float) -> np.floating:
-        """A number of the arrays' type, which sums with it keep."""
+        """Return a number of the arrays' type, so that sums with it have the same type."""
         return np.dtype(self.dtype).type(value)
 
     def normal(self, *shape: int) -> np.ndarray:
