@@ -37,7 +37,10 @@ def _multiplications(out: Pair, m: int, n: int) -> int:
 def winograd_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """The form for y (out, outputs) from x (channels); for dx: out is x's size, channels and outputs swapped."""
+    """The form for y (out, outputs) from x (channels), and for dweight from both.
+
+    For dx, out is the size of x, and channels and outputs are swapped.
+    """
     r = kernel[0]
     if kernel[1] != r or r not in (3, 5) or stride != (1, 1) or dilation != (1, 1) or groups != 1:
         return DIRECT
@@ -50,9 +53,3 @@ def winograd_form(
     if r == 5:
         return F4X4_5X5
     return F4X4_3X3 if four <= two else F2X2_3X3
-
-
-@jit
-def weight_form(out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int) -> int:
-    """The form for dweight from x (channels) and dy (out, outputs)."""
-    return winograd_form(out, kernel, channels, outputs, stride, dilation, groups)
