@@ -37,6 +37,8 @@ class Cut(NamedTuple):
 
 
 class Block(NamedTuple):
+    """The outputs of a block: some rows of each of some images."""
+
     image: int  # the first one
     images: int
     row: int  # of outputs, the first one of each image
@@ -102,7 +104,7 @@ def place(cut: Cut, image: int, line: int, column: int) -> int:
 
 @apart_jit
 def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray) -> tuple[ndarray, int]:
-    """What a block of a group reads: an array (the source, or a copy in memory) and the offset of its first pixel."""
+    """What a block of a group reads: an array (the source or a copy in `memory`), and the offset of its first pixel."""
     inner, outer, height, width = cut.layer.inner, cut.layer.outer, cut.v.source, cut.h.source
     top, left, channel = block.row * cut.v.step + cut.v.offset, cut.h.offset, group * inner
     if cut.in_place:
@@ -124,12 +126,12 @@ def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray)
             if channels == pixel and channels == padded:
                 _copy(source[at : at + (last - first) * pixel], line[first * padded : last * padded])
                 continue
-            for j in range(last - first):
-                colour, start = source[at + j * pixel : at + j * pixel + channels], (first + j) * padded
+            for j in range(first, last):
                 if spread:
-                    _expand(colour, inner, outer, line[start : start + padded])
+                    _expand(source[at : at + channels], inner, outer, line[j * padded : (j + 1) * padded])
                 else:
-                    _copy(colour, line[start : start + channels])
+                    _copy(source[at : at + channels], line[j * padded : j * padded + channels])
+                at += pixel
     return memory, 0
 
 

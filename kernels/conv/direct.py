@@ -164,17 +164,17 @@ def _pass(
     task: int, tasks: int, cut: Cut, source: ndarray, packed: ndarray, memory: ndarray, finish: bool, end: ndarray,
     shortcut: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """This task's blocks of a pass; end: the end of the layer for finish_rows, if `finish`."""
+    """Compute this task's blocks of a pass; end: what fill_end wrote, for finish_rows if `finish`."""
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
     x, y = source.reshape(-1), out.reshape(-1)
     if v.taps * h.taps == 0:
         _clear(task, tasks, cut, shortcut, y)
         return
-    outputs, bundle = layer.groups * layer.outer, h.bundle * layer.outer
+    outputs = layer.groups * layer.outer
     whole = h.pixels - 1 if h.rest < h.bundle else h.pixels  # bundles of a row that have all their pixels
     a_rows, c_rows = _pixel_offsets(cut, outputs, whole)
     depth, a_taps, b_taps = _tap_offsets(cut, packed)
-    groups, columns, width = layer.groups, bundle, panel_width(packed)
+    groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
     size = a_taps.size * depth * width  # of a packed panel
     if across:
         groups, columns, width, size = 1, outputs, channel_width(packed), channel_width(packed)
@@ -262,7 +262,7 @@ def convolve(
     tasks = (scratch.size - _packed_size(layer)) // each
     memory = aligned(scratch)
     for phase in range(2):
-        for task in prange(tasks):  # an unsigned number; and Numba passes no tuple of tuples into such a loop
+        for task in prange(tasks):  # task is unsigned here, and a tuple of tuples cannot enter such a loop
             same = layer_of(weight.shape, backward, groups, stride, padding, dilation)
             _task(phase, np.int64(task), tasks, source, weight, backward, bias, scale, shift, shortcut, relu,
                   same, each, memory, out)  # fmt: skip

@@ -75,7 +75,7 @@ def scratch_size(
 class Piece(NamedTuple):
     """A piece of dweight, and how dy is read for it."""
 
-    cut: Cut  # of a layer that has the kernel rows of the piece: the piece is all of its dweight, for some outputs
+    cut: Cut  # of a layer with only the kernel rows of the piece
     row: int  # of the kernel, the first one
     group: int
     output: int  # the first one, of those of all groups
@@ -113,7 +113,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
 
 @jit
 def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
-    """Rows of the tiles. Where each weight of a piece begins: its pixels in the copy of x, its outputs in the sum."""
+    """The rows of the tiles: where each weight of a piece begins, in the copy of x and in the sum."""
     layer, h, outputs = cut.layer, cut.h, cut.layer.groups * cut.layer.outer
     weights = layer.kernel[0] * h.taps * layer.inner
     a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
@@ -126,7 +126,7 @@ def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray]:
-    """What is summed over. Where each run of `depth` output pixels begins: in the copy of x and in dy, or its copy."""
+    """What is summed over: where each run of `depth` output pixels begins, in the copy of x and in dy or its copy."""
     taps = cut.images * cut.rows * cut.h.pixels // depth
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
     for t in range(taps):
@@ -152,8 +152,9 @@ def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, wi
 
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
-    """dy of a block: an array, the offset of its first pixel, and what column p adds to that: p times this number."""
-    h, outputs, lines = piece.cut.h, piece.cut.layer.groups * piece.cut.layer.outer, block.images * block.rows
+    """dy of a block: an array, the offset of its first pixel, and a factor: column p begins p times that further on."""
+    layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
+    outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
     if piece.dy_in_place:
         return dy, at, 1
@@ -161,7 +162,7 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
         line = h.out * outputs
         _copy_panels(dy, at, lines, line, line, h.pixels * piece.columns, memory)
     else:
-        _copy_panels(dy, at, lines * h.pixels, outputs, piece.columns, piece.dy_step, memory)
+        _copy_panels(dy, at, lines * h.pixels, outputs, piece.columns, width, memory)
     return memory, 0, lines * h.pixels
 
 
@@ -262,6 +263,6 @@ def backward_weight(
     tasks = (scratch.size - LINE - (splits * dweight.size if splits > 1 else 0)) // each
     memory = aligned(scratch)
     for phase in range(2 if splits > 1 else 1):
-        for task in prange(tasks):  # an unsigned number; and Numba passes no tuple of tuples into such a loop
+        for task in prange(tasks):  # task is unsigned here, and a tuple of tuples cannot enter such a loop
             same = layer_of(dweight.shape, False, groups, stride, padding, dilation)
             _task(phase, np.int64(task), tasks, pieces, splits, same, each, x, dy, memory, dweight)
