@@ -1,4 +1,4 @@
-"""Convolution: every geometry, groups down to depthwise, batches around the number of blocks."""
+"""Tests of convolution: every geometry, groups down to depthwise, batch sizes around the number of tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minidl.errors import ShapeError
 def check_conv(
     x: tuple[int, ...], weight: tuple[int, ...], bias: bool = True, loops: bool = True, **options: Any
 ) -> None:
-    """x (N, H, W, C), weight (kh, kw, C / groups, O)"""
+    """Compare ops.conv2d with PyTorch; x (N, H, W, C), weight (kh, kw, C / groups, O)."""
     inputs = [x, weight, weight[3:]] if bias else [x, weight]
 
     def theirs(x: Any, weight: Any, *bias: Any) -> Any:
@@ -34,11 +34,11 @@ def check_conv(
         dict(stride=(1, 3)),
         dict(padding=1),
         dict(padding=(0, 2)),
-        dict(padding=4),  # larger than the kernel: some windows see nothing but padding
+        dict(padding=4),  # larger than the kernel: some windows contain only padding
         dict(dilation=2),
         dict(dilation=(1, 3)),
         dict(stride=2, padding=(2, 1), dilation=(2, 1)),
-        dict(stride=7),  # pixels between the windows are left out
+        dict(stride=7),  # the pixels between windows are not used
     ],
     ids=str,
 )
@@ -81,7 +81,7 @@ def test_batches_around_the_number_of_tasks(batch: int) -> None:
 
 
 def test_blocks_of_several_images() -> None:
-    """48 images of 9 pixels: 3 for each task at once; 300 of 1: blocks of different length."""
+    """48 images of 9 pixels: several in each block. 300 images of one pixel: blocks of different lengths."""
     for batch, size in ((48, 3), (300, 1)):
         check_conv((batch, size, size, 2), (3, 3, 2, 3), padding=1, loops=False)
 
@@ -93,7 +93,7 @@ def test_an_image_with_more_pixels_than_a_block() -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("wanted", [0, 1, 2])
 def test_only_one_of_the_gradients(wanted: int, groups: int) -> None:
-    """The first layer's images need none."""
+    """The images of the first layer need no gradient."""
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape) for shape in ((3, 5, 4, 2), (3, 3, 2 // groups, 4), (4,))]
     every = [Tensor(array, requires_grad=True) for array in arrays]
@@ -145,7 +145,10 @@ def test_a_bias_of_the_wrong_length() -> None:
 def test_direct_convolution_is_accurate(
     image: tuple[int, ...], kernel: int, outputs: int, groups: int, stride: int, padding: int, dilation: int
 ) -> None:
-    """Against float64 by the same kernels, which the loops confirm at smaller sizes, relative to the largest one."""
+    """Compare float32 with float64, relative to the largest element.
+
+    Both use the same kernels: the loops of the reference confirm these at smaller sizes.
+    """
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape) for shape in (image, (kernel, kernel, image[3] // groups, outputs))]
     options = dict(groups=groups, stride=stride, padding=padding, dilation=dilation)

@@ -1,7 +1,7 @@
-"""Which way a convolution is computed: the one place that decides between the direct kernel and Winograd's forms.
+"""Chooses how a convolution is computed: by the direct kernel or by one of Winograd's forms.
 
-F(m x m, r x r) computes m x m outputs of an r x r kernel at once (WINOGRAD.md). How many times as fast as the direct
-kernel it is, measured on 2 cores of a Zen 5 (AVX-512), 64 images, stride 1, forward / weight gradient:
+F(m x m, r x r) computes m x m outputs of an r x r kernel together (WINOGRAD.md). Its speed relative to the direct
+kernel, measured on 2 cores of a Zen 5 (AVX-512), 64 images, stride 1, forward / weight gradient:
 
     image     channels     F(4x4,3x3)     F(2x2,3x3)          image     channels     F(4x4,3x3)     F(2x2,3x3)
      4x4        8 -> 8      0.6 / 1.3      0.7 / 0.9          16x16       8 -> 8      0.7 / 1.0      0.4 / 0.6
@@ -12,8 +12,8 @@ kernel it is, measured on 2 cores of a Zen 5 (AVX-512), 64 images, stride 1, for
                64 -> 64     2.3 / 2.3      1.5 / 1.7                     16 -> 16     2.1 / 2.9      1.3 / 1.7
     14x14      16 -> 16     1.7 / 2.4      1.3 / 1.8                    128 -> 128    2.8 / 2.6      1.9 / 2.0
 
-So: with few channels a vector is not full and the transforms cost more than is saved; from 16 on, the form that
-multiplies least wins in all three passes. On images of up to 2 x 2 that is F(2x2,3x3).
+With few channels, a vector is not full and the transforms cost more than they save. From 16 channels on, the form with
+the fewest multiplications wins in all three passes. On images of up to 2 x 2 this is F(2x2,3x3).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .reference import Pair
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
 FEWEST_CHANNELS = 16
-GAIN = 1.5  # multiplications must become fewer by this
+GAIN = 1.5  # a form must need this many times fewer multiplications than the direct kernel
 
 
 @jit
 def _multiplications(out: Pair, m: int, n: int) -> int:
-    """For each pair of channels: n n for every tile of m x m outputs."""
+    """Multiplications for each pair of channels: n n for every tile of m x m outputs."""
     return ((out[0] + m - 1) // m) * ((out[1] + m - 1) // m) * n * n
 
 
@@ -37,7 +37,10 @@ def _multiplications(out: Pair, m: int, n: int) -> int:
 def winograd_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """The form for y (out, outputs) from x (channels); for dx: out is x's size, channels and outputs swapped."""
+    """The form for y (out, outputs) from x (channels), and for dweight from both.
+
+    For dx, out is the size of x, and channels and outputs are swapped.
+    """
     r = kernel[0]
     if kernel[1] != r or r not in (3, 5) or stride != (1, 1) or dilation != (1, 1) or groups != 1:
         return DIRECT
@@ -50,9 +53,3 @@ def winograd_form(
     if r == 5:
         return F4X4_5X5
     return F4X4_3X3 if four <= two else F2X2_3X3
-
-
-@jit
-def weight_form(out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int) -> int:
-    """The form for dweight from x (channels) and dy (out, outputs)."""
-    return winograd_form(out, kernel, channels, outputs, stride, dilation, groups)

@@ -1,19 +1,18 @@
-"""Convolution, compiled: which kernel computes it. The lesson is README.md, the kernels are in
+"""Convolution, compiled: the choice between two kinds of kernels. The lesson is README.md, the kernels are in
 
-    direct.py       the sum as it stands, for any geometry
-    winograd.py     fewer multiplications, for some (choice.py says for which)
+    direct.py, weight_gradient.py    the sum as it stands, for any geometry
+    winograd.py                      fewer multiplications, for some geometries (choice.py decides for which)
 """
 
 from __future__ import annotations
 
-import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import jit
+from minidl.engine.jit import jit, threads
 
 from . import direct, weight_gradient
 from . import winograd as fast
-from .choice import DIRECT, weight_form, winograd_form
+from .choice import DIRECT, winograd_form
 from .reference import Pair, Shape, output_size
 from .reference import __all__ as __all__
 
@@ -22,35 +21,32 @@ def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
     """Numbers of scratch; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
-    kernel, channels, outputs = w_shape[:2], x_shape[3], w_shape[3]
-    if winograd:
-        form = winograd_form(output_size(x_shape, w_shape, stride, padding, dilation), kernel, channels, outputs,
-                             stride, dilation, groups)  # fmt: skip
-        if form != DIRECT:
-            return fast.forward_scratch(form, x_shape, w_shape, padding)
-    return direct.forward_scratch(x_shape, w_shape, groups, stride, padding, dilation)
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
+    if winograd and form != DIRECT:
+        return fast.forward_scratch(form, x_shape, w_shape, padding)
+    return int(direct.scratch_size(threads(), x_shape, w_shape, False, groups, stride, padding, dilation))
 
 
 def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    if winograd:
-        form = winograd_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, dilation, groups)
-        if form != DIRECT:
-            return fast.backward_input_scratch(form, x_shape, w_shape, padding)
-    return direct.backward_input_scratch(x_shape, w_shape, groups, stride, padding, dilation)
+    """Numbers of scratch, as for forward."""
+    form = winograd_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, dilation, groups)
+    if winograd and form != DIRECT:
+        return fast.backward_input_scratch(form, x_shape, w_shape, padding)
+    return int(direct.scratch_size(threads(), x_shape, w_shape, True, groups, stride, padding, dilation))
 
 
 def backward_weight_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    if winograd:
-        kernel, channels, outputs = w_shape[:2], x_shape[3], w_shape[3]
-        form = weight_form(output_size(x_shape, w_shape, stride, padding, dilation), kernel, channels, outputs,
-                           stride, dilation, groups)  # fmt: skip
-        if form != DIRECT:
-            return fast.backward_weight_scratch(form, x_shape, w_shape, padding)
-    return weight_gradient.backward_weight_scratch(x_shape, w_shape, groups, stride, padding, dilation)
+    """Numbers of scratch, as for forward."""
+    out = output_size(x_shape, w_shape, stride, padding, dilation)
+    form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
+    if winograd and form != DIRECT:
+        return fast.backward_weight_scratch(form, x_shape, w_shape, padding)
+    return int(weight_gradient.scratch_size(threads(), out, x_shape, w_shape, groups, stride, padding, dilation))
 
 
 @jit
@@ -62,8 +58,8 @@ def forward(
     if winograd and form != DIRECT:
         fast.forward(form, x, weight, bias, scale, shift, shortcut, relu, padding, scratch, y)
     else:
-        direct.convolve(x, weight, np.bool_(False), bias, scale, shift, shortcut, relu,
-                        groups, stride, padding, dilation, scratch, y)  # fmt: skip
+        direct.convolve(x, weight, False, bias, scale, shift, shortcut, relu, groups, stride, padding, dilation,
+                        scratch, y)  # fmt: skip
 
 
 @jit
@@ -76,8 +72,8 @@ def backward_input(
         fast.backward_input(form, dy, weight, shortcut, padding, scratch, dx)
     else:
         none = scratch[:0]
-        direct.convolve(dy, weight, np.bool_(True), none, none, none, shortcut, np.bool_(False),
-                        groups, stride, padding, dilation, scratch, dx)  # fmt: skip
+        direct.convolve(dy, weight, True, none, none, none, shortcut, False, groups, stride, padding, dilation,
+                        scratch, dx)  # fmt: skip
 
 
 @jit
@@ -85,7 +81,7 @@ def backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    form = weight_form(dy.shape[1:3], dweight.shape[:2], x.shape[3], dy.shape[3], stride, dilation, groups)
+    form = winograd_form(dy.shape[1:3], dweight.shape[:2], x.shape[3], dy.shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         fast.backward_weight(form, x, dy, padding, scratch, dweight)
     else:

@@ -1,12 +1,12 @@
-"""Two-dimensional convolution (cross-correlation, as everywhere in deep learning).
+"""Two-dimensional convolution (cross-correlation, as is usual in deep learning).
 
     x (N, H, W, C)   weight (kh, kw, C/groups, O)   y (N, Ho, Wo, O)   Ho = (H + 2 ph - dh (kh - 1) - 1) // sh + 1
 
     y[n, i, j, o] = sum over u, v, c of  x[n, i sh + u dh - ph, j sw + v dw - pw, c] weight[u, v, c, o]
 
-where x is 0 outside the image. With groups, output channel o sees only the C/groups input channels of its own group;
-groups = C is a depthwise convolution. Both gradients follow from the same sum: each product
-x[..] weight[..] that went into y[..] hands dy[..] weight[..] to dx[..] and x[..] dy[..] to dweight[..].
+where x is 0 outside the image. With groups, output channel o reads only the C/groups input channels of its own group;
+groups = C is a depthwise convolution. Both gradients follow from the same sum: each product x[..] weight[..] in y[..]
+adds dy[..] weight[..] to dx[..] and x[..] dy[..] to dweight[..].
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ Terms = Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 
 def output_length(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """How many places a window of `kernel` taps has along an axis of `size` pixels."""
+    """The number of positions of a window of `kernel` taps along an axis of `size` pixels."""
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def output_size(x_shape: Shape, w_shape: Shape, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
     """(Ho, Wo)"""
-    height, width = (
-        output_length(x_shape[1 + i], w_shape[i], stride[i], padding[i], dilation[i]) for i in (0, 1)
-    )
+    height, width = (output_length(x_shape[1 + i], w_shape[i], stride[i], padding[i], dilation[i]) for i in (0, 1))
     return height, width
 
 
 def _terms(
     x: np.ndarray, weight: np.ndarray, y: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair
 ) -> Terms:
-    """The indices (into x, weight, y) of every product in the sum above."""
+    """Yield the indices (into x, weight, y) of every product in the sum above."""
     height, width = x.shape[1:3]
     kernel_height, kernel_width, channels, _ = weight.shape
     group_outputs = weight.shape[3] // groups
@@ -55,7 +53,7 @@ def _terms(
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """How many numbers of scratch a kernel wants: these loops none."""
+    """Numbers of scratch that a kernel needs: none for these loops."""
     return 0
 
 
@@ -69,8 +67,8 @@ def forward(
 ) -> None:  # fmt: skip
     """y = conv(x, weight) [+ bias (O,)] [* scale (O,) + shift (O,)] [+ shortcut (as a vector)] [relu]
 
-    bias, scale and shift, or shortcut: of size 0 where they are not wanted. winograd: whether a fast kernel may take a
-    form that rounds more (kernels/conv/WINOGRAD.md). scratch: memory of a fast kernel.
+    bias, scale and shift, or shortcut have size 0 if they are not wanted. winograd: whether a fast kernel may use a
+    form that rounds more (kernels/conv/WINOGRAD.md). scratch: memory for a fast kernel.
     """
     y[...] = 0
     for at_x, at_weight, at_y in _terms(x, weight, y, groups, stride, padding, dilation):
@@ -90,7 +88,7 @@ def backward_input(
     dy: np.ndarray, weight: np.ndarray, shortcut: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: np.ndarray, dx: np.ndarray,
 ) -> None:  # fmt: skip
-    """dx = dL/dx [+ shortcut (as a vector): what comes to x on another way]"""
+    """dx = dL/dx [+ shortcut (as a vector): the gradient of x from another branch]"""
     dx[...] = 0
     for at_x, at_weight, at_y in _terms(dx, weight, dy, groups, stride, padding, dilation):
         dx[at_x] += dy[at_y] * weight[at_weight]

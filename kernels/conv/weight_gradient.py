@@ -1,98 +1,148 @@
 """Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] dy[pixel, o].
 
-Again the micro-kernel of matmul/tile.py, with the roles changed: its rows are the weights (v, c) of a kernel row u, its
-columns the output channels, and what it sums over are pixels: a row of output pixels is a depth, rows are taps.
+Again the micro-kernel of matmul/tile.py, with other roles: its rows are the weights (v, c) of a kernel row u, its
+columns are the output channels, and it sums over pixels: a row of output pixels is a depth, and the rows are taps.
 
-The sum over all pixels of all images is long, the result small. So dweight is cut into pieces that stay in cache, the
-images into `splits` parts, and each task adds up one piece over one part; at the end the parts are added in their
-order. How many there are depends on the sizes alone: neither the number of threads nor who is first changes a bit.
+The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
+and the images into `splits` parts. `_part` sums one piece over one part. At the end the parts are added in their order.
+The number of pieces and parts depends on the sizes alone: neither the number of threads nor their timing changes a bit.
 
-With few outputs, blocks of neighbouring pixels are computed as one pixel (geometry.py): the tile's rows are then the
-places of the block's window, and each weight is the sum of what it got from every pixel of the block.
+With few outputs, bundles of neighbouring pixels are computed as one pixel (geometry.py). The tile's rows are then the
+places of the bundle's window, and each weight is the sum of what every pixel of the bundle adds to it (`_unfold`).
 
 Within a part, each block of pixels is summed from 0 and then added: sums of sums round less (README, "Accuracy").
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy import ndarray
 
-from minidl.engine.jit import apart_jit, jit, parallel_jit, prange, threads
+from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from minidl.kernels.matmul.tile import lanes, panel, panel_width
 
+from .blocks import Block, Cut, block_at, copy_size, cut_into_blocks, gather, place
 from .channels import channel_panel, channel_width
-from .direct import BUFFER, PANEL, SERIAL, block_shape, by_channels, expand
-from .geometry import LINE, MOST, Axis, aligned, blocks_of, copy_with_halo, forward_axis, forward_blocks, inside, span
-from .reference import Pair, Shape, output_size
-
-PIXELS = 256  # of a block
-PIECE = 96 * 1024  # numbers of dweight that a task sums: they stay in L2
-FEW = 64  # rows of tiles for which a copy of dy would not pay
-TASKS = 16  # at least, where there are blocks enough
-
-
-def _pieces(kernel: Pair, inner: int, outer: int, groups: int) -> tuple[int, int, int]:
-    """How dweight is cut: kernel rows of a piece, outputs of a piece, pieces."""
-    if by_channels(groups, outer):
-        return kernel[0], groups * outer, 1
-    panels = (outer + PANEL - 1) // PANEL
-    rows = kernel[0] if kernel[0] * kernel[1] * inner * PANEL <= PIECE else 1
-    most = max(1, PIECE // (rows * kernel[1] * inner * PANEL))  # panels
-    cuts = (panels + most - 1) // most
-    each = (panels + cuts - 1) // cuts
-    return rows, each * PANEL, groups * (kernel[0] // rows) * ((panels + each - 1) // each)
-
-
-pieces_of = jit(_pieces)
-
-
-def _splits(pixels: int, pieces: int) -> int:
-    """Into how many parts the sum over pixels is cut: a function of sizes alone."""
-    return max(1, min((pixels + PIXELS - 1) // PIXELS // 2, TASKS // pieces))
-
-
-splits_of = jit(_splits)
-
-
-def _task_memory(kernel: Pair, width: int, inner: int, outer: int, groups: int, stride: Pair, padding: Pair,
-                 dilation: Pair) -> int:  # fmt: skip
-    """Numbers that a task needs: the copies of a block of dy and of x, the gradient of a block."""
-    rows = (kernel[0] - 1) * dilation[0] + 1
-    columns = width + 2 * padding[1] + (kernel[1] - 1) * dilation[1] + 2 * MOST * stride[1]
-    blocks = kernel[0] * (kernel[1] + MOST * stride[1]) * inner * PANEL if groups == 1 and 2 * outer <= PANEL else 0
-    across = by_channels(groups, outer)
-    pixel, gradient = (inner * (groups * outer + PANEL), groups * outer) if across else (inner + PANEL, outer)
-    copies = max(PIXELS, columns) * (gradient + PANEL) + max(BUFFER, rows * columns * pixel)
-    return PANEL + blocks + copies
-
-
-task_memory = jit(_task_memory)
-
-
-def backward_weight_scratch(
-    x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
-) -> int:
-    kernel, inner, outer = (w_shape[0], w_shape[1]), w_shape[2], w_shape[3] // groups
-    size = w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3]
-    out = output_size(x_shape, w_shape, stride, padding, dilation)
-    pixels = x_shape[0] * out[0] * out[1]
-    splits = _splits(pixels, _pieces(kernel, inner, outer, groups)[2])
-    tasks = threads() if pixels * size > SERIAL else 1
-    each = _task_memory(kernel, x_shape[2], inner, outer, groups, stride, padding, dilation)
-    return LINE + (splits * size if splits > 1 else 0) + tasks * each
+from .geometry import LINE, Layer, aligned, bundle_of, by_channels, ceildiv, forward_axis, inside, layer_of
+from .reference import Pair, Shape
+from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, WEIGHT_KC
 
 
 @jit
-def _copy_gradient(
-    dy: ndarray, at: int, pixels: int, pixel: int, first: int, outputs: int, width: int, target: ndarray
-) -> None:
-    """target (panels, pixels, width) = dy (pixels, pixel) from output `first` on; beyond the last of them 0."""
+def _pieces(layer: Layer) -> tuple[int, int, int]:
+    """How dweight is cut: kernel rows of a piece, outputs of a piece, number of pieces."""
+    kernel, row = layer.kernel, layer.kernel[1] * layer.inner * NR  # numbers of a panel of one kernel row
+    if by_channels(layer):
+        return kernel[0], layer.groups * layer.outer, 1
+    panels, rows = ceildiv(layer.outer, NR), kernel[0] if kernel[0] * row <= MAX_PIECE else 1
+    each = ceildiv(panels, ceildiv(panels, max(1, MAX_PIECE // (rows * row))))
+    return rows, each * NR, layer.groups * (kernel[0] // rows) * ceildiv(panels, each)
+
+
+@jit
+def _splits(pixels: int, pieces: int) -> int:
+    """Into how many parts the sum over pixels is cut: a function of sizes alone."""
+    return max(1, min(ceildiv(pixels, WEIGHT_KC) // 2, MIN_TASKS // pieces))
+
+
+@jit
+def _task_memory(layer: Layer, width: int) -> int:
+    """Numbers that a task needs: the copies of a block of dy and of x, and the gradient of a bundle; width: of x."""
+    bundled = layer.groups == 1 and 2 * layer.outer <= NR
+    columns, copy = copy_size(layer, width, NR)
+    gradient = layer.kernel[0] * (layer.kernel[1] + MAX_BUNDLE * layer.stride[1]) * layer.inner * NR if bundled else 0
+    outputs = layer.groups * layer.outer if by_channels(layer) else layer.outer
+    return NR + gradient + max(WEIGHT_KC, columns) * (outputs + NR) + copy
+
+
+@jit
+def scratch_size(
+    threads: int, out: Pair, x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
+) -> int:
+    """Numbers of scratch for `backward_weight`; out (Ho, Wo), x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    layer = layer_of(w_shape, False, groups, stride, padding, dilation)
+    size, pixels = w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3], x_shape[0] * out[0] * out[1]
+    splits = _splits(pixels, _pieces(layer)[2])
+    tasks = threads if pixels * size > SERIAL else 1
+    return LINE + (splits * size if splits > 1 else 0) + tasks * _task_memory(layer, x_shape[2])
+
+
+# -- the sum of one piece over one part of the pixels ----------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """A piece of dweight, and how dy is read for it."""
+
+    cut: Cut  # of a layer with only the kernel rows of the piece
+    row: int  # of the kernel, the first one
+    group: int
+    output: int  # the first one, of those of all groups
+    columns: int  # outputs of the piece, for each pixel of a bundle
+    dy_in_place: bool
+    dy_step: int  # numbers from one pixel of dy, or of its copy, to the next
+
+
+@apart_jit
+def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
+    """Piece `number`: outputs first, then kernel rows, then groups."""
+    kernel, across, outputs = layer.kernel, by_channels(layer), layer.groups * layer.outer
+    rows, some, _ = _pieces(layer)
+    outer = outputs if across else layer.outer
+    cuts, bands = ceildiv(outer, some), kernel[0] // rows
+    first, row, group = number % cuts * some, number // cuts % bands * rows, number // cuts // bands
+
+    padding = layer.padding[0] - row * layer.dilation[0], layer.padding[1]
+    part = Layer((rows, kernel[1]), layer.inner, layer.outer, layer.groups, layer.stride, padding, layer.dilation)
+    bundle = bundle_of(part, False, x.shape[2], dy.shape[2], x) if rows == kernel[0] else 1
+    v, h = forward_axis(part, 0, x.shape[1], dy.shape[1], 1), forward_axis(part, 1, x.shape[2], dy.shape[2], bundle)
+    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels a power of two apart would share few places in L1
+    in_place = not across and inside(v) and inside(h)
+    cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
+
+    # dy is read in place, or copied into panels: fewer cache lines, and zeros beyond the last output
+    few = across or rows * h.taps * layer.inner <= MAX_UNPACKED
+    dy_in_place = few and bundle == 1 and outer % lanes(x) == 0
+    columns = bundle * min(some, outer - first)
+    dy_step = columns if bundle > 1 else (channel_width(x) if across else panel_width(x))
+    if dy_in_place:
+        dy_step = outputs
+    return Piece(cut, row, group, group * layer.outer + first, columns, dy_in_place, dy_step)
+
+
+@jit
+def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
+    """The rows of the tiles: where each weight of a piece begins, in the copy of x and in the sum."""
+    layer, h, outputs = cut.layer, cut.h, cut.layer.groups * cut.layer.outer
+    weights = layer.kernel[0] * h.taps * layer.inner
+    a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
+    for r in range(weights):
+        tap, c = r // layer.inner, r % layer.inner
+        a_rows[r] = place(cut, 0, tap // h.taps * cut.v.spacing, tap % h.taps * h.spacing) + c * cut.channel
+        c_rows[r] = r * (outputs if h.bundle == 1 else panel_width(array))
+    return a_rows, c_rows
+
+
+@jit
+def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray]:
+    """What is summed over: where each run of `depth` output pixels begins, in the copy of x and in dy or its copy."""
+    taps = cut.images * cut.rows * cut.h.pixels // depth
+    a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
+    for t in range(taps):
+        i, j = t * depth // cut.h.pixels, t * depth % cut.h.pixels
+        a_taps[t] = place(cut, i // cut.rows, i % cut.rows * cut.v.step, j * cut.h.step)
+        b_taps[t] = t * depth * dy_step
+    return a_taps, b_taps
+
+
+@jit
+def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, width: int, target: ndarray) -> None:
+    """target (panels, pixels, width) = `outputs` outputs of dy (pixels, pixel) from `at` on; 0 beyond the last one."""
     for o in range(0, outputs, width):
         some = min(width, outputs - o)
         for i in range(pixels):
-            start = at + i * pixel + first + o
-            source = dy[start : start + some]
+            source = dy[at + i * pixel + o : at + i * pixel + o + some]
             row = target[o * pixels + i * width : o * pixels + (i + 1) * width]
             for j in range(some):
                 row[j] = source[j]
@@ -100,139 +150,76 @@ def _copy_gradient(
                 row[j] = 0
 
 
-@jit
-def _copy_lines(dy: ndarray, at: int, lines: int, size: int, padded: int, target: ndarray) -> None:
-    """target (lines, padded) = dy (lines, size) from `at` on; 0 after them"""
-    for i in range(lines):
-        source = dy[at + i * size : at + (i + 1) * size]
-        row = target[i * padded : (i + 1) * padded]
-        for j in range(size):
-            row[j] = source[j]
-        for j in range(size, padded):
-            row[j] = 0
+@apart_jit
+def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
+    """dy of a block: an array, the offset of its first pixel, and a factor: column p begins p times that further on."""
+    layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
+    outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
+    at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
+    if piece.dy_in_place:
+        return dy, at, 1
+    if h.bundle > 1:  # the bundles of a line are contiguous; zeros fill up the last one
+        line = h.out * outputs
+        _copy_panels(dy, at, lines, line, line, h.pixels * piece.columns, memory)
+    else:
+        _copy_panels(dy, at, lines * h.pixels, outputs, piece.columns, width, memory)
+    return memory, 0, lines * h.pixels
 
 
-@jit
-def _unfold(blocks: ndarray, h: Axis, kernel: Pair, inner: int, outputs: int, total: ndarray) -> None:
-    """total (kh, kw, C, O) from blocks (kh, taps, C, panel_width): pixel p saw tap v at place v - p tap_pixel."""
+@apart_jit
+def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
+    """total (kh, kw, C, O) from bundles (kh, taps, C, panel_width): pixel p has tap v at place v - p tap_pixel."""
+    layer, h, kernel, outer = cut.layer, cut.h, cut.layer.kernel, cut.layer.outer
     total[:] = 0
     for u in range(kernel[0]):
         for v in range(kernel[1]):
-            for c in range(inner):
-                to = total[((u * kernel[1] + v) * inner + c) * outputs :]
-                for p in range(h.block):
-                    place = v - p * h.tap_pixel
-                    part = blocks[((u * h.taps + place) * inner + c) * panel_width(blocks) + p * outputs :]
-                    for o in range(outputs):
+            for c in range(layer.inner):
+                to = total[((u * kernel[1] + v) * layer.inner + c) * outer :]
+                for p in range(h.bundle):
+                    row = (u * h.taps + v - p * h.tap_pixel) * layer.inner + c
+                    part = bundles[row * panel_width(bundles) + p * outer :]
+                    for o in range(outer):
                         to[o] += part[o]
 
 
 @apart_jit
 def _part(
-    piece: int, split: int, splits: int, x: ndarray, dy: ndarray, groups: int, kernel: Pair, stride: Pair,
-    padding: Pair, dilation: Pair, memory: ndarray, total: ndarray,
-) -> None:  # fmt: skip
-    """One piece of dweight, summed over one part of the pixels; total is a whole dweight, as a vector."""
-    images, height, width, pixel = x.shape
-    outputs = dy.shape[3]
-    inner, outer = pixel // groups, outputs // groups
-    across = by_channels(groups, outer)
+    number: int, split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, memory: ndarray, total: ndarray
+) -> None:
+    """Sum piece `number` of dweight over one part of the pixels; total is a whole dweight, as a vector."""
+    piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
+    cut, columns = piece.cut, piece.columns
+    depth, width = (1, channel_width(x)) if across else (cut.h.pixels, panel_width(x))
+    a_rows, c_rows = _weight_offsets(cut, x)
+    a_taps, b_taps = _pixel_offsets(cut, depth, piece.dy_step)
+
+    size = max(WEIGHT_KC, cut.h.pixels) * ceildiv(columns, NR) * NR
+    dy_copy, x_copy = memory[:size], memory[size:]
+    result, at = total, piece.row * layer.kernel[1] * layer.inner * outputs + piece.output
+    if cut.h.bundle > 1:
+        size = a_rows.size * NR
+        result, at, x_copy = x_copy[:size], 0, x_copy[size:]
+
     source, gradient = x.reshape(-1), dy.reshape(-1)
-
-    # which piece: kernel rows from u on, outputs from o on, of group g
-    some_u, some_o, _ = pieces_of(kernel, inner, outer, groups)
-    cuts = (outputs if across else outer) + some_o - 1
-    cuts = cuts // some_o
-    o, u = piece % cuts * some_o, piece // cuts % (kernel[0] // some_u) * some_u
-    g = piece // cuts // (kernel[0] // some_u)
-    some_o = min(some_o, (outputs if across else outer) - o)
-    o += g * outer
-
-    v = forward_axis(height, dy.shape[1], some_u, stride[0], padding[0] - u * dilation[0], dilation[0])
-    h = forward_axis(width, dy.shape[2], kernel[1], stride[1], padding[1], dilation[1])
-    together = 1
-    if groups == 1 and dilation[1] == 1 and some_u == kernel[0]:
-        together = blocks_of(width, dy.shape[2], kernel, stride[1], padding[1], some_o < 0, inner, outer, x)
-    if together > 1:
-        h = forward_blocks(width, dy.shape[2], kernel[1], stride[1], padding[1], together)
-    columns_of_dy = together * some_o
-    in_place = not across and inside(v) and inside(h)
-    row_of_outputs = (outputs + lanes(x) - 1) // lanes(x) * lanes(x)
-    expanded = across and inner * outer > 1
-    padded = pixel if in_place or across else inner
-    if expanded:
-        padded = inner * row_of_outputs
-    if not in_place and not across and inner % 64 == 0:
-        padded += lanes(x)  # pixels a power of two apart would share few places in L1
-    columns = width if in_place else span(h, h.pixels)
-    some_images, some_rows = block_shape(v, h, images, 0 if in_place else padded, max(PIXELS, min(0, images)))
-    lines = height if in_place else span(v, some_rows)
-
-    # rows of the tiles: the weights of the piece; what is summed over: pixels
-    weights = some_u * h.taps * inner
-    a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
-    for r in range(weights):
-        tap, c = r // inner, r % inner
-        a_rows[r] = (tap // h.taps * dilation[0] * columns + tap % h.taps * dilation[1]) * padded
-        a_rows[r] += c * (row_of_outputs if across else 1)
-        c_rows[r] = r * (outputs if together == 1 else panel_width(x))
-    # dy is read where it lies, or copied into panels: fewer cache lines, and zeros beyond the last output
-    dy_in_place = together == 1 and (outputs if across else outer) % lanes(x) == 0 and (across or weights <= FEW)
-    depth = 1 if across else h.pixels
-    taps = some_images * some_rows * h.pixels // depth
-    panel_of_dy = channel_width(x) if across else panel_width(x)
-    dy_step = outputs if dy_in_place else (columns_of_dy if together > 1 else panel_of_dy)
-    a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
-    for t in range(taps):
-        i, j = t * depth // h.pixels, t * depth % h.pixels
-        a_taps[t] = ((i // some_rows * lines + i % some_rows * v.step) * columns + j * h.step) * padded
-        b_taps[t] = t * depth * dy_step
-    size = max(PIXELS, h.pixels) * ((columns_of_dy + PANEL - 1) // PANEL * PANEL)
-    db, xb = memory[:size], memory[size:]
-    result, at = total, u * kernel[1] * inner * outputs + o
-    if together > 1:
-        result, xb, at = xb[: weights * PANEL], xb[weights * PANEL :], at - at
-
-    down = (v.pixels + some_rows - 1) // some_rows
-    blocks = (images + some_images - 1) // some_images * down
-    first_block, last_block = split * blocks // splits, (split + 1) * blocks // splits
-    if first_block == last_block:
-        for r in range(weights):
-            result[at + c_rows[r] : at + c_rows[r] + columns_of_dy] = 0
-    for block in range(first_block, last_block):
-        image, i = block // down * some_images, block % down * some_rows
-        rows, count = min(some_rows, v.pixels - i), min(some_images, images - image)
-        pixels = count * rows * h.pixels
-        top = i * v.step + v.offset
-        a, a_at = xb, 0
-        if in_place:
-            a, a_at = source, ((image * height + top) * width + h.offset) * pixel + g * inner
-        for n in range(0 if in_place else count):
-            picture = source[(image + n) * height * width * pixel : (image + n + 1) * height * width * pixel]
-            target = xb[n * lines * columns * padded :]
-            if expanded:
-                expand(picture, height, width, pixel, top, span(v, rows), h.offset, columns,
-                       inner, outer, row_of_outputs, target)  # fmt: skip
-            else:
-                copy_with_halo(picture, height, width, pixel, top, span(v, rows), h.offset, columns,
-                               g * inner, pixel if across else inner, padded, target)  # fmt: skip
-        b, b_at, b_panel = gradient, (image * v.out + i) * h.out * outputs + o, 1
-        if together > 1:
-            _copy_lines(gradient, b_at, count * rows, dy.shape[2] * outputs, h.pixels * columns_of_dy, db)
-        elif not dy_in_place:
-            _copy_gradient(gradient, b_at - o, pixels, outputs, o, some_o, panel_of_dy, db)
-        if not dy_in_place:
-            b, b_at, b_panel = db, 0, pixels
-        for p in range(0, columns_of_dy, panel_of_dy):
-            some, accumulate = min(panel_of_dy, columns_of_dy - p), block > first_block
+    first, last = split * cut.blocks // splits, (split + 1) * cut.blocks // splits
+    if first == last:
+        for row in c_rows:
+            result[at + row : at + row + columns] = 0
+    for i in range(first, last):
+        block = block_at(cut, i)
+        a, a_at = gather(cut, block, piece.group, source, x_copy)
+        b, b_at, b_panel = _gather_dy(piece, block, gradient, dy_copy)
+        pixels, accumulate = block.images * block.rows * cut.h.pixels, i > first
+        for p in range(0, columns, width):
+            some = min(width, columns - p)
             if across:
-                channel_panel(weights, pixels, accumulate, a, a_taps, a_rows, a_at + p, b, b_taps, b_at + p * b_panel,
-                              result, c_rows, at + p, some)  # fmt: skip
+                channel_panel(a_rows.size, pixels, accumulate, a, a_taps, a_rows, a_at + p,
+                              b, b_taps, b_at + p * b_panel, result, c_rows, at + p, some)  # fmt: skip
             else:
-                panel(weights, pixels // depth, depth, accumulate, a, a_taps, a_rows, a_at, h.step * padded,
-                      b, b_taps, b_at + p * b_panel, dy_step, result, c_rows, at + p, some)  # fmt: skip
-    if together > 1:
-        _unfold(result, h, kernel, inner, outputs, total)
+                panel(a_rows.size, pixels // depth, depth, accumulate, a, a_taps, a_rows, a_at, cut.h.step * cut.pixel,
+                      b, b_taps, b_at + p * b_panel, piece.dy_step, result, c_rows, at + p, some)  # fmt: skip
+    if cut.h.bundle > 1:
+        _unfold(cut, result, total)
 
 
 @jit
@@ -242,29 +229,25 @@ def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarra
     sums = total[lo:hi]
     for split in range(splits):
         part = parts[split * total.size + lo : split * total.size + hi]
-        if split == 0:
-            for i in range(sums.size):
-                sums[i] = part[i]
-        else:
-            for i in range(sums.size):
-                sums[i] += part[i]
+        for i in range(sums.size):
+            sums[i] = sums[i] + part[i] if split else part[i]
 
 
 @apart_jit
 def _task(
-    phase: int, worker: int, workers: int, pieces: int, splits: int, each: int, x: ndarray, dy: ndarray,
-    groups: int, stride: Pair, padding: Pair, dilation: Pair, memory: ndarray, dweight: ndarray,
+    phase: int, task: int, tasks: int, pieces: int, splits: int, layer: Layer, each: int, x: ndarray, dy: ndarray,
+    memory: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    """First some pieces of some parts of the sum, then, if there are several parts, a share of dweight."""
+    """Phase 0 sums some pieces over some parts; phase 1, if there are several parts, adds a share of dweight."""
     total = dweight.reshape(-1)
-    mine = memory[memory.size - (worker + 1) * each : memory.size - worker * each]
+    mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     if phase == 1:
-        _add_parts(worker, workers, memory, splits, total)
+        _add_parts(task, tasks, memory, splits, total)
         return
-    for task in range(worker * pieces * splits // workers, (worker + 1) * pieces * splits // workers):
-        piece, split = task % pieces, task // pieces
+    for i in range(task * pieces * splits // tasks, (task + 1) * pieces * splits // tasks):
+        piece, split = i % pieces, i // pieces
         part = memory[split * total.size : (split + 1) * total.size] if splits > 1 else total
-        _part(piece, split, splits, x, dy, groups, dweight.shape[:2], stride, padding, dilation, mine, part)
+        _part(piece, split, splits, layer, x, dy, mine, part)
 
 
 @parallel_jit
@@ -272,13 +255,14 @@ def backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray,
     dweight: ndarray,
 ) -> None:  # fmt: skip
-    kernel, inner, outer = dweight.shape[:2], dweight.shape[2], dweight.shape[3] // groups
-    pieces = pieces_of(kernel, inner, outer, groups)[2]
-    splits = splits_of(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
-    each = task_memory(kernel, x.shape[2], inner, outer, groups, stride, padding, dilation)
-    workers = (scratch.size - LINE - (splits * dweight.size if splits > 1 else 0)) // each
+    """dweight = dL/dweight from x (N, H, W, C) and dy (N, Ho, Wo, O)."""
+    layer = layer_of(dweight.shape, False, groups, stride, padding, dilation)
+    pieces = _pieces(layer)[2]
+    splits = _splits(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
+    each = _task_memory(layer, x.shape[2])
+    tasks = (scratch.size - LINE - (splits * dweight.size if splits > 1 else 0)) // each
     memory = aligned(scratch)
     for phase in range(2 if splits > 1 else 1):
-        for worker in prange(workers):
-            _task(phase, np.int64(worker), workers, pieces, splits, each, x, dy,
-                  groups, stride, padding, dilation, memory, dweight)  # fmt: skip
+        for task in prange(tasks):  # task is unsigned here, and a tuple of tuples cannot enter such a loop
+            same = layer_of(dweight.shape, False, groups, stride, padding, dilation)
+            _task(phase, np.int64(task), tasks, pieces, splits, same, each, x, dy, memory, dweight)

@@ -1,0 +1,159 @@
+"""Blocks: how the images of a pass are cut, and the copy of what a block reads.
+
+A block is some rows of outputs of one image, or several small images. The pixels that its outputs read are copied, with
+a halo of zeros, into memory that stays in the core's cache: afterwards there are no borders. If no output reads beyond
+the borders, nothing is copied: the source itself serves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from numpy import ndarray
+
+from minidl.engine.jit import apart_jit, jit
+from minidl.kernels.matmul.tile import lanes, panel_width
+
+from .geometry import Axis, Layer, by_channels, ceildiv, span
+from .reference import Pair
+from .sizes import MAX_BUNDLE, MAX_COPY, NR
+
+
+class Cut(NamedTuple):
+    """How a pass is cut into blocks, and where a block's pixels are: in a copy (images, lines, columns, pixel)."""
+
+    layer: Layer
+    v: Axis
+    h: Axis
+    batch: int  # images in all
+    blocks: int
+    images: int  # of a block
+    rows: int  # of outputs, of each of these images
+    in_place: bool  # the source serves as the copy
+    lines: int
+    columns: int
+    pixel: int  # numbers from one pixel to the next
+    channel: int  # numbers from one input channel to the next
+
+
+class Block(NamedTuple):
+    """The outputs of a block: some rows of each of some images."""
+
+    image: int  # the first one
+    images: int
+    row: int  # of outputs, the first one of each image
+    rows: int
+
+
+@jit
+def copy_size(layer: Layer, width: int, gap: int) -> Pair:
+    """For x with lines of `width` pixels: columns of the copy of a block, and its numbers, at most."""
+    rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # one row of outputs always fits
+    columns = width + 2 * layer.padding[1] + (layer.kernel[1] - 1) * layer.dilation[1]
+    columns += 2 * MAX_BUNDLE * layer.stride[1]
+    pixel = layer.inner * (layer.groups * layer.outer + NR) if by_channels(layer) else layer.inner + gap
+    return columns, max(MAX_COPY, rows * columns * pixel)
+
+
+@jit
+def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
+    """Numbers of all outputs of a bundle, in whole vectors across groups or in whole panels of each group."""
+    if by_channels(layer):
+        return ceildiv(layer.groups * layer.outer, lanes(array)) * lanes(array)
+    return layer.groups * ceildiv(bundle * layer.outer, panel_width(array)) * panel_width(array)
+
+
+@jit
+def cut_into_blocks(
+    layer: Layer, v: Axis, h: Axis, batch: int, in_place: bool, gap: int, pixels: int, array: ndarray
+) -> Cut:
+    """A cut into blocks of up to `pixels` outputs; gap: numbers that stay free after each pixel of a copied group."""
+    pixel, channel = layer.groups * layer.inner, 1
+    if by_channels(layer):
+        if layer.inner * layer.outer > 1:  # else each channel is in its output's lane already
+            channel = row_of_outputs(layer, 1, array)
+            pixel = layer.inner * channel
+    elif not in_place:
+        pixel = layer.inner + gap
+    columns = h.source if in_place else span(h, h.pixels)
+    line = 0 if in_place else columns * pixel  # numbers that are copied
+    images, rows = 1, max(1, min(v.pixels, pixels // h.pixels))
+    while rows > 1 and span(v, rows) * line > MAX_COPY:
+        rows -= 1
+    if rows < v.pixels:
+        rows = ceildiv(v.pixels, ceildiv(v.pixels, rows))
+    elif not in_place:
+        images = max(1, min(batch, pixels // (rows * h.pixels), MAX_COPY // (span(v, rows) * line)))
+    lines, blocks = v.source if in_place else span(v, rows), ceildiv(batch, images) * ceildiv(v.pixels, rows)
+    return Cut(layer, v, h, batch, blocks, images, rows, in_place, lines, columns, pixel, channel)
+
+
+@jit
+def block_at(cut: Cut, number: int) -> Block:
+    """The block of this number: from top to bottom, then the next images."""
+    down = ceildiv(cut.v.pixels, cut.rows)
+    image, row = number // down * cut.images, number % down * cut.rows
+    return Block(image, min(cut.images, cut.batch - image), row, min(cut.rows, cut.v.pixels - row))
+
+
+@jit
+def place(cut: Cut, image: int, line: int, column: int) -> int:
+    """Where a pixel begins in the copy of a block."""
+    return ((image * cut.lines + line) * cut.columns + column) * cut.pixel
+
+
+@apart_jit
+def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray) -> tuple[ndarray, int]:
+    """What a block of a group reads: an array (the source or a copy in `memory`), and the offset of its first pixel."""
+    inner, outer, height, width = cut.layer.inner, cut.layer.outer, cut.v.source, cut.h.source
+    top, left, channel = block.row * cut.v.step + cut.v.offset, cut.h.offset, group * inner
+    if cut.in_place:
+        return source, place(cut, block.image, top, left) + channel
+    pixel, padded, columns = cut.layer.groups * inner, cut.pixel, cut.columns
+    channels, spread = pixel if by_channels(cut.layer) else inner, cut.channel > 1
+    first = min(max(0, -left), columns)  # columns first ... last are within the image, zeros around them
+    last = max(first, min(columns, width - left))
+    for image in range(block.images):
+        for i in range(span(cut.v, block.rows)):
+            at = place(cut, image, i, 0)
+            line = memory[at : at + columns * padded]
+            if top + i < 0 or top + i >= height:
+                _clear(line)
+                continue
+            _clear(line[: first * padded])
+            _clear(line[last * padded :])
+            at = (((block.image + image) * height + top + i) * width + left + first) * pixel + channel
+            if channels == pixel and channels == padded:
+                _copy(source[at : at + (last - first) * pixel], line[first * padded : last * padded])
+                continue
+            for j in range(first, last):
+                if spread:
+                    _expand(source[at : at + channels], inner, outer, line[j * padded : (j + 1) * padded])
+                else:
+                    _copy(source[at : at + channels], line[j * padded : j * padded + channels])
+                at += pixel
+    return memory, 0
+
+
+@jit
+def _expand(colour: ndarray, inner: int, outer: int, target: ndarray) -> None:
+    """target (inner, lanes) = for each output channel, its group's channels of a pixel; 0 beyond the last output."""
+    size, groups = target.size // inner, colour.size // inner
+    for k in range(inner):
+        row = target[k * size : (k + 1) * size]
+        for g in range(groups):
+            for o in range(outer):
+                row[g * outer + o] = colour[g * inner + k]
+        _clear(row[groups * outer :])
+
+
+@jit
+def _copy(source: ndarray, target: ndarray) -> None:
+    for i in range(target.size):
+        target[i] = source[i]
+
+
+@jit
+def _clear(target: ndarray) -> None:
+    for i in range(target.size):
+        target[i] = 0
