@@ -49,10 +49,10 @@ class Block(NamedTuple):
 def copy_size(layer: Layer, width: int, gap: int) -> Pair:
     """For x with lines of `width` pixels: columns of the copy of a block, and its numbers, at most."""
     rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # one row of outputs always fits
-    columns = width + 2 * layer.padding[1] + (layer.kernel[1] - 1) * layer.dilation[1]
-    columns += 2 * MAX_BUNDLE * layer.stride[1]
+    window = (layer.kernel[1] - 1) * layer.dilation[1] + 2 * MAX_BUNDLE * layer.stride[1]
+    columns = width + 2 * layer.padding[1] + window
     pixel = layer.inner * (layer.groups * layer.outer + NR) if by_channels(layer) else layer.inner + gap
-    return columns, max(MAX_COPY, rows * columns * pixel)
+    return columns, max(MAX_COPY, rows * columns * pixel) + NR
 
 
 @jit

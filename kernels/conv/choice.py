@@ -42,9 +42,8 @@ def winograd_form(
     For dx, out is the size of x, and channels and outputs are swapped.
     """
     r = kernel[0]
-    if kernel[1] != r or r not in (3, 5) or stride != (1, 1) or dilation != (1, 1) or groups != 1:
-        return DIRECT
-    if min(channels, outputs) < FEWEST_CHANNELS:
+    few = min(channels, outputs) < FEWEST_CHANNELS
+    if few or kernel[1] != r or r not in (3, 5) or stride != (1, 1) or dilation != (1, 1) or groups != 1:
         return DIRECT
     four, two = _multiplications(out, 4, r + 3), _multiplications(out, 2, r + 1)
     least = four if r == 5 else min(four, two)

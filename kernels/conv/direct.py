@@ -27,8 +27,6 @@ from .reference import Pair, Shape
 from .rows import fill_end, finish_rows
 from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
 
-# -- memory ----------------------------------------------------------------------------------------------------
-
 
 @jit
 def _packed_size(layer: Layer) -> int:
@@ -36,12 +34,6 @@ def _packed_size(layer: Layer) -> int:
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     taps = layer.kernel[0] * (layer.kernel[1] + (MAX_BUNDLE * layer.stride[1] if bundled else 0))
     return (taps * layer.inner + 5) * layer.groups * (layer.outer + NR) + NR + LINE
-
-
-@jit
-def _task_memory(layer: Layer, width: int) -> int:
-    """Numbers that a task needs for the copy of a block; width: of x."""
-    return copy_size(layer, width, 0)[1] + NR
 
 
 @jit
@@ -53,10 +45,7 @@ def scratch_size(
     layer = layer_of(w_shape, backward, groups, stride, padding, dilation)
     products = x_shape[0] * x_shape[1] * x_shape[2] * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3]
     tasks = threads if products > SERIAL * stride[0] * stride[1] else 1
-    return _packed_size(layer) + tasks * _task_memory(layer, x_shape[2])
-
-
-# -- weights ---------------------------------------------------------------------------------------------------
+    return _packed_size(layer) + tasks * copy_size(layer, x_shape[2], 0)[1]
 
 
 @jit
@@ -92,9 +81,6 @@ def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarra
                 for j in range(each, width):
                     row[j] = 0
                 at += width
-
-
-# -- one pass --------------------------------------------------------------------------------------------------
 
 
 @jit
@@ -258,7 +244,7 @@ def convolve(
 ) -> None:  # fmt: skip
     """out = y from source = x; backward: out = dx from source = dy, and nothing after it but the shortcut."""
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
-    each = _task_memory(layer, out.shape[2] if backward else source.shape[2])
+    each = copy_size(layer, out.shape[2] if backward else source.shape[2], 0)[1]
     tasks = (scratch.size - _packed_size(layer)) // each
     memory = aligned(scratch)
     for phase in range(2):

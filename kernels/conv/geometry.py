@@ -18,6 +18,7 @@ The price: NaN times 0 is NaN, so one NaN in x spoils the whole bundle.
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 from numpy import ndarray
@@ -72,9 +73,7 @@ def ceildiv(number: int, divisor: int) -> int:
 @jit
 def layer_of(w_shape: Shape, backward: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair) -> Layer:
     """The layer with a weight of w_shape (kh, kw, C/groups, O); backward: its data gradient."""
-    inner, outer = w_shape[2], w_shape[3] // groups
-    if backward:
-        inner, outer = outer, inner
+    inner, outer = (w_shape[3] // groups, w_shape[2]) if backward else (w_shape[2], w_shape[3] // groups)
     return Layer((w_shape[0], w_shape[1]), inner, outer, groups, stride, padding, dilation)
 
 
@@ -104,9 +103,7 @@ def gradient_axis(layer: Layer, axis: int, size: int, out: int, remainder: int) 
     """For the pixels `remainder`, `remainder` + stride, ... of dx (size), from dy (out)."""
     kernel, stride = layer.kernel[axis], layer.stride[axis]
     padding, dilation = layer.padding[axis], layer.dilation[axis]
-    divisor, rest = stride, dilation
-    while rest:
-        divisor, rest = rest, divisor % rest
+    divisor = gcd(stride, dilation)
     tap_step = stride // divisor
     tap = 0  # the first tap that reaches these pixels; every tap_step-th tap after it reaches them, too
     while tap < tap_step and (remainder + padding - tap * dilation) % stride:
@@ -147,9 +144,7 @@ def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray)
     if layer.groups > 1 or layer.dilation[1] > 1:
         return best
     for remainder in range(stride if backward else 1):
-        axis = forward_axis(layer, 1, size, out, 1)
-        if backward:
-            axis = gradient_axis(layer, 1, size, out, remainder)
+        axis = gradient_axis(layer, 1, size, out, remainder) if backward else forward_axis(layer, 1, size, out, 1)
         least += _cost(layer, axis, array)
     for bundle in range(2, min(MAX_BUNDLE, panel_width(array) // layer.outer) + 1):
         if backward and bundle % stride:

@@ -1,8 +1,6 @@
 """All sizes of direct.py and weight_gradient.py. Block sizes have BLIS's names: a register tile has MR rows
 (matmul/tile.py) and NR columns, sums go to a depth of KC, and a block of MC rows stays in cache."""
 
-from __future__ import annotations
-
 from minidl.engine.jit import VECTOR_BYTES
 
 NR = VECTOR_BYTES // 2  # panel_width of float32; float64 needs no more memory

@@ -54,7 +54,7 @@ def _task_memory(layer: Layer, width: int) -> int:
     columns, copy = copy_size(layer, width, NR)
     gradient = layer.kernel[0] * (layer.kernel[1] + MAX_BUNDLE * layer.stride[1]) * layer.inner * NR if bundled else 0
     outputs = layer.groups * layer.outer if by_channels(layer) else layer.outer
-    return NR + gradient + max(WEIGHT_KC, columns) * (outputs + NR) + copy
+    return gradient + max(WEIGHT_KC, columns) * (outputs + NR) + copy
 
 
 @jit
@@ -67,9 +67,6 @@ def scratch_size(
     splits = _splits(pixels, _pieces(layer)[2])
     tasks = threads if pixels * size > SERIAL else 1
     return LINE + (splits * size if splits > 1 else 0) + tasks * _task_memory(layer, x_shape[2])
-
-
-# -- the sum of one piece over one part of the pixels ----------------------------------------------------------
 
 
 class Piece(NamedTuple):
@@ -102,8 +99,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
 
     # dy is read in place, or copied into panels: fewer cache lines, and zeros beyond the last output
-    few = across or rows * h.taps * layer.inner <= MAX_UNPACKED
-    dy_in_place = few and bundle == 1 and outer % lanes(x) == 0
+    dy_in_place = bundle == 1 and outer % lanes(x) == 0 and (across or rows * h.taps * layer.inner <= MAX_UNPACKED)
     columns = bundle * min(some, outer - first)
     dy_step = columns if bundle > 1 else (channel_width(x) if across else panel_width(x))
     if dy_in_place:

@@ -12,7 +12,7 @@ def cases(a: Arrays) -> Cases:
         ((2, 8, 7, 3), (3, 3), 2, 1, (1, 2), (0, 2), (2, 1)),
         ((2, 5, 6, 4), (3, 1), 6, 2, (1, 2), (1, 0), (1, 1)),
         ((2, 5, 5, 3), (3, 3), 3, 3, (1, 1), (2, 2), (2, 2)),  # depthwise
-        ((2, 4, 3, 4), (2, 1), 12, 2, (1, 1), (0, 0), (1, 1)),  # 6 outputs a group
+        ((2, 4, 3, 4), (2, 1), 12, 2, (1, 1), (0, 0), (1, 1)),  # 6 outputs in each group
     ):
         out = tuple(output_length(image[1 + i], kernel[i], stride[i], padding[i], dilation[i]) for i in (0, 1))
         x, y = a.normal(*image), a.normal(image[0], *out, outputs)
