@@ -34,7 +34,7 @@ def chunks(x: ndarray) -> int:
 
 @jit
 def chunk(x: ndarray, k: int, chunks: int) -> ndarray:
-    """The k-th chunk of x (n,); the last one extends to the end."""
+    """The k-th chunk of x (n,); a single one is all of x."""
     return x[k * CHUNK : (k + 1) * CHUNK if k + 1 < chunks else x.size]
 
 

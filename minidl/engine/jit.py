@@ -141,10 +141,10 @@ def {name}({parameters}):
     parts = _count({last})
     if parts == 1:
         part = 0
-        _part({arguments})
+        _part({whole})
         return
     for part in prange(parts):
-        _part({arguments})
+        _part({cut})
 """
 
 
@@ -157,8 +157,8 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
       kernel does not have this parameter;
     - all others: passed on unchanged.
 
-    The number of parts is `count(array)`, with the last `Part` array. A single part is computed by the calling thread:
-    waking the others would cost more than it saves. `kernel.part` is the compiled function.
+    The number of parts is `count(array)`, with the last `Part` array. A single part is computed by the calling thread,
+    from the whole arrays: waking the others would cost more than it saves. `kernel.part` is the compiled function.
 
     The kernel is generated as source code with its own parameter names. A closure with `*arguments` does not work:
     Numba compiles it for one tuple instead of the arguments' types, does not find it in the cache (the key contains
@@ -168,13 +168,14 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
     def decorate(function: Callable[..., Any]) -> Any:
         name, parameters = function.__name__, inspect.signature(function).parameters
         arrays = [p for p, parameter in parameters.items() if parameter.annotation == "Part"]
-        arguments = {p: f"_cut({p}, part, parts)" if p in arrays else p for p in parameters}
-        arguments |= {p: f"_{p}({arrays[-1]}, part, parts)" for p in computed}
+        whole = {p: f"_{p}({arrays[-1]}, part, parts)" if p in computed else p for p in parameters}
+        cut_arrays = {p: f"_cut({p}, part, parts)" for p in arrays}
         source = _KERNEL.format(
             name=name,
             parameters=", ".join(p for p in parameters if p not in computed),
-            arguments=", ".join(arguments[p] for p in parameters),
             last=arrays[-1],
+            whole=", ".join(whole.values()),
+            cut=", ".join((whole | cut_arrays).values()),
         )
         function.__qualname__ += "_part"
         scope = {"_part": apart_jit(function), "_count": count, "_cut": cut, "prange": prange}
