@@ -177,7 +177,6 @@ def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
     print(f"\n{name}", flush=True)
     row: dict[str, Any] = {"name": name, "minidl_ms": None, "pytorch_ms": None, "jax_ms": None}
     workers: dict[str, Worker] = {}
-    rates: list[float] = []
     try:
         workers["minidl"] = Worker("minidl", args.threads, **isa["minidl"])
         seconds = workers["minidl"].build(net, batch, predict, eager=args.eager)
@@ -194,7 +193,7 @@ def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
                 time.sleep(0.005)  # until the threads of the previous worker sleep
                 worker.steps(1)  # wakes the threads and loads the data into the caches
                 times[library] += worker.steps(steps[library])
-            rates += workers["minidl"].request(do="peak")["gflops"]
+        rates = workers["minidl"].request(do="peak")["gflops"]
         flops = workers["minidl"].request(do="flops", net=net, batch=batch, predict=predict)["flops"]
     finally:
         for worker in workers.values():
