@@ -140,9 +140,8 @@ class Function:
 def backward(output: Node, gradient: ArrayLike | None = None, retain_graph: bool = False) -> None:
     """Add dL/d(leaf) to `.grad` of every leaf with requires_grad that `output` depends on.
 
-    gradient: dL/d(output), of output's shape; may be omitted if output has one element (then it is 1). The graph is
-    freed, unless retain_graph is set. Raises GraphError if output requires no gradient or its graph was freed,
-    ShapeError if a gradient is missing or its shape is wrong.
+    gradient: dL/d(output), by default 1 if output has one element. retain_graph: do not free the graph afterwards.
+    Raises GraphError if output requires no gradient or its graph was freed, ShapeError if a gradient does not fit.
     """
     if not output.requires_grad:
         raise GraphError("backward: the tensor has no graph; use inputs with requires_grad=True, outside no_grad()")
