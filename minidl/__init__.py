@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the same names as in _EXPORTS, for type checkers and editor
 
 __version__ = "0.1.0"
 
-# name -> the module that it is, or module:attribute
+# name -> its source: a module, or module:attribute
 _EXPORTS = {
     "Device": "engine.device:Device",
     "Function": "engine.autograd:Function",

@@ -30,7 +30,7 @@ class DivergedError(MinidlError, ArithmeticError):
 
 
 class AbortedError(MinidlError):
-    """Another replica has failed. That one reports the error; this one exits with code 2 and prints nothing."""
+    """Another replica has failed and reports its error. This process exits with code 2 and prints nothing."""
 
 
 class ShapeError(MinidlError, ValueError):
@@ -47,7 +47,7 @@ class ShapeError(MinidlError, ValueError):
         self._module: object = None
 
     def name_layer(self, module: object, description: str, named_modules: Iterable[tuple[str, object]]) -> None:
-        """Record a module that the error propagates through. The first is the layer; the others know its path."""
+        """Record the innermost module, which calls this first, as the layer; then its path in each outer module."""
         if self._module is None:
             self._module, self.layer = module, description
         else:

@@ -24,7 +24,7 @@ def mlp(input_shape: Shape = (28, 28, 1), classes: int = 10, hidden: Sequence[in
 
 
 def lenet(input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Sequential:
-    """Return two 5x5 convolutions (32 and 64 channels), each followed by 2x2 pooling, then a hidden layer of width 512.
+    """Return a network: two 5x5 convolutions (32, 64 channels), each with 2x2 pooling, and a hidden layer of width 512.
 
     The structure follows LeCun et al. 1998; the layers are wider, as in current benchmarks.
     """
@@ -48,7 +48,7 @@ def vgg(
     classes: int = 10,
     stages: Sequence[Sequence[int]] = ((64, 64), (128, 128), (256, 256)),
 ) -> nn.Sequential:
-    """Return stages of 3x3 convolutions, each followed by 2x2 pooling (Simonyan and Zisserman 2015).
+    """Return a network: stages of 3x3 convolutions, each stage followed by 2x2 pooling (Simonyan and Zisserman 2015).
 
     stages: for each stage, the output channels of its convolutions.
     """
@@ -90,7 +90,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Three stages of 16, 32 and 64 channels for small images (He et al. 2016, section 4.2); depth = 6 n + 2.
+    """A residual network for small images: 3 stages of n blocks, depth = 6 n + 2 (He et al. 2016, section 4.2).
 
     Raises ConfigError for any other depth.
     """

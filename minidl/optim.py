@@ -27,8 +27,8 @@ class Optimizer:
     """The base class of all optimizers: groups, segments, clipping.
 
     parameters: a model; or parameters; or groups, which are mappings with "params" and, if they differ from the
-        arguments, "lr" and "weight_decay". They are moved into an arena (see arena.py) unless they are in one already.
-        Parameters with requires_grad = False are not updated.
+        arguments, "lr" and "weight_decay". Parameters that are not in an arena yet (see arena.py) are moved into one.
+        Those with requires_grad = False are not updated.
     lr: the learning rate. The attribute may be changed before each step, for example by a schedule.
     weight_decay: the decay of all parameters whose group does not set another.
     clip: the maximum norm of the gradient; a larger one is scaled down to it (Pascanu et al. 2013). None: no clipping.
@@ -60,7 +60,7 @@ class Optimizer:
         self.find_segments()
 
     def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
-        """Update these vectors, in the arena's layout, in place of the arena's: for a replica (comm/replica.py)."""
+        """Update these vectors, in the arena's layout, instead of the arena's: for replicas (comm/replica.py)."""
         self.bound, self.state = {"theta": theta, "grad": grad}, state
 
     @property
@@ -195,7 +195,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  theta <- theta - lr m' / (sqrt(v') + eps)
 
-    with m' = m / (1 - b1^t) and v' = v / (1 - b2^t) (Kingma and Ba 2015). Weight decay is coupled.
+    with m' = m / (1 - b1^t) and v' = v / (1 - b2^t) (Kingma and Ba 2015). Weight decay is coupled (see SGD).
     """
 
     decoupled = False
@@ -316,7 +316,7 @@ _WITH_MOMENTUM = ("sgd", "nesterov", "sgdw", "lars")
 def build(
     name: str, model: Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, clip: float | None = None
 ) -> Optimizer:
-    """Return the optimizer of that name, without decay of norms and biases. Adam and AdamW ignore `momentum`.
+    """Return the optimizer of that name, without weight decay for norms and biases. Adam and AdamW ignore `momentum`.
 
     Raises ConfigError for an unknown name.
     """

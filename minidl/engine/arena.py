@@ -8,8 +8,8 @@ Each parameter's array becomes a view into theta, the vector of all parameters, 
 optimizer, messages between replicas and checkpoints then handle a few flat vectors instead of many arrays. theta may be
 in memory that the arena allocates, in shared memory, or in an MPI window.
 
-Each parameter begins on a 64-byte boundary. The gaps are zero in theta and in grad, and every update rule keeps them
-zero.
+Each parameter begins on a 64-byte boundary. The gaps between them are zero in theta and in grad, and every
+update rule keeps them zero.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Arena:
         self.cleared = set(self.parameters.values())
 
     def touch(self) -> None:
-        """Increase the version. To be called after each write to theta."""
+        """Increase the version. Call this after each write to theta."""
         self.version += 1
 
 

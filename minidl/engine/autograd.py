@@ -88,7 +88,7 @@ class Function:
 
     and is used through `apply`. dx is None for "no gradient". In both methods `self.device` is the table of kernels,
     and `self.needs[i]` is True if input i requires a gradient. Returned arrays may share memory with dy: the tape never
-    writes into them. They may have any strides: the tape copies them if a kernel needs them to be contiguous.
+    writes into them. They need not be contiguous: the tape copies them if they are not, because kernels require it.
     """
 
     device: Device
@@ -105,7 +105,7 @@ class Function:
 
     @classmethod
     def apply(cls, *inputs: TensorT, **options: Any) -> TensorT:
-        """Run `forward` on the tensors' arrays. Record the Function if an input requires a gradient, unless in no_grad.
+        """Run `forward` on the tensors' arrays. Record the Function if an input requires a gradient (not in no_grad).
 
         Raises TypeError if an input is not a Tensor, ShapeError if the inputs' data types or devices differ.
         """
@@ -212,8 +212,8 @@ def gradcheck(
     """Compare `backward` with a difference quotient, along one random direction, in float64.
 
     For y = f(x) with Jacobian J, a random u (of x's shape) and v (of y's shape), the number v.J.u is computed twice:
-    as u.(J^T v) by a backward pass, and as v.(f(x + eps u) - f(x - eps u)) / (2 eps) by two forward passes. If any
-    element of the gradient is wrong, the two numbers differ with probability one. The usual check needs two forward
+    as u.(J^T v) by a backward pass, and as v.(f(x + eps u) - f(x - eps u)) / (2 eps) by two forward passes. A wrong
+    element anywhere in the J of `backward` makes them differ with probability one. The usual check needs two forward
     passes for each element of x (the idea is from autograd's check_vjp).
 
     inputs: float64 tensors; those with requires_grad are checked. tolerance: relative, or absolute for values below 1.

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike
 from minidl.errors import ConfigError
 
 DEVICES = ("cpu", "reference")
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load
 
 recording = threading.local()  # .recorder replaces the device while this thread records a step (program/record.py)
 

@@ -21,7 +21,7 @@ def isa() -> str:
     """Return the instruction set to compile for (MINIDL_ISA), or "" for all that this CPU has. Raises ConfigError."""
     chosen = os.environ.get("MINIDL_ISA", "")
     if chosen and chosen not in CPU_NAMES:
-        raise ConfigError(f"MINIDL_ISA is {chosen!r}: expected {' or '.join(CPU_NAMES)}, or unset to use all")
+        raise ConfigError(f"MINIDL_ISA is {chosen!r}: expected {' or '.join(CPU_NAMES)}, or unset for no limit")
     return chosen
 
 
@@ -32,7 +32,7 @@ def number(name: str) -> int:
     """
     text = os.environ.get(name, "")
     if text and (not text.isdecimal() or int(text) < 1):
-        raise ConfigError(f"{name} is {text!r}: expected a number of 1 or more")
+        raise ConfigError(f"{name} is {text!r}: expected an integer of at least 1")
     return int(text or 0)
 
 
@@ -46,7 +46,7 @@ def prepare(threads: int = 0) -> None:
         os.environ["MINIDL_THREADS"] = str(threads)
     if threads := number("MINIDL_THREADS"):
         os.environ.setdefault("NUMBA_NUM_THREADS", str(min(threads, os.cpu_count() or 1)))
-    # GNU OpenMP's threads wait by spinning, but only briefly: other processes, often replicas, need the cores.
+    # Waiting threads of GNU OpenMP spin only briefly: other processes, such as other replicas, need the cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # Kernels split their work themselves. The threads of a BLAS would compete with them for the cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

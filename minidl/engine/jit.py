@@ -10,8 +10,8 @@ Three choices hold for every kernel:
 - No fast-math: terms are added in the order in which they are written, and `a * b + c` is never contracted. With
   `reassoc` LLVM may choose another order each time it inlines a kernel, and it did: the gradient of batch norm had
   different bits in the process that compiled it and in those that loaded it from the cache.
-- A parallel loop runs over chunks whose number depends only on the size of the arrays, never on the number of threads:
-  the bits of the result must not depend on it.
+- The division of a sum into parts depends only on the size of the arrays, never on the number of threads: so the bits
+  of the result do not depend on the number of threads either.
 - The name of the cache folder is a hash of this file, every Python file under kernels/, and the target CPU. Numba alone
   does not notice an edit in a helper that a kernel imports, and would run the old code. Only minidl's kernels use this
   folder: Numba reads the folder's name when a function is decorated, so the name is set only during that call. The
@@ -44,7 +44,7 @@ UNUSED = 30 * 24 * 3600  # seconds after which an unused cache folder of another
 
 
 def _cache_folder() -> str | None:
-    """Return a writable folder for compiled kernels, named by the hash; None if no folder is writable."""
+    """Return a writable folder for compiled kernels, named by this hash; None if no folder is writable."""
     target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
     digest = hashlib.sha256(repr(target).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
@@ -87,7 +87,7 @@ _folder = _cache_folder()
 
 
 def _vector_unit() -> tuple[int, int, bool]:
-    """Return, for the target CPU, the bytes and the number of its vector registers, and whether it has x y + z."""
+    """Return the bytes and the number of the target CPU's vector registers, and whether x y + z is one instruction."""
     features = binding.get_host_cpu_features()
     if not isa() and features.get("avx512f"):
         return 64, 32, True
@@ -131,7 +131,7 @@ def apart_jit(function: Callable[..., Any]) -> Any:
 
 
 def parallel_jit(function: Callable[..., Any]) -> Any:
-    """Compile a kernel with parallel `prange` loops; apart, since it is long, unless it is a nested function."""
+    """Compile a kernel with parallel `prange` loops. Unless it is a nested function, it is compiled apart, too."""
     return _compile(function, parallel=True, apart="<locals>" not in function.__qualname__)
 
 
@@ -178,7 +178,7 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
         function.__qualname__ += "_part"
         scope = {"_part": apart_jit(function), "_count": count, "_cut": cut, "prange": prange}
         scope |= {f"_{p}": compute for p, compute in computed.items()} | {"__name__": function.__module__}
-        exec(compile(source, function.__code__.co_filename, "exec"), scope)  # Numba caches functions of real files
+        exec(compile(source, function.__code__.co_filename, "exec"), scope)  # Numba caches no function without a file
         kernel = parallel_jit(scope[name])
         kernel.part = scope["_part"]
         return kernel
@@ -230,7 +230,7 @@ class _Symbol:
     arguments: tuple[Any, ...]
 
     def __call__(self) -> None:
-        """Define the symbol. Numba calls this before it loads a caller from the cache (`_reload_init`)."""
+        """Define the symbol. Numba calls this when it loads a caller from the cache (`_reload_init`)."""
         import_module(self.module)
         kernel = _apart[self.module, self.function]
         kernel.compile(self.arguments)  # or loads it from the cache
@@ -265,7 +265,7 @@ def set_threads(threads: int) -> None:
 
 
 if os.environ.get("MINIDL_THREADS"):
-    set_threads(int(os.environ["MINIDL_THREADS"]))  # Numba may have been imported before, with another number
+    set_threads(int(os.environ["MINIDL_THREADS"]))  # Numba may have been imported before, with other threads
 
 
 __all__ = [

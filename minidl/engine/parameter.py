@@ -82,7 +82,7 @@ class Parameter(Tensor):
         Tensor.grad.__set__(self, array)  # type: ignore[attr-defined]
 
     def accumulate(self, dx: np.ndarray) -> None:
-        """Add dx to grad, or write it if grad is known to be zero."""
+        """Add dx to grad. If grad is known to be zero, copy dx instead."""
         if self.arena is None or self._grad is None or self not in self.arena.cleared:
             super().accumulate(dx)
         else:
@@ -127,7 +127,7 @@ class Parameter(Tensor):
 
 
 class Buffer(Parameter):
-    """A tensor of a model that is saved but not trained, such as the running mean of batch norm."""
+    """A tensor that a model saves but does not train, such as the running mean of batch norm."""
 
     __slots__ = ()
 

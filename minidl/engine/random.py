@@ -27,7 +27,7 @@ def generator() -> np.random.Generator:
 
 
 def draw(count: int) -> tuple[int, int]:
-    """Return (seed, offset) of the next `count` numbers of dropout's sequence, and advance it."""
+    """Return (seed, offset) of the next `count` numbers of dropout's sequence, and advance the offset."""
     recorder = getattr(recording, "recorder", None)
     if recorder is not None:
         return recorder.draw(_state["seed"], count)

@@ -27,7 +27,7 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "_data", "_grad", "creator", "device", "requires_grad")
-    __array_ufunc__ = None  # ndarray + Tensor calls Tensor.__radd__; np.sqrt(tensor) fails: it would lose the graph
+    __array_ufunc__ = None  # ndarray + Tensor calls Tensor.__radd__; np.sqrt(tensor) fails, not to lose the graph
 
     _data: np.ndarray
     _grad: np.ndarray | None
@@ -155,7 +155,7 @@ class Tensor:
     def astype(self, dtype: DTypeLike) -> Tensor:
         """Return a new leaf with the values converted to float32 or float64.
 
-        Raises GraphError if this is not a leaf: gradients do not pass a conversion. Raises ConfigError for other types.
+        Raises GraphError if this is not a leaf (conversions do not propagate gradients), ConfigError for other types.
         """
         if self.creator is not None:
             raise GraphError("astype: a conversion does not propagate gradients; call detach() first")

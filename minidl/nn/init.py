@@ -1,6 +1,6 @@
 """Initial weights (in, out) or (kh, kw, in, out). fan_in is the number of inputs that contribute to one output.
 
-Each function writes into a parameter. Random values come from the generator that `minidl.seed` restarts.
+The functions write into a parameter. Random values come from the generator that `minidl.seed` restarts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def uniform(parameter: Parameter, bound: float) -> None:
 
 
 def kaiming_normal(parameter: Parameter, gain: float = math.sqrt(2), fan_out: bool = False) -> None:
-    """Draw from a normal distribution with std = gain / sqrt(fan_in), or fan_out if set (He et al. 2015).
+    """Draw from a normal distribution with std = gain / sqrt(fan_in), or gain / sqrt(fan_out) if fan_out is set.
 
-    Through ReLU layers, fan_in keeps the variance of activations constant, and fan_out that of gradients.
+    Through ReLU layers, fan_in preserves the variance of activations, fan_out that of gradients (He et al. 2015).
     """
     inputs, outputs = fans(parameter)
     normal(parameter, gain / math.sqrt(outputs if fan_out else inputs))
@@ -62,7 +62,7 @@ def xavier_normal(parameter: Parameter, gain: float = 1.0) -> None:
 
 
 def torch_default(weight: Parameter, bias: Parameter | None) -> None:
-    """Initialise both as PyTorch's Linear and Conv2d do: from `uniform` with bound = 1 / sqrt(fan_in) of the weight."""
+    """Initialise as PyTorch's Linear and Conv2d do: weight and bias uniform, with bound = 1 / sqrt(fan_in)."""
     bound = 1 / math.sqrt(max(1, fans(weight)[0]))
     uniform(weight, bound)
     if bias is not None:

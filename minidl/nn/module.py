@@ -23,7 +23,7 @@ _changes = 0  # the number of times that a layer or a parameter was assigned to 
 
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Call watcher(module, output) after each module's forward pass, within a `with` block."""
+    """Within the `with` block, call watcher(module, output) after each module's forward pass."""
     _watchers.append(watcher)
     try:
         yield
@@ -43,7 +43,7 @@ def watched() -> bool:
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Switch the model to evaluation mode, and record no graph, within a `with` block.
+    """Within the `with` block, keep the model in evaluation mode, and record no graph.
 
     Afterwards each module is in its previous mode, which may differ between modules.
     """
@@ -188,8 +188,8 @@ class Module:
     def load_state_dict(self, state: Mapping[str, np.ndarray], strict: bool = True) -> None:
         """Load values from `state_dict()`, or from the state_dict of a PyTorch model with the same structure.
 
-        strict: the names must be exactly the model's; otherwise missing and unknown names are ignored. PyTorch's
-        `num_batches_tracked` always is. Raises CheckpointError, before any change, if names, shapes or types differ.
+        strict: the names must be exactly the model's. Otherwise missing and unknown names are ignored, and in any case
+        PyTorch's `num_batches_tracked`. Raises CheckpointError, before any change, if names, shapes or types differ.
         """
         own = {name: tensor for kind in (Parameter, Buffer) for name, tensor in self._named_tensors(kind)}
         given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}

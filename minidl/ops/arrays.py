@@ -8,9 +8,9 @@ import numpy as np
 
 from minidl.engine.device import Device, address
 
-CHUNKS = 32  # the most parts of a sum: a constant, so that the result's bits do not depend on the number of threads
-ROWS = 64  # the fewest rows per part, so that the partial sums need little memory compared with the rows
-NUMBERS = 8192  # the fewest elements per part: with fewer, a thread costs more than it saves
+CHUNKS = 32  # the maximum number of parts of a sum: a constant, so that bits do not depend on the number of threads
+ROWS = 64  # the minimum number of rows per part, so that the partial sums need little memory compared with the rows
+NUMBERS = 8192  # the minimum number of elements per part: with fewer, a thread costs more than it saves
 
 
 def strided_copy(

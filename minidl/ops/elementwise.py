@@ -1,7 +1,7 @@
 """Elementwise arithmetic. Shapes broadcast as in NumPy.
 
 A sum, difference or product of a tensor and a number is computed by `affine`, without an array for the number.
-`divide` and `maximum` convert the number to an array (x / n is not computed as x times 1 / n: it has other bits).
+`divide` and `maximum` convert the number to an array (x times 1 / n would round differently from x / n).
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def transposed_product(device: Device, a: np.ndarray, b: np.ndarray, out: np.nda
 
 
 def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
-    """Return a @ b: sums over the last axis of a and the second-to-last axis of b. The leading axes broadcast.
+    """Return a @ b, the sum over the last axis of a and the second-to-last axis of b. The leading axes broadcast.
 
     As in NumPy, a vector is a row on the left and a column on the right. Raises ShapeError if the shapes do not fit.
     """
@@ -98,7 +98,7 @@ def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x (..., in) @ weight (in, out) + bias (out,), of shape (..., out). Raises ShapeError if shapes differ."""
+    """Return x (..., in) @ weight (in, out) + bias (out,): (..., out). Raises ShapeError if the shapes do not fit."""
     if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[0]:
         raise ShapeError(f"linear: input {x.shape} for a weight (in, out) = {weight.shape}: the last axis must have "
                          f"length {weight.shape[0]}")  # fmt: skip

@@ -184,7 +184,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def take(x: Tensor, rows: np.ndarray | Sequence[int]) -> Tensor:
-    """Return x[rows], for indices of the first axis. They may repeat; negative ones count from the end."""
+    """Return x[rows]. Rows are indices of the first axis; they may repeat, and negative ones count from the end."""
     rows = np.asarray(rows)
     if not x.ndim or rows.dtype.kind not in "iu" or (rows.size and not -len(x) <= rows.min() <= rows.max() < len(x)):
         raise ShapeError(f"take: rows of {rows.dtype} for shape {x.shape}; expected integer indices of the first axis")

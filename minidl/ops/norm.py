@@ -15,7 +15,7 @@ def _rows(x: np.ndarray) -> np.ndarray:
 
 
 class Norm(Function):
-    """The base class. It allocates the results and the scratch of the kernels, which process x as rows (n, C)."""
+    """The base class. It allocates gradients and scratch for the kernels, which process x as rows (n, C)."""
 
     x: np.ndarray
     weight: np.ndarray
@@ -127,7 +127,7 @@ def batch_norm(
     """Return (x - mean) / sqrt(var + eps) weight + bias for each channel, the last axis of x (N, ..., C).
 
     training: use the batch's mean and variance, and update running <- (1 - momentum) running + momentum batch in place,
-    where the batch's variance of n values is divided by n - 1, not n, as in PyTorch. Otherwise use the running mean and
+    where the batch's variance is computed with n - 1, not n, as in PyTorch. Otherwise use the running mean and
     variance (Ioffe and Szegedy 2015). Raises ShapeError if the shapes do not fit or the batch has no variance.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:
@@ -144,5 +144,5 @@ def batch_norm(
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) weight + bias, with mean and var over the last axis (Ba et al. 2016)."""
     if not x.ndim or not x.shape[-1:] == weight.shape == bias.shape:
-        raise ShapeError(f"layer_norm: input {x.shape} for {weight.shape} features; expected that length as last axis")
+        raise ShapeError(f"layer_norm: input {x.shape} for {weight.shape} features; expected the last axis to be equal")
     return LayerNorm.apply(x, weight, bias, eps=eps)
