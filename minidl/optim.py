@@ -30,7 +30,7 @@ class Optimizer:
         arguments, "lr" and "weight_decay". Parameters that are not in an arena yet (see arena.py) are moved into one.
         Those with requires_grad = False are not updated.
     lr: the learning rate. The attribute may be changed before each step, for example by a schedule.
-    weight_decay: the decay of all parameters whose group does not set another.
+    weight_decay: the decay of all parameters whose group does not set one.
     clip: the maximum norm of the gradient; a larger one is scaled down to it (Pascanu et al. 2013). None: no clipping.
 
     Raises ConfigError if a value is out of range, or if the parameters repeat or are in different arenas.
@@ -297,7 +297,7 @@ def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
     every = [parameter for group in groups for parameter in group["params"]]
     arenas = {parameter.arena for parameter in every}
     if len(arenas) > 1:
-        raise ConfigError("optimizer: its parameters are in different arenas; expected those of one flattened model")
+        raise ConfigError("optimizer: its parameters are in different arenas; expected one flattened model's")
     arena = arenas.pop()
     return arena if isinstance(arena, Arena) else Arena({str(i): p for i, p in enumerate(every)})
 

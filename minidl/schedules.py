@@ -59,7 +59,7 @@ SCHEDULES: dict[str, Callable[[int], Schedule]] = {
 
 
 def build(name: str, total_steps: int, warmup_steps: int = 0) -> Schedule:
-    """Return the schedule of that name for a run of total_steps. The first warmup_steps are a linear rise.
+    """Return the schedule of that name for a run of total_steps. In the first warmup_steps it rises linearly.
 
     Raises ConfigError if the name is unknown or warmup_steps is not between 0 and total_steps.
     """

@@ -32,7 +32,7 @@ def number(name: str) -> int:
     """
     text = os.environ.get(name, "")
     if text and (not text.isdecimal() or int(text) < 1):
-        raise ConfigError(f"{name} is {text!r}: expected an integer of at least 1")
+        raise ConfigError(f"{name} is {text!r}: expected a whole number of 1 or more")
     return int(text or 0)
 
 

@@ -40,7 +40,7 @@ from typing import Any
 from minidl.engine.environment import isa, prepare
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-UNUSED = 30 * 24 * 3600  # seconds after which an unused cache folder of another version is deleted
+UNUSED = 30 * 24 * 3600  # seconds after which the unused cache folder of another version is deleted
 
 
 def _cache_folder() -> str | None:

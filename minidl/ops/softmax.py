@@ -92,6 +92,6 @@ def cross_entropy(logits: Tensor, labels: np.ndarray, label_smoothing: float = 0
 def mse_loss(prediction: Tensor, target: Tensor | np.ndarray) -> Tensor:
     """Return the mean of (prediction - target)^2, a scalar. Raises ShapeError if the shapes differ."""
     if prediction.shape != np.shape(target):
-        raise ShapeError(f"mse_loss: prediction {prediction.shape}, target {np.shape(target)}; expected equal shapes")
+        raise ShapeError(f"mse_loss: prediction {prediction.shape} and target {np.shape(target)}; shapes must be equal")
     difference = prediction - target
     return (difference * difference).mean()
