@@ -33,7 +33,7 @@ class Optimizer:
     weight_decay: the decay of all parameters whose group does not set one.
     clip: the maximum norm of the gradient; a larger one is scaled down to it (Pascanu et al. 2013). None: no clipping.
 
-    Raises ConfigError if a value is out of range, or if the parameters repeat or are in different arenas.
+    Raises ConfigError if a value is out of range, or if parameters repeat or are in different arenas.
     """
 
     fuses_neighbours = True  # whether adjacent parameters with equal rate and decay form one segment
@@ -297,7 +297,7 @@ def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
     every = [parameter for group in groups for parameter in group["params"]]
     arenas = {parameter.arena for parameter in every}
     if len(arenas) > 1:
-        raise ConfigError("optimizer: its parameters are in different arenas; expected one flattened model's")
+        raise ConfigError("optimizer: its parameters are not in one arena; first flatten one model with all of them")
     arena = arenas.pop()
     return arena if isinstance(arena, Arena) else Arena({str(i): p for i, p in enumerate(every)})
 

@@ -88,7 +88,7 @@ class Function:
 
     and is used through `apply`. dx is None for "no gradient". In both methods `self.device` is the table of kernels,
     and `self.needs[i]` is True if input i requires a gradient. Returned arrays may share memory with dy: the tape never
-    writes into them. They need not be contiguous: the tape copies them if they are not, because kernels require it.
+    writes into them. The tape copies those that are not contiguous, because kernels require contiguous arrays.
     """
 
     device: Device

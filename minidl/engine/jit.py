@@ -7,7 +7,7 @@
 
 Three choices hold for every kernel:
 
-- No fast-math: terms are added in the order in which they are written, and `a * b + c` is never contracted. With
+- No fast-math: the compiler adds terms in the order in which they are written, and never contracts `a * b + c`. With
   `reassoc` LLVM may choose another order each time it inlines a kernel, and it did: the gradient of batch norm had
   different bits in the process that compiled it and in those that loaded it from the cache.
 - The division of a sum into parts depends only on the size of the arrays, never on the number of threads: so the bits
@@ -150,7 +150,7 @@ def {name}({parameters}):
 def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that makes a parallel kernel from a function that computes one part of the result.
 
-    The function may have three kinds of parameters (`last` is the argument of the last one that is annotated `Part`):
+    The function may have three kinds of parameters (`last` is the last argument annotated `Part`):
     - annotated `Part`: the kernel receives an array, the function receives `cut(array, part, parts)`;
     - named in `computed`: the function receives `computed[name](last, part, parts)`; the kernel does not have this
       parameter;

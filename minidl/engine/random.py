@@ -1,7 +1,7 @@
 """Reproducible random numbers: a generator for initial weights, a counter for dropout.
 
 The generator is used while a model is built. The counter is used in training: each call of a dropout layer uses the
-next numbers of one sequence, one for each element, so a checkpoint needs to store only (seed, offset).
+next numbers of a fixed sequence, one for each element, so a checkpoint needs to store only (seed, offset).
 """
 
 from __future__ import annotations

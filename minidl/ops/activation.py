@@ -63,7 +63,7 @@ def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Return x Phi(x), where Phi is the normal distribution function, not approximated (Hendrycks and Gimpel 2016)."""
+    """Return x Phi(x), with the normal distribution function Phi; no tanh approximation (Hendrycks, Gimpel 2016)."""
     return GELU.apply(x)
 
 
