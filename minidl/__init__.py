@@ -1,11 +1,11 @@
-"""minidl: a deep-learning engine from scratch in NumPy and Numba.
+"""minidl: a deep-learning engine written from scratch with NumPy and Numba.
 
     import minidl
     data = minidl.data.load("digits")
     model = minidl.models.build("lenet", input_shape=data.input_shape)
     minidl.fit(model, data)
 
-`import minidl` alone imports neither NumPy nor Numba: each name is imported at its first use (PEP 562).
+`import minidl` alone imports neither NumPy nor Numba: each name below is imported when it is first used (PEP 562).
 """
 
 from importlib import import_module, util
@@ -14,7 +14,7 @@ from pathlib import Path
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the table below, for type checkers and editors
+if TYPE_CHECKING:  # the same names as in _EXPORTS, for type checkers and editors
     from minidl import data as data
     from minidl import errors as errors
     from minidl import models as models
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors
 
 __version__ = "0.1.0"
 
-# name -> its definition: a module, or module:attribute
+# name -> its source: a module, or module:attribute
 _EXPORTS = {
     "Device": "engine.device:Device",
     "Function": "engine.autograd:Function",
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
     value: Any = import_module(f"minidl.{module}")
     if attribute:
         value = getattr(value, attribute)
-    globals()[name] = value  # later uses do not call __getattr__
+    globals()[name] = value  # so that later uses do not call __getattr__
     return value
 
 
@@ -82,7 +82,7 @@ def __dir__() -> list[str]:
 
 
 def _follow_text_link(name: str) -> None:
-    """Make `minidl.<name>` importable if git checked out its link as a text file (`core.symlinks=false`)."""
+    """Make `minidl.<name>` importable if git checked out the symbolic link as a text file (`core.symlinks=false`)."""
     link = Path(__file__).parent / name
     if not link.is_file() or link.read_text().strip() != f"../{name}":
         return

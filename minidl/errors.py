@@ -1,6 +1,6 @@
 """Errors that a user can act on: each message is one line with the value, what was expected, and what to do.
 
-The command-line tools print this line and exit with code 2. Library users catch `MinidlError`.
+The command-line tools print this line and exit with code 2. Programs that import minidl catch `MinidlError`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class ConfigError(MinidlError, ValueError):
 
 
 class DataError(MinidlError, ValueError):
-    """A data file is missing, truncated or corrupt, or its content does not match its name."""
+    """A data file is missing, truncated or corrupt, or the data set in it is not valid."""
 
 
 class CheckpointError(MinidlError, ValueError):
-    """A checkpoint is damaged, or belongs to another model."""
+    """A checkpoint cannot be read or written, or does not fit the model, the optimizer or the configuration."""
 
 
 class DivergedError(MinidlError, ArithmeticError):
@@ -30,13 +30,13 @@ class DivergedError(MinidlError, ArithmeticError):
 
 
 class AbortedError(MinidlError):
-    """Another replica failed and reported the error: this one exits silently."""
+    """Another replica has failed and reports its error. This process exits with code 2 and prints nothing."""
 
 
 class ShapeError(MinidlError, ValueError):
     """Arrays have the wrong shapes or types for an operation.
 
-    Modules add the path of the layer while the error propagates through them (nn/module.py).
+    While the error propagates through the modules of a model, they add the layer and its path (nn/module.py).
     """
 
     def __init__(self, message: str) -> None:
@@ -47,7 +47,7 @@ class ShapeError(MinidlError, ValueError):
         self._module: object = None
 
     def name_layer(self, module: object, description: str, named_modules: Iterable[tuple[str, object]]) -> None:
-        """Called by each module that the error propagates through, innermost first: the first one is the layer."""
+        """Record the innermost module, which calls this first, as the layer; then its path in each outer module."""
         if self._module is None:
             self._module, self.layer = module, description
         else:
@@ -59,13 +59,13 @@ class ShapeError(MinidlError, ValueError):
 
 
 def report(message: str) -> int:
-    """Print an error as one line to standard error; return the exit code 2."""
+    """Print an error as one line to standard error. Return the exit code 2."""
     print("minidl: error: " + " ".join(message.split()), file=sys.stderr, flush=True)
     return 2
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """A hint such as `" Did you mean 'lenet'?"` with the known word nearest to `word`, or "" if none is similar."""
+    """Return " Did you mean 'lenet'?" with the known word most similar to `word`, or "" if none is similar."""
     from difflib import get_close_matches
 
     match = get_close_matches(word, known, n=1, cutoff=0.5)

@@ -14,7 +14,7 @@ Shape = tuple[int, int, int]
 
 
 def mlp(input_shape: Shape = (28, 28, 1), classes: int = 10, hidden: Sequence[int] = (512, 512)) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Return a model of linear layers with ReLU between them. hidden: the widths of the hidden layers."""
     layers: list[nn.Module] = [nn.Flatten()]
     features = math.prod(input_shape)
     for width in hidden:
@@ -24,9 +24,9 @@ def mlp(input_shape: Shape = (28, 28, 1), classes: int = 10, hidden: Sequence[in
 
 
 def lenet(input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Sequential:
-    """Two 5x5 convolutions with 32 and 64 channels, each followed by 2x2 pooling, and a hidden layer of 512.
+    """Return a network: two 5x5 convolutions (32, 64 channels), each with 2x2 pooling, and a hidden layer of width 512.
 
-    The structure is that of LeCun et al. 1998, the widths are those of today's benchmarks.
+    The structure follows LeCun et al. 1998; the layers are wider, as in current benchmarks.
     """
     height, width, channels = input_shape
     return nn.Sequential(
@@ -48,9 +48,9 @@ def vgg(
     classes: int = 10,
     stages: Sequence[Sequence[int]] = ((64, 64), (128, 128), (256, 256)),
 ) -> nn.Sequential:
-    """Stages of 3x3 convolutions, each stage followed by 2x2 pooling (Simonyan and Zisserman 2015).
+    """Return a network: stages of 3x3 convolutions, each stage followed by 2x2 pooling (Simonyan and Zisserman 2015).
 
-    stages: the output channels of the convolutions of each stage.
+    stages: for each stage, the output channels of its convolutions.
     """
     height, width, channels = input_shape
     layers: list[nn.Module] = []
@@ -66,10 +66,10 @@ def vgg(
 
 
 class Block(nn.Module):
-    """relu(x + f(x)), where f is two 3x3 convolutions with batch norm and a relu between them.
+    """relu(x + f(x)), where f is a 3x3 convolution, batch norm, relu, a second 3x3 convolution and batch norm.
 
-    The first convolution may halve the image and double the channels. Then the shortcut, which has no weights, takes
-    every second pixel, with zeros for the new channels (He et al. 2016, option A).
+    The first convolution may halve the image and double the channels. In this case the shortcut, which has no weights,
+    replaces x by every second pixel, with zeros for the new channels (He et al. 2016, option A).
     """
 
     def __init__(self, channels: int, outputs: int, stride: int) -> None:
@@ -90,9 +90,9 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Three stages of 16, 32 and 64 channels for small images (He et al. 2016, section 4.2); depth = 6 n + 2.
+    """A residual network for small images: 3 stages of n blocks, depth = 6 n + 2 (He et al. 2016, section 4.2).
 
-    Raises ConfigError for another depth.
+    Raises ConfigError for any other depth.
     """
 
     def __init__(self, input_shape: Shape = (32, 32, 3), classes: int = 10, depth: int = 20) -> None:
@@ -121,7 +121,7 @@ class ResNet(nn.Module):
 
 
 def resnet(input_shape: Shape = (32, 32, 3), classes: int = 10, depth: int = 20) -> ResNet:
-    """The residual network of this depth (see `ResNet`)."""
+    """Return the residual network of this depth (see `ResNet`)."""
     return ResNet(input_shape, classes, depth)
 
 
@@ -134,7 +134,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Module:
-    """The model of that name for inputs (H, W, C). Raises ConfigError if the name is unknown or the input too small."""
+    """Return the model of that name. Raises ConfigError if the name is unknown or input_shape is not valid."""
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}.{nearest(name, list(MODELS))}")
     if len(input_shape) != 3:

@@ -1,7 +1,7 @@
-"""Optimizers: each step is one fused pass over the flat vectors of the arena.
+"""Optimizers: each update is one fused pass over the arena's flat vectors. Clipping and LARS compute norms before it.
 
-A parameter group is a set of parameters with its own weight decay and learning rate. The kernels take segments
-[start, stop) of the vectors, with a rate and a decay for each, not parameters.
+A parameter group is a set of parameters with one learning rate and one weight decay. The kernels do not know
+parameters: they update segments [start, stop) of the vectors, with a rate and a decay for each.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Optimizer:
     """The base class of all optimizers: groups, segments, clipping.
 
     parameters: a model; or parameters; or groups, which are mappings with "params" and, if they differ from the
-        arguments, "lr" and "weight_decay". The model is flattened (see arena.py) if it is not yet. Parameters with
-        requires_grad = False are not updated.
-    lr: the learning rate; it may be set before each step, as schedules do.
-    weight_decay: the decay of all parameters whose group sets no other.
-    clip: the largest norm of the whole gradient; a larger one is scaled down to it (Pascanu et al. 2013).
+        arguments, "lr" and "weight_decay". Parameters that are not in an arena yet (see arena.py) are moved into one.
+        Those with requires_grad = False are not updated.
+    lr: the learning rate. The attribute may be changed before each step, for example by a schedule.
+    weight_decay: the decay of all parameters whose group does not set one.
+    clip: the maximum norm of the gradient; a larger one is scaled down to it (Pascanu et al. 2013). None: no clipping.
 
-    Raises ConfigError for a value out of range, or parameters that do not fit together.
+    Raises ConfigError if a value is out of range, or if parameters repeat or are in different arenas.
     """
 
-    fuses_neighbours = True  # adjacent parameters with equal rate and decay may form one segment
+    fuses_neighbours = True  # whether adjacent parameters with equal rate and decay form one segment
     state_names: tuple[str, ...] = ("velocity",)  # the vectors that the rule keeps between steps
 
     def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
@@ -49,7 +49,7 @@ class Optimizer:
                 raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with its own rate needs lr > 0")
         self.arena = _arena(parameters, groups)
         self.state = {name: self.arena.new_vector() for name in self.state_names}
-        self.bound: dict[str, np.ndarray] = {}  # vectors that replace the arena's
+        self.bound: dict[str, np.ndarray] = {}  # vectors that replace theta and grad of the arena
         self.device = Device("cpu")
         self.options = {  # (rate relative to lr, weight decay)
             parameter: (group["lr"] / lr if "lr" in group and lr else 1.0, group.get("weight_decay", weight_decay))
@@ -60,7 +60,7 @@ class Optimizer:
         self.find_segments()
 
     def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
-        """Use these vectors, in the arena's layout, in place of its own: those of a replica (comm/replica.py)."""
+        """Update these vectors, in the arena's layout, instead of the arena's: for replicas (comm/replica.py)."""
         self.bound, self.state = {"theta": theta, "grad": grad}, state
 
     @property
@@ -72,13 +72,13 @@ class Optimizer:
         return self.bound.get("grad", self.arena.grad)
 
     def trainable(self) -> list[Parameter]:
-        """Its parameters that are not frozen at the moment, in the arena's order."""
+        """Return the optimizer's parameters that now have requires_grad, in the arena's order."""
         return [p for p in self.arena.parameters.values() if p in self.options and p.requires_grad]
 
     def find_segments(self) -> None:
-        """Compute the segments of the vectors to update, with a relative rate and a decay for each."""
+        """Compute the segments of the vectors to update, with a rate (relative to lr) and a decay for each."""
         segments: list[list[float]] = []  # start, stop, rate relative to lr, decay
-        adjacent = False  # whether the previous parameter is the end of the last segment
+        adjacent = False  # whether the last segment ends with the previous parameter
         trained = set(self.trained)
         for slot, parameter in zip(self.arena.slots, self.arena.parameters.values(), strict=True):
             if parameter not in trained:
@@ -86,14 +86,14 @@ class Optimizer:
                 continue
             rate, decay = self.options[parameter]
             if self.fuses_neighbours and adjacent and segments[-1][2:] == [rate, decay]:
-                segments[-1][1] = slot.stop  # the gap between them holds zeros, which stay zeros
+                segments[-1][1] = slot.stop  # the gap between the parameters holds zeros, which stay zeros
             else:
                 segments.append([slot.start, slot.stop, rate, decay])
             adjacent = True
         table = np.array(segments, np.float64).reshape(-1, 4)
         self.starts, self.stops = np.ascontiguousarray(table[:, :2].T).astype(np.int64)
         self.rates, self.decays = np.ascontiguousarray(table[:, 2:].T)
-        # Reused by every step: the rates of this step, and norms.
+        # Memory that every step reuses: the rates of this step, and squared norms.
         self.rates_now, self.grad_squares, self.theta_squares = np.zeros((3, len(segments)))
         self.partial = np.zeros(self.device.optim.norms_partial(len(segments)))
 
@@ -103,7 +103,7 @@ class Optimizer:
                 raise ConfigError(f"{type(self).__name__}: {name} = {value}; expected a finite number >= 0")
 
     def step(self) -> None:
-        """Update theta once, from grad. Raises ConfigError if the model was flattened into another arena."""
+        """Update theta once, from grad. Raises ConfigError if a parameter has left the arena."""
         if any(parameter.arena is not self.arena for parameter in self.options):
             raise ConfigError(f"{type(self).__name__}: its parameters have moved to another arena (the model, or a "
                               "part of it, was flattened again); build the optimizer again")  # fmt: skip
@@ -117,7 +117,7 @@ class Optimizer:
         self.arena.touch()
 
     def kernels(self) -> list[Kernel]:
-        """The kernels that `step` calls, to be compiled in advance."""
+        """Return the kernels that `step` calls, to be compiled in advance."""
         device, collector = self.device, KernelCollector(self.device)
         self.device = collector  # type: ignore[assignment]
         try:
@@ -127,11 +127,11 @@ class Optimizer:
         return collector.kernels
 
     def update(self, lr: np.ndarray, scale: float) -> None:
-        """The update rule. lr: the rate of each segment; scale: a factor to apply to the gradient first."""
+        """Apply the update rule. lr: the rate of each segment. scale: the factor to multiply the gradient by first."""
         raise NotImplementedError
 
     def scale(self) -> float:
-        """The factor that clips the gradient: min(1, clip / |grad|), or 1 without clipping."""
+        """Return the factor that clips the gradient: min(1, clip / |grad|), or 1 without clipping."""
         if not self.clip:
             return 1.0
         self.norms(self.grad, self.grad_squares)
@@ -139,14 +139,14 @@ class Optimizer:
         return min(1.0, self.clip / norm) if norm else 1.0
 
     def norms(self, vector: np.ndarray, squares: np.ndarray) -> None:
-        """squares = the squared norm of each segment."""
+        """Write the squared norm of each segment of the vector into `squares`."""
         self.device.optim.norms(vector, self.starts, self.stops, self.partial, squares)
 
     def zero_grad(self) -> None:
         self.arena.zero_grad()
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """Copies of the flat vectors, and numbers: everything besides theta and grad that the next step depends on."""
+        """Return copies of the rule's vectors, and numbers: what the next step needs besides theta and grad."""
         return {name: vector.copy() for name, vector in self.state.items()}, {"steps": self.steps}
 
     def load_state_dict(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, float]) -> None:
@@ -167,7 +167,7 @@ class Optimizer:
 class SGD(Optimizer):
     """v <- momentum v + g;  theta <- theta - lr v.   nesterov: theta <- theta - lr (g + momentum v)
 
-    Weight decay is coupled (g + decay theta replaces g, as in PyTorch's SGD), or decoupled: theta shrinks by the factor
+    Weight decay is coupled (g + decay theta replaces g, as in PyTorch's SGD), or decoupled: theta is multiplied by
     1 - lr decay, independently of the gradient (Loshchilov and Hutter 2019).
     """
 
@@ -195,7 +195,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  theta <- theta - lr m' / (sqrt(v') + eps)
 
-    with m' = m / (1 - b1^t) and v' = v / (1 - b2^t) (Kingma and Ba 2015). Weight decay is coupled.
+    with m' = m / (1 - b1^t) and v' = v / (1 - b2^t) (Kingma and Ba 2015). Weight decay is coupled (see SGD).
     """
 
     decoupled = False
@@ -229,12 +229,12 @@ class AdamW(Adam):
 
 
 class LARS(SGD):
-    """SGD whose rate is scaled for each parameter by trust |w| / (|g| + decay |w|) (You, Gitman, Ginsburg 2017).
+    """v <- momentum v + lr r (g + decay w);  w <- w - v   for each parameter w (You, Gitman, Ginsburg 2017)
 
-    For norms and biases (at most one axis), and if |w| or |g| is zero, the rate is not scaled.
+    with r = trust |w| / (|g| + decay |w|), or 1 for norms and biases (at most one axis) and if |w| or |g| is zero.
     """
 
-    fuses_neighbours = False  # each parameter has its own norms
+    fuses_neighbours = False  # each parameter needs separate norms
 
     def __init__(
         self,
@@ -251,11 +251,11 @@ class LARS(SGD):
 
     def find_segments(self) -> None:
         super().find_segments()
-        self.adapt = np.array([parameter.ndim > 1 for parameter in self.trained], bool)  # each is a segment
+        self.adapt = np.array([parameter.ndim > 1 for parameter in self.trained], bool)  # one per segment
 
     def update(self, lr: np.ndarray, scale: float) -> None:
         self.norms(self.theta, self.theta_squares)
-        if not self.clip:  # (with clipping, `scale` has computed them)
+        if not self.clip:  # with clipping, `scale` has computed them
             self.norms(self.grad, self.grad_squares)
         vectors = self.theta, self.grad, self.state["velocity"]
         options = self.momentum, self.trust, self.theta_squares, self.grad_squares, scale
@@ -263,7 +263,7 @@ class LARS(SGD):
 
 
 def parameter_groups(model: Module) -> list[dict[str, Any]]:
-    """Two groups: weights; and norms and biases (at most one axis), which have no weight decay."""
+    """Return two groups: weights; and norms and biases (at most one axis), without weight decay."""
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.ndim > 1]},
@@ -272,7 +272,7 @@ def parameter_groups(model: Module) -> list[dict[str, Any]]:
 
 
 def _groups(parameters: Parameters) -> list[dict[str, Any]]:
-    """The parameters as a list of groups. Raises ConfigError if they are not valid."""
+    """Return the parameters as a list of groups. Raises ConfigError if they are not valid."""
     items: list[Any] = list(parameters.parameters() if isinstance(parameters, Module) else parameters)
     given: list[Mapping[str, Any]] = items if any(isinstance(item, Mapping) for item in items) else [{"params": items}]
     for group in given:
@@ -280,24 +280,24 @@ def _groups(parameters: Parameters) -> list[dict[str, Any]]:
             raise ConfigError(f"optimizer: groups and a {type(group).__name__} in one list; expected one kind only")
         if "params" not in group or not set(group) <= {"params", "lr", "weight_decay"}:
             raise ConfigError(f"parameter group with {', '.join(group)}; expected params, optionally lr, weight_decay")
-    groups = [{**group, "params": list(group["params"])} for group in given]  # a list can be read more than once
+    groups = [{**group, "params": list(group["params"])} for group in given]  # an iterator could be read only once
     every = [p for group in groups for p in group["params"]]
     for p in every:
         if not isinstance(p, Parameter):
             raise ConfigError(f"optimizer: a {type(p).__name__} among the parameters; expected nn.Parameter")
     if not every or len(set(every)) < len(every):
-        raise ConfigError("optimizer: no parameters, or a parameter in two groups")
+        raise ConfigError("optimizer: no parameters, or one given twice or in two groups")
     return groups
 
 
 def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
-    """The arena of the parameters; a new one if they are not in an arena yet."""
+    """Return the arena of the parameters: a new one if they are in none. Raises ConfigError if they are in several."""
     if isinstance(parameters, Module):
         return Module.flatten(parameters)
     every = [parameter for group in groups for parameter in group["params"]]
     arenas = {parameter.arena for parameter in every}
     if len(arenas) > 1:
-        raise ConfigError("optimizer: its parameters are in different arenas; expected those of one model, flattened")
+        raise ConfigError("optimizer: its parameters are not in one arena; first flatten one model with all of them")
     arena = arenas.pop()
     return arena if isinstance(arena, Arena) else Arena({str(i): p for i, p in enumerate(every)})
 
@@ -316,7 +316,7 @@ _WITH_MOMENTUM = ("sgd", "nesterov", "sgdw", "lars")
 def build(
     name: str, model: Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, clip: float | None = None
 ) -> Optimizer:
-    """The optimizer of that name, without decay of norms and biases. momentum: used only by rules that have one.
+    """Return the optimizer of that name, without weight decay for norms and biases. Adam and AdamW ignore `momentum`.
 
     Raises ConfigError for an unknown name.
     """

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions of the step that return a factor of the base rate."""
+"""Learning-rate schedules: functions of the step that return the factor by which to multiply the base rate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Schedule = Callable[[int], float]
 
 
 def constant(total: int) -> Schedule:
-    """Always 1."""
+    """Return a schedule that is always 1."""
     return lambda step: 1.0
 
 
 def steps(total: int) -> Schedule:
-    """1 in the first half of the run, then 0.1, and 0.01 in the last quarter."""
+    """Return a schedule: 1 in the first half of the run, then 0.1, and 0.01 in the last quarter."""
 
     def factor(step: int) -> float:
         if step >= total * 3 / 4:
@@ -27,14 +27,14 @@ def steps(total: int) -> Schedule:
 
 
 def cosine(total: int) -> Schedule:
-    """Half a cosine period, from 1 to 0 (Loshchilov and Hutter 2017)."""
+    """Return a schedule: half a cosine period, from 1 to 0 (Loshchilov and Hutter 2017)."""
     return lambda step: 0.5 * (1 + math.cos(math.pi * min(step / max(1, total), 1.0)))
 
 
 def one_cycle(total: int, rise: float = 0.3, start: float = 1 / 25, end: float = 1e-4 / 25) -> Schedule:
-    """From 1/25 up to 1 in the first 30% of the run, then down to almost 0, both along cosines (Smith and Topin 2018).
+    """Return a schedule: up from `start` to 1, then down to `end`, both along cosines (Smith and Topin 2018).
 
-    total: the steps of the run. rise: the fraction of the run before the peak. start, end: the first and last factor.
+    total: the number of steps of the run. rise: the fraction of the run before the peak.
     """
 
     def factor(step: int) -> float:
@@ -46,7 +46,7 @@ def one_cycle(total: int, rise: float = 0.3, start: float = 1 / 25, end: float =
 
 
 def warmed_up(schedule: Schedule, warmup: int) -> Schedule:
-    """A linear rise to the first value of `schedule` in `warmup` steps, then the schedule (Goyal et al. 2017)."""
+    """Return a linear rise to `schedule(0)` in `warmup` steps, followed by the schedule (Goyal et al. 2017)."""
     return lambda step: schedule(0) * (step + 1) / (warmup + 1) if step < warmup else schedule(step - warmup)
 
 
@@ -59,7 +59,7 @@ SCHEDULES: dict[str, Callable[[int], Schedule]] = {
 
 
 def build(name: str, total_steps: int, warmup_steps: int = 0) -> Schedule:
-    """The schedule of that name for a run of total_steps, with a linear rise in the first warmup_steps.
+    """Return the schedule of that name for a run of total_steps. In the first warmup_steps it rises linearly.
 
     Raises ConfigError if the name is unknown or warmup_steps is not between 0 and total_steps.
     """

@@ -63,7 +63,7 @@ def test_an_optimizer_of_parameters_in_and_out_of_the_arena_is_refused(how: str)
     network = model()
     network.flatten()
     setattr(network, "4", nn.Linear(3 * 5 * 7, 11))
-    with pytest.raises(ConfigError, match=r"are in different arenas; .* flatten"):
+    with pytest.raises(ConfigError, match=r"are not in one arena; .* flatten"):
         optim.SGD(network.parameters() if how == "parameters" else optim.parameter_groups(network), lr=0.1)
 
 

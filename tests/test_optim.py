@@ -378,7 +378,7 @@ def test_bad_values(make: Callable[[Bag], object], message: str | None) -> None:
     model = Bag()
     if message is None:  # parameters of two models, one of them in an arena
         nn.Module.flatten(model)
-        message = "different arenas"
+        message = "not in one arena"
     with pytest.raises(ConfigError, match=message) as caught:
         make(model)
     assert "\n" not in str(caught.value)

@@ -4,12 +4,12 @@
     grad    |  the same layout                                                       |
     state   |  the same layout: momentum, Adam's moments ...                         |
 
-Each parameter's array becomes a view into theta, and its gradient a view into grad. Then an optimizer step is one pass
-over flat vectors, a message to another replica is one send, and a checkpoint is one write. theta can be in memory that
-the arena allocates, in shared memory, or in an MPI window.
+Each parameter's array becomes a view into theta, the vector of all parameters, and its gradient a view into grad. The
+optimizer, messages between replicas and checkpoints then handle a few flat vectors instead of many arrays. theta may be
+in memory that the arena allocates, in shared memory, or in an MPI window.
 
-Each parameter begins on a 64-byte boundary. The gaps are zero in theta and in grad, and every update rule keeps them
-zero.
+Each parameter begins on a 64-byte boundary. The gaps between them are zero in theta and in grad, and every
+update rule keeps them zero.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minidl.errors import ShapeError
 
 
 class Slot(NamedTuple):
-    """The place of a parameter: elements [start, stop) of each vector, with this shape."""
+    """The location of one parameter: elements [start, stop) of each vector, to be viewed in this shape."""
 
     name: str
     start: int
@@ -36,21 +36,22 @@ class Slot(NamedTuple):
 
 
 class Arena:
-    """Moves parameters into one vector.
+    """Flat storage for parameters. The constructor moves them into it.
 
-    parameters: name -> Parameter, all of one type. A parameter with two names (tied weights) gets one slot. If a
-        parameter is in another arena, that arena is dissolved: all its parameters leave it.
+    parameters: name -> Parameter, all of one data type. A parameter with two names (tied weights) gets one slot. If a
+        parameter is in another arena, that arena is dissolved: all its parameters get separate arrays first.
     buffer: the memory for theta: a writable, contiguous vector of the parameters' type, 64-byte aligned, with
         `Arena.required_size(parameters)` elements. The parameters' values are copied into it. None: a new vector.
 
     theta, grad: the vectors.
-    version: increased by every write to theta, so that data computed from theta (packed weights, a published copy) can
-        be checked for being up to date. After writing to theta yourself, call `touch`.
-    cleared: the parameters whose gradient is known to be zero. Their next gradient is written, not added, which saves
-        two passes over memory. Reading `parameter.grad` removes the parameter: the caller may modify it. Write to the
-        vector `grad` itself only after `backward`.
+    version: increased by each write to theta through minidl. A cache of data computed from theta (packed weights, a
+        published copy) compares versions to detect that it is out of date. After a direct write, call `touch`.
+    cleared: the parameters whose gradient is known to be zero. Their next gradient is written, not added. This saves
+        reading the old gradient and, in a recorded step (program/), setting it to zero. Reading `parameter.grad`
+        removes the parameter from the set, because the caller may modify the gradient. Between `zero_grad` and
+        `backward`, do not write to the vector `grad` directly: `backward` would overwrite it.
 
-    Raises ShapeError if the parameters have different types or there are none, or if the buffer does not fit.
+    Raises ShapeError if there are no parameters, if their types differ, or if the buffer does not fit.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], buffer: np.ndarray | None = None) -> None:
@@ -85,7 +86,7 @@ class Arena:
 
     @staticmethod
     def required_size(parameters: Mapping[str, Parameter]) -> int:
-        """The number of elements that a buffer for these parameters must have."""
+        """Return the number of elements that a buffer for these parameters must have."""
         return _layout(dict(parameters))[1]
 
     @property
@@ -95,34 +96,34 @@ class Arena:
 
     @property
     def layout_hash(self) -> str:
-        """A hash of names, offsets, shapes and type: equal if and only if two replicas have the same layout."""
+        """A hash of the names, offsets, shapes and data type: equal if and only if two arenas have the same layout."""
         text = "\n".join(f"{slot.name} {slot.start} {slot.shape}" for slot in self.slots) + f"\n{self.dtype}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def holds(self, parameters: Mapping[str, Parameter]) -> bool:
-        """Whether this arena stores exactly these parameters, under these names."""
+        """Return whether this arena stores exactly these parameters, under these names."""
         return self.parameters == parameters and all(p.arena is self for p in parameters.values())
 
     def dissolve(self) -> None:
-        """Move every parameter out, into separate arrays with the same values."""
+        """Move every parameter out of the arena, into a separate array with the same values."""
         for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
             if parameter.arena is self:
                 parameter.move_into(None, self.view(self.theta, slot).copy(), self.view(self.grad, slot).copy())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Arena:
-        """A new arena with the copies of the parameters."""
+        """Return a new arena that stores copies of the parameters."""
         return Arena(copy.deepcopy(self.parameters, memo))
 
     def new_vector(self) -> np.ndarray:
-        """A vector of zeros in theta's layout, for example for momentum."""
+        """Return a vector of zeros in theta's layout, for example for momentum."""
         return aligned(self.size, self.dtype)
 
     def view(self, vector: np.ndarray, slot: Slot) -> np.ndarray:
-        """The part of a vector in this layout that belongs to one parameter, in the parameter's shape."""
+        """Return one parameter's part of a vector in this layout, as a view in the parameter's shape."""
         return vector[slot.start : slot.stop].reshape(slot.shape)
 
     def views(self, vector: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (name, the parameter's part of the vector) for every parameter."""
+        """Yield (name, view of the parameter's part of the vector) for every parameter."""
         for slot in self.slots:
             yield slot.name, self.view(vector, slot)
 
@@ -131,12 +132,12 @@ class Arena:
         self.cleared = set(self.parameters.values())
 
     def touch(self) -> None:
-        """Increase the version: theta was written to."""
+        """Increase the version. Call this after each write to theta."""
         self.version += 1
 
 
 def _layout(parameters: Mapping[str, Parameter]) -> tuple[list[Slot], int]:
-    """The slots of the distinct parameters, in order, and the length of the vector."""
+    """Return the slots of the distinct parameters, in order, and the length of the vectors."""
     slots, start, seen = [], 0, set()
     for name, parameter in parameters.items():
         if id(parameter) in seen:

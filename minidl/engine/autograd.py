@@ -2,10 +2,10 @@
 
 Each differentiable operation is a `Function` with `forward` and `backward` side by side. Applying it computes the
 output. If an input requires a gradient, the Function is stored on the output as its `creator`: creators and their
-inputs are the graph. `backward` visits each of them once, newest first.
+inputs are the graph. The function `backward` visits each creator once, newest first.
 
 This order is correct: a Function only consumes tensors that already exist, so the order of creation is a topological
-order, and backpropagation needs its reverse. There is no recursion, so a chain of 10,000 ops is no problem.
+order, and backpropagation needs its reverse. There is no recursion, so a long chain of ops cannot overflow the stack.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _mode = threading.local()
 
 
 class GraphError(MinidlError, RuntimeError):
-    """`backward` was called on a tensor without a graph, or its graph has been freed."""
+    """`backward` needs a graph that was not recorded or has been freed, or `astype` was called on a computed tensor."""
 
 
 class Node(Protocol):
-    """What the tape needs of a tensor; a protocol, because tensor.py imports this module."""
+    """The members of Tensor that the tape uses. It is a protocol because tensor.py imports this module."""
 
     _data: np.ndarray
     device: Device
@@ -61,15 +61,15 @@ TensorT = TypeVar("TensorT", bound=Node)
 
 
 def grad_enabled() -> bool:
-    """Whether operations are recorded in this thread."""
+    """Return whether the operations of this thread are recorded on the tape."""
     return getattr(_mode, "enabled", True)
 
 
 class no_grad(ContextDecorator):  # PyTorch's name
-    """Disables recording in this thread: `with no_grad(): ...`, or `@no_grad()` above a function."""
+    """Disables the tape in this thread: `with no_grad(): ...`, or `@no_grad()` above a function."""
 
     def __enter__(self) -> no_grad:
-        # The stack belongs to the thread, not to self: one object may be entered twice, or by several threads.
+        # The stack is stored per thread, not in self: one object may be entered twice, or by several threads.
         _mode.before = [*getattr(_mode, "before", []), grad_enabled()]
         _mode.enabled = False
         return self
@@ -83,12 +83,12 @@ class Function:
 
     A subclass defines
 
-        forward(self, *arrays, **options) -> array          stores what backward needs as attributes of self
-        backward(self, dy) -> array, or one for each input  takes dL/dy, returns dL/dx; None for "no gradient"
+        forward(self, *arrays, **options) -> y    stores what backward needs as attributes of self
+        backward(self, dy) -> dx                  dy = dL/dy, dx = dL/dx; for several inputs, a tuple of one dx for each
 
-    and is used through `apply`. In both methods `self.device` is the table of kernels, and `self.needs[i]` is True if
-    the gradient of input i is needed. Returned arrays may share memory with dy: the tape never writes into them. They
-    may have any strides: the tape makes contiguous copies where needed, because kernels require contiguous arrays.
+    and is used through `apply`. dx is None for "no gradient". In both methods `self.device` is the table of kernels,
+    and `self.needs[i]` is True if input i requires a gradient. Returned arrays may share memory with dy: the tape never
+    writes into them. The tape copies those that are not contiguous, because kernels require contiguous arrays.
     """
 
     device: Device
@@ -105,9 +105,9 @@ class Function:
 
     @classmethod
     def apply(cls, *inputs: TensorT, **options: Any) -> TensorT:
-        """Run `forward` on the tensors' arrays; record the Function if one of them requires a gradient.
+        """Run `forward` on the tensors' arrays. Record the Function if an input requires a gradient (not in no_grad).
 
-        Raises TypeError if an input is not a Tensor, ShapeError if types or devices of the inputs differ.
+        Raises TypeError if an input is not a Tensor, ShapeError if the inputs' data types or devices differ.
         """
         first = inputs[0]
         for tensor in inputs:
@@ -116,10 +116,10 @@ class Function:
                     f"{cls.__name__.lower()}: {type(tensor).__name__} is not a Tensor; convert it with Tensor(array)"
                 )
             if tensor.dtype != first.dtype or tensor.device is not first.device:
-                how = "float64 tensors with .astype('float32')" if tensor.dtype != first.dtype else "Tensor(x.numpy())"
+                how = "x.astype('float32')" if tensor.dtype != first.dtype else "Tensor(x.numpy())"
                 raise ShapeError(
                     f"{cls.__name__.lower()}: {first.dtype} on {first.device.name} and {tensor.dtype} on "
-                    f"{tensor.device.name} do not mix: convert {how}"
+                    f"{tensor.device.name} do not mix: convert one with {how}"
                 )
         function = cls()
         function.device = acting(first.device)
@@ -132,19 +132,19 @@ class Function:
         return output
 
     def release(self) -> None:
-        """Drop inputs and saved arrays to free their memory."""
+        """Free the memory of the inputs and the saved arrays."""
         self.__dict__.clear()
         self.freed = True
 
 
 def backward(output: Node, gradient: ArrayLike | None = None, retain_graph: bool = False) -> None:
-    """Add dL/d(leaf) to `.grad` of every leaf that `output` depends on, then free the graph unless retain_graph.
+    """Add dL/d(leaf) to `.grad` of every leaf with requires_grad that `output` depends on.
 
-    gradient: dL/d(output), of output's shape; may be omitted if output has one element (then it is 1).
-    Raises GraphError if output requires no gradient or its graph was freed, ShapeError if a gradient's shape is wrong.
+    gradient: dL/d(output), by default 1 if output has one element. retain_graph: do not free the graph afterwards.
+    Raises GraphError if output requires no gradient or its graph was freed, ShapeError if a gradient does not fit.
     """
     if not output.requires_grad:
-        raise GraphError("backward: no input requires a gradient; create the inputs with requires_grad=True")
+        raise GraphError("backward: the tensor has no graph; use inputs with requires_grad=True, outside no_grad()")
     if gradient is None:
         if output._data.size != 1:
             raise ShapeError(f"backward: {output.shape} is not a single number; reduce it first, or pass a gradient")
@@ -159,7 +159,7 @@ def backward(output: Node, gradient: ArrayLike | None = None, retain_graph: bool
     pending: dict[Function, np.ndarray] = {}  # dL/d(output of the function), summed so far
     _deliver(output, dy, pending)
     for function in _newest_first(output.creator):
-        if function not in pending:  # no gradient reached it: a function above it returned None
+        if function not in pending:  # all functions that use its output returned None
             continue
         gradients = function.backward(pending.pop(function))
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
@@ -176,7 +176,7 @@ def backward(output: Node, gradient: ArrayLike | None = None, retain_graph: bool
 
 
 def _newest_first(last: Function | None) -> list[Function]:
-    """Every function that `last` depends on, itself included, in reverse order of creation."""
+    """Return `last` and every function that it depends on, newest first. Raises GraphError if one was freed."""
     found = {last} if last else set()
     stack = list(found)
     while stack:
@@ -199,7 +199,7 @@ def _deliver(tensor: Node, dx: np.ndarray, pending: dict[Function, np.ndarray]) 
         tensor.accumulate(dx)
     elif tensor.creator in pending:
         device = acting(tensor.device)
-        total = device.empty(dx.shape, dx.dtype)  # not in place: the arrays may be shared with other gradients
+        total = device.empty(dx.shape, dx.dtype)  # not in place: both arrays may be shared with other gradients
         device.elementwise.add(pending[tensor.creator].ravel(), dx.ravel(), total.ravel())
         pending[tensor.creator] = total
     else:
@@ -212,9 +212,9 @@ def gradcheck(
     """Compare `backward` with a difference quotient, along one random direction, in float64.
 
     For y = f(x) with Jacobian J, a random u (of x's shape) and v (of y's shape), the number v.J.u is computed twice:
-    as u.(J^T v) by one backward pass, and as v.(f(x + eps u) - f(x - eps u)) / (2 eps) by two forward passes. A wrong
-    element anywhere in J changes the result with probability one. This costs three passes, instead of one pass for
-    each element (the idea is from autograd's check_vjp).
+    as u.(J^T v) by a backward pass, and as v.(f(x + eps u) - f(x - eps u)) / (2 eps) by two forward passes. A wrong
+    element anywhere in the J of `backward` makes them differ with probability one. The usual check needs two forward
+    passes for each element of x (the idea is from autograd's check_vjp).
 
     inputs: float64 tensors; those with requires_grad are checked. tolerance: relative, or absolute for values below 1.
     Returns True. Raises AssertionError if the two numbers differ, ShapeError if an input is not float64.

@@ -4,9 +4,9 @@ An op looks up a kernel by name on its device and passes it arrays:
 
     device.matmul.nn(a, b, bias, relu, scratch, out)
 
-The op does not depend on which device that is. `Device("cpu")` finds `nn` in kernels/matmul/cpu.py, compiled by Numba.
+The op is the same for every device. `Device("cpu")` finds `nn` in kernels/matmul/cpu.py, compiled by Numba.
 `Device("reference")` finds it in kernels/matmul/reference.py: plain loops, slow but easy to verify. A new kind of
-device is a new file next to these two, with the same names and signatures.
+device needs a name in DEVICES and, next to these two files of each operation, a third with the same functions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from numpy.typing import DTypeLike
 from minidl.errors import ConfigError
 
 DEVICES = ("cpu", "reference")
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load
 
 recording = threading.local()  # .recorder replaces the device while this thread records a step (program/record.py)
 
 
 class Device:
-    """The kernels of one kind of device, and its memory. One instance per kind: Device("cpu") is Device("cpu").
+    """The kernels of one kind of device, and its memory. Each kind has one instance: Device("cpu") is Device("cpu").
 
     Raises ConfigError for an unknown name.
     """
@@ -47,24 +47,24 @@ class Device:
         return cls._made[name]
 
     def __reduce__(self) -> tuple[type[Device], tuple[str]]:
-        return Device, (self.name,)  # a copy, or an unpickled device, is the same object
+        return Device, (self.name,)  # a copied or unpickled device is the same object
 
     def __getattr__(self, op: str) -> ModuleType:
         if op.startswith("_"):
             raise AttributeError(op)
         table = importlib.import_module(f"minidl.kernels.{op}.{self.name}")
-        setattr(self, op, table)  # later look-ups find a plain attribute
+        setattr(self, op, table)  # later look-ups find this attribute and do not call __getattr__
         return table
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """An uninitialised array on a 64-byte boundary: only for a kernel that writes every element."""
+        """Return an uninitialised array on a 64-byte boundary, for a kernel that writes every element."""
         return aligned(math.prod(shape), dtype, np.empty).reshape(shape)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.zeros(shape, dtype)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
-        """target = source; both are contiguous and have the same shape."""
+        """Copy source into target. Both are contiguous and have the same shape."""
         target[...] = source
 
     def __repr__(self) -> str:
@@ -72,24 +72,24 @@ class Device:
 
 
 def acting(device: Device) -> Device:
-    """The device itself, or the recorder that replaces it while this thread records a step."""
+    """Return the device, or the recorder that replaces it while this thread records a step."""
     return getattr(recording, "recorder", None) or device
 
 
 def address(array: np.ndarray) -> int:
-    """The address of an array's first byte. (`array.ctypes.data` is the same, but takes five times as long.)"""
+    """Return the address of an array's first byte. (`array.ctypes.data` is the same, but five times slower.)"""
     return int(array.__array_interface__["data"][0])
 
 
 def require_values(device: Device) -> None:
-    """Raise Unrecordable while a step is recorded: then arrays have no values yet. Called before values are read."""
+    """Raise Unrecordable while a step is being recorded: arrays have no values then. Called before values are read."""
     recorder: Any = acting(device)
     if recorder is not device:
         recorder.refuse()
 
 
 def aligned(size: int, dtype: DTypeLike, make: Callable[..., np.ndarray] = np.zeros) -> np.ndarray:
-    """A vector of `size` elements whose first byte is on a 64-byte boundary; zeros, unless `make` is np.empty."""
+    """Return a vector of `size` elements that begins on a 64-byte boundary: zeros, unless `make` is np.empty."""
     nbytes = size * np.dtype(dtype).itemsize
     raw = make(nbytes + ALIGNMENT, np.uint8)
     start = -address(raw) % ALIGNMENT

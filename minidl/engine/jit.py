@@ -1,21 +1,21 @@
-"""Compilation of kernels: the only module that imports Numba's decorators and chooses their flags.
+"""Compilation of kernels: the only module that calls `numba.njit` and chooses its flags.
 
     @jit            serial machine code, without the GIL, cached on disk
-    @apart_jit      the same for long functions: callers call them and do not contain a copy
+    @apart_jit      the same for long functions, compiled once: callers call this code and contain no copy of it
     @parallel_jit   apart, with `prange` loops distributed over the threads
     @in_parts(...)  a parallel kernel, made from a function that computes one part of the result
 
 Three choices hold for every kernel:
 
-- No fast-math: sums are added in the order in which they are written, and `a * b + c` is never contracted. With
-  `reassoc` LLVM may choose another order wherever it inlines a kernel, and it does: the gradient of batch norm had
+- No fast-math: the compiler adds terms in the order in which they are written, and never contracts `a * b + c`. With
+  `reassoc` LLVM may choose another order each time it inlines a kernel, and it did: the gradient of batch norm had
   different bits in the process that compiled it and in those that loaded it from the cache.
-- A parallel loop runs over a fixed number of chunks, never over "one chunk for each thread": bits must not depend on
-  the number of threads.
-- The name of the cache folder is a hash of every file under kernels/ and of this file. Numba alone does not notice an
-  edit in a helper that a kernel imports, and continues to run the old code. Only minidl's kernels use this folder:
-  Numba reads the folder's name when a function is decorated, so the name is set only during that call. The caches of
-  other packages are not affected.
+- The division of a sum into parts depends only on the size of the arrays, never on the number of threads: so the bits
+  of the result do not depend on the number of threads either.
+- The name of the cache folder is a hash of this file, every Python file under kernels/, and the target CPU. Numba alone
+  does not notice an edit in a helper that a kernel imports, and would run the old code. Only minidl's kernels use this
+  folder: Numba reads the folder's name when a function is decorated, so the name is set only during that call. The
+  caches of other packages are not affected.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from typing import Any
 from minidl.engine.environment import isa, prepare
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-UNUSED = 30 * 24 * 3600  # seconds after which the unused folders of other versions are deleted
+UNUSED = 30 * 24 * 3600  # seconds after which the unused cache folder of another version is deleted
 
 
 def _cache_folder() -> str | None:
-    """Return a writable folder for compiled kernels, named by a hash of their source; None if there is none."""
+    """Return a writable folder for compiled kernels, named by this hash; None if no folder is writable."""
     target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
     digest = hashlib.sha256(repr(target).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
@@ -56,7 +56,7 @@ def _cache_folder() -> str | None:
         folder = base / "kernels" / digest.hexdigest()[:16]
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Compiled code is executed as it is stored: a folder that belongs to another user is not trusted.
+            # Compiled code is executed without checks, so a folder that another user owns is not trusted.
             if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
                 _prune(folder)
                 return str(folder)
@@ -66,7 +66,7 @@ def _cache_folder() -> str | None:
 
 
 def _prune(folder: Path) -> None:
-    """Delete the sibling folders that have not been used for a month; each use updates a folder's time."""
+    """Mark the folder as used now, and delete its sibling folders that were not used for a month."""
     os.utime(folder)
     for other in folder.parent.iterdir():
         with suppress(FileNotFoundError):  # another process deleted it first
@@ -82,13 +82,12 @@ from numba.core.base import user_function  # noqa: E402
 from numba.core.registry import cpu_target  # noqa: E402
 from numpy import ndarray as Part  # noqa: E402  # an array of which a function receives one part, see `in_parts`
 
-numba.config.reload_config()  # Numba may have been imported before
+numba.config.reload_config()  # if Numba was imported before this module
 _folder = _cache_folder()
 
 
 def _vector_unit() -> tuple[int, int, bool]:
-    """Return the bytes of a vector register of the target CPU, the number of registers, and whether x y + z is one
-    instruction."""
+    """Return the bytes and the number of the target CPU's vector registers, and whether x y + z is one instruction."""
     features = binding.get_host_cpu_features()
     if not isa() and features.get("avx512f"):
         return 64, 32, True
@@ -127,12 +126,12 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def apart_jit(function: Callable[..., Any]) -> Any:
-    """Compile a long function once; callers call it and never contain a copy of it."""
+    """Compile a long function once, apart from its callers: they call this code and contain no copy of it."""
     return _compile(function, parallel=False, apart=True)
 
 
 def parallel_jit(function: Callable[..., Any]) -> Any:
-    """Compile a kernel whose `prange` loops are distributed over the threads. It is long, so it is apart, too."""
+    """Compile a kernel with parallel `prange` loops. Unless it is a nested function, it is compiled apart, too."""
     return _compile(function, parallel=True, apart="<locals>" not in function.__qualname__)
 
 
@@ -151,19 +150,19 @@ def {name}({parameters}):
 def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that makes a parallel kernel from a function that computes one part of the result.
 
-    The parameters of the function:
+    The function may have three kinds of parameters (`last` is the last argument annotated `Part`):
     - annotated `Part`: the kernel receives an array, the function receives `cut(array, part, parts)`;
-    - named in `computed`: the function receives `computed[name](array, part, parts)`, with the last `Part` array; the
-      kernel does not have this parameter;
+    - named in `computed`: the function receives `computed[name](last, part, parts)`; the kernel does not have this
+      parameter;
     - all others: passed on unchanged.
 
-    The number of parts is `count(array)`, with the last `Part` array. A single part is computed by the calling thread,
-    since waking the others would cost more than it saves. It receives the whole arrays, since slices would be counted
-    as references (25 ns for relu). `kernel.part` is the compiled function.
+    The number of parts is `count(last)`. A single part is computed by the calling thread, since waking the others would
+    cost more than it saves, and receives whole arrays, since slices would be reference-counted (25 ns for relu).
+    `kernel.part` is the compiled function.
 
-    The kernel is generated as source code with its own parameter names. A closure with `*arguments` does not work:
+    The kernel is generated as source code with explicit parameter names. A closure with `*arguments` has disadvantages:
     Numba compiles it for one tuple instead of the arguments' types, does not find it in the cache (the key contains
-    the function it closes over, which differs in each process), and a call takes 10 to 60% longer (1,000 numbers).
+    the enclosed function, which differs in each process), and a call takes 10 to 60% longer (for 1,000 numbers).
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -181,7 +180,7 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
         function.__qualname__ += "_part"
         scope = {"_part": apart_jit(function), "_count": count, "_cut": cut, "prange": prange}
         scope |= {f"_{p}": compute for p, compute in computed.items()} | {"__name__": function.__module__}
-        exec(compile(source, function.__code__.co_filename, "exec"), scope)  # Numba caches functions of existing files
+        exec(compile(source, function.__code__.co_filename, "exec"), scope)  # Numba caches no function without a file
         kernel = parallel_jit(scope[name])
         kernel.part = scope["_part"]
         return kernel
@@ -190,7 +189,7 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
 
 
 def _save(save: Callable[..., None], *arguments: Any) -> None:
-    """Save a compiled function under a lock: Numba numbers files by an index, and processes must not share a number."""
+    """Save a compiled function under a lock: otherwise two processes could get the same file number from the index."""
     with suppress(OSError), open(f"{_folder}/lock", "w") as lock:  # if it fails, the next process compiles again
         fcntl.flock(lock, fcntl.LOCK_EX)
         save(*arguments)
@@ -207,13 +206,13 @@ def cached(kernel: Any, signature: tuple[Any, ...]) -> bool:
 # -- calls between compiled functions ---------------------------------------------------------------------------------
 
 _apart: dict[tuple[str, str], Any] = {}  # (module, name) -> function
-_symbols: set[str] = set()  # names that are defined for the linker
+_symbols: set[str] = set()  # symbols that are defined for the linker
 
 
 def _call_template(kernel: Any, apart: bool, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Return Numba's template for a call of `kernel` from compiled code; replaces `kernel.get_call_template`."""
+    """Return Numba's template for a call of `kernel` from compiled code. Replaces `kernel.get_call_template`."""
     _, folded = kernel._compiler.fold_argument_types(arguments, keywords)
-    folded = tuple(types.unliteral(argument) for argument in folded)  # f(0) and f(1) are the same function
+    folded = tuple(types.unliteral(argument) for argument in folded)  # f(0) and f(1) call the same compiled function
     template = type(kernel).get_call_template(kernel, folded, {})
     if apart:
         _Symbol(kernel.__module__, kernel.__qualname__, folded)()
@@ -222,10 +221,10 @@ def _call_template(kernel: Any, apart: bool, arguments: Sequence[Any], keywords:
 
 @dataclass(frozen=True)
 class _Symbol:
-    """A function compiled apart, for arguments of given types.
+    """The linker symbol of a function compiled apart, for arguments of given types.
 
     Numba would link the function into each caller, and optimise and emit it again there, at each level of calls.
-    Instead its address gets a symbol name, and callers refer to this name.
+    Instead the function's address gets a symbol name, and callers refer to this name.
     """
 
     module: str
@@ -233,7 +232,7 @@ class _Symbol:
     arguments: tuple[Any, ...]
 
     def __call__(self) -> None:
-        """Define the symbol. A caller that is loaded from the cache does this first (its `_reload_init`)."""
+        """Define the symbol. Numba calls this when it loads a caller from the cache (`_reload_init`)."""
         import_module(self.module)
         kernel = _apart[self.module, self.function]
         kernel.compile(self.arguments)  # or loads it from the cache
@@ -253,7 +252,7 @@ class _Symbol:
 
         call.signature, call.libs = call_name.signature, ()  # type: ignore[attr-defined]
         context = kernel.targetctx
-        context.remove_user_function(compiled.entry_point)  # Numba's own way to call it
+        context.remove_user_function(compiled.entry_point)  # Numba's own implementation of the call
         context._defns[compiled.entry_point].append(call, call.signature)  # type: ignore[attr-defined]
 
 
@@ -263,12 +262,12 @@ def threads() -> int:
 
 
 def set_threads(threads: int) -> None:
-    """Set the number of threads of parallel kernels, at most the number of the machine's cores."""
+    """Set the number of threads of parallel kernels, at most NUMBA_NUM_THREADS (by default, one per core)."""
     numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))
 
 
 if os.environ.get("MINIDL_THREADS"):
-    set_threads(int(os.environ["MINIDL_THREADS"]))  # if Numba was imported before, with other threads
+    set_threads(int(os.environ["MINIDL_THREADS"]))  # Numba may have been imported before, with other threads
 
 
 __all__ = [

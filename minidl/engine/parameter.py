@@ -1,4 +1,4 @@
-"""Parameter: a trained tensor, stored in an arena or by itself, with the conversion to PyTorch's layout."""
+"""Parameter: a trained tensor, stored in an arena or in a separate array, with conversion to PyTorch's layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minidl.errors import MinidlError, ShapeError
 
 
 class Owner(Protocol):
-    """What a parameter needs of its arena; a protocol, because arena.py imports this module."""
+    """The members of Arena that a parameter uses. It is a protocol because arena.py imports this module."""
 
     cleared: set[Parameter]  # parameters whose gradient is known to be zero
 
@@ -24,8 +24,8 @@ class Owner(Protocol):
 class Parameter(Tensor):
     """A trained tensor.
 
-    torch_axes: axis i of the array in a checkpoint is axis torch_axes[i] of this array. A convolution's weight is
-        (kh, kw, in, out) here and (out, in, kh, kw) there: torch_axes = (3, 2, 0, 1). None: both layouts are equal.
+    torch_axes: axis i of PyTorch's array, which checkpoints store, is axis torch_axes[i] of this array. A convolution's
+        weight is (kh, kw, in, out) here and (out, in, kh, kw) there: (3, 2, 0, 1). None: both layouts are equal.
 
     In an arena, `data` is read-only and cannot be replaced: the array is a view into the arena's vector, and replacing
     it would detach it from the optimizer. Write with `copy_`, which increases the arena's version.
@@ -39,11 +39,11 @@ class Parameter(Tensor):
         self.torch_axes = torch_axes
 
     def move_into(self, arena: Owner | None, data: np.ndarray, grad: np.ndarray) -> None:
-        """Switch to these arrays, which already hold the values. Called by the arena."""
+        """Use these arrays, which already hold the values, from now on. Called by the arena."""
         self._data, self._grad, self.arena = data, grad, arena
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        """A copy outside any arena; the copy of a model's arena then moves it into itself (see arena.py)."""
+        """Return a copy outside any arena. When a model is copied, Arena.__deepcopy__ stores it in the new arena."""
         copied = type(self)(self._data.copy())
         copied.device, copied.requires_grad, copied.torch_axes = self.device, self.requires_grad, self.torch_axes
         copied.grad = None if self.grad is None else self.grad.copy()
@@ -82,7 +82,7 @@ class Parameter(Tensor):
         Tensor.grad.__set__(self, array)  # type: ignore[attr-defined]
 
     def accumulate(self, dx: np.ndarray) -> None:
-        """grad += dx, or grad = dx if grad is known to be zero."""
+        """Add dx to grad. If grad is known to be zero, copy dx instead."""
         if self.arena is None or self._grad is None or self not in self.arena.cleared:
             super().accumulate(dx)
         else:
@@ -90,7 +90,7 @@ class Parameter(Tensor):
             acting(self.device).copy(dx, self._grad)
 
     def replace_grad(self, array: np.ndarray | None) -> None:
-        """Implements `parameter.grad = array`: in an arena the gradient stays a view into arena.grad."""
+        """Implement `parameter.grad = array`: in an arena, copy the values, since grad is a view into arena.grad."""
         if self.arena is None:
             super().replace_grad(array)
         elif self._grad is not None:
@@ -104,7 +104,7 @@ class Parameter(Tensor):
         """Write other values of the same shape into the array. Raises ShapeError if the shape differs.
 
         Do not call it between a forward pass and its `backward`: backward may need the old values, and does not detect
-        the change. The same is true of an optimizer's step, and of any write to an array that a tensor shares.
+        the change. The same is true of an optimizer's step, and of any write to an array that a tensor refers to.
         """
         array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
         if array.shape != self.shape:
@@ -114,7 +114,7 @@ class Parameter(Tensor):
             self.arena.touch()
 
     def to_torch(self) -> np.ndarray:
-        """A copy of the values in PyTorch's layout."""
+        """Return a copy of the values in PyTorch's layout."""
         return np.array(self._data if self.torch_axes is None else self._data.transpose(self.torch_axes), order="C")
 
     @property
@@ -127,7 +127,7 @@ class Parameter(Tensor):
 
 
 class Buffer(Parameter):
-    """A tensor that belongs to the model but is not trained, such as the running mean of batch norm."""
+    """A tensor that a model saves but does not train, such as the running mean of batch norm."""
 
     __slots__ = ()
 

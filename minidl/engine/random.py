@@ -1,7 +1,7 @@
 """Reproducible random numbers: a generator for initial weights, a counter for dropout.
 
-The generator is used while a model is built. The counter is used in training: each dropout layer takes the next
-`count` numbers of one infinite sequence, so a checkpoint needs to store only (seed, offset).
+The generator is used while a model is built. The counter is used in training: each call of a dropout layer uses the
+next numbers of a fixed sequence, one for each element, so a checkpoint needs to store only (seed, offset).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _generator = np.random.default_rng(0)
 
 
 def seed(value: int) -> None:
-    """Restart the generator and the counter: after seed(n), initial weights and dropout are the same in each run."""
+    """Restart the generator and the counter: after seed(n), initial weights and dropout are reproducible."""
     global _generator
     _generator = np.random.default_rng(value)
     _state.update(seed=int(value), offset=0)
 
 
 def generator() -> np.random.Generator:
-    """The generator that draws initial weights."""
+    """Return the generator that draws initial weights."""
     return _generator
 
 
 def draw(count: int) -> tuple[int, int]:
-    """(seed, offset) of the next `count` numbers of dropout's sequence."""
+    """Return (seed, offset) of the next `count` numbers of dropout's sequence, and advance the offset."""
     recorder = getattr(recording, "recorder", None)
     if recorder is not None:
         return recorder.draw(_state["seed"], count)
@@ -37,7 +37,7 @@ def draw(count: int) -> tuple[int, int]:
 
 
 def random_state() -> dict[str, int]:
-    """The position in dropout's sequence: seed and offset."""
+    """Return the position in dropout's sequence: seed and offset."""
     return dict(_state)
 
 

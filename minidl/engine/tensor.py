@@ -1,4 +1,4 @@
-"""Tensor: an array that can have a gradient, and refers to the function that computed it."""
+"""Tensor: an array with an optional gradient and a reference to the function that computed it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 class Tensor:
     """A float32 or float64 array on a device, and a node of the tape's graph.
 
-    data           float32 and float64 arrays keep their type; C-contiguous ones are shared, not copied. Anything else
-                   (lists, numbers, integer arrays) is converted to a new float32 array.
-    requires_grad  whether `backward` stores d(loss)/d(this) in `.grad`, an array of the same shape
+    data           arrays and tensors of float32 or float64 keep their type; C-contiguous ones are shared, not copied.
+                   Anything else (lists, numbers, integer arrays) is converted to a new float32 array.
+    requires_grad  whether `backward` adds d(loss)/d(this) to `.grad`, an array of the same shape
 
-    Raises ShapeError if data is not numeric.
+    Raises ShapeError if data contains anything but real numbers and booleans.
     """
 
     __slots__ = ("__weakref__", "_data", "_grad", "creator", "device", "requires_grad")
-    __array_ufunc__ = None  # ndarray + Tensor calls Tensor.__radd__; np.sqrt(tensor) fails: it would have no gradient
+    __array_ufunc__ = None  # ndarray + Tensor calls Tensor.__radd__; np.sqrt(tensor) fails, not to lose the graph
 
     _data: np.ndarray
     _grad: np.ndarray | None
@@ -36,10 +36,10 @@ class Tensor:
     def __init__(self, data: Any, requires_grad: bool = False, device: str | Device = "cpu") -> None:
         array = np.asarray(data._data if isinstance(data, Tensor) else data)
         if array.dtype.kind not in "fiub":
-            raise ShapeError(f"Tensor: an array of {array.dtype} is not numeric; expected floats or integers")
+            raise ShapeError(f"Tensor: an array of {array.dtype}; expected floats, integers or booleans")
         if array.dtype not in FLOATS or not isinstance(data, np.ndarray | Tensor):
             array = array.astype(np.float32)
-        self._data = np.asarray(array, order="C")  # (np.ascontiguousarray would turn the shape () into (1,))
+        self._data = np.asarray(array, order="C")  # np.ascontiguousarray would turn the shape () into (1,)
         self.requires_grad = requires_grad
         self.device = device if isinstance(device, Device) else Device(device)
         self.grad = None
@@ -47,7 +47,7 @@ class Tensor:
 
     @classmethod
     def wrap(cls, array: np.ndarray, on: Device) -> Tensor:
-        """A tensor that shares an array that is already float and contiguous: the constructor that ops use."""
+        """Return a tensor that shares a contiguous array of floats. Ops use this constructor: it checks nothing."""
         tensor = Tensor.__new__(Tensor)
         tensor._data, tensor.device = array, on
         tensor.requires_grad, tensor._grad, tensor.creator = False, None, None
@@ -57,7 +57,7 @@ class Tensor:
 
     @property
     def data(self) -> np.ndarray:
-        """The array itself; it may be written to, or replaced by an array of the same shape and type."""
+        """The array, not a copy. It may be modified, or replaced by an array of the same shape and type."""
         return self._data
 
     @data.setter
@@ -65,7 +65,7 @@ class Tensor:
         self.replace_data(array)
 
     def replace_data(self, array: np.ndarray) -> None:
-        """Implements `tensor.data = array`. Raises ShapeError if shape or type differ."""
+        """Implement `tensor.data = array`. Raises ShapeError if the shape or the type differs."""
         if array.shape != self.shape or array.dtype != self.dtype:
             raise ShapeError(f"data: {array.dtype} {array.shape}; expected the tensor's {self.dtype} {self.shape}")
         self._data = np.asarray(array, order="C")
@@ -82,7 +82,7 @@ class Tensor:
         self.replace_grad(array)
 
     def replace_grad(self, array: np.ndarray | None) -> None:
-        """Implements `tensor.grad = array`."""
+        """Implement `tensor.grad = array`."""
         self._grad = None if array is None else np.asarray(array, self.dtype, order="C")
 
     @property
@@ -102,12 +102,12 @@ class Tensor:
         return self._data.size
 
     def numpy(self) -> np.ndarray:
-        """The values as a NumPy array (not a copy: do not write to it)."""
+        """Return the values as a NumPy array (not a copy: do not write to it)."""
         require_values(self.device)
         return self._data
 
     def item(self) -> float:
-        """The value of a tensor with one element. Raises ShapeError for any other tensor."""
+        """Return the value of a tensor with one element. Raises ShapeError for any other tensor."""
         if self.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.shape} is not a single number")
         return float(self.numpy().reshape(())[()])
@@ -133,18 +133,18 @@ class Tensor:
     # -- the tape ----------------------------------------------------------------------------------------
 
     def backward(self, gradient: ArrayLike | None = None, retain_graph: bool = False) -> None:
-        """Add the gradient of this tensor to `.grad` of every leaf that it was computed from (see `backward`)."""
+        """Add this tensor's gradient to `.grad` of every leaf that it was computed from (see autograd.backward)."""
         backward(self, gradient, retain_graph)
 
     def detach(self) -> Tensor:
-        """A leaf with the same values, in the same memory."""
+        """Return a leaf with the same values, in the same memory."""
         return Tensor.wrap(self._data, self.device)
 
     def zero_grad(self) -> None:
         self.grad = None
 
     def accumulate(self, dx: np.ndarray) -> None:
-        """grad += dx."""
+        """Add dx to grad."""
         device = acting(self.device)
         if self._grad is None:
             self._grad = device.empty(dx.shape, dx.dtype)
@@ -153,9 +153,9 @@ class Tensor:
             device.elementwise.accumulate(dx.reshape(-1), self._grad.reshape(-1))
 
     def astype(self, dtype: DTypeLike) -> Tensor:
-        """A leaf with the same values in float32 or float64; it does not propagate gradients.
+        """Return a new leaf with the values converted to float32 or float64.
 
-        Raises GraphError if this is not a leaf, ConfigError for another type.
+        Raises GraphError if this is not a leaf (conversions do not propagate gradients), ConfigError for other types.
         """
         if self.creator is not None:
             raise GraphError("astype: a conversion does not propagate gradients; call detach() first")
@@ -238,7 +238,7 @@ class Tensor:
 
 
 def float_type(dtype: DTypeLike) -> np.dtype:
-    """dtype as a NumPy type. Raises ConfigError if it is neither float32 nor float64."""
+    """Return dtype as a NumPy type. Raises ConfigError if it is neither float32 nor float64."""
     if np.dtype(dtype) not in FLOATS:
         raise ConfigError(f"astype: {np.dtype(dtype)}; expected float32 or float64")
     return np.dtype(dtype)

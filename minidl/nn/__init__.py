@@ -1,4 +1,4 @@
-"""Layers with PyTorch's names, parameter names and initial weights. Images are (N, H, W, C)."""
+"""Layers with PyTorch's names, parameter names and distributions of initial weights. Images are (N, H, W, C)."""
 
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.random import random_state, seed, set_random_state

@@ -1,4 +1,4 @@
-"""The layers: each holds its parameters and passes them to its op."""
+"""The layers. Each stores parameters and options, and passes them to an op (minidl/ops)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class LayerNorm(Module):
 
 
 class Dropout(Module):
-    """In training each element becomes 0 with probability p, otherwise it is multiplied by 1 / (1 - p)."""
+    """In training mode, each element becomes 0 with probability p; the others are divided by 1 - p."""
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p < 1:
@@ -157,7 +157,7 @@ class GlobalAvgPool2d(Module):
 
 
 class Flatten(Module):
-    """(N, H, W, C) -> (N, C H W), in PyTorch's order, so that a following linear layer has the same weights there."""
+    """Images (N, H, W, C) -> (N, C H W): a following linear layer has the same weights as in PyTorch."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x)

@@ -18,12 +18,12 @@ Watcher = Callable[["Module", Tensor], None]
 Self = TypeVar("Self", bound="Module")
 
 _watchers: list[Watcher] = []
-_changes = 0  # how many times a layer or a parameter was assigned, to any module
+_changes = 0  # the number of times that a layer or a parameter was assigned to a module
 
 
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """A context in which watcher(module, output) is called after each module's forward pass."""
+    """Within the `with` block, call watcher(module, output) after each module's forward pass."""
     _watchers.append(watcher)
     try:
         yield
@@ -32,20 +32,20 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def structure() -> int:
-    """A number that changes whenever a layer or a parameter is assigned to any module."""
+    """Return a number that changes whenever a layer or a parameter is assigned to a module."""
     return _changes
 
 
 def watched() -> bool:
-    """Whether a watcher is registered."""
+    """Return whether a watcher is registered."""
     return bool(_watchers)
 
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """A context in which the model is in evaluation mode, and no graph is recorded.
+    """Within the `with` block, keep the model in evaluation mode, and record no graph.
 
-    Afterwards each module is in its previous mode: some may have been in evaluation mode before.
+    Afterwards each module is in its previous mode, which may differ between modules.
     """
     before = [(module, module.training) for _, module in model.named_modules()]
     model.eval()
@@ -60,8 +60,8 @@ def evaluating(model: Module) -> Iterator[None]:
 class Module:
     """The base class of layers and models.
 
-    Assign parameters, buffers and modules to attributes in `__init__`, and write `forward`. Their names are the
-    attributes' names, joined by dots, in the order of assignment: `layer1.0.conv1.weight`.
+    Assign parameters, buffers and modules to attributes in `__init__`, and write `forward`. A parameter's name is the
+    path of attributes to it, such as `layer1.0.conv1.weight`. Parameters are listed in the order of assignment.
     """
 
     training = True
@@ -93,7 +93,7 @@ class Module:
         super().__setattr__(name, value)
 
     def _refuse_hidden(self, name: str, value: Any) -> None:
-        """Raise ConfigError for modules in a plain list: they would be neither trained nor saved."""
+        """Raise ConfigError for modules or parameters in a plain list: they would be neither trained nor saved."""
         if isinstance(value, list | tuple) and any(isinstance(item, Module | Parameter) for item in value):
             raise ConfigError(f"{type(self).__name__}.{name}: modules in a plain {type(value).__name__} are not found: "
                               "use nn.ModuleList (parameters: an attribute for each)")  # fmt: skip
@@ -106,7 +106,7 @@ class Module:
                 self._refuse_hidden(name, value)  # a module may have been appended to a list after its assignment
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield (path, module) for this module (path "") and every module below it."""
+        """Yield (path, module) for this module (its path is `prefix`) and every module below it."""
         yield prefix, self
         for name, child in self.named_children():
             yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
@@ -136,7 +136,7 @@ class Module:
         return self
 
     def eval(self: Self) -> Self:
-        """Switch to evaluation mode."""
+        """Switch this module and all modules below it to evaluation mode."""
         return self.train(False)
 
     def zero_grad(self) -> None:
@@ -144,13 +144,13 @@ class Module:
             parameter.zero_grad()
 
     def flatten(self, buffer: np.ndarray | None = None) -> Arena:
-        """Move all parameters into one arena (and all buffers into another); return the parameters' arena.
+        """Move all parameters into one arena, and all buffers into another. Return the parameters' arena.
 
         A second call returns the same arena. If a layer has been replaced, or a part of the model is in another arena,
-        a new arena replaces the old one: the values stay, and an optimizer of the old arena refuses its next step.
+        a new arena replaces the old one: the values stay, and the next step of an optimizer of the old one fails.
 
         buffer: memory for the parameters (see `Arena`), for example shared memory. Raises MinidlError if a buffer is
-        given but the parameters are already in an arena.
+        given but the model already has an arena with all its parameters.
         """
         parameters, buffers = dict(self.named_parameters()), dict(self.named_buffers())
         if self.arena is None or not self.arena.holds(parameters):
@@ -168,7 +168,7 @@ class Module:
     def astype(self: Self, dtype: np.typing.DTypeLike) -> Self:
         """Convert all parameters and buffers to float32 or float64.
 
-        Raises ShapeError after `flatten`, ConfigError for another type.
+        Raises ShapeError if a parameter or buffer is in an arena, ConfigError for another type.
         """
         for kind in (Parameter, Buffer):
             for name, tensor in self._named_tensors(kind):
@@ -180,7 +180,7 @@ class Module:
     # -- saving and loading ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of all parameters and buffers, with PyTorch's names and layouts."""
+        """Return copies of all parameters and buffers, with PyTorch's names and layouts."""
         return {
             name: tensor.to_torch() for kind in (Parameter, Buffer) for name, tensor in self._named_tensors(kind)
         }
@@ -188,8 +188,8 @@ class Module:
     def load_state_dict(self, state: Mapping[str, np.ndarray], strict: bool = True) -> None:
         """Load values from `state_dict()`, or from the state_dict of a PyTorch model with the same structure.
 
-        strict: the names must be exactly the model's (PyTorch's `num_batches_tracked` is ignored: nothing uses it).
-        Raises CheckpointError, before anything is changed, if names, shapes or types do not fit.
+        strict: the names must be exactly the model's. Otherwise missing and unknown names are ignored, and in any case
+        PyTorch's `num_batches_tracked`. Raises CheckpointError, before any change, if names, shapes or types differ.
         """
         own = {name: tensor for kind in (Parameter, Buffer) for name, tensor in self._named_tensors(kind)}
         given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
@@ -212,7 +212,7 @@ class Module:
     # -- cost and description ----------------------------------------------------------------------------
 
     def flops(self, output_shape: tuple[int, ...]) -> int:
-        """The floating-point operations of this layer alone for an output of this shape; 0 if they are negligible."""
+        """Return the number of floating-point operations of this layer for an output of this shape; 0 if negligible."""
         return 0
 
     def extra_repr(self) -> str:
@@ -224,11 +224,11 @@ class Module:
         return f"{type(self).__name__}({inside})"
 
     def summary(self, input_shape: tuple[int, ...]) -> str:
-        """A table of the layers with output shape, parameters and FLOPs of one forward pass for one input.
+        """Return a table of the layers, with output shape, parameters, and FLOPs of one forward pass for one input.
 
         input_shape: the shape without the batch axis, such as (28, 28, 1).
         """
-        names: dict[Module, list[str]] = {}  # a module used in several places has several names
+        names: dict[Module, list[str]] = {}  # a module that is used several times has several names
         for name, module in self.named_modules():
             names.setdefault(module, []).append(name)
         uncounted = {parameter: name for name, parameter in self.named_parameters()}
@@ -243,7 +243,7 @@ class Module:
         dtype = next((p.dtype for p in self.parameters()), np.dtype(np.float32))
         with evaluating(self), watching(add_row):
             self(Tensor(np.zeros((1, *input_shape), dtype)))
-        for parameter, name in uncounted.items():  # belongs to a module that has children or was not called
+        for parameter, name in uncounted.items():  # its module has children, or was not called
             rows.append((name, "Parameter", "", parameter.size, 0))
         total = sum(p.size for p in self.parameters())
         header = ("name", "layer", "output")
@@ -258,7 +258,7 @@ class Module:
 
 
 class ModuleList(Module):
-    """A list of modules, named "0", "1", ..., for use in your own `forward`."""
+    """A list of modules, named "0", "1", ..., to be called by the `forward` of another module."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         for module in modules:
@@ -290,7 +290,7 @@ class Sequential(ModuleList):
 
 
 def _once(named: Iterator[tuple[str, Parameter]]) -> Iterator[tuple[str, Parameter]]:
-    """Skip tensors that have already appeared under another name."""
+    """Yield each tensor once, under the first of its names."""
     seen: set[Parameter] = set()
     for name, tensor in named:
         if tensor not in seen:

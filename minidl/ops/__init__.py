@@ -1,4 +1,4 @@
-"""Differentiable functions of tensors: one file for each family, with forward and backward side by side."""
+"""Differentiable functions of tensors: one file for each group, with forward and backward side by side."""
 
 from minidl.ops.activation import gelu, leaky_relu, relu, sigmoid, silu, tanh
 from minidl.ops.conv import conv2d

@@ -1,4 +1,4 @@
-"""Activations. Each keeps its input or its output for backward, whichever gives the simpler derivative."""
+"""Activations. Each keeps its input or its output for backward, whichever makes the derivative cheaper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minidl.engine.tensor import Tensor
 
 
 class Activation(Function):
-    """The base class: an activation has a kernel `name(x, *options, y)` and `name_backward(dy, kept, *options, dx)`."""
+    """The base class. An activation has two kernels: name(x, *options, y), name_backward(dy, kept, *options, dx)."""
 
     name: str
     keeps_output = False
@@ -53,30 +53,30 @@ class Sigmoid(Activation):
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0)"""
+    """Return max(x, 0)."""
     return ReLU.apply(x)
 
 
 def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
-    """x if x > 0, else slope x"""
+    """Return x if x > 0, else slope x."""
     return LeakyReLU.apply(x, slope=float(slope))
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x Phi(x) with the normal distribution function Phi, computed by erf (Hendrycks and Gimpel 2016)"""
+    """Return x Phi(x), with the normal distribution function Phi; no tanh approximation (Hendrycks, Gimpel 2016)."""
     return GELU.apply(x)
 
 
 def silu(x: Tensor) -> Tensor:
-    """x sigmoid(x), also called swish"""
+    """Return x sigmoid(x), also called swish."""
     return SiLU.apply(x)
 
 
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent"""
+    """Return the hyperbolic tangent of x."""
     return Tanh.apply(x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + e^-x)"""
+    """Return 1 / (1 + e^-x)."""
     return Sigmoid.apply(x)

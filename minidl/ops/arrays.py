@@ -8,9 +8,9 @@ import numpy as np
 
 from minidl.engine.device import Device, address
 
-CHUNKS = 32  # the most parts of a long sum: a fixed number, so that the bits do not depend on the number of threads
-ROWS = 64  # the fewest rows per part: then the parts' sums take little memory compared with the rows
-NUMBERS = 8192  # the fewest numbers per part: fewer are not worth a thread
+CHUNKS = 32  # the maximum number of parts of a sum: a constant, so that bits do not depend on the number of threads
+ROWS = 64  # the minimum number of rows per part, so that the partial sums need little memory compared with the rows
+NUMBERS = 8192  # the minimum number of elements per part: with fewer, a thread costs more than it saves
 
 
 def strided_copy(
@@ -20,15 +20,15 @@ def strided_copy(
     target: np.ndarray | None = None,
     into: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Copy `view`, a view with any strides into the contiguous array `source`.
+    """Copy `view`, a view of the contiguous array `source`, to a new array; or to `into`, a view of the array `target`.
 
-    The destination is a new array, or the view `into` of the contiguous array `target`. Returns that array.
+    Views may have any strides; target must be contiguous. Returns the new array, or target.
     """
     if target is None or into is None:
         target = into = device.empty(view.shape, source.dtype)
 
     def place(part: np.ndarray, array: np.ndarray) -> tuple[int, np.ndarray]:
-        """Offset and strides, in elements, of a view of an array."""
+        """Return the offset and the strides, in elements, of a view of an array."""
         offset = address(part) - address(array)
         return offset // array.itemsize, np.array(part.strides or (0,), np.int64) // array.itemsize
 
@@ -38,7 +38,7 @@ def strided_copy(
 
 
 def middle(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """x as (outer, n, inner), where n are the elements along the given axes, which must be adjacent."""
+    """Return x as (outer, n, inner), where n is the number of elements along the given axes, which are adjacent."""
     first, last = axes[0], axes[-1] + 1
     return x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:last]), math.prod(x.shape[last:]))
 
@@ -55,7 +55,7 @@ def runs(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def partial_sums(device: Device, rows: int, outer: int, inner: int) -> np.ndarray:
-    """An uninitialised float64 array (parts, outer, inner) for the partial sums of `outer` sums over rows.
+    """Return an uninitialised float64 array (parts, outer, inner) for the partial sums of `outer` sums over rows.
 
     rows: the number of rows in each sum. inner: the number of elements in a row.
     """
@@ -64,7 +64,7 @@ def partial_sums(device: Device, rows: int, outer: int, inner: int) -> np.ndarra
 
 
 def reduce_sum(device: Device, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """x summed over the sorted axes, which are removed: one kernel call for each run of adjacent axes."""
+    """Return x summed over the sorted axes, which are removed, by one kernel call for each run of adjacent axes."""
     for run in runs(axes):
         out = device.empty(x.shape[: run[0]] + x.shape[run[-1] + 1 :], x.dtype)
         rows = middle(x, run)

@@ -20,7 +20,7 @@ def uses_winograd() -> bool:
 
 
 def winograd(enabled: bool) -> None:
-    """Allow or forbid Winograd convolution: faster, with larger rounding errors (kernels/conv/WINOGRAD.md)."""
+    """Allow or forbid Winograd convolution: often faster, with larger rounding errors (kernels/conv/WINOGRAD.md)."""
     global _winograd
     _winograd = enabled
 
@@ -64,7 +64,7 @@ class Conv2d(Function):
 
 
 def pair(value: int | Pair) -> Pair:
-    """3 -> (3, 3)"""
+    """Convert a number to a pair: 3 -> (3, 3). A sequence of two numbers becomes a tuple."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
@@ -77,10 +77,10 @@ def conv2d(
     dilation: int | Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of images x (N, H, W, C) with weight (kh, kw, C / groups, O), plus bias (O,).
+    """Cross-correlate images x (N, H, W, C) with weight (kh, kw, C / groups, O), and add bias (O,).
 
     Returns (N, Ho, Wo, O) with Ho = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, and Wo likewise.
-    Raises ShapeError if shapes or options do not fit.
+    Raises ShapeError if shapes do not fit or options are out of range.
     """
     stride, padding, dilation = pair(stride), pair(padding), pair(dilation)
     if x.ndim != 4 or weight.ndim != 4 or groups < 1 or x.shape[3] != weight.shape[2] * groups:

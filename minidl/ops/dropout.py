@@ -1,7 +1,7 @@
 """Dropout with counter-based random numbers.
 
-Whether element i survives is a pure function of (seed, offset + i). So no mask is stored, the backward pass evaluates
-the same function again, and a checkpoint needs only two integers to continue exactly.
+Whether element i is kept is a pure function of (seed, offset + i). Therefore no mask is stored: the backward pass
+evaluates the function again. A checkpoint needs only these two integers to continue with the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Dropout(Function):
 
 
 def dropout(x: Tensor, p: float, seed: int, offset: int) -> Tensor:
-    """Each element becomes 0 with probability p, otherwise it is divided by 1 - p (Srivastava et al. 2014).
+    """Set each element to 0 with probability p, and divide the others by 1 - p (Srivastava et al. 2014).
 
     seed, offset: the position in the random sequence (see engine/random.py). Raises ConfigError unless 0 <= p < 1.
     """

@@ -1,7 +1,7 @@
 """Elementwise arithmetic. Shapes broadcast as in NumPy.
 
-A sum, difference or product of a tensor and a number is computed by `affine`, without an array for the number. In
-`divide` and `maximum` the number becomes an array (for `divide`, x / n and x times 1 / n differ in their bits).
+A sum, difference or product of a tensor and a number is computed by `affine`, without an array for the number.
+`divide` and `maximum` convert the number to an array (x times 1 / n would round differently from x / n).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Operand = Tensor | np.ndarray | Scalar
 
 
 class Elementwise(Function):
-    """The base class: outputs have the inputs' shape, kernels work on flat vectors."""
+    """The base class. Outputs have the shape of the inputs, and kernels receive flat vectors."""
 
     def run(self, kernel: str, *arguments: np.ndarray | float) -> np.ndarray:
-        """The kernel's result, an array with the shape and type of the first argument."""
+        """Return the kernel's result, an array with the shape and type of the first argument."""
         like = arguments[0]
         assert isinstance(like, np.ndarray)
         out = self.device.empty(like.shape, like.dtype)
@@ -141,7 +141,7 @@ def _is_number(value: Operand) -> bool:
 
 
 def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors: arrays and numbers are converted to the type and device of the tensor among them.
+    """Return both operands as tensors. An array or a number gets the data type and device of the other operand.
 
     Raises TypeError if neither is a tensor.
     """
@@ -165,7 +165,7 @@ def as_tensors(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
 
 def _tensors(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors, broadcast to the same shape. Raises ShapeError if they do not broadcast."""
+    """Return both operands as tensors, broadcast to the same shape. Raises ShapeError if that is impossible."""
     x, y = as_tensors(a, b)
     try:
         shape = np.broadcast_shapes(x.shape, y.shape)
@@ -175,7 +175,7 @@ def _tensors(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
 
 def add(a: Operand, b: Operand) -> Tensor:
-    """a + b"""
+    """Return a + b."""
     if _is_number(a):
         a, b = b, a
     if _is_number(b):
@@ -184,7 +184,7 @@ def add(a: Operand, b: Operand) -> Tensor:
 
 
 def subtract(a: Operand, b: Operand) -> Tensor:
-    """a - b"""
+    """Return a - b."""
     if _is_number(b):
         return affine(a, shift=-float(b))  # type: ignore[arg-type]
     if _is_number(a):
@@ -193,7 +193,7 @@ def subtract(a: Operand, b: Operand) -> Tensor:
 
 
 def multiply(a: Operand, b: Operand) -> Tensor:
-    """a times b, element by element"""
+    """Return a times b, element by element."""
     if _is_number(a):
         a, b = b, a
     if _is_number(b):
@@ -202,42 +202,42 @@ def multiply(a: Operand, b: Operand) -> Tensor:
 
 
 def divide(a: Operand, b: Operand) -> Tensor:
-    """a / b"""
+    """Return a / b."""
     return Divide.apply(*_tensors("divide", a, b))
 
 
 def maximum(a: Operand, b: Operand) -> Tensor:
-    """The larger of a and b, element by element; if they are equal, each gets half the gradient."""
+    """Return the larger of a and b, element by element. Where they are equal, each gets half the gradient."""
     return Maximum.apply(*_tensors("maximum", a, b))
 
 
 def affine(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
-    """scale x + shift, for two numbers"""
+    """Return scale x + shift, where scale and shift are numbers."""
     return Affine.apply(x, scale=float(scale), shift=float(shift))
 
 
 def power(x: Tensor, exponent: Scalar) -> Tensor:
-    """x^exponent, for a number as exponent. Raises ShapeError for anything else."""
+    """Return x^exponent. Raises ShapeError if the exponent is not a number."""
     if not _is_number(exponent):
         raise ShapeError(f"power: the exponent must be a number, not {type(exponent).__name__}")
     return Power.apply(x, exponent=float(exponent))
 
 
 def exp(x: Tensor) -> Tensor:
-    """e^x"""
+    """Return e^x."""
     return Exp.apply(x)
 
 
 def log(x: Tensor) -> Tensor:
-    """ln x"""
+    """Return ln x."""
     return Log.apply(x)
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """The square root of x"""
+    """Return the square root of x."""
     return Sqrt.apply(x)
 
 
 def absolute(x: Tensor) -> Tensor:
-    """|x|"""
+    """Return |x|."""
     return Absolute.apply(x)

@@ -58,25 +58,25 @@ class Linear(Function):
 
 
 def product(device: Device, a: np.ndarray, b: np.ndarray, bias: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (M, K) b (K, N) [+ bias (N,)]"""
+    """Compute out (M, N) = a (M, K) b (K, N) + bias (N,). An empty bias (0,) is not added."""
     scratch = device.empty((device.matmul.nn_scratch(*out.shape, a.shape[1]),), a.dtype)
     device.matmul.nn(a, b, bias, False, scratch, out)
 
 
 def product_with_transposed(device: Device, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (M, K) b (N, K)^T"""
+    """Compute out (M, N) = a (M, K) b^T, with b (N, K)."""
     scratch = device.empty((device.matmul.nt_scratch(*out.shape, a.shape[1]),), a.dtype)
     device.matmul.nt(a, b, scratch, out)
 
 
 def transposed_product(device: Device, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (K, M)^T b (K, N)"""
+    """Compute out (M, N) = a^T b (K, N), with a (K, M)."""
     scratch = device.empty((device.matmul.tn_scratch(*out.shape, a.shape[0]),), a.dtype)
     device.matmul.tn(a, b, scratch, out)
 
 
 def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
-    """a @ b: the product over the last axis of a and the second-to-last axis of b; the leading axes broadcast.
+    """Return a @ b, the sum over the last axis of a and the second-to-last axis of b. The leading axes broadcast.
 
     As in NumPy, a vector is a row on the left and a column on the right. Raises ShapeError if the shapes do not fit.
     """
@@ -98,7 +98,7 @@ def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (..., in) @ weight (in, out) + bias (out,) -> (..., out). Raises ShapeError if the shapes do not fit."""
+    """Return x (..., in) @ weight (in, out) + bias (out,): (..., out). Raises ShapeError if the shapes do not fit."""
     if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[0]:
         raise ShapeError(f"linear: input {x.shape} for a weight (in, out) = {weight.shape}: the last axis must have "
                          f"length {weight.shape[0]}")  # fmt: skip

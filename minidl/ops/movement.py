@@ -1,4 +1,4 @@
-"""Ops that move elements without computing. Most of them are one strided copy (kernels/movement)."""
+"""Ops that only move elements. Most of them are one strided copy (kernels/movement)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minidl.ops.arrays import reduce_sum, strided_copy
 
 
 class Reshape(Function):
-    """Another shape over the same memory."""
+    """The same memory in another shape."""
 
     def forward(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         self.shape = x.shape
@@ -46,7 +46,7 @@ class BroadcastTo(Function):
         return strided_copy(self.device, x, np.broadcast_to(x, shape))
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
-        """The gradient of an element is the sum of the gradients of all its copies."""
+        """Sum the gradients of all copies of each element."""
         return reduce_sum(self.device, dy, self.axes).reshape(self.shape)
 
 
@@ -111,7 +111,7 @@ class Take(Function):
 
 
 def reshape(x: Tensor, shape: Sequence[int] | int) -> Tensor:
-    """The same elements in another shape; one length may be -1: it is computed from the others.
+    """Return the same elements in another shape. One length may be -1: it is computed from the others.
 
     Raises ShapeError if the number of elements differs.
     """
@@ -128,9 +128,9 @@ def reshape(x: Tensor, shape: Sequence[int] | int) -> Tensor:
 
 
 def flatten(x: Tensor, start: int = 1) -> Tensor:
-    """Merge the axes from `start` on into one.
+    """Merge the axes from `start` to the last into one.
 
-    Images (N, H, W, C) become (N, C H W), in PyTorch's order, so that a following linear layer has the same weights.
+    Images (N, H, W, C) become (N, C H W): a following linear layer has the same weights as in PyTorch.
     """
     if x.ndim == 4 and start == 1 and 1 not in (x.shape[3], x.shape[1] * x.shape[2]):  # else both orders are equal
         x = transpose(x, (0, 3, 1, 2))
@@ -138,7 +138,7 @@ def flatten(x: Tensor, start: int = 1) -> Tensor:
 
 
 def transpose(x: Tensor, axes: Sequence[int] = ()) -> Tensor:
-    """Axis i of the result is axis axes[i] of x; without `axes`, the order of the axes is reversed."""
+    """Permute the axes: axis i of the result is axis axes[i] of x. Without `axes`, reverse their order."""
     axes = tuple(axes) or tuple(reversed(range(x.ndim)))
     if len(axes) == 1 and isinstance(axes[0], tuple | list):  # x.transpose((1, 0)), as NumPy allows
         axes = tuple(axes[0])
@@ -148,7 +148,7 @@ def transpose(x: Tensor, axes: Sequence[int] = ()) -> Tensor:
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """x repeated along axes of length 1 and along new leading axes, as in NumPy."""
+    """Repeat x along axes of length 1 and along new leading axes, as in NumPy."""
     shape = tuple(shape)
     if x.shape == shape:
         return x
@@ -170,21 +170,21 @@ def pad(x: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Ten
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors joined along an axis; all other axes must be equal."""
+    """Join tensors along an axis; all other axes must have equal lengths."""
     if not tensors:
         raise ShapeError("concat: no tensors; expected at least one")
     shapes = [tensor.shape for tensor in tensors]
     rank = len(shapes[0])
     if not -rank <= axis < rank or any(len(shape) != rank for shape in shapes):
-        raise ShapeError(f"concat: shapes {shapes} along axis {axis}; expected that axis, and equal numbers of axes")
+        raise ShapeError(f"concat: shapes {shapes} along axis {axis}; expected a valid axis, and equal numbers of axes")
     axis %= rank
     if len({shape[:axis] + shape[axis + 1 :] for shape in shapes}) > 1:
-        raise ShapeError(f"concat: shapes {shapes} differ in more than axis {axis}; expected equal other axes")
+        raise ShapeError(f"concat: shapes {shapes} differ in more than axis {axis}; expected equal lengths elsewhere")
     return Concat.apply(*tensors, axis=axis)
 
 
 def take(x: Tensor, rows: np.ndarray | Sequence[int]) -> Tensor:
-    """x[rows] along the first axis. Rows may repeat; negative ones count from the end."""
+    """Return x[rows]. Rows are indices of the first axis; they may repeat, and negative ones count from the end."""
     rows = np.asarray(rows)
     if not x.ndim or rows.dtype.kind not in "iu" or (rows.size and not -len(x) <= rows.min() <= rows.max() < len(x)):
         raise ShapeError(f"take: rows of {rows.dtype} for shape {x.shape}; expected integer indices of the first axis")
@@ -192,7 +192,7 @@ def take(x: Tensor, rows: np.ndarray | Sequence[int]) -> Tensor:
 
 
 def index(x: Tensor, key: Any) -> Tensor:
-    """x[key]: slices, integers, `...` and None as in NumPy; or an integer or boolean array for the first axis."""
+    """Return x[key]. key: slices, integers, `...`, None as in NumPy, or an integer or boolean array for axis 0."""
     if isinstance(key, list | np.ndarray):
         key = np.asarray(key)
         if key.dtype == bool:
@@ -205,7 +205,7 @@ def index(x: Tensor, key: Any) -> Tensor:
     if any(isinstance(part, bool) or not isinstance(part, known) for part in parts):
         raise ShapeError(f"index: {key!r} is not supported; expected slices and integers, or one array of rows")
     if ... not in parts:
-        parts += (...,)  # makes x[key] a view even if every axis has an integer; otherwise it is a copied number
+        parts += (...,)  # else x[key] would be a number, not a view, if the key has an integer for every axis
     try:
         return Slice.apply(x, key=parts)
     except (IndexError, ValueError) as error:

@@ -15,25 +15,25 @@ def _rows(x: np.ndarray) -> np.ndarray:
 
 
 class Norm(Function):
-    """The base class: x as rows (n, C), and gradients of x, weight and bias."""
+    """The base class. It allocates gradients and scratch for the kernels, which process x as rows (n, C)."""
 
     x: np.ndarray
     weight: np.ndarray
 
     def gradients(self, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Uninitialised arrays for dx, dweight, dbias."""
+        """Return uninitialised arrays for dx, dweight and dbias."""
         empty = self.device.empty
         return empty(dy.shape, dy.dtype), empty(self.weight.shape, dy.dtype), empty(self.weight.shape, dy.dtype)
 
     def partial(self, x: np.ndarray) -> np.ndarray:
-        """An uninitialised array (parts, 2, C) for the partial sums of two sums over the rows of x."""
+        """Return an uninitialised array (parts, 2, C) for the partial sums of two sums over the rows of x."""
         rows, channels = x.shape
         partial = partial_sums(self.device, rows, 1, 2 * channels)
         return partial.reshape(len(partial), 2, channels)
 
 
 class BatchNorm(Norm):
-    """Normalises with the statistics of this batch, and updates the running statistics in the same pass."""
+    """Normalises with the statistics of this batch, and updates the running statistics."""
 
     def forward(
         self,
@@ -81,7 +81,7 @@ class BatchNormEval(Norm):
         y = self.device.empty(x.shape, x.dtype)
         self.device.norm.fold(weight, bias, eps, running_mean, running_var, self.scale, self.shift)
         self.device.norm.affine(_rows(x), self.scale, self.shift, False, _rows(y))
-        # Copies: training may update the running statistics before backward, which needs their present values.
+        # Copies: backward needs the present values, and training may update the running statistics before it.
         self.statistics = [strided_copy(self.device, a, a) for a in (running_mean, running_var) if any(self.needs)]
         return y
 
@@ -124,11 +124,11 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """(x - mean) / sqrt(var + eps) weight + bias for each channel C, the last axis of x (N, ..., C).
+    """Return (x - mean) / sqrt(var + eps) weight + bias for each channel, the last axis of x (N, ..., C).
 
-    training: mean and variance are those of this batch, and running <- (1 - momentum) running + momentum batch, in
-    place (for the running variance, the batch's is computed with n - 1 instead of n, as in PyTorch). Otherwise mean and
-    variance are the running ones (Ioffe and Szegedy 2015). Raises ShapeError if the shapes do not fit.
+    training: use the batch's mean and variance, and update running <- (1 - momentum) running + momentum batch in place,
+    where the batch's variance is computed with n - 1, not n, as in PyTorch. Otherwise use the running mean and
+    variance (Ioffe and Szegedy 2015). Raises ShapeError if the shapes do not fit or the batch has no variance.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:
         raise ShapeError(f"batch_norm: input {x.shape} for {weight.shape[0]} channels; expected (N, ..., channels)")
@@ -142,7 +142,7 @@ def batch_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """(x - mean) / sqrt(var + eps) weight + bias over the last axis of each sample (Ba, Kiros, Hinton 2016)."""
+    """Return (x - mean) / sqrt(var + eps) weight + bias, with mean and var over the last axis (Ba et al. 2016)."""
     if not x.ndim or not x.shape[-1:] == weight.shape == bias.shape:
         raise ShapeError(f"layer_norm: input {x.shape} for {weight.shape} features; expected the last axis to be equal")
     return LayerNorm.apply(x, weight, bias, eps=eps)

@@ -45,7 +45,7 @@ class AvgPool2d(Function):
 def _geometry(
     name: str, x: Tensor, kernel: int | Pair, stride: int | Pair | None, padding: int | Pair
 ) -> dict[str, Pair]:
-    """The checked options of `forward`. Raises ShapeError."""
+    """Return the options of `forward`. Raises ShapeError if x or an option is not valid."""
     kernel = pair(kernel)
     geometry = {"kernel": kernel, "stride": kernel if stride is None else pair(stride), "padding": pair(padding)}
     if x.ndim != 4:
@@ -59,20 +59,20 @@ def _geometry(
 
 
 def max_pool2d(x: Tensor, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
-    """The largest value in each window: images (N, H, W, C) -> (N, Ho, Wo, C); stride defaults to the kernel's size.
+    """Return the largest value in each window: images (N, H, W, C) -> (N, Ho, Wo, C); stride defaults to `kernel`.
 
-    Raises ShapeError if shape or window do not fit.
+    Raises ShapeError if x has not four axes, the window does not fit, or an option is out of range.
     """
     return MaxPool2d.apply(x, **_geometry("max_pool2d", x, kernel, stride, padding))
 
 
 def avg_pool2d(x: Tensor, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
-    """The mean of each window; padding counts as zeros (PyTorch's count_include_pad). Arguments as in `max_pool2d`."""
+    """Return the mean of each window, where padding counts as zeros, as in PyTorch. Arguments as in `max_pool2d`."""
     return AvgPool2d.apply(x, **_geometry("avg_pool2d", x, kernel, stride, padding))
 
 
 def global_avg_pool2d(x: Tensor) -> Tensor:
-    """The mean over all pixels: (N, H, W, C) -> (N, 1, 1, C). Raises ShapeError for other shapes."""
+    """Return the mean over all pixels: (N, H, W, C) -> (N, 1, 1, C). Raises ShapeError if x has not four axes."""
     if x.ndim != 4:
         raise ShapeError(f"global_avg_pool2d: a tensor of shape {x.shape}; expected images (N, H, W, C)")
     return x.mean((1, 2), keepdims=True)

@@ -27,7 +27,7 @@ class Sum(Function):
         return reduce_sum(self.device, x, axes).reshape(_without(x.shape, axes, keepdims))
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
-        """Each summand gets the whole gradient: a copy with stride 0 along the summed axes."""
+        """Copy the gradient of each sum to all its terms: along the summed axes, the source has stride 0."""
         dy = dy.reshape(_without(self.shape, self.axes, keepdims=True))
         return strided_copy(self.device, dy, np.broadcast_to(dy, self.shape))
 
@@ -50,7 +50,7 @@ class Max(Function):
 
 
 def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
-    """The axes to reduce, sorted and not negative. Raises ShapeError for an axis that x lacks or a repeated one."""
+    """Return the axes to reduce, sorted and not negative. Raises ShapeError if one is out of range or repeated."""
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int | np.integer) else axis
     if any(not -x.ndim <= a < x.ndim for a in axes) or len({a % x.ndim for a in axes}) != len(axes):
         raise ShapeError(f"{name}: axis {axis} for a tensor of shape {x.shape}; expected distinct axes of the tensor")
@@ -58,13 +58,13 @@ def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
 
 
 def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The sum over one axis, several axes, or all (None)."""
+    """Return the sum over one axis, several axes, or all (None)."""
     axes = _axes("sum", x, axis)
     return Sum.apply(x, axes=axes, keepdims=keepdims) if axes else x
 
 
 def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The mean over one axis, several axes, or all (None). Raises ShapeError if there are no elements."""
+    """Return the mean over one axis, several axes, or all (None). Raises ShapeError if there are no elements."""
     count = math.prod(x.shape[a] for a in _axes("mean", x, axis))
     if not count:
         raise ShapeError(f"mean: no elements along axis {axis} of shape {x.shape}")
@@ -72,7 +72,7 @@ def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 
 def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """The largest element over one axis, several axes, or all (None); the first of equal ones gets the gradient.
+    """Return the maximum over one axis, several axes, or all (None). Of equal maxima, the first gets the gradient.
 
     Raises ShapeError if there are no elements.
     """

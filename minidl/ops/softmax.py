@@ -36,7 +36,7 @@ class LogSoftmax(Softmax):
 
 
 class CrossEntropy(Function):
-    """Softmax and negative log-likelihood in one op: its gradient, probabilities - targets, cannot overflow."""
+    """Softmax and negative log-likelihood in one op: its gradient, (probabilities - targets) / N, cannot overflow."""
 
     def forward(self, logits: np.ndarray, labels: np.ndarray, smoothing: float) -> np.ndarray:
         self.labels, self.smoothing = labels, smoothing
@@ -54,12 +54,12 @@ class CrossEntropy(Function):
 
 
 def softmax(x: Tensor) -> Tensor:
-    """e^x / sum e^x over the last axis. Raises ShapeError if it is empty or missing."""
+    """Return e^x / sum e^x over the last axis. Raises ShapeError if this axis is empty or missing."""
     return Softmax.apply(_with_classes("softmax", x))
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    """ln softmax(x) over the last axis. Raises ShapeError if it is empty or missing."""
+    """Return ln softmax(x) over the last axis. Raises ShapeError if this axis is empty or missing."""
     return LogSoftmax.apply(_with_classes("log_softmax", x))
 
 
@@ -70,9 +70,9 @@ def _with_classes(name: str, x: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: np.ndarray, label_smoothing: float = 0.0) -> Tensor:
-    """The mean over the batch of -sum target ln softmax(logits), a scalar.
+    """Return the mean over the batch of -sum target ln softmax(logits), a scalar.
 
-    logits (N, classes); labels (N,): integers in [0, classes). With label_smoothing s the target of the correct class
+    logits (N, classes); labels (N,): integers in [0, classes). With label_smoothing s, the target of the correct class
     is 1 - s + s / classes, and the target of every other class is s / classes (Szegedy et al. 2016).
     Raises ShapeError for wrong shapes or labels, ConfigError unless 0 <= s < 1.
     """
@@ -90,8 +90,8 @@ def cross_entropy(logits: Tensor, labels: np.ndarray, label_smoothing: float = 0
 
 
 def mse_loss(prediction: Tensor, target: Tensor | np.ndarray) -> Tensor:
-    """The mean of (prediction - target)^2, a scalar. Raises ShapeError if the shapes differ."""
+    """Return the mean of (prediction - target)^2, a scalar. Raises ShapeError if the shapes differ."""
     if prediction.shape != np.shape(target):
-        raise ShapeError(f"mse_loss: prediction {prediction.shape} and target {np.shape(target)}; expected one shape")
+        raise ShapeError(f"mse_loss: prediction {prediction.shape} and target {np.shape(target)}; shapes must be equal")
     difference = prediction - target
     return (difference * difference).mean()
