@@ -113,7 +113,7 @@ def _append(url: str, file: Published, part: Path) -> None:
         raise _MirrorFailed(error.reason if type(error) is URLError else error) from error
     with response:
         if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            raise _MirrorFailed("sent another part of the file than was requested")
+            raise _MirrorFailed("sent a different part of the file than requested")
         if response.status != 206:
             have = 0  # a server without ranges sends the whole file
         length = response.headers.get("Content-Length", "")
