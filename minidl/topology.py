@@ -168,7 +168,7 @@ def _sum(row: dict[int, float]) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Format ranks, such as "0, 1, 7". If there are many, give only the first ones and the number of all."""
+    """Format ranks, such as "0, 1, 7". If there are many, give the first ones and the total number."""
     return ", ".join(map(str, ranks[:MOST_ROWS])) + (f", ... ({len(ranks)} in all)" if len(ranks) > MOST_ROWS else "")
 
 

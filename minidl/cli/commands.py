@@ -112,7 +112,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
 
 
 def find_weights(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the weights file of a run folder, of a checkpoint folder or the file itself; and the options of its run.
+    """Return the weights file at a path (of a run, of a checkpoint, or the file itself), and the options of its run.
 
     A run folder: its best checkpoint on the validation images; without validation, the last one. Outside a run, the
     options are empty. Raises CheckpointError if there is no such file, or if it is damaged.

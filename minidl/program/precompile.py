@@ -102,7 +102,7 @@ def _compile_in_processes(kernels: Sequence[Kernel], progress: Callable[[int], N
     waiting, ready = deque(kernels), 0
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
-        "PYTHONSAFEPATH": "1",  # else a file queue.py in the working folder would hide the standard library's
+        "PYTHONSAFEPATH": "1",  # else queue.py in the working folder would hide the standard library's module
         "NUMBA_NUM_THREADS": "1",
         "MINIDL_THREADS": "",
     }

@@ -129,10 +129,10 @@ class Drawn(int):
 
 
 class Recorder(Device):
-    """A stand-in for a device that records a step. calls: as recorded. drawn: how many random numbers they draw."""
+    """A stand-in for a device that records `calls`. drawn: the number of random numbers that these calls draw."""
 
     def __new__(cls, device: Device) -> Recorder:
-        recorder: Recorder = object.__new__(cls)  # `Device` would return the shared one
+        recorder: Recorder = object.__new__(cls)  # not by Device.__new__, which returns a shared object
         return recorder
 
     def __init__(self, device: Device) -> None:
@@ -216,8 +216,8 @@ class Recorder(Device):
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
         """Return the memory and the offset of an array.
 
-        constants: also accept any array of int64 (a shape, strides); each replay then uses a copy of it.
-        Raises Unrecordable if the array is not contiguous, or neither created in this step nor in a region.
+        constants: also accept any array of int64 (a shape, strides); each replay uses a copy of its present values.
+        Raises Unrecordable if the array is not contiguous, or neither created in this recording nor in a region.
         """
         if not array.flags.c_contiguous:
             raise Unrecordable("an array is not contiguous")

@@ -4,10 +4,10 @@
     loss, correct = gradient(x, y)        # arena.grad is dL/dtheta of this batch
     optimizer.step()
 
-The first call for a batch of some shape runs the model's Python code on a device that only records (record.py): twice,
-to detect code whose calls vary. The recorded calls are merged (fuse.py), get memory (plan.py), and become a program: a
-table of machine addresses (table.py, call.py). From then on a call runs the table. It builds no graph and allocates no
-array. Nothing is compiled specifically for the model, and results are bit-identical to those of the tape.
+The first call for a batch of some shape runs the model's Python code on a device that only records (record.py). It does
+so twice, to detect calls that vary. The recorded calls are merged (fuse.py), get memory (plan.py), and become a
+program: a table of machine addresses (table.py, call.py). From then on a call runs the table. It builds no graph and
+allocates no array. Nothing is compiled specifically for the model, and results are bit-identical to the tape's.
 
 A batch of a different shape needs another program, recorded in a few milliseconds at its first use.
 """
@@ -112,7 +112,7 @@ class Replayed:
         raise NotImplementedError
 
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
-        """Return the program for this shape of batch, recorded at its first use; None if unrecordable or watched."""
+        """Return the program for this shape of batch, recorded at its first use; None if unrecordable or `watched`."""
         moved = any([tensor._data is not array for tensor, array in self.arrays])
         if moved or self.structure != structure() or self.model.arena is not self.arena:
             self.forget()

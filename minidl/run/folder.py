@@ -102,7 +102,7 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def rewind(self, step: int, epoch: int) -> None:
-        """Remove the lines of metrics.jsonl that describe later steps than `step`, or later epochs than `epoch`."""
+        """Remove the lines of metrics.jsonl for steps after `step`, and for ends of epochs after number `epoch`."""
         if self.metrics.exists():
             lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
             kept = "".join(line + "\n" for line in lines if _happened(line, step, epoch))

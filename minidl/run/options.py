@@ -58,7 +58,7 @@ class Option:
         return text
 
     def check(self, value: Any) -> Any:
-        """Return the value, converted to the option's kind. Raises ConfigError if that is impossible or not allowed."""
+        """Convert a value to the option's kind. Raises ConfigError if its type is wrong, or if it is not allowed."""
         if self.kind is tuple:
             return self._check_words(value)
         if self.kind is float and type(value) is int:

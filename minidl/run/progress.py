@@ -27,7 +27,7 @@ class Progress:
     best_step: int = -1  # on the validation images; -1: none yet
     best_accuracy: float = 0.0
     best_loss: float = 0.0
-    seconds: float = 0.0  # spent on training, without the handling of finished epochs and stops
+    seconds: float = 0.0  # of training: excludes the handling of finished epochs, and the time between stop and resume
     timed_images: int = 0  # images trained on in timed_seconds; excludes each process's first step, which compiles
     timed_seconds: float = 0.0
 

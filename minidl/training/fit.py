@@ -58,7 +58,7 @@ def fit(
     """Train a model, and test it once at the end.
 
     data      a Dataset, a name for `minidl.data.load`, or arrays (x, y) or (x, y, x_test, y_test): images
-              (N, H, W, C), which are not standardised, and labels (N,)
+              (N, H, W, C), which `fit` does not standardise, and labels (N,)
     progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; the default prints
               a line, None prints nothing
     given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...), with the command line's defaults
@@ -113,7 +113,7 @@ def _as_dataset(data: Data, config: Config) -> Dataset:
 
 
 def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndarray]]:
-    """Return the model in a run's model.safetensors, in evaluation mode, and a function that standardises its images.
+    """Return the model in a run's model.safetensors, in evaluation mode, and a function to standardise new images.
 
     Raises CheckpointError if the file was not written by a run of minidl.
     """

@@ -73,7 +73,7 @@ class RunOutput:
                 self.run.__exit__()
 
     def _held(self) -> RunFolder:
-        """Return the run's folder, opened first if this process is the next leader, or a server, after a death."""
+        """Return the run's folder. After the death of the leader, the next one (or a server) opens it first."""
         if self.run is None:
             self.run = reopen(self.folder)
         return self.run
@@ -136,7 +136,7 @@ class RunOutput:
         return self.score()
 
     def summary(self, score: Score) -> Entry:
-        """Return the entries of summary.json that do not describe several replicas."""
+        """Return the entries of summary.json that every run of minidl.train has."""
         at = self.trainer.progress
         return {
             "test_accuracy": score.accuracy,

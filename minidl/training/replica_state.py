@@ -30,7 +30,7 @@ class ReplicaState:
     """Everything that the next step of a replica depends on, with its position in the data."""
 
     rank: int
-    vectors: dict[str, np.ndarray]  # theta, the optimizer's vectors, batch norm's statistics
+    vectors: dict[str, np.ndarray]  # theta (the weights), the optimizer's vectors, batch norm's statistics
     numbers: dict[str, Any]
     meter: np.ndarray | None = None  # statistics of communication: Meter.vector
 

@@ -34,14 +34,14 @@ class Session:
     """The part of one process in a run, from the first step to the result.
 
     The leader (the first live replica) holds the run's folder, shows the progress, and tests the average of all.
-    origin: text at the end of the first printed line, which explains from what the run was resumed if necessary
+    origin: a note at the end of the first printed line, if the run was resumed from states of different moments
     """
 
     def __init__(self, config: Config, signals: Signals, fabric: Fabric) -> None:
         kind = method(config.method) if fabric.size > 1 else Local
         fabric.replicas = kind.roles(fabric.size).replicas
         if not fabric.replicas:
-            raise ConfigError(f"{fabric.size} processes: {config.method} needs {kind.servers} as servers, and more")
+            raise ConfigError(f"{fabric.size} processes: {config.method} needs {kind.servers} as servers, and replicas")
         self.config = config = replace(config, workers=len(fabric.replicas))
         self.signals, self.fabric = signals, fabric
         self.data, self.model = prepare(config, fabric.rank)
@@ -64,7 +64,7 @@ class Session:
     def train(self) -> Entry | None:
         """Train to the end; test; write and return the summary. Replicas other than the leader return None.
 
-        Raises Stopped after a signal, and MinidlError after an error; by then the state is saved if possible.
+        Raises Stopped after a signal, once the state is saved, and any MinidlError of the training.
         """
         trainer, config, output = self.trainer, self.config, self.output
         epochs = -(-trainer.planned // len(trainer.sampler))
@@ -132,7 +132,7 @@ class Session:
             self.output.log(entry)
 
     def _epoch_done(self, entry: Entry) -> None:
-        """Report the epoch and save. Average the replicas if the method is synchronous, else none may wait."""
+        """Report the epoch, and save: the average for a synchronous method, else each replica without waiting."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
         if output.alone:
             output.report(entry)

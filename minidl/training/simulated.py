@@ -177,7 +177,7 @@ class SimulatedRun:
     # -- metrics.jsonl -----------------------------------------------------------------------------------
 
     def step_done(self, trainer: Trainer, entry: Entry) -> None:
-        """Count a step of any replica. Log at times; after an epoch of all replicas together, evaluate the average."""
+        """Count a step of any replica. Log regularly; after each epoch of all replicas together, test the average."""
         replica = trainer.replica
         self.steps += 1
         self.images += trainer.config.batch_size

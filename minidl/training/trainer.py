@@ -54,14 +54,14 @@ class Trainer:
             place=ranks.index(rank) if rank in ranks else 0,  # a server trains on no images
             replicas=len(ranks), augment=config.augment, shards=config.shards, prefetch=0 if engine else 2,
         )  # fmt: skip
-        self.planned = config.steps or config.epochs * len(self.sampler)  # steps of each replica, if their number stays
+        self.planned = config.steps or config.epochs * len(self.sampler)  # steps of each of the present replicas
         self.schedule = schedules.build(config.schedule, self.planned, config.warmup)
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
         self.replica = Replica(self.engine, self.fabric, self._lr, own=engine is not None)
         kind = method(config.method) if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
-        self.furthest = 0  # after a resume: the most epochs that any replica had finished
+        self.furthest = 0  # after a resume: the largest number of epochs that a replica had finished
         self._warm = False  # False before the first step, which compiles: images/s omit it
 
     @property
