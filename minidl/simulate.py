@@ -1,8 +1,7 @@
 """The command line: `python -m minidl.simulate`, also installed as `minidl-simulate`.
 
-Training on a simulated cluster: this process computes for all replicas in turn, and a description of the cluster
-determines how long it would take there (comm/cluster.py, comm/fabric/sim.py). Seconds are virtual, unless they are
-called real.
+Training on a simulated cluster: this process computes for all replicas, and the description of a cluster determines
+how long everything would take there (comm/cluster.py, comm/fabric/sim.py). Seconds are virtual unless called real.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ examples:
   python -m minidl.simulate --cluster mine.toml --measure --data mnist --model lenet
   python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --model lenet --steps 100
 """
-# Options of training that do not apply: a simulation has no processes and cannot be resumed.
+# Options of training that do not apply: a simulation is one process and cannot be resumed.
 LEFT_OUT = ("workers", "keep", "stall", "reduce", "resume", "evaluate")
 
 
@@ -72,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except MinidlError as error:
             return report(str(error))
         except MemoryError as error:
-            return report(f"out of memory ({error}): take fewer --ranks, or a smaller model")
+            return report(f"out of memory ({error}): use fewer --ranks or a smaller model")
         except OSError as error:
             return report(f"{error.strerror or error}: {error.filename or 'a file'}")
     return 0

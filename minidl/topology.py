@@ -30,7 +30,7 @@ MOST_ROWS = 16  # per round
 MOST_ROUNDS = 24
 RANDOM_ROUNDS = 3
 
-PICTURE = Limits("of a picture, ending in " + ", ".join(FORMATS), lambda p: not p or Path(p).suffix.lower() in FORMATS)
+PICTURE = Limits("ending in " + ", ".join(FORMATS), lambda p: not p or Path(p).suffix.lower() in FORMATS)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Options:
         "", "the file of the picture, .png, .svg or .pdf (default: NAME-REPLICAS.png)", group="options", limits=PICTURE
     )
     nodes: int = option(
-        2, "machines that share the replicas evenly, for hierarchical", group="options", limits=ONE_OR_MORE
+        2, "machines among which hierarchical divides the replicas", group="options", limits=ONE_OR_MORE
     )
     seed: int = option(0, "seed of the random rounds of matching and uniform", group="options", limits=SEED)
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: list[str]) -> tuple[str, int, dict[str, Any]]:
-    """Return NAME, REPLICAS (0 if a graph file determines it) and the options. Raises ConfigError for wrong ones."""
+    """Return NAME, REPLICAS (0 if a graph file determines it) and the options. Raises ConfigError if one is wrong."""
     words: list[str] = []
     while argv and not re.match("-+[a-z]", argv[0]):
         words.append(argv.pop(0))
@@ -120,7 +120,7 @@ def table(topology: Any) -> Iterator[str]:
                f"receives at most {max(read)}")  # fmt: skip
         rows = _same_rows(topology, round)
         for ranks, row in rows[:MOST_ROWS]:
-            yield f"  {_ranks(ranks):>5} <- {_sum(row)}" if row else f"  {_ranks(ranks)} rest"
+            yield f"  {_ranks(ranks):>5} <- {_sum(row)}" if row else f"  {_ranks(ranks)} unchanged"
         if len(rows) > MOST_ROWS:
             yield f"  ... and {len(rows) - MOST_ROWS} more rows"
     yield ""
@@ -141,12 +141,12 @@ def table(topology: Any) -> Iterator[str]:
     yield f"spectral gap       {topology.spectral_gap():.4g}"
     closer = topology.rounds_to_shrink(1000)
     yield "1000 times closer  " + (
-        f"after {closer:,} round" + "s" * (closer != 1) if closer or topology.size == 1 else "never"
+        f"after {closer:,} round" + "s" * (closer != 1) if closer or topology.size == 1 else "not reached"
     )
 
 
 def _same_rows(topology: Any, round: int) -> list[tuple[list[int], dict[int, float]]]:
-    """Return (ranks, their common row) for each row; the last row is empty, for the ranks that read from no other."""
+    """Return (ranks, row) for each different row; last, with an empty row, the ranks that read from no other."""
     found: dict[tuple[Any, ...], tuple[list[int], dict[int, float]]] = {}
     idle: list[int] = []
     for rank in topology.alive:
@@ -159,7 +159,7 @@ def _same_rows(topology: Any, round: int) -> list[tuple[list[int], dict[int, flo
 
 
 def _sum(row: dict[int, float]) -> str:
-    """Format a row as a sum: 2/3 of 0 + 1/6 of 1, 2."""
+    """Format a row as a sum, such as "2/3 of 0 + 1/6 of 1, 2"."""
     shares: dict[str, list[int]] = {}
     for source, weight in row.items():
         if weight:
@@ -168,12 +168,12 @@ def _sum(row: dict[int, float]) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    """Format ranks: 0, 1, 7. Of many ranks, the first ones and their number."""
+    """Format ranks, such as "0, 1, 7". If there are many, give the first ones and the total number."""
     return ", ".join(map(str, ranks[:MOST_ROWS])) + (f", ... ({len(ranks)} in all)" if len(ranks) > MOST_ROWS else "")
 
 
 def _weight(weight: float) -> str:
-    """Format a weight: as a fraction such as 1/3 if it equals one, else as a decimal."""
+    """Format a weight as a fraction with a denominator below 100, such as 1/3, if it equals one; else as a decimal."""
     fraction = Fraction(weight).limit_denominator(99)
     return str(fraction) if abs(float(fraction) - weight) < 1e-12 else f"{weight:.4f}"
 

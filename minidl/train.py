@@ -32,7 +32,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0, 2 for an error, 129, 130 or 143 if stopped by a signal."""
+    """Run the command line. Returns the exit code: 0, 2 for an error, 128 + the number of the signal that ended it."""
     words = sys.argv[1:] if argv is None else list(argv)
     job: Job | None = None
     with Signals() as signals:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if job is None or job.leads:
                 with suppress(OSError):  # the terminal may be gone
                     print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)
-            # Before `defer`, the other ranks may not have received the signal, so the fabric is not closed.
+            # Closing waits for the other ranks. Before `defer`, they may not know of the signal: leave without it.
             if job is not None and job.fabric is not None and signals.deferred:
                 job.fabric.close()
             return stopped.code
@@ -69,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         except MinidlError as error:
             return _error(str(error), job)
         except MemoryError as error:
-            return _error(f"out of memory ({error}): lower --batch-size, or take a smaller model", job)
+            return _error(f"out of memory ({error}): use a lower --batch-size or a smaller model", job)
         except OSError as error:
             return _error(f"{error.strerror or error}: {error.filename or 'a file'}", job)
     return 0
 
 
 def processes(given: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (processes: replicas and the servers of the method; threads of each process, or 0 if not set)."""
+    """Return the number of processes (replicas and servers), and the threads of each (0: the default)."""
     if given.get("evaluate"):
         return 1, 0
     if given.get("resume"):
@@ -89,7 +89,7 @@ def processes(given: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _error(message: str, job: Job | None = None) -> int:
-    """Report an error in one line, only once if several replicas have it. Returns the exit code."""
+    """Report an error in one line, only once if several replicas have it. Return the exit code."""
     return report(message) if job is None else job.fail(message)
 
 

@@ -116,7 +116,7 @@ def test_stopped_and_resumed_to_the_bit(command: Command, method: str) -> None:
     command.wait_for_epoch("run")
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 143 and err == "minidl: saved; to go on: python -m minidl.train --resume run\n"
+    assert process.returncode == 143 and err == "minidl: saved; to continue: python -m minidl.train --resume run\n"
     command.run("--resume", "run")
     assert weights(command.folder / "run") == weights(command.folder / "whole")
 

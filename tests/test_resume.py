@@ -153,7 +153,7 @@ def test_stopped_and_resumed(whole: Path, tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(Signals, "check", check)
         assert main([*SMALL, "--epochs", "4", "--validation", "0.2", "--out", str(tmp_path / "run")]) == 143
-    assert capsys.readouterr().err == f"minidl: saved; to go on: python -m minidl.train --resume {tmp_path / 'run'}\n"
+    assert capsys.readouterr().err == f"minidl: saved; to continue: python -m minidl.train --resume {tmp_path}/run\n"
     assert not (tmp_path / "run" / "summary.json").exists()
     assert main(["--resume", str(tmp_path / "run"), "--quiet", "--threads", "1", "--json"]) == 0
     assert weights(tmp_path / "run") == weights(whole)

@@ -55,7 +55,7 @@ def test_all_workers_die(sessions: Callable[..., Sessions]) -> None:
     whole = sessions(method="ps")
     half = whole.simulation.time / 2
     run = sessions({0: half, 1: half + 1e-9}, method="ps")
-    assert run.errors == [f"all workers have died; the center is saved: to go on from it: "
+    assert run.errors == [f"all workers have died; the center is saved; to continue from it: "
                           f"python -m minidl.train --resume {run.folder}"]  # fmt: skip
     progress = run.last().state["progress"]
     assert progress["epoch"] >= 0 and progress["step"] == 3 * progress["epoch"] + progress["batch"] > 0
@@ -117,7 +117,7 @@ def test_all_workers_are_killed(tmp_path: Path) -> None:
     code, lines, errors = killed(tmp_path / "run", 3, [0, 1], "training.session:Session._epoch_done", "--method", "ps")
     words = errors.splitlines()
     assert code == 2 and not lines and len(words) == 3
-    assert "the center is saved: to go on from it: python -m minidl.train --resume" in words[2]
+    assert "the center is saved; to continue from it: python -m minidl.train --resume" in words[2]
     run = [sys.executable, "-m", "minidl.train", "--resume", str(tmp_path / "run"), "--json"]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and json.loads(done.stdout)["epochs"] == 4

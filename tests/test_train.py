@@ -333,5 +333,5 @@ def test_weights_for_new_images(capsys: pytest.CaptureFixture[str]) -> None:
     metadata = files.read(Path("run/model.safetensors"))[1]
     assert metadata["format"] == "pt" and metadata["model"] == "mlp" and metadata["input_shape"] == "[4, 4, 1]"
     files.save(Path(), 1, files.Checkpoint(model.state_dict(), {}, {}))
-    with pytest.raises(CheckpointError, match="does not say which model it is of"):
+    with pytest.raises(CheckpointError, match="does not name its model"):
         load_model(f"step-00000001/{files.MODEL}")

@@ -28,11 +28,11 @@ TESTING = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")
 def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None) -> Entry | None:
     """Execute the options of the command line. With several replicas, the leader returns the result, ready for JSON.
 
-    Raises ConfigError if the options contradict each other, and other MinidlErrors of the command.
+    Raises ConfigError if the options contradict each other, and the MinidlErrors of the command that they select.
     """
     fabric = fabric or Alone(Meter(trace=bool(given.get("trace"))))
     if sum(bool(given.get(name)) for name in ("out", "resume", "evaluate")) > 1:
-        raise ConfigError("give one of --out, --resume and --evaluate: each names what this call works on")
+        raise ConfigError("give only one of --out, --resume and --evaluate: each selects what this command works on")
     if given.get("resume"):
         return resume(given, signals, fabric)
     if given.get("evaluate"):
@@ -43,7 +43,7 @@ def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = 
 def begin(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
     """Start a new run and train it; the leader returns the result."""
     config = resolve(_config_file(given), given)
-    session = Session(config, signals, fabric)  # first: if data and model do not match, no folder is created
+    session = Session(config, signals, fabric)  # before the folder is created: data and model may not match
     if config.workers and "workers" in given and config.workers != session.config.workers:
         raise ConfigError(f"--workers {config.workers}, but mpiexec has started {session.config.workers} replicas: "
                           "leave --workers out")  # fmt: skip
@@ -63,7 +63,7 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
     if result := result_of(folder):
         return result
     session = Session(resolve(read_run(folder), given), signals, fabric)
-    with session.output.opened(lambda: reopen(folder)):  # the others read the folder after the leader has reopened it
+    with session.output.opened(lambda: reopen(folder)):  # the others read it after the leader has reopened it
         last = files.last(folder / "checkpoints")
         if last:
             _restore(session, last)
@@ -86,7 +86,7 @@ def _restore(session: Session, folder: Path) -> None:
 
 
 def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
-    """Evaluate the checkpoint in --evaluate on the test images; return its scores."""
+    """Test the weights that --evaluate names on the test images; return their scores."""
     weights, run_options = find_weights(Path(given["evaluate"]))
     if run_options:
         for name in given:
@@ -112,10 +112,10 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
 
 
 def find_weights(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the weights file of a run folder, a checkpoint folder or a file; and the options of its run.
+    """Return the weights file at a path (of a run, of a checkpoint, or the file itself), and the options of its run.
 
-    For a run, this is the checkpoint with the best score on the validation images; without validation, the last one.
-    A file outside a run has no options. Raises CheckpointError if there is no such file, or if it is damaged.
+    A run folder: its best checkpoint on the validation images; without validation, the last one. Outside a run, the
+    options are empty. Raises CheckpointError if there is no such file, or if it is damaged.
     """
     if (path / "config.toml").is_file():
         last = files.last(path / "checkpoints")

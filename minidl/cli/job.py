@@ -1,4 +1,4 @@
-"""The job that this process is a rank of, if any: a job of the launcher on this machine, or an MPI job."""
+"""The job of which this process is a rank, if any: a job of the launcher on this machine, or an MPI job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from minidl.errors import report
 if TYPE_CHECKING:
     from minidl.comm.fabric.base import Fabric
 
-PATIENCE = 1.0  # seconds to wait for the leader to report an error of all ranks
+PATIENCE = 1.0  # seconds that a rank waits for the leader to report the same error
 
 
 class Job:
-    """One rank of a job. launched: by comm/launch.py, not by mpiexec."""
+    """This process as a rank of a job. launched: whether comm/launch.py started it, not a launcher of MPI."""
 
     def __init__(self, rank: int, launched: bool) -> None:
         self.rank, self.launched = rank, launched
@@ -46,7 +46,7 @@ class Job:
     def fail(self, words: str) -> int:
         """Report an error, once per job, and make the other ranks exit. Returns the exit code."""
         fabric = self.fabric
-        if not self.leads:  # the leader reports an error that all ranks have
+        if not self.leads:  # if all ranks have this error, the leader reports it
             deadline = time.monotonic() + PATIENCE
             while time.monotonic() < deadline and not (fabric and fabric.aborted()):
                 time.sleep(0.01)

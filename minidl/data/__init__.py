@@ -1,4 +1,4 @@
-"""Data: named data sets and the user's own files, in the one form that training needs.
+"""Data: named data sets and the user's own files, loaded as a `Dataset`.
 
     data = load("mnist", data_dir="../shared/data", validation=0.1, seed=0)
     loader = Loader(data.x_train, data.y_train, batch_size=128, augment=Augment("pad-crop", data.black))
@@ -41,7 +41,7 @@ def load(
     """Load a data set: a name of DATASETS, "synthetic:4096x32x32x3:10" or the path of a .npz file.
 
     data_dir: the first folder to search for the files of mnist, fashion-mnist and cifar10 (see `files.search`).
-    validation: the fraction of the training images that is held out, in every class.
+    validation: the fraction of the training images of each class that is held out.
     seed: determines the held-out images (validation, and the test set of digits) and the synthetic images.
     layout: "channels-last" or "channels-first", the order of axes in a .npz file.
 

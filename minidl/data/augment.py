@@ -1,7 +1,7 @@
 """Augmentation: random changes of training images that keep their labels. Each function processes a whole batch.
 
 Each function takes a standardised batch x (N, H, W, C), which it may overwrite, a generator, and `border`: the value
-of a black pixel. Sizes are proportional to the image size; for 32x32 images they are those of the papers.
+of a black pixel. Sizes are proportional to the image size; for 32x32 images they equal the papers'.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Augmentation = Callable[[np.ndarray, np.random.Generator, np.ndarray | float], n
 
 
 def pad_crop(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) -> np.ndarray:
-    """Pad by an eighth of the side (4 for 32) and crop to the old size at a random position (He et al. 2015, 4.2).
+    """Pad by an eighth of the side (4 for 32) and crop to the original size at a random position (He et al. 2015, 4.2).
 
     The padding is black, as if the images were padded before standardising (torchvision's recipe). Padding with zeros
     after standardising would draw a grey frame around MNIST's black images, which reveals how far the digit was moved.

@@ -29,8 +29,8 @@ class Splits(NamedTuple):
 class Dataset:
     """Images float32 (N, H, W, C), standardised by mean (C,) and std (C,) of the training part; labels int64 (N,).
 
-    mean and std are those of the images before standardising, with values in [0, 1] in the image sets. The validation
-    part is None if nothing was held out.
+    mean and std describe the images before standardising, with the values of uint8 images scaled to [0, 1]. The
+    validation part is None if nothing was held out.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Dataset:
 def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
     """Hold out the fraction `validation` of the training images of each class, chosen by seed; standardise all parts.
 
-    Raises as `check_classes` and `hold_out`.
+    Raises the errors of `check_classes` and `hold_out`.
     """
     check_classes(splits.y_train)
     train, held = hold_out(splits.y_train, validation, seed)
@@ -79,7 +79,7 @@ def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
 
 
 def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> Dataset:
-    """Make a Dataset of (x, y) or (x, y, x_test, y_test). Images are not standardised: mean is 0, std is 1.
+    """Make a Dataset from (x, y) or (x, y, x_test, y_test). Images are not standardised: mean is 0, std is 1.
 
     Raises DataError if the labels are not whole numbers (N,) or all of one class, ConfigError for other errors.
     """
@@ -132,7 +132,7 @@ def hold_out(labels: np.ndarray, validation: float, seed: int) -> tuple[np.ndarr
 
 
 def stratified_split(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return sorted indices (kept, held out): about `fraction` of every class is held out, never a whole class."""
+    """Return sorted indices (kept, held out): about `fraction` of every class is held out, never all of it."""
     values, counts = np.unique(labels, return_counts=True)
     wanted = np.minimum(apportion(round(fraction * len(labels)), counts), counts - 1)
     held = np.zeros(len(labels), dtype=bool)
@@ -142,7 +142,7 @@ def stratified_split(labels: np.ndarray, fraction: float, rng: np.random.Generat
 
 
 def channel_statistics(images: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of every channel of images[chosen], both (C,) float32.
+    """Return the mean and standard deviation of every channel of images[chosen], both (C,) float32.
 
     images (N, H, W, C), uint8 or float. The standard deviation of a constant channel is set to 1. Makes two passes in
     float64, CHUNK images at a time.
@@ -156,7 +156,7 @@ def channel_statistics(images: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarr
 
     mean = average(1, 0.0)
     std = np.sqrt(average(2, mean))
-    # The deviations of a constant channel are rounding errors, not always 0: compare them with the channel's mean.
+    # The standard deviation of a constant channel may be a rounding error, not 0: compare it with the mean.
     constant = std <= 1e-7 * np.abs(mean)
     return mean.astype(np.float32), np.where(constant, 1.0, std).astype(np.float32)
 

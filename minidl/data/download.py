@@ -29,7 +29,7 @@ def download(file: Published, mirrors: Sequence[str], folder: Path) -> Path:
     """Return `folder / file.name`. If it does not exist, download it from the first of `mirrors` that provides it.
 
     mirrors: URLs that end in "/".
-    The bytes are written to a `.part` file beside it, which the next attempt, mirror or run continues. The file gets
+    The bytes are written to a `.part` file next to it, which the next attempt, mirror or run continues. The file gets
     its name only after its size and checksum are verified. Call this within `filling(folder)`. Raises DataError with
     the failure of each mirror if none provides the file.
     """
@@ -113,7 +113,7 @@ def _append(url: str, file: Published, part: Path) -> None:
         raise _MirrorFailed(error.reason if type(error) is URLError else error) from error
     with response:
         if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            raise _MirrorFailed("sent another part of the file than was requested")
+            raise _MirrorFailed("sent a different part of the file than requested")
         if response.status != 206:
             have = 0  # a server without ranges sends the whole file
         length = response.headers.get("Content-Length", "")

@@ -32,7 +32,7 @@ def search(name: str, groups: Sequence[Sequence[str]], data_dir: str | Path | No
     groups: file names without .gz or .xz. A folder contains the set if it has at least one file of every group.
     Searches `data_dir`, $MINIDL_DATA and the cache; in each, first a subfolder with the set's name, then the folder.
     Raises DataError if `data_dir` does not exist, or if a folder given by the user contains only a part of the set: a
-    download would hide the mistake.
+    download would hide that mistake.
     """
     if data_dir and not Path(data_dir).is_dir():
         raise DataError(f"data folder {data_dir} does not exist: give an existing folder")

@@ -17,13 +17,13 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class Loader:
-    """Divide x (N, H, W, C) and y (N,) into batches.
+    """The batches of x (N, H, W, C) and y (N,).
 
     The order of an epoch depends only on (seed, epoch), and the augmentation of a batch only on (seed, epoch, batch).
     A loader therefore has no state: `loader.epoch(e, start=b)` continues exactly where a run stopped.
 
-    If the last batch would contain one image, the image is added to the batch before it: one image has no variance,
-    and batch norm divides by the variance.
+    If the last batch would contain one image, the image is added to the previous batch: batch norm divides by the
+    variance, and one image may have none.
 
     augment: names of AUGMENTATIONS, applied in this order; `Augment(names, data.black)` also gives the padding colour.
     drop_last: omit the last batch if it is not full.
@@ -58,10 +58,10 @@ class Loader:
         if not drop_last and (rest > 1 or samples == 1):
             self._batches += 1
         if not self._batches:
-            raise ConfigError(f"{samples} samples make no batch of {batch_size}: use a smaller one or keep the last")
+            raise ConfigError(f"{samples} samples make no batch of {batch_size}: use a smaller batch or keep the last")
 
     def __len__(self) -> int:
-        """Number of batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return self._batches
 
     def epoch(self, epoch: int, start: int = 0, prefetch: int = 2) -> Iterator[Batch]:

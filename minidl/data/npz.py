@@ -25,7 +25,7 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
     x_train, x_test: images (N, H, W, C) or (N, H, W), with layout="channels-first" (N, C, H, W); or features (N, D).
     y_train, y_test: labels (N,), whole numbers from 0. The number of classes is the largest label in y_train plus 1.
     Returns images as (N, H, W, C) and features as (N, 1, 1, D). Raises ConfigError if the layout is unknown, DataError
-    for any other contents.
+    if the file is not as described.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r}: expected {' or '.join(LAYOUTS)}.{nearest(layout, LAYOUTS)}")

@@ -19,9 +19,9 @@ class Sampler:
 
     Each epoch, every replica gets the same number of images, and therefore the same number of batches.
 
-    shards   "iid": the images are shuffled and divided again each epoch; "skewed:ALPHA": each replica keeps its own
-             images, mostly of some classes, as on machines that do not share data
-    augment   names of AUGMENTATIONS. prefetch: batches that a thread prepares ahead
+    shards    "iid": the images are shuffled and divided again each epoch; "skewed:ALPHA": each replica keeps the same
+              images, mostly of some classes, as on machines that do not share data
+    augment   names of AUGMENTATIONS. prefetch: number of batches that a thread prepares in advance
 
     Raises ConfigError if there are fewer images than replicas.
     """
@@ -49,15 +49,15 @@ class Sampler:
         self.batches = len(self._loader(0))
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return self.batches
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Batches `start`, `start + 1`, ... of an epoch: x (B, H, W, C), y (B,)."""
+        """Iterate over batches `start`, `start + 1`, ... of an epoch: x (B, H, W, C), y (B,)."""
         return self._loader(epoch).epoch(epoch, start, self.prefetch)
 
     def sample(self, batches: int) -> Iterator[Batch]:
-        """The first batches of a fixed order of all training images: the same ones for every replica and call."""
+        """Yield the first batches of all training images in a fixed order: the same for every replica and call."""
         loader = Loader(self.data.x_train, self.data.y_train, self.batch_size, self.run_seed)
         for _, batch in zip(range(batches), loader.epoch(0, prefetch=0)):
             yield batch
@@ -70,7 +70,7 @@ class Sampler:
         )  # fmt: skip
 
     def _indices(self, epoch: int) -> np.ndarray | None:
-        """The images of this replica in an epoch; None: all."""
+        """Return the indices of this replica's images in an epoch; None: all."""
         if self.replicas == 1:
             return None
         if self.own is None:
@@ -81,12 +81,12 @@ class Sampler:
 
 
 def replica_seed(seed: int, place: int) -> int:
-    """The seed of the replica at this place. The first replica has the run's seed."""
+    """Return the seed of the replica at this place. The first replica has the run's seed."""
     return seed if place == 0 else int(generator(Purpose.REPLICA, seed, place).integers(2**32))
 
 
 def parse_skew(text: str) -> float:
-    """The number 0.3 in "skewed:0.3". Raises ConfigError."""
+    """Return the number 0.3 for "skewed:0.3". Raises ConfigError if the text has another form."""
     try:
         alpha = float(text.removeprefix("skewed:"))
     except ValueError:

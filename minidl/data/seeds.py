@@ -1,4 +1,4 @@
-"""Random numbers without hidden state: every draw is a pure function of (seed, epoch, batch, purpose)."""
+"""Random generators without global state: each depends only on (seed, epoch, batch, purpose)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Purpose(IntEnum):
 def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:
     """Return a new generator. The same arguments give the same numbers, regardless of earlier draws.
 
-    Raises ConfigError if the seed is not in [0, 2^32).
+    epoch, batch: or two other numbers, such as rank and step. Raises ConfigError if the seed is not in [0, 2^32).
     """
-    # Four 32-bit words fill NumPy's entropy pool exactly; a longer seed would overlap the word of the epoch.
+    # NumPy splits a number of 2^32 or more into two words, which would shift the words of epoch, batch and purpose.
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed {seed} is out of range: give a whole number from 0 to {2**32 - 1}")
     return np.random.default_rng([seed, epoch, batch, purpose])

@@ -1,4 +1,4 @@
-"""Assign samples to P replicas. Pure functions: every replica computes the same result without communication."""
+"""Assign samples to P replicas. The functions are pure: all replicas compute the same without communication."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from minidl.errors import ConfigError
 def apportion(total: int, weights: ArrayLike) -> np.ndarray:
     """Divide `total` in proportion to `weights` (P,): return whole numbers (P,) that sum to `total`.
 
-    Largest-remainder method: each gets the integer part of its quota; the rest goes to the largest fractional parts, to
-    the first if several are equal. Every result differs from its quota by less than 1. Raises ConfigError if a weight
-    is negative or not finite, or all are 0.
+    Largest-remainder method: each gets the integer part of its quota; the rest goes to the largest fractional parts,
+    the first ones if several are equal. Every result differs from its quota by less than 1. Raises ConfigError if a
+    weight is negative or not finite, or all are 0.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not (weights.size and np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
@@ -39,8 +39,8 @@ def equal_lengths(n: int, replicas: int) -> list[int]:
 def shard(n: int, lengths: Sequence[int], rank: int, seed: int, epoch: int) -> np.ndarray:
     """Return the samples of replica `rank` in this epoch: indices (lengths[rank],) into a set of n samples.
 
-    Each epoch draws a new permutation. Replica r's shard is its r-th contiguous slice, so shards never overlap, and
-    lengths may change between epochs, as the speeds of replicas do. If the lengths sum to less than n, the end of the
+    Each epoch draws a new permutation of the samples and cuts it into slices of these lengths: replica r gets slice r,
+    so shards never overlap. The lengths may change between epochs. If they sum to less than n, the end of the
     permutation is not used in this epoch. Raises ConfigError if rank or lengths are out of range.
 
     Use: `Loader(x, y, batch_size, indices=shard(...)).epoch(epoch)`.
@@ -48,16 +48,16 @@ def shard(n: int, lengths: Sequence[int], rank: int, seed: int, epoch: int) -> n
     if not 0 <= rank < len(lengths):
         raise ConfigError(f"rank {rank} has no shard: there are {len(lengths)} lengths")
     if min(lengths) < 0 or sum(lengths) > n:
-        raise ConfigError(f"shard lengths {list(lengths)} must not be negative and sum to at most {n} samples")
+        raise ConfigError(f"shard lengths {list(lengths)}: expected numbers from 0 that sum to at most {n} samples")
     start = sum(lengths[:rank])
     return generator(Purpose.SHARD, seed, epoch).permutation(n)[start : start + lengths[rank]]
 
 
 def dirichlet_shards(labels: np.ndarray, replicas: int, alpha: float, seed: int) -> list[np.ndarray]:
-    """Return label-skewed shards: one array of sorted indices per replica. Every sample is in one shard; none is empty.
+    """Return label-skewed shards: sorted indices for each replica. Each sample is in one shard; no shard is empty.
 
-    Each class is divided among the replicas by proportions drawn from Dirichlet(alpha, ..., alpha). A large alpha
-    gives every replica the same mixture of classes; alpha near 0 gives each class to one replica
+    Each class is divided among the replicas in proportions drawn from Dirichlet(alpha, ..., alpha). A large alpha
+    gives every replica nearly the same mixture of classes; alpha near 0 gives nearly all of a class to one replica
     (Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks", section 4).
 
     Raises ConfigError if alpha is not positive and finite or there are fewer samples than replicas.

@@ -15,7 +15,7 @@ NOISE = 2.0
 
 
 def read_synthetic(size: str, seed: int) -> Splits:
-    """Generate training images of `size` "COUNTxHEIGHTxWIDTHxCHANNELS:CLASSES", and COUNT / 4 test images.
+    """Generate COUNT training images and COUNT / 4 test images. size: "COUNTxHEIGHTxWIDTHxCHANNELS:CLASSES".
 
     Each class has a prototype of standard normal pixels; an image is the prototype of its class plus normal noise of
     standard deviation 2. A single noisy pixel carries little information about the class; all pixels together identify

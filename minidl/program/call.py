@@ -1,13 +1,13 @@
 """Calls of compiled kernels by address, with arguments prepared in memory.
 
-Calling a kernel from Python costs microseconds, because Numba unpacks every argument. A recorded step does this only
-once. Then a call consists of two numbers: the address of an entry, and the address of a block
+Calling a kernel from Python costs microseconds, because Numba unpacks every argument. A recorded step (record.py)
+unpacks them only once. After that, a call consists of two addresses: that of an entry, and that of a block
 
     block   | kernel's address | argument | argument | ...      slots of 8 bytes; an array takes 5 + 2 ndim of them
 
 which holds the arguments in the form in which Numba passes them. An entry is a function of a few instructions that
-loads the arguments and calls the kernel. It depends only on the arguments' types, so kernels with equal types share
-one. `run` executes a table of such pairs without the GIL.
+loads the arguments and calls the kernel. It depends only on the types of the arguments, so kernels with equal types
+share an entry. `run` executes a table of such pairs without the GIL.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from minidl.engine.jit import jit
 SLOT = 8  # bytes
 DATA = 4  # an array's slots: meminfo, parent, number of items, item size, address of the data (slot 4), shape, strides
 
-_libraries: list[Any] = []  # own the machine code of the entries
+_libraries: list[Any] = []  # keep the machine code of the entries in memory
 
 
 def numba_type(value: Any) -> types.Type:
-    """The type for which a kernel is compiled to take this argument. Read-only arrays count as writable."""
+    """Return the Numba type of an argument, as kernels are compiled for it. Read-only arrays count as writable."""
     if isinstance(value, np.ndarray):
         return types.Array(numba.from_dtype(value.dtype), value.ndim, "C")
     return numba.typeof(int(value) if isinstance(value, int) and not isinstance(value, bool) else value)
 
 
 def slots(value: Any) -> list[int]:
-    """The slots of an argument in a block; the address of an array's data is 0, to be filled in by the caller."""
+    """Return the slots of an argument in a block. The address of an array's data is 0; the caller fills it in."""
     if isinstance(value, np.ndarray):
         return [0, 0, value.size, value.itemsize, 0, *value.shape, *value.strides]
     if isinstance(value, tuple):
@@ -53,7 +53,7 @@ def slots(value: Any) -> list[int]:
 
 
 def kernel_address(kernel: Any, signature: tuple[types.Type, ...]) -> int:
-    """The address of a kernel's machine code for arguments of these types, compiled or loaded from the cache."""
+    """Compile a kernel for these types, or load it from the cache; return the address of its machine code."""
     kernel.compile(signature)
     compiled = kernel.overloads[signature]
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
@@ -61,7 +61,7 @@ def kernel_address(kernel: Any, signature: tuple[types.Type, ...]) -> int:
 
 @functools.cache
 def entry_address(signature: tuple[types.Type, ...]) -> int:
-    """The address of the function that unpacks a block and calls its kernel, for kernels of this signature."""
+    """Return the address of the entry for kernels of this signature: it loads a block and calls the kernel in it."""
     context, word = cpu_target.target_context, ir.IntType(64)
     name = f"minidl_entry_{len(_libraries)}"
     with global_compiler_lock:
@@ -89,7 +89,7 @@ def entry_address(signature: tuple[types.Type, ...]) -> int:
 
 
 def _length(kind: types.Type) -> int:
-    """The number of slots of an argument."""
+    """Return the number of slots of an argument of this type."""
     if isinstance(kind, types.Array):
         return 5 + 2 * int(kind.ndim)
     return int(kind.count) if isinstance(kind, types.UniTuple) else 1
@@ -110,6 +110,6 @@ def _call(typing: Any, entry: Any, block: Any) -> Any:
 
 @jit
 def run(table: np.ndarray, first: int, last: int) -> None:
-    """Make the calls first, ..., last - 1 of a table (calls, 2) of the addresses of entries and blocks."""
+    """Make the calls first, ..., last - 1 of a table (calls, 2): the addresses of the entry and block of each call."""
     for i in range(first, last):
         _call(table[i, 0], table[i, 1])

@@ -1,17 +1,18 @@
-"""Fusion: rules that merge two calls of a recorded step. Each saves a pass over memory and changes no bit of a result.
+"""Fusion: rules that merge two calls of a recorded step, or swap them. They save memory traffic and change no bit.
 
-A rule applies to two calls, a producer and a consumer, if the array between them is a temporary that only these two
-use, because the merged call does not create that array.
+A rule applies to two calls, a producer and a consumer, if the producer writes an array that only the consumer reads.
+The array must be a temporary, because the merged call does not create it.
 
     x -> conv -> y -> affine -> z -> relu -> a      becomes      x -> conv -> a
     (affine is batch norm in evaluation mode; at the end of the convolution the numbers are still in registers)
 
     x -> batch norm -> z, z + shortcut -> s -> relu -> a      becomes      x, shortcut -> batch norm -> a
-    (the same for a convolution in evaluation mode, and for a convolution's dx plus the gradient of the shortcut)
+    (likewise for a convolution in evaluation mode, and for a convolution's dx plus the gradient of the shortcut)
 
     da -> relu backward -> dy -> batch norm backward -> dx      becomes      da -> batch norm backward -> dx
 
-    dp -> max pool backward -> da -> relu backward -> dy        becomes the opposite order, on fewer numbers
+    dp -> max pool backward -> relu backward -> dy      becomes      dp -> relu backward -> max pool backward -> dy
+    (relu backward then processes fewer numbers)
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class Match(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Which calls to merge, and how.
+    """A rule: which calls to merge, and how.
 
     producers: kernel -> the name of the argument that it writes.
     unused: optional arguments that the producer must not use yet. The merged call sets them, or the kernel would apply
-        them too early.
-    consumer: the kernel that reads the array. inputs: the arguments that the array may be.
+        them in the wrong order.
+    consumer: the kernel that reads the array. inputs: the names that the array may have among its arguments.
     merge: (pair, all calls) -> the calls that replace the producer (None: removed) and the consumer. It returns None
         if these two calls cannot be merged.
     """
@@ -53,7 +54,7 @@ class Rule(NamedTuple):
 
 
 def fuse(calls: list[Call], outputs: set[Memory]) -> list[Call]:
-    """Apply all rules, in order. outputs: the memory of the step's results."""
+    """Apply all rules, in order; return the new calls. outputs: the memory of the step's results."""
     for rule in RULES:
         for consumer in [call for call in calls if call.name == rule.consumer]:
             for name in rule.inputs:
@@ -67,7 +68,7 @@ def fuse(calls: list[Call], outputs: set[Memory]) -> list[Call]:
 
 
 def users(calls: list[Call]) -> dict[Memory, list[Call]]:
-    """The calls that use each piece of memory, in order."""
+    """Return the calls that use each piece of memory, in order."""
     found: dict[Memory, list[Call]] = defaultdict(list)
     for call in calls:
         for _, place in call.places():
@@ -77,7 +78,7 @@ def users(calls: list[Call]) -> dict[Memory, list[Call]]:
 
 
 def _match(rule: Rule, consumer: Call, name: str, calls: list[Call], outputs: set[Memory]) -> Match | None:
-    """The producer of this argument of the consumer, and the consumer, if the rule applies to them."""
+    """Return the consumer and the producer of its argument `name` if the rule applies to them, else None."""
     x = consumer.arguments[name]
     using = users(calls)[x.memory]
     output = rule.producers.get(using[0].name)
@@ -93,14 +94,14 @@ def _match(rule: Rule, consumer: Call, name: str, calls: list[Call], outputs: se
 
 
 def _find(calls: list[Call], kernel: str, **places: Place) -> Call | None:
-    """The call of a kernel with these arrays as arguments."""
+    """Return the first call of a kernel with these arrays as arguments, or None."""
     for call in calls:
         if call.name == kernel and all(place.same(call.arguments[name]) for name, place in places.items()):
             return call
     return None
 
 
-# What each rule merges: (pair, all calls) -> the calls that replace the producer and the consumer.
+# The `merge` functions of the rules.
 
 
 def _fold_affine(pair: Match, calls: list[Call]) -> tuple[None, Call]:
@@ -126,7 +127,7 @@ def _apply_relu(pair: Match, calls: list[Call]) -> tuple[None, Call]:
 
 
 def _mask_in_batch_norm_backward(pair: Match, calls: list[Call]) -> tuple[None, Call] | None:
-    """Batch norm's backward pass recomputes its output: where it is not positive, relu's gradient is zero."""
+    """Batch norm's backward kernel recomputes the output, so it can also apply relu's gradient: zero where y <= 0."""
     relu, backward = pair.producer.arguments, pair.consumer
     saved = {name: backward.arguments[name] for name in ("x", "mean", "rstd")}
     forward = _find(calls, "norm.batch_norm", y=relu["y"], **saved)
@@ -136,7 +137,7 @@ def _mask_in_batch_norm_backward(pair: Match, calls: list[Call]) -> tuple[None, 
 
 
 def _swap_max_pool_and_relu(pair: Match, calls: list[Call]) -> tuple[Call, Call] | None:
-    """The largest pixel of a window equals the pooled one, so relu passes either both or neither."""
+    """Apply relu's gradient first: relu passes the largest pixel of a window exactly if it passes the pooled one."""
     pool, relu = pair.producer, pair.consumer
     forward = _find(calls, "pool.max_pool", x=relu.arguments["y"], place=pool.arguments["place"])
     if not forward:

@@ -1,9 +1,9 @@
-"""Memory planning: the lifetimes of the arrays of a recorded step become offsets into one workspace.
+"""Memory planning: place the temporary arrays of a recorded step in one workspace, according to their lifetimes.
 
 An array lives from the first call that uses it to the last. Arrays whose lifetimes do not overlap can share memory, so
-a step needs as much memory as its largest set of live arrays, not as all arrays together. The placement is the usual
-greedy one: largest array first, each at the lowest offset at which it overlaps no live array (Pisarchyk and Lee 2020,
-"Efficient Memory Management for Deep Neural Net Inference").
+a step needs far less memory than all arrays together. The placement is the usual greedy one: largest array first, each
+at the lowest offset at which it overlaps no array that lives at the same time (Pisarchyk and Lee 2020, "Efficient
+Memory Management for Deep Neural Net Inference").
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from minidl.engine.device import ALIGNMENT
 from minidl.program.fuse import users
 from minidl.program.record import Call, Memory, Place
 
-# Kernels that may write an output over an input, as they read element i of the input before they write element i of
-# the output, and not afterwards.
+# Kernels that may write an output over an input: they read element i of the input for the last time before they write
+# element i of the output.
 IN_PLACE = {
     "activation.relu": ("x", "y"),
     "activation.relu_backward": ("dy", "dx"),
@@ -37,7 +37,7 @@ def write_gradients_directly(calls: list[Call], outputs: set[Memory]) -> list[Ca
 
 
 def _moved(call: Call, memory: Memory, target: Place) -> Call:
-    """The call with the arrays in this memory moved to `target`."""
+    """Return the call, with its arrays in this memory moved to `target`."""
     changed = {
         name: place._replace(memory=target.memory, offset=target.offset + place.offset)
         for name, place in call.places()
@@ -66,7 +66,7 @@ def work_in_place(calls: list[Call], outputs: set[Memory]) -> list[Call]:
 
 
 def plan(calls: list[Call], outputs: set[Memory]) -> tuple[dict[Memory, int], int]:
-    """Return the offset in the workspace of all memory without a name, and the workspace's size; both in bytes.
+    """Return the offset in the workspace of each temporary (memory without a name), and the workspace's size; in bytes.
 
     outputs: the memory of the step's results, which live until the end.
     """

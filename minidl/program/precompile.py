@@ -1,11 +1,11 @@
-"""Compiles the kernels of a step before it runs, in parallel on all cores.
+"""Compile the kernels of a recorded step before it runs, several at a time.
 
 Worker processes (`python -m minidl.program.precompile`) compile the kernels that are not in the cache yet. This process
 then loads them from the cache. A worker reads one line for each kernel,
 
     cpu conv forward float32[4] float32[4] ... bool int64 int64x2        device, op, kernel, types of arguments
 
-and replies `ready`. If anything fails (the cache cannot be written, a worker dies), this process compiles the kernel
+and replies `ready`. If anything fails (the cache cannot be written, a worker dies), this process compiles the kernels
 itself, which only takes longer.
 """
 
@@ -31,8 +31,8 @@ from minidl.engine.device import Device
 from minidl.engine.jit import cached, threads
 from minidl.program.call import numba_type
 
-# Approximate seconds of compilation, if not one: the longest begin first. The kernels with 0 mostly use functions that
-# the others of matmul and conv have already compiled.
+# Approximate compilation times in seconds (1 for all others): the slowest kernels begin first. Those with 0 consist
+# mostly of functions that are compiled for other kernels of matmul and conv.
 SECONDS = {"conv.forward": 9, "conv.backward_weight": 5, "movement.copy": 3, "matmul.nn": 2, "softmax.cross_entropy": 2,
            "reduce.sum": 2, "matmul.nt": 0, "matmul.tn": 0, "conv.backward_input": 0}  # fmt: skip
 
@@ -52,12 +52,12 @@ class Kernel(NamedTuple):
         return getattr(getattr(Device(self.device), self.op), self.name)
 
     def ready(self) -> bool:
-        """Whether it is compiled, in this process or in the cache."""
+        """Return whether the kernel is compiled, in this process or in the cache."""
         return self.signature in self.function.overloads or cached(self.function, self.signature)
 
 
 class KernelCollector:
-    """Replaces a device: lists the kernels that would be called, and calls none."""
+    """A stand-in for a device that lists the kernels that would be called, and calls none."""
 
     def __init__(self, device: Device) -> None:
         self.name, self.kernels = device.name, list[Kernel]()
@@ -93,10 +93,7 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = lambda ready, 
 
 
 def _worker_limit() -> int:
-    """The number of kernels to compile in parallel.
-
-    One replica compiles for all replicas, so it may use the cores of all of them (MINIDL_CORES: comm/launch.py).
-    """
+    """Return how many kernels to compile in parallel. If comm/launch.py set MINIDL_CORES, one rank compiles for all."""
     return len(os.sched_getaffinity(0)) if "MINIDL_CORES" in os.environ else threads()
 
 
@@ -105,7 +102,7 @@ def _compile_in_processes(kernels: Sequence[Kernel], progress: Callable[[int], N
     waiting, ready = deque(kernels), 0
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
-        "PYTHONSAFEPATH": "1",  # otherwise a file queue.py in the working folder would hide the standard library's
+        "PYTHONSAFEPATH": "1",  # else queue.py in the working folder would hide the standard library's module
         "NUMBA_NUM_THREADS": "1",
         "MINIDL_THREADS": "",
     }
@@ -142,19 +139,19 @@ def _request(worker: subprocess.Popen[bytes], kernel: Kernel) -> None:
     """Send a kernel to a worker."""
     assert worker.stdin
     line = " ".join([*kernel[:3], *map(_encode, kernel.signature)])
-    with suppress(BrokenPipeError):  # the worker died: its output ends, too
+    with suppress(BrokenPipeError):  # the worker died, so its output ends as well
         worker.stdin.write(line.encode() + b"\n")
 
 
 def _encode(kind: types.Type) -> str:
-    """A type as text: float32[4] for an array with 4 axes, int64x2 for a pair of numbers, int64 for a number."""
+    """Return a type as text: float32[4] for an array with 4 axes, int64x2 for two numbers, int64 for a number."""
     if isinstance(kind, types.Array):
         return f"{kind.dtype}[{kind.ndim}]"
     return f"{kind.dtype}x{kind.count}" if isinstance(kind, types.UniTuple) else str(kind)
 
 
 def _decode(text: str) -> types.Type:
-    """The type that `_encode` turns into this text."""
+    """Return the type that `_encode` turns into this text."""
     parts = re.fullmatch(r"([a-z]+[0-9]*)(?:\[(\d+)\]|x(\d+))?", text)
     assert parts, text
     number = types.boolean if parts[1] == "bool" else getattr(types, parts[1])
@@ -164,14 +161,14 @@ def _decode(text: str) -> types.Type:
 
 
 def _read_requests(lines: SimpleQueue[str]) -> None:
-    """Queue the lines of standard input; when the parent process exits, exit, even in the middle of a kernel."""
+    """Queue the lines of standard input. When the parent process exits, exit at once, even during a compilation."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)
 
 
 def main() -> None:
-    """The worker process: compile the kernels that standard input names."""
+    """Run a worker process: compile the kernels named on standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     lines: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read_requests, args=[lines], daemon=True).start()

@@ -1,9 +1,9 @@
 """Recording of a step: a device that computes nothing and lists the kernel calls it receives.
 
-While a Recorder is active, ops use it in place of their device (`device.acting`). Python runs the model as usual. Each
-array has its real size, but its memory is untouched, and each kernel call becomes an entry in a list. This takes a
-millisecond or two. No result of a kernel exists during that time, so code that reads one (`item`, `numpy`, NumPy's
-functions, a comparison) cannot be recorded: it raises `Unrecordable`.
+While a Recorder is active, ops use it in place of their device (`device.acting`). Python runs the model as usual, but
+each kernel call only becomes an entry in a list. New arrays have their real sizes; nothing is written to them. This
+takes a millisecond or two. Results of kernels do not exist during that time, so code that reads them (`item`, `numpy`,
+NumPy's functions, a comparison) cannot be recorded: it raises `Unrecordable`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 
 class Recorded(np.ndarray):
-    """An array whose values do not exist yet. It can be sliced and reshaped, but not used in computations."""
+    """An array whose values must not be read during recording. It can be sliced and reshaped."""
 
     def __getitem__(self, key: Any) -> Any:
         part = super().__getitem__(key)
@@ -55,7 +55,7 @@ for _name in _COMPUTING.split():
 
 @dataclass(eq=False)
 class Memory:
-    """A piece of memory: a temporary of the step, or (with a name) a region that each run provides, or "constant"."""
+    """A piece of memory. name: "" for a temporary of the step; "constant"; or a region, which each run provides."""
 
     array: np.ndarray  # bytes
     name: str = ""
@@ -66,23 +66,23 @@ class Memory:
 
 
 class Place(NamedTuple):
-    """An array in a recorded step: its memory, its offset there in bytes, and an array of its shape and type."""
+    """An array of a recorded step: its memory, its offset there in bytes, and an array with its shape and type."""
 
     memory: Memory
     offset: int
     like: np.ndarray
 
     def is_temporary(self, outputs: set[Memory]) -> bool:
-        """Whether it is all of a piece of memory that is a temporary, not a result. outputs: memory of the results."""
+        """Return whether the array fills a temporary that is not a result. outputs: the memory of all results."""
         whole = self.offset == 0 and self.like.nbytes == self.memory.array.nbytes
         return whole and not self.memory.name and self.memory not in outputs
 
     def same(self, other: Place) -> bool:
-        """Whether both are the same bytes."""
+        """Return whether both arrays are the same bytes in memory."""
         return (self.memory, self.offset, self.like.nbytes) == (other.memory, other.offset, other.like.nbytes)
 
     def shaped(self, other: Place) -> Place:
-        """The same bytes in the shape of another array."""
+        """Return the same bytes in the shape of another array."""
         return self._replace(like=self.like.reshape(other.like.shape))
 
 
@@ -103,19 +103,19 @@ class Call:
         return ((name, value) for name, value in self.arguments.items() if isinstance(value, Place))
 
     def uses(self, name: str) -> bool:
-        """Whether the kernel has this optional argument, and it is an array that is not empty, or True."""
+        """Return whether an optional argument is used: an array that is not empty, a number other than 0, or True."""
         value = self.arguments.get(name)
         return bool(value.like.size if isinstance(value, Place) else value)
 
     def replaced(self, **arguments: Any) -> Call:
-        """The same call with some arguments changed."""
+        """Return the same call with some arguments changed."""
         return Call(self.op, self.kernel, self.function, {**self.arguments, **arguments})
 
 
 class Drawn(int):
     """A placeholder for a number that each replay sets: the seed of dropout's random sequence, or an offset in it.
 
-    The value of an offset is counted from the position at which the replay begins.
+    The value of an offset is relative to the position in the sequence at which a replay begins.
     """
 
     kind: str  # "seed" or "offset"
@@ -129,22 +129,22 @@ class Drawn(int):
 
 
 class Recorder(Device):
-    """Replaces a device while a step is recorded. calls: the recorded calls. drawn: the random numbers they draw."""
+    """A stand-in for a device that records `calls`. drawn: the number of random numbers that these calls draw."""
 
     def __new__(cls, device: Device) -> Recorder:
-        recorder: Recorder = object.__new__(cls)  # not shared, unlike devices
+        recorder: Recorder = object.__new__(cls)  # not by Device.__new__, which returns a shared object
         return recorder
 
     def __init__(self, device: Device) -> None:
         self.name, self.device = device.name, device
         self.calls: list[Call] = []
         self.drawn = 0
-        self._starts: list[int] = []  # addresses of the pieces of memory below, sorted
+        self._starts: list[int] = []  # addresses of `_memory`, ascending
         self._memory: list[Memory] = []
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """A context in which the ops of this thread are recorded here."""
+        """Record the kernel calls of this thread during the `with` block."""
         before, recording.recorder = getattr(recording, "recorder", None), self
         try:
             yield
@@ -164,7 +164,7 @@ class Recorder(Device):
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        memory = np.empty(max(size, 1), np.uint8)  # untouched: it takes address space, not memory
+        memory = np.empty(max(size, 1), np.uint8)  # never written: it takes address space, not memory
         self._add(Memory(memory))
         return memory[:size].view(dtype).reshape(shape).view(Recorded)
 
@@ -177,7 +177,7 @@ class Recorder(Device):
         self.elementwise.copy(source.reshape(-1), target.reshape(-1))
 
     def digest(self) -> list[Any]:
-        """A description of the calls: equal for two recordings that do the same."""
+        """Return a description of the calls, for a comparison of two recordings."""
         numbers: dict[Memory, int] = {}
 
         def describe(value: Any) -> Any:
@@ -200,24 +200,24 @@ class Recorder(Device):
         return array.view(Recorded)
 
     def draw(self, seed: int, count: int) -> tuple[int, int]:
-        """The result of `random.draw` while recording."""
+        """Return placeholders for the (seed, offset) that `random.draw` returns."""
         self.drawn += count
         return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
 
     def record(self, op: str, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
-        """Append a call. Raises Unrecordable if the kernel is not compiled, or for an argument: see `place`."""
+        """Append a call. Raises Unrecordable if the kernel is not a Numba function, or for an argument: see `place`."""
         if not hasattr(function, "py_func"):
-            raise Unrecordable(f"{op}.{name} of device {self.name!r} is not compiled")
+            raise Unrecordable(f"{op}.{name} of device {self.name!r} is not a Numba function")
         constants = (op, name) == ("movement", "copy")
         places = (self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments)
         names = inspect.signature(function.py_func).parameters
         self.calls.append(Call(op, name, function, dict(zip(names, places, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
-        """The memory and offset of an array.
+        """Return the memory and the offset of an array.
 
-        constants: also accept other memory with integers (a shape, strides), which are the same in each replay.
-        Raises Unrecordable if the array is not contiguous, or neither a result of this step nor in a region.
+        constants: also accept any array of int64 (a shape, strides); each replay uses a copy of its present values.
+        Raises Unrecordable if the array is not contiguous, or neither created in this recording nor in a region.
         """
         if not array.flags.c_contiguous:
             raise Unrecordable("an array is not contiguous")
@@ -239,7 +239,7 @@ class Recorder(Device):
 
 
 class _Table:
-    """The kernels of one op. A call of a kernel is recorded; a function that only computes sizes is called."""
+    """The functions of one op. Calls of its kernels are recorded; functions that only compute sizes are called."""
 
     def __init__(self, recorder: Recorder, op: str, kernels: ModuleType) -> None:
         self._recorder, self._op, self._kernels = recorder, op, kernels

@@ -4,12 +4,12 @@
     loss, correct = gradient(x, y)        # arena.grad is dL/dtheta of this batch
     optimizer.step()
 
-The first call for a batch of some shape runs the model's Python once, with a device that only records (record.py). The
-recorded calls are merged (fuse.py), get memory (plan.py), and become a table of machine addresses (table.py, call.py).
-Every further call runs the table: it builds no graph and allocates no array. Nothing is compiled specifically for the
-model, and every bit equals the tape's result.
+The first call for a batch of some shape runs the model's Python code on a device that only records (record.py). It does
+so twice, to detect calls that vary. The recorded calls are merged (fuse.py), get memory (plan.py), and become a
+program: a table of machine addresses (table.py, call.py). From then on a call runs the table. It builds no graph and
+allocates no array. Nothing is compiled specifically for the model, and results are bit-identical to the tape's.
 
-A batch of another size has its own program, recorded in a millisecond or two at its first use.
+A batch of a different shape needs another program, recorded in a few milliseconds at its first use.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Loss = Callable[[Tensor, np.ndarray], Tensor]
 
 
 def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
-    """The number of rows of logits (B, classes) whose largest element is that of the label (B,)."""
+    """Return the number of rows of logits (B, classes) whose largest element is at the index in labels (B,)."""
     return int((logits.numpy().argmax(axis=1) == labels).sum())
 
 
 class Workspace:
-    """Memory shared by programs that never run simultaneously; it grows to the size that the largest needs."""
+    """Memory shared by programs that never run simultaneously. It grows to the size that the largest program needs."""
 
     def __init__(self) -> None:
         self.memory = aligned(0, np.uint8)
@@ -70,7 +70,7 @@ class Replayed:
         self.model, self.progress, self.also = model, progress, also
         self.workspace = workspace or Workspace()
         self.programs: dict[Any, Program] = {}
-        self.bound: dict[str, np.ndarray] = {}  # vectors that replace the model's own
+        self.bound: dict[str, np.ndarray] = {}  # vectors that replace the model's
         self.forget()
 
     def forget(self) -> None:
@@ -89,14 +89,14 @@ class Replayed:
         self.arrays = [(tensor, tensor._data) for tensor in tensors]
 
     def bind(self, **vectors: np.ndarray | None) -> None:
-        """Run on these vectors in the arena's layout, in place of the model's own: theta, grad, statistics.
+        """Run on other vectors than the model's, in the same layout: theta (the weights), grad, statistics.
 
-        Used if several replicas share one model (comm/replica.py). A run then uses no other memory of the model.
+        Used if several replicas share one model (comm/replica.py). Vectors that are not given remain the model's.
         """
         self.bound = {name: vector for name, vector in vectors.items() if vector is not None}
 
     def _own_vectors(self) -> dict[str, np.ndarray]:
-        """The memory of the model's arrays: the arena's vectors, or one array for each parameter and buffer."""
+        """Return the memory of the model's arrays: the arena's vectors, or one array for each parameter and buffer."""
         named = dict(self.model.named_parameters())
         if self.arena is None or not self.arena.holds(named):
             tensors = [*named.items(), *self.model.named_buffers()]
@@ -112,7 +112,7 @@ class Replayed:
         raise NotImplementedError
 
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
-        """The program for a batch of this shape, recorded at its first use; None if the model cannot be recorded."""
+        """Return the program for this shape of batch, recorded at its first use; None if unrecordable or `watched`."""
         moved = any([tensor._data is not array for tensor, array in self.arrays])
         if moved or self.structure != structure() or self.model.arena is not self.arena:
             self.forget()
@@ -135,16 +135,16 @@ class Replayed:
         return program
 
     def bases(self, batch: dict[str, np.ndarray]) -> dict[str, int]:
-        """The address of each region for a run."""
+        """Return the address of each region for a run."""
         vectors = {WORKSPACE: self.workspace.memory, **self.vectors, **self.bound, **batch}
         return {name: address(array) for name, array in vectors.items()}
 
     def results(self, program: Program) -> dict[str, np.ndarray]:
-        """The results of a program that has run: views, valid until the next run of any program in this workspace."""
+        """Return the results of a program that has run: views, valid until the next run in this workspace."""
         return {name: self.workspace.view(*place) for name, place in program.results.items()}
 
     def recorder(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
-        """A recorder with the model's memory and the batch as regions, and the batch to pass to ops."""
+        """Return a recorder with the model's memory and the batch as regions, and the batch to pass to ops."""
         recorder = Recorder(self.parameters[0].device if self.parameters else Device("cpu"))
         for name, vector in self.vectors.items():
             recorder.region(name, vector)
@@ -152,9 +152,9 @@ class Replayed:
 
 
 class Gradient(Replayed):
-    """Computes the gradient of a loss for one batch.
+    """A callable that computes the gradient of a loss for one batch. It flattens the model.
 
-    loss: (logits, labels) -> a tensor with one element. The model should be in training mode; it is flattened.
+    loss: (logits, labels) -> a tensor with one element. The model should be in training mode.
     """
 
     def __init__(self, model: Module, loss: Loss, **options: Any) -> None:
@@ -176,8 +176,8 @@ class Gradient(Replayed):
         """Compute the gradient in parts: yield (start, stop, done) as soon as grad[start:stop] is final.
 
         cuts: the boundaries of the parts, ascending. The parts come in the order of the backward pass, from the last
-        layer to the first. done: the fraction of the step's calls made so far, 0 to 1. After the last part, `result`
-        holds what `__call__` returns. Without a program all parts come at the end.
+        layer to the first. done: the fraction of the step's calls made so far, 0 to 1. When the iterator is exhausted,
+        `result` holds what `__call__` returns. Without a program, all parts come at the end.
         """
         x, y = self._batch(x, y)
         parts, batch = list(pairwise(cuts))[::-1], {"x": x, "y": y}
@@ -201,7 +201,7 @@ class Gradient(Replayed):
         if self.model.statistics is not None:
             self.model.statistics.touch()
         loss = float(results["loss"][0])
-        if not math.isfinite(loss):  # if the reason is an invalid label, the loss raises the error that names it
+        if not math.isfinite(loss):  # if a label is invalid, this raises the error that names it
             self.loss(Tensor(np.zeros_like(results["logits"])), y)
         self.result = loss, int(results["correct"][0])
 
@@ -210,7 +210,7 @@ class Gradient(Replayed):
         x, y = self._batch(x, y)
         program = self.program({"x": x, "y": y})
         if program is not None:
-            machine.run(program.table, 0, 0)  # makes no call; loads `run` itself
+            machine.run(program.table, 0, 0)  # no calls: only compiles or loads `run`
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if np.asarray(y).dtype.kind not in "iu":
@@ -218,7 +218,7 @@ class Gradient(Replayed):
         return np.ascontiguousarray(Tensor(x)._data), np.ascontiguousarray(y, np.int64)
 
     def by_tape(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-        """The same as `__call__`, computed by the tape."""
+        """Do the same as `__call__`, on the tape."""
         self.model.flatten().zero_grad()
         logits = self.model(x)
         loss = self.loss(logits, y)
@@ -246,10 +246,10 @@ class Gradient(Replayed):
 
 
 class Prediction(Replayed):
-    """Computes the model's outputs in evaluation mode."""
+    """A callable that computes the model's outputs in evaluation mode."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """The outputs (B, classes) for images x (B, H, W, C), valid until the next run in this workspace."""
+        """Return the outputs (B, classes) for images x (B, H, W, C), valid until the next run in this workspace."""
         x = np.ascontiguousarray(Tensor(x)._data)
         program = self.program({"x": x})
         if program is None:

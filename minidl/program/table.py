@@ -1,8 +1,8 @@
 """The compiled program: a recorded step as a table of machine addresses.
 
     calls       kernels with their arguments, in order
-    regions     memory that each run provides: the workspace, theta, grad, the batch ...; an array is a region and an
-                offset, so one program serves a thousand replicas, each with its own vectors
+    regions     memory that each run provides: the workspace, theta (the weights), grad, the batch ...; an array is
+                stored as a region and an offset, so one program serves a thousand replicas with separate vectors
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Program:
     progress: called with (kernels ready, all kernels) while kernels that are not in the cache are compiled.
     also: other kernels that will soon be needed, compiled along with the program's.
 
-    Raises Unrecordable if a result is empty, or not computed by the step.
+    Raises Unrecordable if a result is empty, not contiguous, or not computed by the step.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Program:
     def _lay_out(self, calls: Sequence[Call], kernels: Sequence[Kernel], offsets: Mapping[Memory, int]) -> list[int]:
         """Build the argument blocks of all calls in one array; return the slot at which each block begins.
 
-        Also lists the slots that each run fills in: relocations (arrays in regions) and counters (random numbers).
+        Also store which slots each run fills in: relocations (arrays in regions) and counters (random numbers).
         """
         slots: list[int] = []
         starts: list[int] = []
         relocations: dict[str, list[tuple[int, int]]] = defaultdict(list)  # region -> (slot, offset in bytes)
         self._counters: dict[str, list[tuple[int, int]]] = {"seed": [], "offset": []}  # (slot, offset in the sequence)
-        self._constants: list[Memory] = []  # kept alive: blocks hold their addresses
+        self._constants: list[Memory] = []  # keeps them alive: blocks hold their addresses
         for call, kernel in zip(calls, kernels, strict=True):
             starts.append(len(slots))
             slots.append(machine.kernel_address(call.function, kernel.signature))
@@ -106,7 +106,7 @@ class Program:
         machine.run(self.table, first, len(self.table) if last is None else last)
 
     def final(self, region: str, start: int, stop: int) -> int:
-        """The number of calls after which the bytes [start, stop) of a region are no longer used, and thus final."""
+        """Return the number of calls after which no call uses the bytes [start, stop) of a region: they are final."""
         return max((i + 1 for name, a, b, i in self._last_uses if name == region and a < stop and start < b), default=0)
 
 
@@ -118,7 +118,7 @@ def _place_results(recorder: Recorder, results: Mapping[str, np.ndarray]) -> dic
 
 
 def _value(argument: object) -> object:
-    """An argument with its array in place of a Place."""
+    """Return the array of a Place, any other argument unchanged."""
     return argument.like if isinstance(argument, Place) else argument
 
 
@@ -128,7 +128,7 @@ def _kernel(device: str, call: Call) -> Kernel:
 
 
 def _last_uses(calls: Sequence[Call]) -> list[tuple[str, int, int, int]]:
-    """(region, first byte, one past the last byte, index of the last call that uses it) of the arrays in regions."""
+    """Return (region, first byte, end byte, index of the last call that uses them) for each array in a region."""
     found: dict[tuple[str, int, int], int] = {}
     for i, call in enumerate(calls):
         for _, place in call.places():

@@ -5,7 +5,7 @@
         state.safetensors   the optimizer's flat vectors; metadata: progress, random state, options and layout
         sha256sums.txt      checksums of both files: nothing else detects a flipped byte in a weight
 
-A checkpoint is written to a temporary folder beside the final one, synced to disk and renamed. If the process is
+A checkpoint is written to a temporary folder next to the final one, synced to disk and renamed. If the process is
 killed or the power fails at any moment, the previous checkpoint still exists.
 """
 
@@ -90,7 +90,7 @@ def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
 
 
 def prune(checkpoints: Path, keep: int, best: int) -> None:
-    """Delete all checkpoints except the last `keep` and that of step `best` (-1: there is no best step)."""
+    """Delete all checkpoints except the newest `keep` and the one of step `best` (-1: there is no best step)."""
     for step in steps(checkpoints)[:-keep]:
         if step != best:
             folder = folder_of(checkpoints, step)
@@ -178,8 +178,8 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def _serialized(arrays: Arrays, metadata: dict[str, str]) -> bytes:
-    # The writer copies memory as it is stored, so it must be in C order. asarray keeps the shape (), ascontiguousarray
-    # does not.
+    # The writer copies an array's memory unchanged, so it must be in C order. asarray keeps the shape ();
+    # ascontiguousarray would make it (1,).
     data = to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
     # The writer puts the metadata in random order. Sort it, so that equal runs have equal files.
     start = 8 + int.from_bytes(data[:8], "little")

@@ -2,7 +2,7 @@
 
 The values of a run come from layers; later layers override earlier ones: the defaults of `Config`; the presets of the
 data set, of the optimizer and of the method; the file of --config; the command line. The result is complete and is
-saved as config.toml in the run folder. If the command line names another data set than the file, the file's values of
+saved as config.toml in the run folder. If the command line and the file name different data sets, the file's values of
 all options that occur in a data preset (such as lr) are dropped: they were chosen for the other data set. The same
 holds for optimizers and methods.
 
@@ -45,7 +45,7 @@ SHARDS = Limits("skewed:ALPHA", lambda value: value.startswith("skewed:"))
 PROBABILITY = Limits("of 0 to 1", lambda value: 0 <= value <= 1)
 SEED = Limits("between 0 and 2^32 - 1", lambda value: 0 <= value < 2**32)
 
-# Options that may differ when a run is resumed. Only `workers` changes results: all replicas start from the average.
+# Options that may differ when a run is resumed. With another `workers`, all replicas start from the average.
 FREE = ("data_dir", "threads", "keep", "stall", "workers")
 
 WHAT, HOW, TOGETHER = "what to train", "optimization", "several replicas"
@@ -59,8 +59,8 @@ class Config:
     model: str = option("lenet", "the network", group=WHAT, choices=MODELS)
     data: str = option("digits", "the data set, or your own file.npz (x_train, y_train, x_test, y_test)", group=WHAT,
                        choices=DATASETS, besides=OWN_DATA)
-    data_dir: str = option("", "folder with the files of data sets; default: $MINIDL_DATA, then the user's cache "
-                           "folder", group=WHAT)
+    data_dir: str = option("", "first folder to search for the files of data sets; then $MINIDL_DATA and the "
+                           "user's cache folder", group=WHAT)
     layout: str = option("channels-last", "order of the axes in an npz file", group=WHAT,
                          choices=("channels-last", "channels-first"))
     validation: float = option(0.0, "fraction of the training set held out to select the best checkpoint",
@@ -77,13 +77,13 @@ class Config:
     momentum: float = option(0.9, "momentum of sgd, nesterov, sgdw and lars", group=HOW, limits=FRACTION)
     weight_decay: float = option(5e-4, "weight decay, for matrices and filters only", group=HOW, limits=ZERO_OR_MORE)
     schedule: str = option("cosine", "learning rate schedule", group=HOW, choices=SCHEDULES)
-    warmup: int = option(0, "number of first steps in which the learning rate rises from 0", group=HOW,
+    warmup: int = option(0, "number of initial steps in which the learning rate rises from 0", group=HOW,
                          limits=ZERO_OR_MORE)
     clip: float = option(0.0, "maximum norm of the gradient; 0: no limit", group=HOW, limits=ZERO_OR_MORE)
     label_smoothing: float = option(0.0, "fraction of each label spread over all classes", group=HOW, limits=FRACTION)
 
-    workers: int = option(0, "replicas on this machine, one process each; 0: two if there are two cores; under "
-                          "mpiexec, the ranks", group=TOGETHER, limits=ZERO_OR_MORE)
+    workers: int = option(0, "replicas on this machine, one process each; 0: MINIDL_WORKERS, or two if there are two "
+                          "cores; mpiexec sets it", group=TOGETHER, limits=ZERO_OR_MORE)
     method: str = option("dpsgd", "how replicas exchange models or gradients", group=TOGETHER, choices=METHODS)
     topology: str = option("one-peer-exponential", "which replicas exchange models (dpsgd; gossip with --peer "
                            "topology)", group=TOGETHER, choices=TOPOLOGIES, besides=OWN_GRAPH)
@@ -106,16 +106,16 @@ class Config:
                            "models", group=TOGETHER, choices=("local", "mixed", "quasi-global"))
     overlap: bool = option(False, "exchange models while the next gradient is computed (dpsgd)", group=TOGETHER)
     bucket: float = option(1.0, "MB of gradient per message of allreduce", group=TOGETHER, limits=ABOVE_ZERO)
-    reduce: str = option("tree", "sum by minidl's tree, with the same bits everywhere, or by MPI's",
+    reduce: str = option("tree", "sum by minidl's tree, bit-identical on every transport, or by MPI",
                          group=TOGETHER, choices=("tree", "fast"))
     shards: str = option("iid", "assign training images to replicas at random, or by label", group=TOGETHER,
                          choices=("iid",), besides=SHARDS)
-    stall: float = option(30.0, "seconds of waiting after which a replica reports which ones it waits for",
+    stall: float = option(30.0, "seconds of waiting after which a replica reports which others it waits for",
                           group=TOGETHER, limits=ABOVE_ZERO)
 
     seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group=RUN, limits=SEED)
-    threads: int = option(0, "threads per process; 0: MINIDL_THREADS, or one per core; does not change "
-                          "results", group=RUN, limits=ZERO_OR_MORE)
+    threads: int = option(0, "threads per process; 0: MINIDL_THREADS or one per core (for several --workers: a share "
+                          "of the cores); does not change results", group=RUN, limits=ZERO_OR_MORE)
     conv: str = option("auto", "use Winograd's convolution if it is faster, or always direct convolution, which has a "
                        "smaller rounding error", group=RUN, choices=CONVOLUTIONS)
     keep: int = option(2, "number of newest checkpoints kept, besides the best one", group=RUN, limits=ONE_OR_MORE)
@@ -123,8 +123,8 @@ class Config:
     out: str = option("", "the run folder (default: the next free runs/DATA-MODEL-N)", group=CALL, saved=False)
     config: str = option("", "read options from this TOML file; the command line overrides it", group=CALL,
                          saved=False)
-    resume: str = option("", "resume the run in this folder, with the same result as without the stop", group=CALL,
-                         saved=False)
+    resume: str = option("", "resume the run in this folder (synchronous methods: with the same result as "
+                         "without the stop)", group=CALL, saved=False)
     evaluate: str = option("", "only test the weights of a run folder, a checkpoint or a .safetensors file",
                            group=CALL, saved=False)
     trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group=CALL,
@@ -150,7 +150,7 @@ OPTIMIZER_PRESETS: dict[str, dict[str, Any]] = {
     "lars": dict(lr=1.0),
 }
 METHOD_PRESETS: dict[str, dict[str, Any]] = {
-    "local-sgd": dict(period=8),  # a period of 1 would be allreduce
+    "local-sgd": dict(period=8),  # averaging after each step would cost as much as allreduce
 }
 PRESETS = {"data": DATA_PRESETS, "optimizer": OPTIMIZER_PRESETS, "method": METHOD_PRESETS}  # later ones override
 

@@ -1,4 +1,4 @@
-"""Progress on standard error while a run works: a progress bar in a terminal, and one line per epoch."""
+"""Progress on standard error during a run: a progress bar in a terminal, and one line per epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE = 1.5  # seconds after which a message explains why the first step take
 
 
 class Display:
-    """Print the progress of a run.
+    """The progress display of a run.
 
     quiet: print nothing. steps: number of steps in an epoch. epochs: number of epochs in the run.
     """
@@ -60,7 +60,7 @@ class Display:
             self.bar.update()
 
     def epoch(self, entry: dict[str, Any]) -> None:
-        """Replace the bar of a finished epoch by a line."""
+        """Replace the bar of a finished epoch with a line."""
         self.close()
         self.say(epoch_line(entry, f"/{self.epochs}"))
 
@@ -74,7 +74,7 @@ class Display:
 
 
 def epoch_line(entry: dict[str, Any], of: str = "") -> str:
-    """Format the results of an epoch. of: "/30" if the number of epochs is known to be 30."""
+    """Format the results of an epoch. of: "/30" if the run has 30 epochs."""
     line = f"epoch {entry['epoch']:>3}{of}  loss {entry['loss']:.4f}  accuracy {entry['accuracy']:.2%}"
     if "validation_loss" in entry:
         line += f"  validation {entry['validation_loss']:.4f}  {entry['validation_accuracy']:.2%}"

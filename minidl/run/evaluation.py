@@ -36,8 +36,8 @@ def evaluate(
     """Compute the score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
 
     check: called for every batch; an exception that it raises ends the evaluation. prediction: a `Prediction` of the
-    model, if the caller keeps one for several evaluations. Raises ConfigError if x and y do not fit, DivergedError if
-    the loss is not finite.
+    model, if the caller keeps one for several evaluations. Raises ConfigError if x or y are invalid, DivergedError
+    if the loss is not finite.
     """
     if len(x) != len(y):
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
@@ -82,9 +82,9 @@ def _as_model(model: Module, x: np.ndarray) -> np.ndarray:
 
 
 def first_not_finite(model: Module, x: np.ndarray) -> str:
-    """Describe where NaN or infinity first occurs in a forward pass on images x (N, H, W, C)."""
+    """Return a clause that says where NaN or infinity first occurs in a forward pass on images x (N, H, W, C)."""
     if not np.isfinite(x).all():
-        return "the images contain NaN or infinity"
+        return "because the images contain NaN or infinity"
     names = {id(module): name for name, module in model.named_modules()}
     found: list[str] = []
 
@@ -93,8 +93,8 @@ def first_not_finite(model: Module, x: np.ndarray) -> str:
             weights = any(not np.isfinite(p.numpy()).all() for p in module.parameters())
             layer = repr(module).partition("\n")[0].rstrip("(")
             where = "weights" if weights else "output"
-            found.append(f"first in the {where} of layer {names[id(module)] or 'model'!r} ({layer})")
+            found.append(f"which arises in the {where} of layer {names[id(module)] or 'model'!r} ({layer})")
 
     with no_grad(), watching(note):
         model(_as_model(model, x))
-    return found[0] if found else "the outputs of all layers are finite"
+    return found[0] if found else "although the outputs of all layers are finite"

@@ -1,10 +1,10 @@
 """The folder of a run.
 
-    RUN/config.toml        every option: `--config RUN/config.toml` repeats the run to the bit
+    RUN/config.toml        every option: `--config RUN/config.toml` repeats the run
     RUN/metrics.jsonl      one line for each epoch, and for some of the steps
     RUN/checkpoints/       see checkpoint.py
-    RUN/model.safetensors  the weights whose test accuracy is reported, when the run has finished
-    RUN/summary.json       the result, when the run has finished
+    RUN/model.safetensors  the weights whose test accuracy is reported; written when the run has finished
+    RUN/summary.json       the result; written when the run has finished
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from minidl.errors import CheckpointError, ConfigError, MinidlError
 from minidl.run.config import Config
 from minidl.run.options import options, read_toml, to_toml
 
-HEAD = "# Every option of a run: `python -m minidl.train --config FILE` repeats it to the bit.\n\n"
+HEAD = "# Every option of a run. To repeat the run: `python -m minidl.train --config FILE`\n\n"
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 
 class JournalError(MinidlError):
-    """metrics.jsonl or the result cannot be written; checkpoints can."""
+    """metrics.jsonl, model.safetensors or summary.json cannot be written. Checkpoints may still be written."""
 
 
 class RunFolder:
-    """A run's folder, locked against other processes until the end of the `with`."""
+    """A run's folder, locked against other processes until the end of the `with` block."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
-        """A new run in `config.out`, or in the next free runs/DATA-MODEL-N. Raises ConfigError if a run is there."""
+        """Create a run in `config.out`, or the next free runs/DATA-MODEL-N. Raises ConfigError if a run is there."""
         if config.out:
             folder = Path(config.out)
             made = not folder.exists()
@@ -72,7 +72,7 @@ class RunFolder:
         return run
 
     def _begin(self, text: str) -> None:
-        """Make the folder a run, or leave it unchanged. config.toml comes last: without it, the folder is no run."""
+        """Make the folder a run folder, or leave it unchanged. config.toml is written last: it marks a run folder."""
         if self.config.exists():
             raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} continues it, "
                               "another --out begins a new one")  # fmt: skip
@@ -90,8 +90,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, folder: str | Path) -> RunFolder:
-        """The run in this folder. Raises CheckpointError if there is none, or if it is incomplete."""
-        read_run(folder)  # may raise: before anything is locked or created
+        """Open the run in this folder. Raises CheckpointError if there is none, or if it is incomplete."""
+        read_run(folder)  # may raise, so it comes before the lock
         run = cls(Path(folder))
         run.checkpoints.mkdir(exist_ok=True)
         return run
@@ -102,7 +102,7 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def rewind(self, step: int, epoch: int) -> None:
-        """Remove the lines of metrics.jsonl that are later than `step`, or than `epoch` finished epochs."""
+        """Remove the lines of metrics.jsonl for steps after `step`, and for ends of epochs after number `epoch`."""
         if self.metrics.exists():
             lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
             kept = "".join(line + "\n" for line in lines if _happened(line, step, epoch))
@@ -121,12 +121,12 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise JournalError(f"cannot write {path}: {error.strerror}; the last checkpoint has what was trained: "
-                               f"once it can be written, --resume {quote(str(self.folder))}") from None  # fmt: skip
+            raise JournalError(f"cannot write {path}: {error.strerror}; the last checkpoint is complete: once the "
+                               f"file can be written, use --resume {quote(str(self.folder))}") from None  # fmt: skip
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """The options of the run in this folder. Raises CheckpointError if there is none."""
+    """Return the options of the run in this folder. Raises CheckpointError if there is none, or a simulated one."""
     path = Path(folder) / "config.toml"
     if not path.is_file():
         raise CheckpointError(f"{folder} holds no run: it has no config.toml")
@@ -136,7 +136,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 
 
 def result_of(folder: str | Path) -> dict[str, Any] | None:
-    """The content of a run's summary.json; None if the run has not finished, or if the file is damaged."""
+    """Return the content of a run's summary.json; None if the run has not finished, or if the file is damaged."""
     try:
         summary = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -145,7 +145,7 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The options in a run's config.toml. Raises CheckpointError if some are missing, ConfigError as `read_toml`."""
+    """Return the options in a run's config.toml. Raises CheckpointError if some are missing, ConfigError if invalid."""
     given = read_toml(Config, path)
     missing = [name for name, entry in options(Config).items() if entry.saved and name not in given]
     if missing:
@@ -155,7 +155,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file atomically: readers find the old content or the new one, also after a crash."""
+    """Replace a file atomically: readers find the old content or the new one, even if this process is killed."""
     beside = path.with_name(f".{path.name}.new")
     try:
         beside.write_bytes(content)
@@ -189,13 +189,13 @@ def _next_free(name: str) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Lock the folder until the handle is closed; the system closes the handles of a killed process."""
+    """Lock the folder, until the returned handle is closed. The system closes the handles of a killed process."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise ConfigError(f"another process is training in {folder}") from None
-    except OSError:  # a file system without locks: the user must take care
+    except OSError:  # the file system has no locks: the user must avoid two runs in one folder
         pass
     return handle

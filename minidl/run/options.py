@@ -58,7 +58,7 @@ class Option:
         return text
 
     def check(self, value: Any) -> Any:
-        """Return the value, converted to its kind. Raises ConfigError if it has another kind or is not allowed."""
+        """Convert a value to the option's kind. Raises ConfigError if its type is wrong, or if it is not allowed."""
         if self.kind is tuple:
             return self._check_words(value)
         if self.kind is float and type(value) is int:
@@ -199,7 +199,7 @@ def _unknown_argument(argument: str, known: list[str]) -> ConfigError:
 
 
 def read_toml(config: type, path: str | Path) -> dict[str, Any]:
-    """Read and check the options in a TOML file. Raises ConfigError with the file's name if one is wrong."""
+    """Read and check the options in a TOML file. Raises ConfigError, with the file's name, if one is invalid."""
     import tomllib
 
     try:
@@ -236,7 +236,7 @@ def from_toml(config: type, text: str) -> dict[str, Any]:
 
 
 def to_toml(config: Any) -> str:
-    """Write all saved options of a config as TOML, by groups. `from_toml` returns exactly the same values."""
+    """Return all saved options of a config as TOML text, by group. `from_toml` reads back the same values."""
     lines: list[str] = []
     group = ""
     for name, entry in options(config.__class__).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-BEST = ("best_step", "best_accuracy", "best_loss")  # equal on all replicas
+BEST = ("best_step", "best_accuracy", "best_loss")  # the leader measures them; a resume gives them to all replicas
 
 
 @dataclass
@@ -15,19 +15,19 @@ class Progress:
     Together with the weights, the optimizer and dropout's counter, this is everything that the next step depends on.
     """
 
-    step: int = 0  # steps done; if the number of replicas has changed, those of the replica with the most steps
-    shift: int = 0  # the part of `step` that the present number of replicas would not have needed
+    step: int = 0  # steps done; if the number of replicas changes, counting continues from the largest count
+    shift: int = 0  # `step` minus the steps that the present number of replicas would have made so far
     epoch: int = 0  # epochs finished
-    batch: int = 0  # batches done in the epoch after those
-    lr: float = 0.0  # of the last step
-    loss_sum: float = 0.0  # over the images of that epoch so far, like the next two
+    batch: int = 0  # batches done in the current epoch
+    lr: float = 0.0  # learning rate of the last step
+    loss_sum: float = 0.0  # over the images of the current epoch so far; the next two likewise
     correct: int = 0
     images: int = 0
-    train_loss: float = 0.0  # of the last finished epoch, measured while the weights changed
+    train_loss: float = 0.0  # mean of the last finished epoch, measured while the weights changed
     best_step: int = -1  # on the validation images; -1: none yet
     best_accuracy: float = 0.0
     best_loss: float = 0.0
-    seconds: float = 0.0  # since the start, without the time between stop and resume
+    seconds: float = 0.0  # of training: excludes the handling of finished epochs, and the time between stop and resume
     timed_images: int = 0  # images trained on in timed_seconds; excludes each process's first step, which compiles
     timed_seconds: float = 0.0
 

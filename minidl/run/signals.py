@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stopped(BaseException):
     """Raised when the user has requested that the program end.
 
-    code: the exit code that a shell expects, 128 + the signal number. message: what has been saved.
+    code: the exit code that a shell expects, 128 + the signal number. message: what is saved, and how to continue.
     """
 
     def __init__(self, signum: int) -> None:
@@ -38,11 +38,11 @@ class Signals:
         self._previous: dict[int, object] = {}
 
     def defer(self, quiet: bool = False) -> None:
-        """From now on delay `Stopped` until `check`. A signal prints a message about this unless `quiet`."""
+        """Delay `Stopped` until `check`, from now on. Unless `quiet`, a signal prints that the run will stop."""
         self.deferred, self.quiet = True, quiet
 
     def check(self) -> None:
-        """Raise `Stopped` if a signal has arrived since `defer`."""
+        """Raise `Stopped` if a signal has arrived."""
         if self.received is not None:
             raise Stopped(self.received)
 
@@ -70,6 +70,6 @@ class Signals:
 
 
 def _tell(message: str) -> None:
-    """Write directly to standard error: a handler may interrupt a print, and its buffer does not allow a second one."""
+    """Write directly to standard error: a handler may interrupt a `print`, whose buffer must not be entered again."""
     with suppress(OSError):  # the terminal may be gone
         os.write(2, f"\nminidl: {message}\n".encode())

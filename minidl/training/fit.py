@@ -37,14 +37,14 @@ Data = Dataset | str | Path | tuple[np.ndarray, ...]
 
 @dataclass
 class History:
-    """What `fit` tells: an entry for each epoch, and the score on the test images where there are any."""
+    """The result of `fit`: an entry for each epoch, and the score on the test images if there are any."""
 
     epochs: list[Entry]
     test: Score | None = None
 
 
 def tell(entry: Entry) -> None:
-    """Print what an epoch brought."""
+    """Print the results of an epoch."""
     print(epoch_line(entry), flush=True)
 
 
@@ -58,14 +58,13 @@ def fit(
     """Train a model, and test it once at the end.
 
     data      a Dataset, a name for `minidl.data.load`, or arrays (x, y) or (x, y, x_test, y_test): images
-              (N, H, W, C), taken as they are, and labels (N,)
-    progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch, instead of printing
-              a line; None for silence
-    given     epochs, batch_size, lr, optimizer, ... as `minidl.run.config.Config` lists them; what is not given is what
-              the command line would take
+              (N, H, W, C), which `fit` does not standardise, and labels (N,)
+    progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; the default prints
+              a line, None prints nothing
+    given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...), with the command line's defaults
 
-    Where the data has a validation part, the model ends with the weights that did best there, else with the last ones.
-    Raises ConfigError for options, DataError for data, DivergedError when the loss stops being finite.
+    If the data has a validation part, the model ends with the weights that scored best on it, else with the last ones.
+    Raises ConfigError for invalid options, DataError for invalid data, DivergedError if the loss is not finite.
     """
     config = _library_config(data, given)
     if config.threads:
@@ -90,7 +89,7 @@ def fit(
 
 
 def _library_config(data: Data, given: dict[str, Any]) -> Config:
-    others = ("model", "data", "keep")  # two are arguments, and `fit` keeps no checkpoints; it trains one replica
+    others = ("model", "data", "keep")  # two are arguments; `fit` keeps no checkpoints. TOGETHER: it trains one replica
     names = [name for name, entry in options(Config).items()
              if entry.saved and entry.group != TOGETHER and name not in others]  # fmt: skip
     for name in given:
@@ -100,7 +99,7 @@ def _library_config(data: Data, given: dict[str, Any]) -> Config:
             raise ConfigError(f"fit: {name} has no effect on a Dataset, which is loaded already: give it to load()")
         if isinstance(data, tuple) and name in ("data_dir", "layout"):
             raise ConfigError(f"fit: {name} has no effect on arrays; it is for data sets in files")
-    # A data set that was made by hand has no preset and needs no name that is known.
+    # A Dataset that the user made may have any name; then it has no preset.
     name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
     return resolve({"data": name} if name in DATA_PRESETS or isinstance(data, (str, Path)) else {}, given)
 
@@ -114,9 +113,9 @@ def _as_dataset(data: Data, config: Config) -> Dataset:
 
 
 def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndarray]]:
-    """The trained model in a run's model.safetensors, in eval mode, and what standardises new images for it.
+    """Return the model in a run's model.safetensors, in evaluation mode, and a function to standardise new images.
 
-    Raises CheckpointError where the file was not written by a run of minidl.
+    Raises CheckpointError if the file was not written by a run of minidl.
     """
     weights, about = read(Path(path))
     try:
@@ -124,6 +123,6 @@ def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndar
         mean, std = (np.array(json.loads(about[name]), np.float32) for name in ("mean", "std"))
         model = models.build(about["model"], tuple(shape), classes)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not say which model it is of ({error}): expected a file of a run") from None
+        raise CheckpointError(f"{path} does not name its model ({error}): expected a file written by a run") from None
     model.load_state_dict(weights)
     return model.eval(), lambda images: standardise(images, mean, std)

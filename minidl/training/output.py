@@ -1,4 +1,7 @@
-"""What a run writes: metrics, checkpoints and the result. The leader writes; the other replicas know the folder."""
+"""The output of a run: metrics, checkpoints and the result.
+
+The leader (the first live replica) writes it. Others write local snapshots; a server saves if all replicas died.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,15 @@ from minidl.training.trainer import Entry, Trainer
 
 
 def distance(states: Sequence[ReplicaState]) -> float:
-    """The consensus distance of the replicas, as a fraction of their mean (comm/consensus.py)."""
+    """Return the consensus distance of the replicas, relative to the norm of their mean (comm/consensus.py)."""
     return consensus_distance(state.vectors["theta"] for state in states)
 
 
 class RunOutput:
     """The output of one trainer's run.
 
-    folder         of the run; every replica knows it
-    run            the folder, locked; held by the leader only
+    folder         the path of the run's folder
+    run            the folder, locked; None except in the process that writes
     journal_error  why metrics could not be written: raised after all replicas have stopped
     show           displays the entry of an epoch
     """
@@ -59,7 +62,7 @@ class RunOutput:
 
     @contextmanager
     def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:
-        """Within it, the leader holds the run's folder, and the other replicas know its path."""
+        """Open the run's folder in the leader, send its path to all ranks, and close it after the `with` block."""
         try:
             if self.leads:
                 self.run = open_run()
@@ -70,7 +73,7 @@ class RunOutput:
                 self.run.__exit__()
 
     def _held(self) -> RunFolder:
-        """The run's folder. If the leader died, this process is the next leader and opens the folder."""
+        """Return the run's folder. After the death of the leader, the next one (or a server) opens it first."""
         if self.run is None:
             self.run = reopen(self.folder)
         return self.run
@@ -78,7 +81,7 @@ class RunOutput:
     # -- while it trains ---------------------------------------------------------------------------------
 
     def log(self, entry: Entry) -> None:
-        """Append a line to metrics.jsonl. With several replicas an error stops them all, and is raised at the end."""
+        """Append a line to metrics.jsonl. With several replicas, an error stops all, and is raised at the end."""
         try:
             self._held().log(entry)
         except JournalError as error:
@@ -88,7 +91,7 @@ class RunOutput:
 
     def report(self, entry: Entry) -> None:
         """Show and log the entry of an epoch."""
-        if not self.alone:  # this replica's own communication; that of the others is gathered at the end of the run
+        if not self.alone:  # of this replica only; all statistics are gathered at the end of the run
             statistics = self.fabric.meter.report()
             entry |= {name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction")}
         self.show(entry)
@@ -99,7 +102,7 @@ class RunOutput:
         self.write(make_checkpoint(self.trainer))
 
     def write(self, checkpoint: files.Checkpoint, step: int = -1) -> None:
-        """Write a checkpoint under this step (default: the present one), and delete old ones."""
+        """Write a checkpoint for this step (default: the present one), and delete old ones."""
         checkpoints, at = self._held().checkpoints, self.trainer.progress
         files.save(checkpoints, at.step if step < 0 else step, checkpoint)
         files.prune(checkpoints, self.trainer.config.keep, at.best_step)
@@ -107,7 +110,7 @@ class RunOutput:
     def keep(self, states: Sequence[ReplicaState], entry: Entry | None) -> None:
         """Write a checkpoint of all replicas with their average.
 
-        entry: of the epoch that ends now, if one does. Then the average is validated, and the entry reported.
+        entry: if an epoch ends now, its entry; the average is then validated, and the entry reported.
         """
         trainer = self.trainer
         with averaged(trainer, states):
@@ -121,19 +124,19 @@ class RunOutput:
     # -- the result --------------------------------------------------------------------------------------
 
     def score(self) -> Score:
-        """The score of the present weights on the test images."""
+        """Return the score of the present weights on the test images."""
         trainer = self.trainer
         return evaluate(trainer.model, trainer.data.x_test, trainer.data.y_test, check=trainer.check,
                         prediction=trainer.engine.prediction)  # fmt: skip
 
     def test(self) -> Score:
-        """The score of the run's result: the weights that did best on the validation images, or the last ones."""
+        """Load the weights that scored best on the validation images, else the last ones; return their test score."""
         result = files.folder_of(self.checkpoints, self.trainer.progress.result)
         self.trainer.model.load_state_dict(files.load(result).weights)
         return self.score()
 
     def summary(self, score: Score) -> Entry:
-        """The part of summary.json that every run has."""
+        """Return the entries of summary.json that every run of minidl.train has."""
         at = self.trainer.progress
         return {
             "test_accuracy": score.accuracy,
@@ -154,7 +157,7 @@ class RunOutput:
         run.finish(files.folder_of(run.checkpoints, self.trainer.progress.result) / files.MODEL, summary)
 
     def write_trace(self) -> None:
-        """Write RUN/trace.json, a timeline of all replicas, if --trace was given. Every replica calls it."""
+        """Write RUN/trace.json, a timeline of all replicas, if --trace was given. Every replica must call it."""
         fabric = self.fabric
         if fabric.meter.trace is not None:
             timelines = [trace.from_vector(v) for _, v in fabric.gather(fabric.meter.trace.vector(fabric.rank))]
@@ -170,5 +173,5 @@ def reopen(folder: Path) -> RunFolder:
 
 
 def parameter_count(model: Module) -> int:
-    """The number of trained values."""
+    """Return the number of values that are trained."""
     return sum(parameter.size for parameter in model.parameters())

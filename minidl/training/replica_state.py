@@ -1,4 +1,4 @@
-"""The state of a replica, and what is computed from the states of all: their average, with its batch norm statistics.
+"""The state of a replica, and the average of all replicas, with batch norm statistics for it.
 
     states = collect(trainer)            every replica calls it; the leader gets a list, the others an empty one
     with averaged(trainer, states): ...  the leader's model holds the average of all weights
@@ -22,7 +22,7 @@ from minidl.nn import BatchNorm2d, Module, random_state, set_random_state
 from minidl.training.trainer import Trainer
 
 FRAME = 1 << 14  # bytes: the largest size of a replica's numbers as JSON
-REESTIMATED = 32  # batches
+REESTIMATED = 32  # batches from which batch norm statistics are estimated
 
 
 @dataclass
@@ -30,13 +30,13 @@ class ReplicaState:
     """Everything that the next step of a replica depends on, with its position in the data."""
 
     rank: int
-    vectors: dict[str, np.ndarray]  # theta, the optimizer's vectors, batch norm's statistics
+    vectors: dict[str, np.ndarray]  # theta (the weights), the optimizer's vectors, batch norm's statistics
     numbers: dict[str, Any]
-    meter: np.ndarray | None = None  # Meter.vector
+    meter: np.ndarray | None = None  # statistics of communication: Meter.vector
 
 
 def own_state(trainer: Trainer) -> ReplicaState:
-    """The state of this replica. Its vectors are the replica's own memory, not copies."""
+    """Return the state of this replica. Its vectors share the replica's memory."""
     replica = trainer.replica
     vectors = {"theta": replica.theta, **replica.state}
     if replica.statistics is not None:
@@ -53,7 +53,7 @@ def own_state(trainer: Trainer) -> ReplicaState:
 
 
 def collect(trainer: Trainer) -> list[ReplicaState]:
-    """The states of all living replicas in the order of their ranks, at the leader; elsewhere an empty list."""
+    """Return the states of all live replicas in the order of their ranks, at the leader; elsewhere an empty list."""
     own = own_state(trainer)
     lengths = {name: vector.size for name, vector in own.vectors.items()}
     found = []
@@ -69,11 +69,11 @@ def collect(trainer: Trainer) -> list[ReplicaState]:
 
 
 def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
-    """Give this replica a saved state. The caller restores its progress. Raises CheckpointError."""
+    """Restore this replica from a saved state, except for its progress. Raises CheckpointError if it does not fit."""
     replica, numbers = trainer.replica, saved.numbers
     own = own_state(trainer).vectors
     if {name: v.shape for name, v in own.items()} != {name: v.shape for name, v in saved.vectors.items()}:
-        raise CheckpointError("checkpoint is of replicas with other vectors: of another optimizer, or another model")
+        raise CheckpointError("the checkpoint has other vectors than this run: it is from another optimizer or model")
     for name, vector in own.items():
         vector[:] = saved.vectors[name]
     try:
@@ -85,32 +85,32 @@ def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
             vectors, rest = numbers["method"]
             trainer.method.restore({name: np.array(values) for name, values in vectors.items()}, rest)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"checkpoint of another version of minidl: {error} is not as expected") from None
+        raise CheckpointError(f"the checkpoint is from another version of minidl: {error} is not as expected") from None
     trainer.engine.arena.touch()
     if trainer.engine.statistics is not None:
         trainer.engine.statistics.touch()
 
 
 def _as_json(vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> list[dict[str, Any]]:
-    """A method's state. Its vectors are a few masses and clocks, and JSON preserves every bit of a float64."""
+    """Return a method's state for JSON. Its vectors are a few masses; JSON preserves every bit of a float64."""
     return [{name: vector.tolist() for name, vector in vectors.items()}, numbers]
 
 
 def gather_numbers(trainer: Trainer, numbers: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Send JSON values from every replica to the leader, which gets (rank, values) of each."""
+    """Send JSON values from every replica to the leader, and yield (rank, values) of each there."""
     for rank, vector in trainer.fabric.gather(_frame(json.dumps(numbers))):
         yield rank, json.loads(vector.tobytes())
 
 
 def broadcast_text(fabric: Fabric, text: str) -> str:
-    """Send the text of rank 0 to all ranks; returns it."""
+    """Send the text of rank 0 to all ranks; return it."""
     frame = _frame(text)
     fabric.broadcast(frame)
     return frame.tobytes().decode().rstrip(" ")
 
 
 def _frame(text: str) -> np.ndarray:
-    """Text as a float64 vector of a fixed length. Only its bytes count, not the numbers that they happen to encode."""
+    """Return text as a float64 vector of a fixed length. Only its bytes have a meaning, not the numbers they form."""
     content = text.encode()
     if len(content) > FRAME:
         raise CheckpointError(f"a replica's numbers take {len(content)} bytes; expected at most {FRAME}")
@@ -118,7 +118,7 @@ def _frame(text: str) -> np.ndarray:
 
 
 def mean(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean, summed in float64 in the given order."""
+    """Return the mean of vectors, summed in float64 in the given order."""
     total = np.zeros(vectors[0].size)
     for vector in vectors:
         total += vector
@@ -127,7 +127,7 @@ def mean(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 @contextmanager
 def averaged(trainer: Trainer, states: Sequence[ReplicaState]) -> Iterator[Module]:
-    """Within it, the model holds the mean of the replicas' weights, and batch norm statistics estimated for it."""
+    """Load the mean of the replicas' weights, and batch norm statistics estimated for it, during the `with` block."""
     engine = trainer.engine
     theta, statistics = engine.arena.theta.copy(), engine.statistics and engine.statistics.theta.copy()
     try:
@@ -145,9 +145,9 @@ def averaged(trainer: Trainer, states: Sequence[ReplicaState]) -> Iterator[Modul
 
 
 def reestimate(trainer: Trainer, batches: int = REESTIMATED) -> None:
-    """Replace batch norm's running statistics by their means over some training batches.
+    """Replace batch norm's running statistics with the means of the statistics of some training batches.
 
-    The mean of the replicas' statistics fits no model: the averaged weights produce other activations
+    The mean of the replicas' statistics would not fit: the averaged weights produce different activations
     (Izmailov et al. 2018, "Averaging weights leads to wider optima", section 3.2).
     """
     model, random = trainer.model, random_state()

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: how one is made of a trainer, and how a trainer continues from one."""
+"""Make a checkpoint of a trainer, and restore a trainer from a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ METER = "books"  # the name of a replica's statistics of communication in a chec
 
 
 def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Checkpoint:
-    """A checkpoint of everything that `restore` needs. Raises DivergedError if a weight is not finite.
+    """Return a checkpoint of everything that `restore` needs. Raises DivergedError if a weight is not finite.
 
-    states: of all replicas, if there are several; the model holds their average then.
+    states: with several replicas, the states to save. The weights saved are those of the model, usually the average.
     """
     weights = trainer.model.state_dict()
     for name, values in weights.items():
@@ -48,7 +48,7 @@ def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Ch
 
 
 def _about(trainer: Trainer) -> dict[str, str]:
-    """The metadata that `load_model` needs besides the weights."""
+    """Return the metadata that `load_model` needs in addition to the weights."""
     data = trainer.data
     about = {
         "classes": data.classes,
@@ -60,10 +60,10 @@ def _about(trainer: Trainer) -> dict[str, str]:
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Continue as if the run had never stopped.
+    """Restore the trainer from a checkpoint, so that the run continues as if it had never stopped.
 
-    With another number of replicas than before, all begin with the average weights at the average position.
-    Raises CheckpointError if the checkpoint is of another run, model or layout.
+    If the replicas are not the same as before, all begin with the average weights at the average position.
+    Raises CheckpointError if the checkpoint is from another run, model or layout.
     """
     state = checkpoint.state
     try:
@@ -74,14 +74,14 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         if any(set(found) != known for found in (progress, *(member["progress"] for member in members.values()))):
             raise KeyError("progress")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"checkpoint of another version of minidl: {error} is not as expected") from None
+        raise CheckpointError(f"the checkpoint is from another version of minidl: {error} is not as expected") from None
     then = resolve(from_toml(Config, before))
     now = asdict(trainer.config)
     for name, value in asdict(then).items():
         if name not in FREE and options(Config)[name].saved and value != now[name]:
-            raise CheckpointError(f"checkpoint was made with {name} = {value!r}, not {now[name]!r}")
+            raise CheckpointError(f"the checkpoint was made with {name} = {value!r}, not {now[name]!r}")
     if layout != trainer.engine.arena.layout_hash:
-        raise CheckpointError("checkpoint is of a model with another layout of parameters")
+        raise CheckpointError("the checkpoint is from a model with another layout of parameters")
     trainer.progress = Progress(**progress)
     trainer.model.load_state_dict(checkpoint.weights)
     if trainer.fabric.size == 1 and not members:
@@ -95,7 +95,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 
 def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]]) -> None:
-    """Each replica takes its own state. A server begins with that of the first replica."""
+    """Restore each replica from its saved state, and a server from the state of replica 0."""
     fabric = trainer.fabric
     rank = fabric.rank if fabric.rank in members else 0
     prefix = f"{rank}/"
@@ -112,7 +112,7 @@ def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: di
 def _restore_other_replicas(
     trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]], batches: int
 ) -> None:
-    """All replicas take the average weights. batches: in an epoch of each replica before."""
+    """Restore all replicas from the average. batches: batches in an epoch of each replica before the stop."""
     before = [Progress(**member["progress"]) for member in members.values()] or [trainer.progress]
     _continue_from(trainer, before, batches)
     if members:
@@ -123,8 +123,8 @@ def _restore_other_replicas(
 
 
 def _continue_from(trainer: Trainer, before: Sequence[Progress], batches: int) -> None:
-    """Continue at the average position of other replicas: after the same number of passes over the data, or of steps
-    if --steps counts them. batches: of each of those replicas in an epoch. The number of steps never decreases."""
+    """Continue at the average position of the replicas `before`, in passes over the data. With --steps, the schedule
+    continues after their average number of steps. batches: of each of them in an epoch. `step` never decreases."""
     at, own, count = trainer.progress, len(trainer.sampler), len(before)
     passes = Fraction(sum(one.epoch * batches + one.batch for one in before), batches * count)
     made = sum(one.step - one.shift for one in before) // count

@@ -1,4 +1,4 @@
-"""One run in this process: one replica is trained, alone or with others. One of the replicas leads."""
+"""A training run, as one of its processes sees it: one replica, alone or with others, or a server."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ LOG_EVERY = 100  # steps between two lines of metrics.jsonl within an epoch
 
 
 class Session:
-    """Trains one replica from the first step to the result.
+    """The part of one process in a run, from the first step to the result.
 
-    The leader holds the run's folder, shows the progress, and tests the average of all replicas.
-    origin: printed with the first line: what the run was resumed from, if that needs an explanation
+    The leader (the first live replica) holds the run's folder, shows the progress, and tests the average of all.
+    origin: a note at the end of the first printed line, if the run was resumed from states of different moments
     """
 
     def __init__(self, config: Config, signals: Signals, fabric: Fabric) -> None:
         kind = method(config.method) if fabric.size > 1 else Local
         fabric.replicas = kind.roles(fabric.size).replicas
         if not fabric.replicas:
-            raise ConfigError(f"{fabric.size} processes: {config.method} needs {kind.servers} to serve, and others")
+            raise ConfigError(f"{fabric.size} processes: {config.method} needs {kind.servers} as servers, and replicas")
         self.config = config = replace(config, workers=len(fabric.replicas))
         self.signals, self.fabric = signals, fabric
         self.data, self.model = prepare(config, fabric.rank)
@@ -51,20 +51,20 @@ class Session:
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, lambda entry: self.display.epoch(entry))
         self.snapshots = Snapshots(self.output)
-        self.last_epoch: Entry | None = None  # of a synchronous method: reported by the shutdown
+        self.last_epoch: Entry | None = None  # of a synchronous method: the shutdown reports it
         self.origin = ""
 
     def check(self) -> None:
-        """If a signal came, stop here (one replica), or ask all to stop (`Fabric.begin_step` decides where)."""
+        """If a signal has arrived, raise Stopped (one replica), or ask all to stop (`Fabric.begin_step` says where)."""
         if self.fabric.size == 1:
             self.signals.check()
         elif self.signals.received is not None:
             self.fabric.stop_wanted = True
 
     def train(self) -> Entry | None:
-        """Train to the end, or until a signal or an error; test; write and return the summary.
+        """Train to the end; test; write and return the summary. Replicas other than the leader return None.
 
-        Replicas other than the leader return None.
+        Raises Stopped after a signal, once the state is saved, and any MinidlError of the training.
         """
         trainer, config, output = self.trainer, self.config, self.output
         epochs = -(-trainer.planned // len(trainer.sampler))
@@ -85,33 +85,33 @@ class Session:
                 return self._finish_alone()
             return shut_down(output, self.snapshots, self.signals, reason, self.last_epoch)
         except Stopped as stopped:
-            stopped.message = f"saved; to go on: {output.command}"
+            stopped.message = f"saved; to continue: {output.command}"
             raise
         finally:
             self.display.close()
 
     def _compile(self) -> None:
-        """The first replica of each node compiles; the others then load the kernels from the cache."""
+        """Compile the kernels in the first rank of each node; the other ranks then load them from the cache."""
         fabric = self.fabric
         first = fabric.nodes.index(fabric.nodes[fabric.rank])
         if fabric.rank != first:
             fabric.wait(
-                lambda: fabric.state(first) >= State.READY or None, (first,), "kernels to be compiled", COMPILING
+                lambda: fabric.state(first) >= State.READY or None, (first,), "the compiled kernels", COMPILING
             )
         if not self.output.alone:
             self.trainer.prepare()
         fabric.announce(Column.STATE, State.TRAINING)
-        # All replicas begin together, also those of asynchronous methods. A dead replica is not waited for.
-        fabric.wait(lambda: bool(fabric.board[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to begin")
+        # All ranks begin together, even with an asynchronous method. Dead ranks delay no other: DEAD > TRAINING.
+        fabric.wait(lambda: bool(fabric.board[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to be ready")
 
     def _train(self) -> Reason:
-        """Train; returns what ended it before the last step, or None."""
+        """Train; return the signal or the death that ended training before the last step, or None."""
         output = self.output
         try:
             for entry in self.trainer.run():
                 if output.leads and not output.alone:
-                    self.display.quiet = self.config.quiet  # this replica may lead because the leader died
-                    entry["images_per_second"] = round(  # an estimate for all replicas: each as fast as this one
+                    self.display.quiet = self.config.quiet  # it was quiet if another replica led before
+                    entry["images_per_second"] = round(  # estimated for all replicas from this one
                         entry["images_per_second"] * len(self.fabric.survivors()), 1
                     )
                 if entry["event"] == "epoch":
@@ -132,7 +132,7 @@ class Session:
             self.output.log(entry)
 
     def _epoch_done(self, entry: Entry) -> None:
-        """Report and save. Replicas of a synchronous method are averaged now; in an asynchronous one none waits."""
+        """Report the epoch, and save: the average for a synchronous method, else each replica without waiting."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
         if output.alone:
             output.report(entry)
@@ -144,15 +144,15 @@ class Session:
             states = collect(trainer)
             if states:
                 output.keep(states, entry)
-            fabric.barrier()  # the timer stops for every replica
+            fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
             self.snapshots.take()
-            if output.leads:  # it saves its own state only: those of the others are collected at the end of the run
+            if output.leads:  # saves its own state; the states of all are collected at the end of the run
                 output.report(entry)
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
-            elif len(fabric.replicas) == fabric.size:  # there is no server, which would hold the result
+            elif len(fabric.replicas) == fabric.size:  # not if a server holds the result
                 local_snapshots.save(output.checkpoints, trainer)
 
     def _finish_alone(self) -> Entry:
@@ -163,7 +163,7 @@ class Session:
 
 
 def prepare(config: Config, rank: int = 0) -> tuple[data.Dataset, nn.Module]:
-    """The data set, and the model with its initial weights."""
+    """Set the threads and the convolution; return the data set, and the model with its initial weights."""
     if config.threads:
         set_threads(config.threads)
         if numba.get_num_threads() < config.threads and not config.quiet and not rank:

@@ -1,10 +1,10 @@
-"""The end of a run of several replicas: states are collected, saved and tested, whichever replica dies meanwhile.
+"""The end of a run of several replicas: their states are collected, saved and tested, even if replicas die meanwhile.
 
     a replica     PAUSED ── its state ──┐           ┌──> STOPPED, LOST: exit        ┌──> OVER: exit
                                         v           │                               │
     the leader    PAUSED ────────── collects, saves ┴──> FINISHED: all send scores ─┴ tests, writes
 
-No replica leaves before the leader's status is STOPPED, LOST or OVER. If the leader dies, all others are still there
+No replica exits before the leader's status is STOPPED, LOST or OVER. If the leader dies, all others are still there
 and repeat the shutdown with the next leader. If another replica dies, the leader continues without it.
 """
 
@@ -25,7 +25,7 @@ from minidl.training.resume import make_checkpoint
 from minidl.training.summary import Snapshots, summarise
 from minidl.training.trainer import Entry
 
-Reason = Stopped | PeerLost | None  # why training ended; None: all steps are made
+Reason = Stopped | PeerLost | None  # why training ended; None: all steps were made
 VERDICTS = (State.FINISHED, State.STOPPED, State.LOST)
 LAST_STATES = (State.STOPPED, State.LOST, State.OVER)
 TESTING = 300.0  # seconds of waiting for the leader's last status, after which a replica prints that it waits
@@ -34,16 +34,16 @@ TESTING = 300.0  # seconds of waiting for the leader's last status, after which 
 def shut_down(
     output: RunOutput, snapshots: Snapshots, signals: Signals, reason: Reason, last_epoch: Entry | None
 ) -> dict[str, Any] | None:
-    """Called by every replica when it has stopped training, at whatever step. The leader returns the summary.
+    """Collect the states of all replicas, save and test them. The leader returns the summary.
 
-    last_epoch: the entry of the last epoch, if it has not been reported yet.
-    Raises Stopped; or MinidlError if a death ended the training: the states of the survivors are saved by then.
+    Every replica calls it when it has stopped training. last_epoch: the entry of the last epoch, if not reported yet.
+    Raises Stopped after a signal, MinidlError if a death ended training. The survivors' states are saved by then.
     """
     fabric = output.fabric
     fabric.fail_fast = False  # a death now ends only the waits for that replica
     fabric.meter.stop()
     fabric.announce(Column.STATE, State.PAUSED)
-    with suppress(PeerLost):  # a server died: this replica's weights are what is left
+    with suppress(PeerLost):  # the server died: keep this replica's weights
         output.trainer.method.pause()
     while True:
         fabric.led_by = fabric.leader
@@ -56,7 +56,7 @@ def shut_down(
             if verdict == State.LOST:
                 dead = ", ".join(str(rank) for rank in range(fabric.size) if not fabric.alive(rank))
                 what = reason if isinstance(reason, PeerLost) else f"replica {dead} died"
-                raise MinidlError(f"{what}; the others are saved: to go on from their average: {output.command}")
+                raise MinidlError(f"{what}; the others are saved; to continue from their average: {output.command}")
             return _finish(output, snapshots, states, fabric.led_by)
         except PeerLost:
             if fabric.alive(fabric.led_by):
@@ -66,7 +66,7 @@ def shut_down(
 def _save(
     output: RunOutput, leader: int, reason: Reason, last_epoch: Entry | None
 ) -> tuple[list[ReplicaState], State]:
-    """Collect the states of all replicas at the leader, which saves them; returns them and the leader's verdict."""
+    """Collect the states of all replicas at the leader, which saves them; return them and the leader's verdict."""
     fabric, trainer = output.fabric, output.trainer
     if fabric.rank == leader:
         states = collect(trainer)
@@ -76,10 +76,10 @@ def _save(
         verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
         fabric.announce(Column.STATE, verdict)
         return states, verdict
-    # The leader may still train, and collect the states at the end of an epoch.
-    fabric.wait(lambda: fabric.state(leader) >= State.PAUSED or None, (leader,), "the leader to save")
+    # Until the leader is PAUSED, it may still collect states for the end of an epoch, not these.
+    fabric.wait(lambda: fabric.state(leader) >= State.PAUSED or None, (leader,), "the checkpoint")
     states = collect(trainer)
-    verdict = fabric.wait(lambda: _one_of(VERDICTS, fabric.state(leader)), (leader,), "the leader's verdict")
+    verdict = fabric.wait(lambda: _one_of(VERDICTS, fabric.state(leader)), (leader,), "the verdict")
     return states, verdict
 
 
@@ -95,7 +95,7 @@ def _finish(
     output.write_trace()
     if fabric.rank != leader:
         over = lambda: _one_of(LAST_STATES, fabric.state(leader))  # noqa: E731
-        fabric.wait(over, (leader,), "the leader to test", TESTING)
+        fabric.wait(over, (leader,), "the final test", TESTING)
         return None
     if output.journal_error is not None:
         raise output.journal_error
@@ -107,11 +107,11 @@ def _finish(
 
 
 def serve(output: RunOutput) -> None:
-    """Run a server to the end of the run. If all workers die, it saves the center and raises MinidlError."""
+    """Run a server to the end of the run. If all workers die, save the center (its weights) and raise MinidlError."""
     fabric, trainer, at = output.fabric, output.trainer, output.trainer.progress
     trainer.method.serve()
     over = lambda: not fabric.survivors() or _one_of(LAST_STATES, fabric.state(fabric.leader)) or None  # noqa: E731
-    fabric.wait(over, (), "the leader's last word", TESTING)
+    fabric.wait(over, (), "the end of the run", TESTING)
     if fabric.survivors():
         return
     begun = fabric.board[list(fabric.replicas), Column.STEP]
@@ -119,7 +119,7 @@ def serve(output: RunOutput) -> None:
     at.epoch, at.batch = divmod(at.step - at.shift, len(trainer.sampler))
     with averaged(trainer, [own_state(trainer)]):  # a server trains nothing, so it has no batch norm statistics
         output.write(make_checkpoint(trainer))
-    raise MinidlError(f"all workers have died; the center is saved: to go on from it: {output.command}")
+    raise MinidlError(f"all workers have died; the center is saved; to continue from it: {output.command}")
 
 
 def _one_of(states: tuple[State, ...], state: State) -> State | None:

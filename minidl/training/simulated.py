@@ -1,7 +1,7 @@
-"""Runs `python -m minidl.simulate`: all replicas of a virtual cluster in this process.
+"""Execute `python -m minidl.simulate`: train all replicas of a virtual cluster in this process.
 
-The replicas share one model, one recorded step and one data set. Each has its own vectors (comm/replica.py), its own
-trainer (trainer.py) and a place in the cluster (comm/fabric/sim.py). Evaluations take no virtual time.
+The replicas share one model, one recorded step and one data set. Each has separate vectors (comm/replica.py), a trainer
+(trainer.py) and a place in the cluster (comm/fabric/sim.py). Evaluations take no virtual time.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from minidl.training.resume import make_checkpoint
 from minidl.training.session import prepare
 from minidl.training.trainer import Entry, Trainer
 
-HEAD = ("# Every option of a simulated run, but for the cluster and the number of ranks:\n"
-        "# `python -m minidl.simulate --cluster {cluster} --ranks {ranks} --config FILE` runs it again, to the bit.\n\n"
+HEAD = ("# Every option of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
+        "# `python -m minidl.simulate --cluster {cluster} --ranks {ranks} --config FILE`\n\n"
         )  # fmt: skip
 OWN = ("cluster", "ranks", "measure")  # options that Config does not have
-TESTED = 32  # at most so many replicas are tested one by one
+TESTED = 32  # at most this many replicas are tested individually
 LOG_EVERY = 100  # steps of a replica, on average, between two lines of metrics.jsonl
-MEASURED = 20  # gradients
+MEASURED = 20  # gradients, of which the first does not count
 
 
 def execute(given: Mapping[str, Any], signals: Signals) -> Entry:
-    """Carry out the options of the command line; return the result, ready for JSON."""
+    """Execute the options of the command line; return the result, ready for JSON."""
     training = {name: value for name, value in given.items() if name not in OWN}
     file = read_toml(Config, given["config"]) if given.get("config") else {}
     config = resolve(file, training)
@@ -66,13 +66,13 @@ def execute(given: Mapping[str, Any], signals: Signals) -> Entry:
 
 
 class SimulatedRun:
-    """Trains all replicas of a virtual cluster from the first step to the result."""
+    """A run of all replicas of a virtual cluster, from the first step to the result."""
 
     def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
         kind = method(config.method) if ranks > 1 else Local
         roles = kind.roles(ranks)
         if not roles.replicas:
-            raise ConfigError(f"no replicas: of {ranks} ranks, method {config.method} needs {kind.servers} to serve")
+            raise ConfigError(f"no replicas: of {ranks} ranks, method {config.method} needs {kind.servers} as servers")
         self.config, self.ranks, self.signals = replace(config, workers=len(roles.replicas)), ranks, signals
         self.data, self.model = prepare(self.config)
         self.work = f"{Path(config.model).stem} {Path(config.data).stem}"
@@ -90,9 +90,9 @@ class SimulatedRun:
             fabric.replicas, fabric.fail_fast = roles.replicas, self.synchronous
             fabric.join(needs, arena.layout_hash)
             self.trainers.append(Trainer(self.model, self.data, self.config, fabric=fabric, engine=self.engine))
-        self.steps = self.logged = 0  # of all replicas
+        self.steps = self.logged = 0  # of all replicas together
         self.epoch = 0
-        self.loss = self.correct = self.images = 0.0  # since the last line of the journal
+        self.loss = self.correct = self.images = 0.0  # sums since the last line of metrics.jsonl
         self.last_loss = math.nan
         self.best = {name: getattr(Progress, name) for name in BEST}
 
@@ -108,15 +108,15 @@ class SimulatedRun:
             self.simulation.run({rank: self.main(rank) for rank in range(self.ranks)}, self.check)
         except PeerLost as lost:
             raise MinidlError(f"{lost}, after {self.simulation.time:.6g} virtual s: with {self.config.method} all make "
-                              "each step together; asynchronous methods (gossip) go on") from None  # fmt: skip
+                              "each step together; asynchronous methods (gossip) continue") from None  # fmt: skip
         if self.signals.received is not None:
             stopped = Stopped(self.signals.received)
-            stopped.message = f"stopped; how far it came is in {run.folder}: a simulation begins anew"
+            stopped.message = f"stopped; its metrics are in {run.folder}; a simulation cannot be resumed"
             raise stopped
         return self.finish()
 
     def check(self) -> None:
-        """If a signal came, let all replicas stop after their present step."""
+        """If a signal has arrived, let all replicas stop after their present step."""
         if self.signals.received is not None and not self.simulation.stop_asked:
             self.simulation.stop()
 
@@ -154,7 +154,7 @@ class SimulatedRun:
         return work
 
     def catch_up(self, trainer: Trainer, fabric: SimFabric) -> None:
-        """A replica that joins late copies the weights and the position of another one."""
+        """Copy the weights and the position of another replica, for a replica that joins late."""
         others = [rank for rank in fabric.survivors() if rank != fabric.rank]
         if not others:
             return
@@ -174,10 +174,10 @@ class SimulatedRun:
         trainer.progress = Progress(step=at.step, epoch=at.epoch, batch=at.batch)
         trainer.replica.steps = at.step
 
-    # -- the journal -------------------------------------------------------------------------------------
+    # -- metrics.jsonl -----------------------------------------------------------------------------------
 
     def step_done(self, trainer: Trainer, entry: Entry) -> None:
-        """Log now and then. After every `workers` x (steps of an epoch) steps, evaluate the average."""
+        """Count a step of any replica. Log regularly; after each epoch of all replicas together, test the average."""
         replica = trainer.replica
         self.steps += 1
         self.images += trainer.config.batch_size
@@ -193,7 +193,7 @@ class SimulatedRun:
         self.last_loss = self.loss / self.images
         entry: Entry = {
             "event": event,
-            "step": self.steps // self.config.workers,  # mean of the replicas
+            "step": self.steps // self.config.workers,  # mean over the replicas
             "epoch": self.epoch + (event == "step"),
             "time": self.simulation.time,
             "loss": self.last_loss,
@@ -220,20 +220,20 @@ class SimulatedRun:
         self.run.log(entry)
 
     def states(self) -> list[ReplicaState]:
-        """The weights of all living replicas."""
+        """Return the weights of all live replicas."""
         alive = self.simulation.fabrics[0].survivors()
         return [ReplicaState(rank, {"theta": self.trainers[rank].replica.theta}, {}) for rank in alive]
 
     @property
     def first(self) -> Trainer:
-        """The first living replica."""
+        """The first live replica."""
         return self.trainers[self.simulation.fabrics[0].leader]
 
     def validate(self, step: int) -> Entry:
-        """The score of the present weights on the validation images, if there are any. The best weights are saved."""
+        """Return the score of the present weights on the validation images, if there are any; save the best weights."""
         first = self.first
         for name, value in self.best.items():
-            setattr(first.progress, name, value)  # the first replica may be another one than at the best step
+            setattr(first.progress, name, value)  # another replica may have been the first at the best step
         scores = first.validate(step)
         self.best = {name: getattr(first.progress, name) for name in BEST}
         if self.best["best_step"] == step:
@@ -307,8 +307,8 @@ class SimulatedRun:
 
 
 def flops_per_image(model: nn.Module, shape: tuple[int, ...]) -> float:
-    """FLOPs of one image's gradient: three times those of the linear and convolution layers' forward pass (for the
-    output, the gradient of the weights, and the gradient of the input). The other layers are small in comparison."""
+    """Return the FLOPs of one image's gradient: three times the forward pass of the linear and convolution layers (the
+    output, the gradient of the weights, the gradient of the input). Other layers are negligible."""
     found = 0.0
 
     def note(module: nn.Module, output: Any) -> None:
@@ -339,16 +339,16 @@ def measure(path: str, config: Config) -> Entry:
         began = perf_counter()
         engine.gradient(x, y)
         times.append((perf_counter() - began) / len(y))
-    seconds = float(np.median(times[1:]))  # the first compiles
+    seconds = float(np.median(times[1:]))  # the first one compiles
     work = f"{Path(config.model).stem} {Path(config.data).stem}"
     text = with_measured(Path(path).read_text(encoding="utf-8"), work, seconds)
-    clusters.parse(text, path)  # may raise: before anything is written
+    clusters.parse(text, path)  # may raise, so it comes before the write
     write(Path(path), text.encode())
     return {"work": work, "seconds_per_image": seconds, "cluster": cluster.file}
 
 
 def with_measured(text: str, work: str, seconds: float) -> str:
-    """The text of a cluster file with this entry added or replaced under [measured]."""
+    """Return the text of a cluster file with this entry added or replaced under [measured]."""
     line = f'"{work}" = {seconds:.4e}'
     lines = [each for each in text.splitlines() if not re.match(rf'\s*"{re.escape(work)}"\s*=', each)]
     heads = [number for number, each in enumerate(lines) if re.match(r"\s*\[measured\]", each)]

@@ -1,4 +1,4 @@
-"""The result of several replicas: averages along the way, and their part of summary.json."""
+"""The result of several replicas: their averages during training, and their entries in summary.json."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from minidl.training.resume import make_checkpoint
 
 
 class Snapshots:
-    """The weights of this replica at the end of each epoch, for methods whose replicas never all stop together.
+    """The weights of this replica at the end of each epoch, for asynchronous methods.
 
-    Their averages are evaluated after training, so that no replica waits for it. Replicas that were resumed in
-    different epochs take snapshots only of epochs that none of them had finished: each takes the same number.
+    The averages over all replicas are evaluated after training, so that no replica waits. Replicas that were resumed in
+    different epochs take snapshots only of epochs that none had finished, so that all have the same number of them.
     """
 
     def __init__(self, output: RunOutput) -> None:
         self.output, self.trainer = output, output.trainer
-        self.taken: list[tuple[int, float, np.ndarray]] = []  # step, seconds, theta
+        self.taken: list[tuple[int, float, np.ndarray]] = []  # step, seconds, theta (the weights)
 
     def take(self) -> None:
-        """Called at the end of an epoch. The last epoch needs no snapshot: the final weights are validated."""
+        """Take a snapshot at the end of an epoch, unless it is the last: the final weights are validated anyway."""
         trainer, at = self.trainer, self.trainer.progress
         if trainer.data.x_validation is not None and at.epoch > trainer.furthest and not trainer.finished:
             self.taken.append((at.step, at.seconds, trainer.replica.theta.copy()))
 
     def validate(self, last: Sequence[ReplicaState]) -> None:
-        """Validate the average of each epoch, and keep the best. Called by all replicas.
+        """Validate the average of each epoch, and keep the best. All replicas call it.
 
         last: the final states of all replicas, at the leader; elsewhere empty.
         """
@@ -46,10 +46,10 @@ class Snapshots:
                     output.write(checkpoint, step)
         if last and not trainer.method.synchronous and trainer.data.x_validation is not None:
             self._validate_average(last, at.step, at.epoch, at.seconds)
-            output.keep(last, None)  # again: the checkpoint notes which step is best
+            output.keep(last, None)  # again: the checkpoint names the best step
 
     def _validate_average(self, states: Sequence[ReplicaState], step: int, epoch: int, seconds: float) -> Checkpoint:
-        """Validate and log an average; returns its checkpoint."""
+        """Validate and log an average; return its checkpoint."""
         with averaged(self.trainer, states):
             scores = self.trainer.validate(step)
             checkpoint = make_checkpoint(self.trainer)
@@ -65,7 +65,7 @@ def summarise(
     results: Sequence[dict[str, Any]],
     meters: Sequence[np.ndarray],
 ) -> dict[str, Any]:
-    """The part of summary.json that describes several replicas.
+    """Return the entries of summary.json that describe several replicas.
 
     score: of their average. results: {"score", "speed"} of each replica. meters: each replica's `Meter.vector`.
     """

@@ -28,12 +28,11 @@ Entry = dict[str, Any]  # a line of metrics.jsonl
 
 
 class Trainer:
-    """Trains one replica on a data set as a config says, starting where `progress` is. The replica may be the only one.
+    """The training of one replica, which may be the only one, from the position in `progress`.
 
-    check    called between steps and between batches of an evaluation, when the state is complete; an exception that it
-             raises ends `run`
+    check    called between steps, and between batches of an evaluation; an exception that it raises ends `run`
     fabric   connects the replicas; the default is a single replica
-    engine   shared by many replicas, each with its own vectors (a simulation); the default is an engine of its own
+    engine   in a simulation, the engine that all replicas share; the default is a new engine
     """
 
     def __init__(
@@ -55,15 +54,15 @@ class Trainer:
             place=ranks.index(rank) if rank in ranks else 0,  # a server trains on no images
             replicas=len(ranks), augment=config.augment, shards=config.shards, prefetch=0 if engine else 2,
         )  # fmt: skip
-        self.planned = config.steps or config.epochs * len(self.sampler)  # steps of a run with the present replicas
+        self.planned = config.steps or config.epochs * len(self.sampler)  # steps of each of the present replicas
         self.schedule = schedules.build(config.schedule, self.planned, config.warmup)
-        if self.sampler.place:  # each replica has its own dropout masks
+        if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
         self.replica = Replica(self.engine, self.fabric, self._lr, own=engine is not None)
         kind = method(config.method) if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
-        self.furthest = 0  # after a resume: the most epochs that any replica had finished
-        self._warm = False  # the first step compiles, so images/s leave it out
+        self.furthest = 0  # after a resume: the largest number of epochs that a replica had finished
+        self._warm = False  # False before the first step, which compiles: images/s omit it
 
     @property
     def total_steps(self) -> int:
@@ -98,11 +97,11 @@ class Trainer:
             self.engine.gradient.prepare(x, y)
             break
         received = np.zeros(1, np.float32)
-        received.flags.writeable = False  # as a received message is; Numba compiles read-only arrays separately
+        received.flags.writeable = False  # like a received message: Numba compiles read-only arrays separately
         mix(self.fabric, np.zeros(1, np.float32), received, 0.5)
 
     def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
-        """Make one step on a batch x (B, H, W, C), y (B,). Returns its mean loss and the number of correct answers."""
+        """Make one step on a batch x (B, H, W, C), y (B,); return its mean loss and the number of correct answers."""
         try:
             loss = self.method.step((x, y))
         except DivergedError as error:
@@ -133,7 +132,7 @@ class Trainer:
             self._warm, began = True, perf_counter()
 
     def _finish_epoch(self) -> Entry:
-        """Count the epoch as done. A replica that trains alone is validated, too."""
+        """Count the epoch as done. Validate the replica if it trains alone."""
         at = self.progress
         scores = {"loss": at.loss_sum / at.images, "accuracy": at.correct / at.images}
         if self.fabric.size == 1:
@@ -144,7 +143,7 @@ class Trainer:
         return self._entry("epoch", **scores)
 
     def validate(self, step: int) -> dict[str, float]:
-        """Evaluate the present weights on the validation images, if there are any, and note the best step so far."""
+        """Evaluate the present weights on the validation images, if there are any; remember the best step so far."""
         at = self.progress
         if self.data.x_validation is None or self.data.y_validation is None:
             return {}
@@ -165,7 +164,7 @@ class Trainer:
                 "images_per_second": speed}  # fmt: skip
 
     def diverged(self, what: str, step: int) -> DivergedError:
-        """The error for a loss or weights that are not finite in this step."""
+        """Return the error for a loss or weights that are not finite in this step."""
         clip = self.config.clip / 2 if self.config.clip else 1.0
         return DivergedError(f"diverged in step {step}: {what}; "
                              f"try a lower --lr (it is {self.config.lr:g}), or --clip {clip:g}")  # fmt: skip
