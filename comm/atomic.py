@@ -4,7 +4,7 @@ Compilers and CPUs reorder plain loads and stores; ARM CPUs do so in ways that x
 guarantee which writes of one process another process sees:
 
     store_release(words, i, value)     a process that loads this value sees all writes before this store
-    load_acquire(words, i)             no later read is older than the value that this function returns
+    load_acquire(words, i)             later reads see all writes before the store of the returned value
     store_ordered, load_ordered        in addition, all processes see these accesses in the same order
 
 To send a vector, one process writes it and calls store_release; another calls load_acquire and reads the vector.

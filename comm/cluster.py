@@ -51,7 +51,7 @@ def _entry(default: Any, limits: Limits | None = None) -> Any:
 class Device:
     """A kind of device, with either flops or speed.
 
-    flops: FLOP/s. speed: relative to [measured]. memory: bytes/s that updates and mixes reach. jitter: see above.
+    flops: FLOP/s. speed: relative to [measured]. memory: bytes/s that updates and mixes reach.
     """
 
     flops: float = _entry(0.0, POSITIVE)
@@ -218,7 +218,7 @@ def uniform(ranks: int, per_node: int = 1, **link: float) -> Cluster:
 def load(path: str | Path) -> Cluster:
     """Load a cluster from a file, or an example that comes with minidl by its name.
 
-    Raises ConfigError if there is no such file, or with the key that is wrong in it.
+    Raises ConfigError if there is no such file, or if a key in it is wrong.
     """
     return parse(read(path), str(path))
 

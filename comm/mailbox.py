@@ -4,7 +4,7 @@ Every rank has slots that only this rank writes. A slot holds a header (length, 
 Two protocols define which slots may be read and which may be overwritten. Both copy a vector once, into the slot; the
 reader reads it there.
 
-A message is sent to certain ranks, and none is lost. On each channel, every pair of ranks has a cell, an int64 word:
+A message is sent to certain ranks, and none is lost. On each channel, each pair (sender, receiver) has a cell, a word:
 
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
@@ -84,7 +84,7 @@ class Plan:
         self.parts: list[tuple[int, int]] = []
         self.pools: list[list[Pool]] = []  # [rank][channel]
         for rank in range(size):
-            begin = at = pages(at)  # its own pages, so that they are on its NUMA node
+            begin = at = pages(at)  # separate pages for each rank, on its NUMA node
             pools = []
             present = here is None or rank in here
             for count, capacity in self._slots(needs, rank in servers):

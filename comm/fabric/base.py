@@ -9,7 +9,7 @@ A training method (methods/) defines what replicas exchange. It is written once,
 A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
 this rank's published state, and `latest` reads a peer's; `board` is the status table; `now` reads the clock; `idle`
 lets other processes run. This file builds the other operations from the primitives. Therefore sums are bit-identical
-on all transports: their terms are added in the same order. The exception is `--reduce fast`, which uses MPI's sums.
+on all transports: their terms are added in the same order. The exception is `--reduce fast`: MPI computes the sums.
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD
@@ -173,12 +173,12 @@ class Fabric(Transport):
         return self.meter.beside(self.start, lambda: self.allreduce(vector))
 
     def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Collect the vectors of all live replicas at the leader, for which it yields (rank, vector) in order of rank.
+        """Collect the vectors of all live replicas: at the leader, yield (rank, vector) in order of rank.
 
-        All replicas must iterate over the result; it is empty for the others, and ends when their last chunk is posted.
-        A yielded vector is valid until the next one. All vectors have the same length.
+        The other replicas yield nothing, and end when their last chunk is posted. Every replica must iterate over the
+        result. A yielded vector is valid until the next one. All vectors have the same length.
         Raises PeerLost if the leader dies or is not `led_by`, and, with `fail_fast`, if any replica dies. A header's
-        `round` holds `fail_fast`: a gather without it discards chunks that remain from an interrupted gather with it.
+        `round` is int(fail_fast), so a gather without `fail_fast` discards chunks of an interrupted gather with it.
         """
         leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):
@@ -248,7 +248,7 @@ class Fabric(Transport):
 
 def _chunks(vector: np.ndarray) -> list[np.ndarray]:
     if vector.ndim != 1 or not vector.flags.c_contiguous or vector.dtype not in (np.float32, np.float64):
-        raise ConfigError(f"fabric: a {vector.dtype} {vector.shape}; expected a contiguous float32 or float64 (n,)")
+        raise ConfigError(f"fabric: got {vector.dtype} {vector.shape}; expected contiguous float32 or float64 (n,)")
     step = CHUNK // vector.itemsize
     return [vector[i : i + step] for i in range(0, vector.size, step)]
 

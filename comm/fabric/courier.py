@@ -129,7 +129,7 @@ class Courier:
         return self.world.Split(part, self.rank)
 
     def leave(self, patience: float | None = None) -> bool:
-        """End MPI together with all other ranks. Returns whether MPI ended within `patience` seconds (None: wait)."""
+        """End MPI when all other ranks do. Returns whether it ended within `patience` seconds (None: no limit)."""
         self._orders.put(lambda: setattr(self, "_leaving", True))
         self._thread.join(patience)
         return not self._thread.is_alive()

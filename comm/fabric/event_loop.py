@@ -29,7 +29,7 @@ class Deadlock(MinidlError):
 
 
 class SimulatedProcess:
-    """A greenlet of a rank, also called a task. parked: it waits, for `what`, which depends on `peers`."""
+    """A greenlet of a rank, also called a task. While it is parked, it waits for `what`, which depends on `peers`."""
 
     __slots__ = ("fabric", "greenlet", "parked", "peers", "what")
 
@@ -56,7 +56,7 @@ class Rank(Fabric):
         super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
         self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
-        self.drawn, self.slowness = 0, 1.0  # the last step with a random duration, and its ratio to the mean
+        self.drawn, self.slowness = 0, 1.0  # step of the last random draw, and its factor on durations
         self.needs: Needs | None = None
         self.tasks: list[SimulatedProcess] = []
         self.parked: list[SimulatedProcess] = []

@@ -47,7 +47,7 @@ from minidl.comm.meter import Meter
 from minidl.engine.device import aligned
 from minidl.errors import ConfigError
 
-TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; those below are Channels
+TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; the smaller ones are Channels
 URGENT = (Column.STATE, Column.STOP)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds between messages about changes of the other columns
 NOTHING = np.zeros(0, np.uint8)
@@ -116,7 +116,7 @@ class MpiFabric(BoxedFabric):
         return nodes
 
     def _share(self) -> None:
-        """Open the group's memory. If one rank of a group cannot, each rank of the group becomes a separate group."""
+        """Open the memory of this rank's group. If a rank of the group cannot, each becomes a group by itself."""
         head = self._groups[self.rank]
         own, mark = None, 0
         if head == self.rank:
@@ -262,7 +262,7 @@ class MpiFabric(BoxedFabric):
         return Letter(source, vector, Note(start, weight, clock, round, bool(marker)), release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
-        """Keep a receive buffer for reuse; report to the sender that it was released. A second call does nothing."""
+        """Keep a receive buffer for reuse; tell the sender that the message is released. A second call does nothing."""
         if not held:
             return
         room = held.pop()

@@ -4,7 +4,7 @@ An event-driven simulation keeps a heap of future events, ordered by time. It re
 runs it; an event may add others to the heap. Nothing happens between two events, so the clock jumps from one to the
 next. Simulating an hour of a thousand machines takes only as long as this machine needs for their arithmetic.
 
-    clock 3.20 s    heap    3.25 s  rank 7's gradient is done
+    clock 3.20 s    heap    3.25 s  rank 7's gradient is complete
                             3.31 s  a message of rank 2 arrives at rank 5
                             3.90 s  rank 0 dies
 
@@ -246,7 +246,7 @@ class SimFabric(Rank):
         if self.state(self.rank) != State.DEAD:
             self.announce(STATE, State.FINISHED)
 
-    # -- faster than in base.py: the simulation knows the state of all ranks -----------------------------
+    # -- faster than the inherited methods, because the simulation knows the state of all ranks ----------
 
     def stopping(self) -> bool:
         return self.stop_wanted or self.simulation.stop_asked
@@ -261,7 +261,7 @@ class SimFabric(Rank):
         return list(self.simulation.survivors(self.replicas))
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """Wait until all replicas drain and no mail is in flight. The simulation counts it and needs no markers."""
+        """Wait until all replicas drain and no mail is in flight. The simulation counts mail and needs no markers."""
         simulation = self.simulation
         goal = simulation.drained + 1
         simulation.draining.add(self.rank)

@@ -69,7 +69,7 @@ class Transport(ABC):
 
     @abstractmethod
     def latest(self, peer: int) -> Letter | None:
-        """Return the newest state of a peer; None if there is none that this rank has not seen.
+        """Return the newest state of a peer, or None if this rank has seen it or cannot read it now.
 
         If the peer is on another node, this call requests the state, and a later call returns it.
         """

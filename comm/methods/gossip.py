@@ -104,7 +104,7 @@ class Gossip(Method):
                         self.mix(published)
 
     def answer(self, peer: int, block: int) -> None:
-        """Send x_i as the reply to a peer's model, before it is mixed in. If that model is a reply, send nothing."""
+        """Reply to a received model with x_i as it is before mixing. If the received model is a reply, send nothing."""
         if peer in self.asked:
             self.asked.remove(peer)
         elif not self.push(peer, block):

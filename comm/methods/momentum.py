@@ -1,13 +1,13 @@
 """Momentum when models are mixed (--velocity). m_i: the velocity of replica i; mu: the option --momentum.
 
-    local          m is not sent or mixed
+    local          m is neither sent nor mixed
     mixed          m is mixed like the weights: x and m are sent, twice the bytes
     quasi-global   m follows the mixed models: only x is sent
 
-Momentum accumulates the recent gradients. If the replicas' data differ, local momentum continues to move each replica
-towards the optimum for its own data after models were mixed. Quasi-global momentum (QG-DSGDm; Lin, Karimireddy, Stich,
-Jaggi: ICML 2021) accumulates the movement of the mixed model instead. Step t uses m^(t-1), and discards the velocity
-that the optimizer computes:
+Momentum accumulates the recent gradients. If the replicas have different data, local momentum still moves each replica
+towards the optimum for its own data after the models were mixed. Quasi-global momentum (QG-DSGDm; Lin, Karimireddy,
+Stich, Jaggi: ICML 2021) accumulates the movement of the mixed model instead. Step t uses m^(t-1), and discards the
+velocity that the optimizer computes:
 
     x'           <- x_i^(t) - eta (mu m_i^(t-1) + g_i)
     x_i^(t+1)    <- sum_j W_ij x'_j

@@ -7,8 +7,8 @@
                  <───c───│ center │────c──>                   P - 1 steps if all P workers are equally fast
                          └────────┘
 
-Only the server's optimizer updates, so it holds the momentum. A worker sends its learning rate with each gradient. The
-last rank is the server.
+Only the server runs the optimizer, so the server holds the momentum. A worker sends its learning rate with each
+gradient. The last rank is the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ParameterServer(Method):
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
-        self.version = 0  # number of updates of the center that this worker received last
+        self.version = 0  # how often the center had been updated when this worker received it
 
     @classmethod
     def roles(cls, ranks: int) -> Roles:

@@ -1,19 +1,19 @@
 """The weight of a received model in gossip (--mix): x_r <- x_r + weight (x_s - x_r), with sender s and receiver r.
 
     half     1/2
-    clock    c_s / (c_s + c_r), where c is the number of images that a replica has seen: slow replicas count less
+    clock    c_s / (c_s + c_r), where c is the number of images that a replica has seen: slow replicas weigh less
     mass     w_s / (w_s + w_r), and w_r <- w_r + w_s: the mass moves from the sender to the receiver (push-sum)
 
-With `half` both models have the same weight, but a message changes the average of all models, because only the
-receiver's model changes. With `mass` messages do not change the average weighted by w. The sender sends half of its
+With `half`, both models have the same weight, but a message changes the average of all models, because only the
+receiver's model changes. With `mass`, messages do not change the average weighted by w. The sender sends half of its
 mass with its model, and the receiver adds this to its mass (Kempe, Dobra, Gehrke: FOCS 2003; for SGD: Blot, Picard,
 Cord, Thome: "GoSGD", 2016):
 
         w_s = 1 ──── 1/2, x_s ───>  w_r = 1           w_s = 1/2                   w_r = 3/2
         x_s                         x_r               x_s                         x_r <- (1 x_r + 1/2 x_s) / (3/2)
 
-A replica that receives less than it sends loses mass, so its model gets less weight at receivers. While no replica
-dies, the masses of all P replicas and of the messages in flight sum to P, exactly: multiples of 2^-32 need no rounding.
+A replica that receives less than it sends loses mass, so its model gets less weight. Unless a replica dies, the masses
+of all P replicas and of the messages in flight sum to exactly P: sums of multiples of 2^-32 are not rounded.
 """
 
 from __future__ import annotations
