@@ -8,7 +8,7 @@
 
 Each rank has one Meter. The fabric reports messages and waits to the meter, the replica reports work, and the method
 reports staleness. A call costs a few additions. `start` and `stop` mark the periods of training. The time between these
-periods (evaluations, checkpoints) is not counted. Bytes sent between them are in the sums and in separate sums.
+periods (evaluations, checkpoints) is not counted. Bytes sent in that time are counted, and also reported separately.
 
 Concurrent operations (`Fabric.allreduce_start`) wait as well, but this does not delay the replica until it waits for
 their result. `Meter.beside` counts the two kinds of waiting separately.

@@ -31,7 +31,7 @@ class Transport(ABC):
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         self.rank, self.size, self.nodes, self.meter, self.stall = rank, size, tuple(nodes), meter, stall
         self.replicas: tuple[int, ...] = tuple(range(size))
-        self.board = np.zeros((size, len(Column)))  # status table; a transport may replace it by shared memory
+        self.board = np.zeros((size, len(Column)))  # status table; some transports replace it by shared memory
         self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
         meter.attach(size, self.now)
         self.stop_wanted = False  # whether a signal requested a stop

@@ -42,7 +42,7 @@ class State(IntEnum):
     READY = 1  # its kernels are compiled
     TRAINING = 2
     PAUSED = 3  # has made its last training step; the collection of states follows
-    FINISHED = 4  # (leader) all steps are made: everything is saved, and evaluation follows
+    FINISHED = 4  # (leader) all steps are made: everything is saved, and evaluation follows; in a simulation: ended
     DEAD = 5
     STOPPED = 6  # (leader) stopped before the last step: everything is saved, and nothing follows
     LOST = 7  # (leader) a replica died before the last step: the state of the others is saved, and nothing follows
