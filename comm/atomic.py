@@ -1,15 +1,15 @@
 """Words of shared memory that processes read and write without a lock.
 
 Compilers and CPUs reorder plain loads and stores; ARM CPUs do so in ways that x86 CPUs do not. Only these functions
-guarantee what one process sees of another's writes:
+guarantee which writes of one process another process sees:
 
-    store_release(words, i, value)     a process that sees this value sees everything written before it
-    load_acquire(words, i)             everything read after it is at least as new
+    store_release(words, i, value)     a process that loads this value sees all writes before this store
+    load_acquire(words, i)             later reads see all writes before the store of the returned value
     store_ordered, load_ordered        in addition, all processes see these accesses in the same order
 
-So a store in one process and a load in another pass on a whole vector: data, store_release ... load_acquire, data.
-All words are int64. The functions of mailboxes that use these are in this file as well, because Numba's cache of
-compiled code checks for changes of the file itself, but not of the files that it imports.
+To send a vector, one process writes it and calls store_release; another calls load_acquire and reads the vector.
+All words are int64. The mailbox functions that use these functions are in this file as well: Numba's cache of compiled
+code detects changes of a function's file, but not of the files that it imports.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ store_ordered = intrinsic(_store("seq_cst"))
 
 @jit
 def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, first: int, last: int) -> int:
-    """Return a free slot among first, ..., last - 1, if all peers have taken the previous message.
+    """Return a free slot among first, ..., last - 1, if all peers are alive and have released the previous message.
 
-    Otherwise return -1 - peer for a peer that has not or is dead, or -1 - sender if no slot is free.
+    Else return -1 - peer for a peer that is dead or has not released it, or -1 - sender if no slot is free.
     """
     for peer in peers:
         if load_acquire(cells[peer], sender) != 0 or states[peer] == DEAD:
@@ -86,16 +86,16 @@ def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, firs
 
 @jit
 def deliver(cells: ndarray, sender: int, peers: ndarray, slot: int) -> None:
-    """Mark a complete message in the slot as sent to these peers."""
+    """Send the message in a slot, which is complete, to these peers."""
     for peer in peers:
         store_release(cells[peer], sender, slot + 1)
 
 
 @jit
 def take(cells: ndarray, receiver: int, first: int, count: int) -> int:
-    """Open the first message among the senders first, ..., first + count - 1 (modulo the number of ranks).
+    """Take the first message that is found from senders first, ..., first + count - 1 (modulo the number of ranks).
 
-    Returns sender * 2^32 + slot, or -1 if there is none.
+    Returns sender * 2^32 + slot, or -1 if there is no message.
     """
     row, ranks = cells[receiver], cells.shape[0]
     for i in range(count):
@@ -109,7 +109,7 @@ def take(cells: ndarray, receiver: int, first: int, count: int) -> int:
 
 @jit
 def give_back(cells: ndarray, receiver: int, sender: int, slot: int) -> None:
-    """Mark a message as read. A second call does nothing."""
+    """Release a message. A second call does nothing."""
     if load_acquire(cells[receiver], sender) == -1 - slot:
         store_release(cells[receiver], sender, 0)
 
@@ -141,9 +141,9 @@ def announce(newest: ndarray, writer: int, version: int, slots: int, slot: int) 
 def pin(newest: ndarray, pins: ndarray, writer: int, reader: int, seen: int, slots: int, tries: int) -> int:
     """Pin the newest slot and return newest[writer, 0].
 
-    Returns 0 if that equals `seen`, -1 if it changed at each attempt, -2 if this reader has a slot pinned already.
-    A hazard pointer (Michael 2004). The writer makes another slot the newest before it looks for one to overwrite. So a
-    reader that pins a slot and still finds it the newest has pinned it before the writer looks.
+    Returns 0 if that equals `seen`, -1 if it changed during every attempt, -2 if this reader already has a pinned slot.
+    The pin is a hazard pointer (Michael 2004). Before the writer looks for a slot to overwrite, it makes another slot
+    the newest. So if a pinned slot is still the newest, the writer will see the pin when it looks.
     """
     if load_ordered(pins[writer], reader) != 0:
         return -2
@@ -171,7 +171,7 @@ def unpin(pins: ndarray, writer: int, reader: int) -> None:
 
 @parallel_jit
 def copy_past(source: ndarray, out: ndarray) -> None:
-    """out = source, written past the caches, and visible to all processes before any later store."""
+    """Set out = source. The stores bypass the caches, and all processes see them before any later store."""
     for k in prange(chunks(out)):
         _copy_past(chunk(source, k, chunks(out)), chunk(out, k, chunks(out)))
 

@@ -1,6 +1,6 @@
 """The description of a cluster in a TOML file, for simulations (fabric/sim.py).
 
-    [devices.core]                  # kinds of devices; each runs one replica
+    [devices.core]                  # a kind of device; each device runs one replica
     flops = 40e9                    # FLOP/s that training reaches; or `speed`, relative to [measured]
     jitter = 0.05                   # sigma of the lognormal factor on each gradient's time
 
@@ -16,8 +16,8 @@
     alpha = 50e-6
     rate = 10e9
 
-Also: [[links]] between groups of nodes that differ from [between]; [stragglers]; [[deaths]] and [[joins]]. All numbers
-are entered by hand, except [measured], which `python -m minidl.simulate --measure` writes.
+Further tables: [[links]], for links between two groups of nodes that differ from [between]; [stragglers]; [[deaths]]
+and [[joins]]. `python -m minidl.simulate --measure` writes [measured]; all other numbers are entered by hand.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _entry(default: Any, limits: Limits | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Device:
-    """A kind of device. It has flops or speed, not both.
+    """A kind of device, with either flops or speed.
 
     flops: FLOP/s. speed: relative to [measured]. memory: bytes/s that updates and mixes reach.
     """
@@ -64,7 +64,7 @@ class Device:
 class Link:
     """A link: a message of n bytes takes alpha + n beta seconds.
 
-    With probability `drop` it is lost, and sent again after `timeout` seconds.
+    With probability `drop` a message is lost. It is sent again after `timeout` seconds.
     """
 
     alpha: float = _entry(0.0, NATURAL)
@@ -76,7 +76,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """With this probability a gradient takes `factor` times as long."""
+    """With this probability, a gradient's duration is multiplied by `factor`."""
 
     probability: float = _entry(0.0, CHANCE)
     factor: float = _entry(10.0, POSITIVE)
@@ -84,7 +84,7 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class Event:
-    """A death or join at a time (s), of one rank or of all ranks on a node or group of nodes."""
+    """A death or join, at `time` seconds, of one rank or of all ranks on a node or on a group of nodes."""
 
     time: float = _entry(0.0, NATURAL)
     rank: int = _entry(UNSET, NATURAL)
@@ -101,7 +101,7 @@ class Group:
 
 
 class Place(NamedTuple):
-    """The placement of ranks. nodes[r], devices[r]: of rank r. groups[n], names[n]: of node n."""
+    """The placement of ranks. nodes[r], devices[r]: those of rank r. groups[n], names[n]: those of node n."""
 
     nodes: tuple[int, ...]
     devices: tuple[Device, ...]
@@ -113,10 +113,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster.
+    """A cluster, as a file describes it.
 
-    links: between two groups, in either order. measured: "model data" -> seconds per image at speed 1.
-    repeat: if there are more ranks than devices, the list of nodes repeats.
+    links: (group, group) in both orders -> link. measured: "model data" -> seconds per image at speed 1.
+    repeat: if there are more ranks than devices, the list of nodes repeats. file: for error messages.
     """
 
     groups: tuple[Group, ...]
@@ -147,7 +147,7 @@ class Cluster:
         return ConfigError(f"cluster file {self.file!r}: {message}")
 
     def place(self, ranks: int) -> Place:
-        """Place ranks on devices, in the file's order.
+        """Place ranks on devices, in the order of the file.
 
         Raises ConfigError if there are too few devices, or if the rank or node of an event does not exist.
         """
@@ -190,22 +190,22 @@ class Cluster:
         return tuple(sorted(found))
 
     def seconds_per_image(self, device: Device, work: str, flops: float) -> float:
-        """Return the time of a gradient per image. work: "model data", a key of [measured]. flops: per image.
+        """Return the seconds of a gradient per image. work: "model data", a key of [measured]. flops: per image.
 
-        Raises ConfigError if the device needs [measured] and that has no such key.
+        Raises ConfigError if the device has a `speed` and [measured] has no such key.
         """
         if device.flops:
             return flops / device.flops
         if work not in self.measured:
-            raise self.wrong(f"[measured] has no {work!r}, but a device gives its speed relative to that: "
-                             "--measure writes it, or give the device flops")  # fmt: skip
+            raise self.wrong(f"[measured] has no {work!r}, to which the speed of a device is relative: "
+                             "write it with --measure, or give the device flops")  # fmt: skip
         return self.measured[work] / device.speed
 
 
 def uniform(ranks: int, per_node: int = 1, **link: float) -> Cluster:
     """Return a cluster of equal devices with 10 GFLOP/s, `per_node` on each node.
 
-    link: alpha, beta, ... of both [inside] and [between].
+    link: values (alpha, beta, ...) for [inside] and [between], which are equal.
     """
     devices = {"core": Device(flops=10e9)}
     groups = (Group("node", -(-ranks // per_node), ("core",) * per_node),)
@@ -216,15 +216,15 @@ def uniform(ranks: int, per_node: int = 1, **link: float) -> Cluster:
 
 
 def load(path: str | Path) -> Cluster:
-    """Load a cluster from a file, or one of minidl's examples by its name.
+    """Load a cluster from a file, or an example that comes with minidl by its name.
 
-    Raises ConfigError, with the file's name and key, if there is no such file or it is wrong.
+    Raises ConfigError if there is no such file, or if a key in it is wrong.
     """
     return parse(read(path), str(path))
 
 
 def read(path: str | Path) -> str:
-    """Return the text of the file that `load` loads. Raises ConfigError if it cannot be read."""
+    """Return the text of a file or example, as for `load`. Raises ConfigError if it cannot be read."""
     file = Path(path)
     known = sorted(example.stem for example in EXAMPLES.glob("*.toml"))
     if str(path) in known:
@@ -241,12 +241,12 @@ def read(path: str | Path) -> str:
 
 
 def parse(text: str, file: str = "cluster") -> Cluster:
-    """Return the cluster that a TOML text describes. Raises ConfigError, with `file` and the key."""
+    """Return the cluster that a TOML text describes. Raises ConfigError with `file` and the wrong key."""
     try:
         return _Reader(tomllib.loads(text), file).cluster()
     except _Wrong as error:
         raise ConfigError(f"cluster file {file!r}: {error}") from None
-    except (ValueError, RecursionError) as error:  # not TOML, or thousands of digits or brackets
+    except (ValueError, RecursionError) as error:  # not TOML, or too many digits or nested brackets
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"cluster file {file!r}: not readable as TOML: {error}") from None
@@ -257,7 +257,7 @@ class _Wrong(Exception):
 
 
 class _Reader:
-    """Turns the tables of a file into a Cluster, and checks them."""
+    """A reader of the tables of a file, which checks them and returns a Cluster."""
 
     def __init__(self, top: dict[str, Any], file: str) -> None:
         self.top, self.file = top, file
@@ -272,7 +272,7 @@ class _Reader:
         names = [group.name for group in groups]
         for name in names:
             if names.count(name) > 1:
-                raise _Wrong(f"[[nodes]] name: {name!r} is there twice")
+                raise _Wrong(f"[[nodes]] name: {name!r} is used twice")
         repeat = self.top.get("repeat", False)
         if not isinstance(repeat, bool):
             raise _Wrong(f"repeat: expected true or false, got {repeat!r}")
@@ -343,7 +343,7 @@ class _Reader:
         return found
 
     def check_links(self, cluster: Cluster) -> None:
-        """Raise _Wrong unless there is a link between any two nodes: messages are not routed over other nodes."""
+        """Raise _Wrong if two nodes have no link: messages are not routed through other nodes."""
         if cluster.between is not None:
             return
         for i, one in enumerate(cluster.groups):
@@ -376,7 +376,7 @@ def _tables(tables: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def _read(kind: type, table: Any, where: str, besides: tuple[str, ...] = ()) -> Any:
-    """Create a dataclass from a table, and check its values."""
+    """Create an object of a dataclass from a table, and check the values."""
     if not isinstance(table, dict):
         raise _Wrong(f"{where} expected a table, got {table!r}")
     known = {name: entry for name, entry in options(kind).items() if name not in besides}

@@ -1,14 +1,14 @@
-"""The consensus distance: how far apart the replicas are.
+"""The consensus distance: a measure of how much the replicas' weights differ.
 
     mean = 1/P sum_i x_i        distance = sqrt(1/P sum_i |x_i - mean|^2)        relative = distance / |mean|
 
 `distance` is the consensus distance of Kong, Lin, Koloskova, Jaggi and Stich (Consensus Control for Decentralized Deep
-Learning, ICML 2021). They explain with it how much worse a model becomes if it is trained without a center: not at all,
-as long as the distance stays below some value. Divided by |mean| it is comparable between models, and between moments
-of one run: 0.01 means that a replica's weights are 1% away from the average of all.
+Learning, ICML 2021). They use it to explain the loss of accuracy in decentralised training: as long as the distance
+stays below a critical value, nothing is lost. `relative` can be compared between models, and between moments of a run:
+0.01 means that a replica's weights differ from the mean of all replicas by about 1%.
 
 The vectors come one at a time, as `Fabric.gather` yields them. Mean and squares are updated together (Welford 1962), in
-float64. A mean that is known only at the end would need a difference of large sums, which loses a small distance.
+float64. The difference of two large sums, sum |x_i|^2 - P |mean|^2, would lose a small distance to rounding.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-BLOCK = 1 << 15  # elements processed at a time, so that they stay in the cache
+BLOCK = 1 << 15  # number of elements that are processed at a time, so that they stay in the cache
 
 
 class Consensus:
-    """The consensus distance of the vectors added so far. mean (size,): their average, float64."""
+    """The consensus distance of the vectors added so far. mean: their average, float64 (size,)."""
 
     def __init__(self, size: int) -> None:
         self.mean = np.zeros(size)
@@ -30,13 +30,13 @@ class Consensus:
         self.count = 0
 
     def add(self, vector: np.ndarray) -> None:
-        """Add a vector (size,) of any float type. It is not kept."""
+        """Add a vector (size,) of any float type. No reference to it is kept."""
         self.count += 1
         for start in range(0, self.mean.size, BLOCK):
             mean = self.mean[start : start + BLOCK]
             before = vector[start : start + BLOCK] - mean
             mean += before / self.count
-            # |x - mean before| |x - mean after|, and the second is (count - 1) / count of the first
+            # squares grow by (x - old mean) @ (x - new mean); x - new mean = (count - 1) / count (x - old mean)
             self.squares += float(before @ before) * (self.count - 1) / self.count
 
     @property
@@ -45,12 +45,12 @@ class Consensus:
 
     @property
     def relative(self) -> float:
-        """Return distance / |mean|, or the distance itself if the mean is zero."""
+        """distance / |mean|, or the distance if the mean is zero."""
         return self.distance / (float(np.linalg.norm(self.mean)) or 1.0)
 
 
 def consensus_distance(vectors: Iterable[np.ndarray]) -> float:
-    """Return `Consensus.relative` of vectors of the same length; 0 if there are none."""
+    """Return `Consensus.relative` for vectors of the same length; 0 if there are no vectors."""
     consensus = None
     for vector in vectors:
         consensus = consensus or Consensus(vector.size)

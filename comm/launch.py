@@ -1,16 +1,16 @@
-"""The launcher: starts the replicas of one node, monitors them, and ends with them. A small mpiexec.
+"""The launcher, a small mpiexec: starts the ranks of a run on one machine, and monitors them until all have ended.
 
     launcher    creates the memory (memory.py), starts the ranks, then sleeps until a signal comes or a rank ends
-    rank r      runs the same command line in a separate process; the environment holds its rank
+    rank r      runs the same command line in a separate process; the environment contains r
 
-Events, and how the launcher handles them:
+Events, and what happens then:
 
-    Ctrl-C, SIGTERM, SIGHUP     sets a word in shared memory: the ranks agree on the step after which they stop, and
-                                save; a second signal kills them
-    a rank is killed            sets its state in the status table to DEAD: depending on the method, the others continue
-                                or stop with a checkpoint
-    a rank ends with an error   the rank has reported it; another word in shared memory ends the others
-    the launcher is killed      the kernel kills the ranks (PR_SET_PDEATHSIG) and frees the memory with the last of them
+    Ctrl-C, SIGTERM, SIGHUP     the launcher sets a word in shared memory: the ranks complete a step, save and end;
+                                after a second signal the launcher kills them
+    a rank is killed            the launcher sets the rank's state in the status table to DEAD: depending on the method,
+                                the others continue, or stop with a checkpoint
+    a rank ends with an error   the rank has reported the error; the launcher sets another word, and the others end
+    the launcher is killed      the kernel kills the ranks (PR_SET_PDEATHSIG), and frees the memory after the last one
 
 This file does not import NumPy, so the launcher needs little memory and starts quickly.
 """
@@ -35,7 +35,7 @@ from minidl.errors import ConfigError
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRAIN = ("-m", "minidl.train")
-ROOT = str(Path(errors.__file__).parents[1])  # the folder that holds the package minidl
+ROOT = str(Path(errors.__file__).parents[1])  # the folder that contains the package minidl
 PR_SET_PDEATHSIG = 1
 
 
@@ -49,13 +49,13 @@ def run(
 ) -> int:
     """Run `python PROGRAM ARGV` as this number of ranks; return the exit code of the whole run.
 
-    threads: of each rank; 0: its share of the cores. grace: seconds that ranks have to end after one has failed.
-    program: the Python arguments that select what a rank runs.
+    threads: of each rank; 0: one for each core of its share. grace: seconds after an error until the launcher kills the
+    other ranks. program: the arguments of Python that select the program of a rank.
     Raises ConfigError if a rank cannot be started.
     """
     cores = sorted(os.sched_getaffinity(0), key=_where)
     if ranks * max(1, threads) > len(cores) and not quiet:
-        _tell(f"{ranks} workers of {max(1, threads)} threads on {len(cores)} cores: they will wait for each other")
+        _tell(f"{ranks} workers of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
     with ProcessGroup(ranks) as job:
         for rank in range(ranks):
             job.start(rank, [*program, *argv], threads or max(1, len(cores) // ranks), _share(cores, rank, ranks))
@@ -63,14 +63,14 @@ def run(
 
 
 def _share(cores: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
-    """Return the cores of a rank: a separate share if there are enough cores, else all cores."""
+    """Return the cores of a rank: a separate share, or all cores if there are fewer cores than ranks."""
     if ranks > len(cores):
         return cores
     return cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]
 
 
 def _where(cpu: int) -> tuple[int, ...]:
-    """Return (socket, core, number) of a CPU. In this order, neighbours share caches, and a rank gets whole cores."""
+    """Return the sort key (socket, core, number) of a CPU: CPUs that share a core or caches become neighbours."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text()), cpu
@@ -79,17 +79,17 @@ def _where(cpu: int) -> tuple[int, ...]:
 
 
 class ProcessGroup:
-    """The ranks of a run, as a context manager: at the end of the `with` block, it kills those that still run."""
+    """The ranks of a run. As a context manager, it kills the ranks that still run at the end of the block."""
 
     def __init__(self, ranks: int) -> None:
         size = memory.control_size(ranks)
         self.segment = memory.Segment.create(size)
         control = memoryview(self.segment.map(size))
         self.words, self.numbers = control.cast("q"), control.cast("d")
-        self.life, self._ours = os.pipe()  # a reader sees end-of-file when the launcher has ended
+        self.life, self._ours = os.pipe()  # a pipe: ranks that read it get end-of-file when the launcher ends
         self.ranks = ranks
         self.running: dict[int, subprocess.Popen[bytes]] = {}
-        self.code = 0  # the first error, or the signal that stopped the run
+        self.code = 0  # the exit code: of the first error, or of the signal that stopped the run
         self.killed = 0  # the last signal that killed a rank
         self.finished = False  # whether a rank has ended without an error
 
@@ -103,7 +103,7 @@ class ProcessGroup:
         self.segment.close()
 
     def start(self, rank: int, arguments: Sequence[str], threads: int, cores: Sequence[int]) -> None:
-        """Start a rank that will train on these cores. Raises ConfigError if that fails.
+        """Start a rank, to train on these cores. Raises ConfigError if that fails.
 
         The rank runs in a separate session, so that only the launcher receives a terminal's Ctrl-C.
         """
@@ -114,7 +114,7 @@ class ProcessGroup:
             "MINIDL_CORES": " ".join(map(str, cores)),
             "MINIDL_THREADS": str(threads),
             "PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")])),
-            "PYTHONSAFEPATH": "1",  # else a user's file named queue.py would hide the standard library's
+            "PYTHONSAFEPATH": "1",  # so that a user's file queue.py does not hide the standard library's
         }
         try:
             self.running[rank] = subprocess.Popen(
@@ -125,7 +125,7 @@ class ProcessGroup:
             raise ConfigError(f"cannot start replica {rank} of {self.ranks}: {error.strerror}") from None
 
     def watch(self, grace: float, quiet: bool = False) -> int:
-        """Wait until all ranks have ended; return the exit code. Waits for signals one at a time, without polling."""
+        """Wait until all ranks have ended; return the exit code. Waits for signals, without polling."""
         stops = [s for s in STOPS if signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores SIGHUP
         awaited = {signal.SIGCHLD, *stops}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -145,7 +145,7 @@ class ProcessGroup:
         return self.code or (0 if self.finished else 128 + self.killed)
 
     def _look(self) -> bool:
-        """Handle the ranks that have ended. Returns whether any rank still runs."""
+        """Handle ranks that have ended. Returns whether any rank still runs."""
         for rank, process in list(self.running.items()):
             code = process.poll()
             if code is not None:
@@ -154,14 +154,14 @@ class ProcessGroup:
         return bool(self.running)
 
     def _ended(self, rank: int, code: int) -> None:
-        """Handle the end of a rank: set the exit code, and tell the other ranks in shared memory."""
+        """Handle the end of a rank: set the exit code, and inform the other ranks in shared memory."""
         if code < 0:
             self.killed = -code
             if not self.words[memory.ABORT]:
                 _tell(f"replica {rank} was killed by {signal.Signals(-code).name}")
         elif code == 0:
             self.finished = True
-        else:  # a stopped rank does not know which signal the launcher received
+        else:  # a rank that was stopped does not know the launcher's signal
             stopped = self.words[memory.STOP] and code >= 128
             self.code = self.code or (128 + self.words[memory.STOP] if stopped else code)
         if 0 < code < 128:  # an error: the state is not set to DEAD, because the others must end silently
@@ -192,7 +192,7 @@ class ProcessGroup:
         return memory.HEADER + rank * memory.ROW + memory.STATE
 
     def kill(self) -> None:
-        """Kill all ranks that still run, and wait for their end."""
+        """Kill all ranks that still run, and wait until they have ended."""
         for process in self.running.values():
             process.kill()
         for process in self.running.values():
@@ -213,7 +213,7 @@ class Place(NamedTuple):
     rank: int
     ranks: int
     fd: int  # descriptor of the shared memory
-    life: int  # a pipe that the launcher holds open
+    life: int  # descriptor of a pipe that ends with the launcher
     launcher: int  # process id of the launcher
 
 
@@ -227,16 +227,16 @@ _following = False
 
 
 def follow() -> None:
-    """Make this process end when the launcher ends for any reason. Call it as early as possible; once is enough."""
+    """Make this process end when the launcher ends for any reason. Call it early; a second call does nothing."""
     global _following
     at = place()
     if at is None or _following:
         return
     _following = True
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    threading.Thread(target=_outlive, args=[at.life], name="launcher", daemon=True).start()  # if prctl is forbidden
+    threading.Thread(target=_outlive, args=[at.life], name="launcher", daemon=True).start()  # in case prctl fails
     if os.getppid() != at.launcher:
-        os._exit(1)  # the launcher had ended before prctl, so no signal comes
+        os._exit(1)  # the launcher ended before prctl was called, so no signal comes
 
 
 def _outlive(pipe: int) -> None:
@@ -246,7 +246,7 @@ def _outlive(pipe: int) -> None:
 
 
 def settle() -> None:
-    """Bind this rank and all its threads to its cores. Until then it may use all: one rank compiles for all others."""
+    """Bind all threads of this rank to its cores. Before, it may use all cores, because one rank compiles for all."""
     cores = [int(word) for word in os.environ.get("MINIDL_CORES", "").split()]
     for thread in os.listdir("/proc/self/task") if cores else ():
         with suppress(OSError):  # the thread has just ended, or a core is no longer available

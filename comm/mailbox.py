@@ -1,24 +1,24 @@
-"""Mailboxes: processes that share memory pass vectors to each other without locks and without waiting.
+"""Mailboxes: processes that share memory send vectors to each other without locks and without waiting.
 
-Every rank owns slots, which only this rank writes: a header (length, type, the fields of Note), then the data. Two
-protocols define which slot may be read and which may be overwritten. Both copy a vector once, into the slot; the reader
-uses it in place.
+Every rank has slots that only this rank writes. A slot holds a header (length, type, the fields of Note) and the data.
+Two protocols define which slots may be read and which may be overwritten. Both copy a vector once, into the slot; the
+reader reads it there.
 
-A message is for certain ranks, and none is lost. For each pair of sender and receiver there is one cell, a word:
+A message is sent to certain ranks, and none is lost. On each channel, each pair (sender, receiver) has a cell, a word:
 
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
 
-A published state is for any reader, and the newest wins. One word names the slot of the writer that holds the newest
-state. Each reader has a word as well, its pin, which names the slot that it reads:
+A published state is for any reader; a new state replaces the old one. For each writer, one word names the slot with the
+newest state. For each pair of writer and reader another word, the pin, names the slot that the reader is reading:
 
     writer    write a slot that is not the newest          newest = slot, version
               and that no pin names; if there is none,
               publish nothing
     reader    newest?   pin = slot   still the newest?     read it in place            pin = 0
 
-So a writer never waits for a reader, and a reader gets a whole vector or nothing. With three slots, one can be the
-newest, one pinned by a slow reader, and one in the process of being written. Cells and pins of dead ranks are ignored.
+So a writer never waits for a reader, and a reader gets a complete vector or nothing. Of three slots, one can hold the
+newest state, a slow reader can pin one, and the writer can write one. Cells and pins of dead ranks are ignored.
 atomic.py orders the stores and loads.
 """
 
@@ -38,7 +38,7 @@ from minidl.engine.device import address
 from minidl.errors import MinidlError
 from minidl.kernels.elementwise.stream import CACHE
 
-LINE = 64  # bytes: size of a cache line; where it matters, no two ranks write to the same line
+LINE = 64  # bytes: size of a cache line; slots and rows of words begin on separate lines
 HEADER = struct.Struct("=5q2dq")  # elements, whether float64, start, round, marker, weight, clock, version
 PUBLISHED = len(Channel)  # index of the pool of slots for published states
 SLOTS = 3  # number of slots in that pool
@@ -46,7 +46,7 @@ TRIES = 8  # attempts to pin a published state that changes at each attempt
 
 
 class Pool(NamedTuple):
-    """A rank's slots for one purpose: `slots` of `stride` bytes each from `start` on, then `empty` without data."""
+    """A rank's slots for one purpose: at `start`, `slots` of `stride` bytes each; then `empty` slots without data."""
 
     start: int
     slots: int
@@ -65,10 +65,10 @@ class Pool(NamedTuple):
 
 
 class Plan:
-    """The layout of the memory of `size` ranks, of which `servers` serve. All ranks compute the same layout.
+    """The layout of the memory of `size` ranks, which include `servers`. All ranks compute the same layout.
 
-    here: the ranks that map this memory and so have slots in it; without it, all ranks.
-    total: bytes. parts[r]: (start, stop) of the bytes that rank r writes; those before parts[0] are for all ranks.
+    here: the ranks that map this memory, so that they have slots in it; None: all ranks.
+    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write to the earlier bytes.
     """
 
     def __init__(self, size: int, needs: Needs, servers: Sequence[int] = (), here: Sequence[int] | None = None) -> None:
@@ -84,7 +84,7 @@ class Plan:
         self.parts: list[tuple[int, int]] = []
         self.pools: list[list[Pool]] = []  # [rank][channel]
         for rank in range(size):
-            begin = at = pages(at)  # separate pages, so that they are on the rank's NUMA node
+            begin = at = pages(at)  # separate pages for each rank, on its NUMA node
             pools = []
             present = here is None or rank in here
             for count, capacity in self._slots(needs, rank in servers):
@@ -101,7 +101,7 @@ class Plan:
         call, answer = (0, 2) if server else (1, 0)
         return [
             (needs.mail, model),  # MAIL
-            (3, CHUNK),  # TREE: one to the parent, one to the children, and the next
+            (3, CHUNK),  # TREE: one for the parent, one for the children, and the next one
             (call * needs.call, model),  # CALL
             (answer * needs.call, model),  # ANSWER
             (1, CHUNK),  # GATHER
@@ -110,7 +110,7 @@ class Plan:
 
 
 class Mailbox:
-    """One rank's view of the memory.
+    """One rank's interface to the mailboxes.
 
     memory: uint8 (Plan.total,), aligned to a cache line. states: float64 (size,), the State of each rank.
     """
@@ -133,9 +133,9 @@ class Mailbox:
     # -- messages ----------------------------------------------------------------------------------------
 
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> int | None:
-        """Send a message to these peers. Returns None on success.
+        """Send a message to these peers. Returns None if it was sent.
 
-        Otherwise returns a peer that is dead or has not taken the previous message, or this rank if no slot is free.
+        Else returns a peer that is dead or has not released the previous message, or this rank if no slot is free.
         Raises MinidlError if the message is longer than a slot.
         """
         pool, cells = self.plan.pools[self.rank][channel], self.cells[channel]
@@ -150,7 +150,7 @@ class Mailbox:
         return None
 
     def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
-        """Return the next message from a peer, or None. With ANY, take turns among the peers that sent one."""
+        """Return the next message from a peer, or None. With ANY, begin the search after the previous sender."""
         cells = self.cells[channel]
         first, count = (self.turn[channel], self.plan.size) if peer == ANY else (peer, 1)
         found = atomic.take(cells, self.rank, first, count)
@@ -165,7 +165,7 @@ class Mailbox:
     # -- published states --------------------------------------------------------------------------------
 
     def publish(self, parts: Sequence[np.ndarray], note: Note) -> bool:
-        """Publish this state. Returns False, and publishes nothing, if readers have pinned all other slots."""
+        """Publish a state. Returns False, and publishes nothing, if readers have pinned all slots but the newest."""
         slot = atomic.find_unpinned(self.newest, self.pins, self.states, self.rank, SLOTS)
         if slot < 0:
             return False
@@ -175,7 +175,7 @@ class Mailbox:
         return True
 
     def latest(self, peer: int) -> Letter | Literal[False] | None:
-        """Return a peer's published state; None if it was seen before; False if it changed at every attempt."""
+        """Return a peer's published state; None if it is not new; False if it changed during every attempt."""
         newest = atomic.pin(self.newest, self.pins, peer, self.rank, self.seen[peer], SLOTS, TRIES)
         if newest == 0:
             return None
@@ -186,23 +186,23 @@ class Mailbox:
         release = partial(atomic.unpin, self.pins, peer, self.rank)
         return self._read(PUBLISHED, peer, newest % SLOTS, release)
 
-    # -- for ranks that do not map this memory -----------------------------------------------------------
+    # -- for messages to ranks that do not map this memory -----------------------------------------------
 
     def carry(self, channel: Channel, peer: int) -> np.ndarray:
-        """Open this rank's message to a peer, in the peer's place.
+        """Take this rank's message to a peer on behalf of the peer.
 
-        Returns the bytes of header and data, valid until `carried`.
+        Returns the bytes of header and data, which are valid until `carried`.
         """
         slot = atomic.take(self.cells[channel], peer, self.rank, 1) & 0xFFFFFFFF
         return self._bytes(self.plan.pools[self.rank][channel].slot(slot))
 
     def carried(self, channel: Channel, peer: int) -> None:
-        """Release the message to a peer: the peer has read it."""
+        """Release this rank's message to a peer, which has read it."""
         cells = self.cells[channel]
         atomic.give_back(cells, peer, self.rank, -1 - int(cells[peer, self.rank]))
 
     def show(self) -> tuple[Letter, np.ndarray] | None:
-        """Return this rank's published state and its bytes, valid until its release; None if it changed each time."""
+        """Return this rank's published state and its bytes, valid until it is released, or None if `latest` fails."""
         self.seen[self.rank] = 0
         letter = self.latest(self.rank)
         if not isinstance(letter, Letter):
@@ -210,7 +210,7 @@ class Mailbox:
         return letter, self._bytes(address(letter.vector) - address(self.memory) - LINE)
 
     def _bytes(self, at: int) -> np.ndarray:
-        """Return the header and data of the slot at `at`."""
+        """Return the bytes of the header and data of the slot at offset `at`."""
         count, kind = HEADER.unpack_from(self.bytes, at)[:2]
         return self.memory[at : at + LINE + count * (8 if kind else 4)]
 
@@ -237,9 +237,9 @@ class Mailbox:
         return Letter(sender, self._vector(at, kind, count), Note(start, weight, clock, round, bool(marker)), release)
 
     def _vector(self, at: int, kind: int, count: int) -> np.ndarray:
-        """Return the data of the slot at `at`. It is writable for readers as well.
+        """Return the data of the slot at offset `at`.
 
-        For a read-only array Numba would compile every function again.
+        The array is writable for readers as well, because Numba compiles functions again for read-only arrays.
         """
         first = (at + LINE) >> (3 if kind else 2)
         return self.vectors[kind][first : first + count]

@@ -1,16 +1,16 @@
 """Memory that several processes share, and that the kernel frees even if they are killed.
 
-A segment is a file without a name (memfd_create), so it disappears with the last process that holds it. Other processes
-inherit its descriptor, or open /proc/PID/fd/N of a process that holds it. It begins with a control area, which is
-small, exists from the start, and is written without NumPy, because the launcher does not load NumPy.
+A segment is a file without a name (memfd_create), so the kernel deletes it with the last process that holds it open.
+Other processes inherit its descriptor, or open /proc/PID/fd/N of a process that has it. A segment begins with a small
+control area that exists from the start. This file does not use NumPy, because the launcher does not load NumPy.
 
     control | header: stop, abort, size of the data    8 words
-            | row of rank 0                            16 words: its row of the status table, time of its last sign of
-            | row of rank 1 ...                                  life, hash of its model
+            | row of rank 0                            16 words: its row of the status table, the time of its last sign
+            | row of rank 1 ...                                  of life, a hash of its model's layout
     data    | mailboxes (mailbox.py)
 
-`reserve` allocates memory immediately (posix_fallocate). A file that was only lengthened looks like memory, but the
-first write to a page that cannot be allocated kills the process.
+`reserve` allocates memory immediately (posix_fallocate). A file that was only lengthened can be mapped, but the first
+write to a page that cannot be allocated kills the process.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from minidl.errors import ConfigError
 LIMIT_AND_USE = ("memory.max", "memory.current")  # files of a cgroup (version 2)
 WORD = 8  # bytes
 STOP, ABORT, SIZE = 0, 1, 2  # words of the header
-HEADER, ROW = 8, 16  # words
-STATE, HEARD, LAYOUT = 0, 7, 8  # words of a row; the columns of the status table come first
+HEADER, ROW = 8, 16  # lengths in words
+STATE, HEARD, LAYOUT = 0, 7, 8  # words of a row, which begins with the columns of the status table
 JOINING, PAUSED, DEAD = 0, 3, 5  # values of fabric/words.py's State, which the launcher does not import
 
 
@@ -49,7 +49,7 @@ class Segment:
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """Create a segment of `size` bytes, all 0. Raises ConfigError if memory is short."""
+        """Create a segment of `size` zero bytes. Raises ConfigError if memory is short."""
         segment = cls(os.memfd_create("minidl", os.MFD_CLOEXEC))
         try:
             segment.reserve(0, size)
@@ -60,7 +60,7 @@ class Segment:
 
     @classmethod
     def open(cls, path: str) -> Segment:
-        """Open a segment that another process holds: /proc/PID/fd/N. Raises ConfigError if that fails."""
+        """Open the segment of another process. path: /proc/PID/fd/N. Raises ConfigError if that fails."""
         try:
             return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
@@ -79,7 +79,7 @@ class Segment:
             raise _short(stop - start, free, error.strerror) from None
 
     def lengthen(self, size: int) -> None:
-        """Lengthen the file to `size` bytes; their writers reserve them. Raises ConfigError if memory is short."""
+        """Lengthen the file to `size` bytes without allocating them. Raises ConfigError if memory is short."""
         free, more = available(), size - os.fstat(self.fd).st_size
         if more > free:
             raise _short(more, free)
@@ -89,14 +89,14 @@ class Segment:
             raise _short(more, free, error.strerror) from None
 
     def map(self, size: int) -> mmap.mmap:
-        """Map the first `size` bytes. Raises ConfigError if a limit of the process forbids it."""
+        """Map the first `size` bytes. Raises ConfigError if that fails, for example because of a process limit."""
         try:
             return mmap.mmap(self.fd, size)
         except (OSError, ValueError) as error:
             raise _short(size, available(), str(error)) from None
 
     def close(self) -> None:
-        """Close the descriptor. Maps of the segment stay valid."""
+        """Close the descriptor. Maps of the segment remain valid."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -105,12 +105,12 @@ class Segment:
 def _short(needed: int, free: int, reason: str | None = None) -> ConfigError:
     return ConfigError(
         f"shared memory: {needed / 2**20:,.1f} MiB are needed and {free / 2**20:,.1f} MiB are free"
-        f"{f' ({reason})' if reason else ''}: take fewer --workers, or a smaller model"
+        f"{f' ({reason})' if reason else ''}: use fewer --workers, or a smaller model"
     )
 
 
 def available() -> int:
-    """Return the bytes that can still be allocated, within the machine's memory and the limits of all cgroups."""
+    """Return the number of bytes that can be allocated, within the machine's memory and the limits of all cgroups."""
     return min([_machine(), *_cgroups()])
 
 
@@ -122,7 +122,7 @@ def _machine() -> int:
 
 
 def _cgroups() -> Iterator[int]:
-    """Yield the free bytes of each cgroup of this process that has a limit (versions 1 and 2)."""
+    """Yield the number of free bytes in each cgroup of this process that has a limit (cgroup versions 1 and 2)."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -140,6 +140,6 @@ def _cgroups() -> Iterator[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Return the bytes of cached files that the kernel drops when memory is needed."""
+    """Return the number of bytes of cached files, which the kernel drops if memory is needed."""
     lines = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return int(lines.get("total_inactive_file", lines.get("inactive_file", 0)))  # version 1, 2

@@ -1,4 +1,4 @@
-"""Statistics of a run: what each replica sent, how long it waited, and how stale the models were that it mixed in.
+"""Statistics of a run: the messages of each replica, its waiting time, and the staleness of the models it mixed in.
 
     a replica's time, on the clock      gradient | waiting | mix | update | gradient | waiting | mix | ...
                                         `--------------- the rest is "other" ---------------´
@@ -6,14 +6,14 @@
     edges                               sender, receiver: bytes, messages
     staleness                           histogram over 0, 1, 2, 3-4, 5-8, ... steps: age of a vector when it is mixed in
 
-Each rank has one Meter. Its fabric reports messages and waiting to it, the replica reports work, the method reports
-staleness. A call costs a few additions. `start` and `stop` mark the periods of training. The time of everything between
-these periods, such as evaluations and checkpoints, is not counted, and its bytes are also reported separately.
+Each rank has one Meter. The fabric reports messages and waits to the meter, the replica reports work, and the method
+reports staleness. A call costs a few additions. `start` and `stop` mark the periods of training. The time between these
+periods (evaluations, checkpoints) is not counted. Bytes sent in that time are counted, and also reported separately.
 
 Concurrent operations (`Fabric.allreduce_start`) wait as well, but this does not delay the replica until it waits for
 their result. `Meter.beside` counts the two kinds of waiting separately.
 
-At the end each rank packs its statistics into a `vector`, which is sent like any other; `from_vector` turns it into a
+At the end each rank packs its statistics into a `vector`, which the leader gathers; `from_vector` converts it to a
 report, and `merge` combines the reports of all ranks.
 """
 
@@ -43,14 +43,14 @@ NUMBERS = (
 )  # fmt: skip
 _KIND = {name: number for number, name in enumerate(KINDS)}
 
-# A context variable, not a thread-local one: a simulation has greenlets instead of threads. Each has its own context.
+# Whether a concurrent operation runs. A context variable, because each greenlet and each thread has its own context.
 _beside: ContextVar[bool] = ContextVar("beside", default=False)
 
 
 class Meter:
-    """The statistics of one rank among `size`. now: the fabric's clock; all times are in its seconds.
+    """The statistics of one rank among `size`. now: the fabric's clock, in seconds.
 
-    Two threads may write simultaneously. No lock is needed: CPython switches threads between calls and at jumps, not
+    Two threads may write simultaneously. No lock is needed, because CPython switches threads at calls and jumps, not
     within `array[i] += number`.
     """
 
@@ -63,20 +63,20 @@ class Meter:
         self.attach(size, now)
 
     def attach(self, size: int, now: Callable[[], float]) -> None:
-        """Reset the statistics, for `size` ranks. The meter's fabric calls this."""
+        """Reset the statistics, for `size` ranks. Called by the fabric of this meter."""
         self.size, self.now = size, now
         self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages = (
             array("q", bytes(8 * size)) for _ in range(4)
         )
-        self.busy = bytearray(size)  # edges that were busy at the last attempt to send
+        self.busy = bytearray(size)  # by peer, whether the last attempt to send failed
         self.held_messages = self.misses = 0
         self.ages = [0] * BINS
         self.age_sum = self.age_max = 0.0
         self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # of the lanes MAIN and BESIDE
         self.elapsed = self.started = 0.0
-        self.apart = [0, 0]  # bytes and messages while the clock was stopped
-        self.mark = (0, 0)  # total bytes and messages when the clock last stopped
-        self.before = [0, 0]  # bytes and messages of a run with another number of ranks: see `take_over`
+        self.apart = [0, 0]  # bytes and messages sent while the clock was stopped
+        self.mark = (0, 0)  # bytes and messages sent until the clock last stopped
+        self.before = [0, 0]  # bytes and messages of an earlier run with different ranks: see `take_over`
         if self.trace is not None:
             self.trace = Trace.for_ranks(size)
 
@@ -100,17 +100,17 @@ class Meter:
             self.trace.keep(now, now, RECEIVED, MESSAGES, peer, size)
 
     def held(self, peer: int) -> None:
-        """Count a message that was not sent because the edge was busy. Further attempts do not count again."""
+        """Count a message that could not be sent because the edge was busy. Count only the first of its attempts."""
         if not self.busy[peer]:
             self.busy[peer] = 1
             self.held_messages += 1
 
     def missed(self, peer: int) -> None:
-        """Count a read that found a peer's state changing, or a publication that found no free memory."""
+        """Count a read that failed because a peer's state changed, or a publication for which no memory was free."""
         self.misses += 1
 
     def stale(self, steps: float) -> None:
-        """Count a vector that was this many steps of its sender old when it was mixed in."""
+        """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it."""
         self.ages[_bin(steps)] += 1
         self.age_sum += steps
         if steps > self.age_max:
@@ -132,7 +132,7 @@ class Meter:
             self.trace.keep(began, ended, kind, lane, -1, 0)
 
     def beside(self, start: Callable[[Callable[[], T]], Pending[T]], work: Callable[[], T]) -> Pending[T]:
-        """Call start(work). Waiting inside `work` is counted separately; waiting for its result counts as waiting."""
+        """Call start(work). Waits inside `work` are counted separately; a wait for its result delays the replica."""
         return Beside(self, start(partial(_apart, work)))
 
     # -- the clock ---------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Meter:
     # -- results -----------------------------------------------------------------------------------------
 
     def vector(self) -> np.ndarray:
-        """Return the statistics as float64, of the same length for all ranks of a job: len(NUMBERS) + BINS + 4 size."""
+        """Return the statistics, float64 (len(NUMBERS) + BINS + 4 size,): the same length for all ranks of a job."""
         main, beside = self.seconds
         apart: Sequence[int] = self.apart
         elapsed = self.elapsed
@@ -176,13 +176,13 @@ class Meter:
         return self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages
 
     def report(self) -> Report:
-        """Return the statistics so far, ready for JSON: see `from_vector`."""
+        """Return the statistics so far, in types for JSON: see `from_vector`."""
         return from_vector(self.vector())
 
     # -- after a stop ------------------------------------------------------------------------------------
 
     def go_on(self, books: np.ndarray) -> None:
-        """Continue counting from this rank's `vector` before a stop."""
+        """Add the statistics of an earlier run, which was stopped. books: this rank's `vector` of that run."""
         self._add([books])
         edges = books[len(NUMBERS) + BINS :].astype(int).reshape(4, self.size).tolist()
         for counts, earlier in zip(self._edges(), edges):
@@ -191,16 +191,16 @@ class Meter:
         self.mark = self._count()
 
     def take_over(self, books: Sequence[np.ndarray]) -> None:
-        """Continue counting for all ranks of a run before a stop, whose ranks were others.
+        """Add the statistics of all ranks of an earlier run with different ranks. Only one rank calls this.
 
-        books: their vectors. The sums continue; the edges start at zero.
+        books: the vectors of those ranks. Their edges count only in the sums.
         """
         self._add(books)
         report = merge(from_vector(vector) for vector in books)
         self.before = [report["bytes_sent"], report["messages"]]
 
     def _add(self, books: Sequence[np.ndarray]) -> None:
-        """Add everything except the edges."""
+        """Add all statistics of these vectors except the edges."""
         numbers = np.array([vector[: len(NUMBERS)] for vector in books])
         total, largest = (dict(zip(NUMBERS, row.tolist())) for row in (numbers.sum(axis=0), numbers.max(axis=0)))
         main, beside = self.seconds
@@ -217,7 +217,7 @@ class Meter:
 
 
 class Beside(Generic[T]):
-    """A concurrent operation; counts how long the replica waits for it."""
+    """A concurrent operation. `wait` counts how long the replica waits for it."""
 
     def __init__(self, meter: Meter, pending: Pending[T]) -> None:
         self.meter, self.pending = meter, pending
@@ -225,13 +225,13 @@ class Beside(Generic[T]):
     def wait(self) -> T:
         began = self.meter.now()
         try:
-            return _apart(self.pending.wait)  # if this waits by Fabric.wait, it is not counted twice
+            return _apart(self.pending.wait)  # if `wait` uses Fabric.wait, the time is not counted twice
         finally:
             self.meter.waited(began, self.meter.now())
 
 
 def _apart(work: Callable[[], T]) -> T:
-    """Run `work`; its waiting is counted in the lane BESIDE."""
+    """Run `work`, and count its waits in the lane BESIDE."""
     token = _beside.set(True)
     try:
         return work()
@@ -243,14 +243,14 @@ def from_vector(vector: np.ndarray) -> Report:
     """Return the report for a rank's `Meter.vector`.
 
     seconds: by kind, while the clock ran. beside: seconds of concurrent operations.
-    edges: [from, to, bytes, messages] as sent by this rank; received: the same as received by it; only edges in use.
+    edges: [from, to, bytes, messages] for each peer to which this rank sent; received: for each peer that sent to it.
     held, missed: see the methods of Meter.
-    bytes_sent and messages include those off the clock, and those before a stop, which belong to no edge.
-    Raises ConfigError if `vector` cannot have made a vector of this length.
+    bytes_sent, messages: include those off the clock, and those of earlier runs (`take_over`), which have no edges.
+    Raises ConfigError if `Meter.vector` never has this length.
     """
     size, rest = divmod(len(vector) - len(NUMBERS) - BINS, 4)
     if size < 1 or rest:
-        raise ConfigError(f"meter: {len(vector)} numbers; expected {len(NUMBERS) + BINS} and 4 for each rank")
+        raise ConfigError(f"meter: {len(vector)} numbers; expected {len(NUMBERS) + BINS} plus 4 for each rank")
     numbers = dict(zip(NUMBERS, vector.tolist()))
     ages = vector[len(NUMBERS) :][:BINS].astype(int).tolist()
     sent_bytes, sent, received_bytes, received = vector[len(NUMBERS) + BINS :].astype(int).reshape(4, size)
@@ -282,8 +282,8 @@ def from_vector(vector: np.ndarray) -> Report:
 def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Report:
     """Combine the reports of many ranks into one: sums, and wait_fraction and staleness over all ranks.
 
-    Both ends of an edge count it, and the larger count is right. A message in flight was sent but not yet received.
-    What a server, a dead replica or the owner of a published state sent is in the report of the receiver only.
+    Sender and receiver both count the messages of an edge, and the larger count is used. The receiver's count lacks the
+    messages in flight. There is no sender's count for servers, dead replicas and states published in shared memory.
     nodes[r]: the node of rank r, for bytes_between_nodes; without it, all ranks are on one node.
     """
     sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before", "held",
@@ -332,13 +332,13 @@ def _wait_fraction(seconds: Mapping[str, float]) -> float:
 
 
 def _bin(steps: float) -> int:
-    """Return the number of the bin for this staleness."""
+    """Return the bin of this staleness."""
     whole = int(-(-min(steps, 1e9) // 1))  # rounded up
     return 0 if whole <= 0 else min((whole - 1).bit_length() + 1, BINS - 1)
 
 
 def _label(number: int) -> str:
-    """Return the text for a bin: 0, 1, 2, 3-4, ..., 8193 or more."""
+    """Return the label of a bin: 0, 1, 2, 3-4, ..., 8193 or more."""
     low, high = (2 ** (number - 2) + 1, 2 ** (number - 1)) if number > 2 else (number, number)
     return f"{low} or more" if number == BINS - 1 else str(high) if low == high else f"{low}-{high}"
 

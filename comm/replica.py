@@ -1,14 +1,15 @@
-"""A replica: one of several copies of a model that are trained together, with its weights and its gradient.
+"""A replica: one of several copies of a model that are trained together. Each has its own weights and gradient.
 
     loss = replica.gradient(batch)     grad is dL/dtheta of this batch
     replica.update()                   one step of the optimizer on theta, at the rate of the schedule
-    replica.mix(message.vector, 0.5)   theta <- theta + 0.5 (other - theta)
+    replica.mix(message.vector, 0.5)   theta <- theta + 0.5 (message.vector - theta)
 
-Training methods (comm/methods) consist of these operations.
+Training methods (comm/methods) consist of these operations and of communication.
 
-An engine does the computing: it holds a model, its recorded step, and its optimizer. A replica with a process to itself
-uses the model's vectors. In a simulation thousands of replicas, each with its own vectors, take turns on one engine. A
-program is passed its memory at each run, so switching to another replica only changes a few addresses.
+An engine computes. It holds a model, the recorded step (a table of kernel calls) and an optimizer. Normally a process
+has one replica, which uses the model's vectors. In a simulation thousands of replicas, each with its own vectors, use
+one engine alternately. A recorded step gets the addresses of its vectors for each run, so a switch to another replica
+only replaces a few addresses.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from minidl.run.config import Config
 from minidl.run.evaluation import first_not_finite
 
 Batch = tuple[np.ndarray, np.ndarray]  # x (B, H, W, C), y (B,)
-SPEED_PERIOD = 32  # steps between two publications of a replica's speed
+SPEED_PERIOD = 32  # steps between two measurements of speed that a replica writes to the status table
 
 
 class Engine:
@@ -47,7 +48,7 @@ class Engine:
         self.prediction = Prediction(model, workspace=workspace)
         self.arena: Arena = model.flatten()
         self.statistics: Arena | None = model.statistics
-        self.bound: Replica | None = None  # the replica whose vectors it uses, if not the model's
+        self.bound: Replica | None = None  # the replica whose vectors are in use; None: the model's vectors
 
     def loss(self, logits: Tensor, y: np.ndarray) -> Tensor:
         return ops.cross_entropy(logits, y, self.config.label_smoothing)
@@ -59,8 +60,8 @@ class Replica:
     theta, grad: flat vectors in the arena's layout. state: the optimizer's vectors. statistics: batch norm's running
     statistics, which are not mixed. images: the number of images trained on so far.
 
-    lr: returns the learning rate, called before each update. own: whether the replica has its own vectors, because it
-    shares the engine with other replicas.
+    lr: a function that returns the learning rate of the next update. own: whether the replica has its own vectors,
+    because it shares the engine with other replicas.
     """
 
     def __init__(self, engine: Engine, fabric: Fabric, lr: Callable[[], float], own: bool = False) -> None:
@@ -82,7 +83,7 @@ class Replica:
         self._timed = (0, 0.0)  # images, and seconds spent on their gradients, since the speed was last published
 
     def gradient(self, batch: Batch) -> float:
-        """grad = dL/dtheta for the batch; return the loss. Raises DivergedError if the loss is not finite."""
+        """Set grad = dL/dtheta for the batch; return the loss. Raises DivergedError if the loss is not finite."""
         for _ in self.gradient_parts(batch, ()):
             pass
         return self.loss
@@ -90,13 +91,13 @@ class Replica:
     def gradient_parts(self, batch: Batch, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Compute the gradient in parts: yield (start, stop) as soon as grad[start:stop] is final.
 
-        cuts: the boundaries of the parts. The backward pass goes from the last layer to the first, so the last part
-        comes first. After the last part, `self.loss` is the loss. Raises DivergedError if the loss is not finite.
+        cuts: the boundaries of the parts. The backward pass goes from the last layer to the first, so parts are yielded
+        in descending order. At the end, `self.loss` is the loss. Raises DivergedError if the loss is not finite.
         """
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
         began = fabric.now()
         parts = self._bound_engine().gradient.parts(*batch, cuts)
-        if self.own:  # other replicas use the engine between parts: compute all now, and only charge time part by part
+        if self.own:  # other replicas use the engine between parts: compute all parts now, and divide only the time
             parts = iter(list(parts))
             self._count(batch)
         for start, stop, done in chain(parts, [(0, 0, 1.0)]):
@@ -112,7 +113,7 @@ class Replica:
         self._publish_speed(images, seconds)
 
     def update(self) -> None:
-        """Make one step of the optimizer, clipping included, at the rate of the schedule."""
+        """Make one step of the optimizer, with gradient clipping, at the learning rate of the schedule."""
         with self.fabric.working("update", self.theta.size):
             optimizer = self._bound_engine().optimizer
             self.last_lr = optimizer.lr = self.lr()
@@ -126,17 +127,17 @@ class Replica:
         self.touch()
 
     def touch(self) -> None:
-        """Increase the arena's version: theta was written to."""
+        """Increase the arena's version. Call this after theta was written to."""
         self.engine.arena.touch()
 
     def layers(self) -> list[tuple[int, int]]:
-        """The layers' ranges in theta: (start, stop) of each, in order, without gaps between them."""
+        """Return the range (start, stop) of each layer in theta, in order, without gaps."""
         slots = self.engine.arena.slots
         starts = [next(group).start for _, group in groupby(slots, lambda slot: slot.name.rpartition(".")[0])]
         return list(pairwise([*starts, self.theta.size]))
 
     def _bound_engine(self) -> Engine:
-        """The engine, bound to this replica's vectors."""
+        """Return the engine, bound to this replica's vectors."""
         engine = self.engine
         if self.own and engine.bound is not self:
             engine.bound = self
@@ -157,17 +158,14 @@ class Replica:
         self.images += len(batch[1])
 
     def _publish_speed(self, images: int, seconds: float) -> None:
-        """Write images/s into the status table, every SPEED_PERIOD steps.
-
-        Gossip may prefer fast replicas, and balancing gives them more samples.
-        """
+        """Write the images/s of gradients to the status table every SPEED_PERIOD steps; --peer speed reads them."""
         self._timed = self._timed[0] + images, self._timed[1] + seconds
         if self.steps % SPEED_PERIOD == 1 and self._timed[1] > 0:
             self.fabric.announce(Column.SPEED, self._timed[0] / self._timed[1])
             self._timed = (0, 0.0)
 
     def show(self) -> None:
-        """Copy this replica's weights and statistics into the engine's model, for example to evaluate it."""
+        """Copy this replica's weights and statistics to the engine's model, for example for an evaluation."""
         if self.own:
             self.engine.arena.theta[:] = self.theta
             if self.engine.statistics is not None and self.statistics is not None:

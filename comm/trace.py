@@ -6,13 +6,13 @@
              replica 1, messages                                  s      r
              replica 1            |------ gradient ------|update|        |mix|--- gradient ---|
 
-Each rank keeps its last events in a ring buffer of fixed length, one row of numbers for each event. At the end the
-leader gathers the rings as vectors and writes the file.
+Each rank keeps its last events in a ring buffer of fixed length, with a row of numbers for each event. At the end the
+leader gathers the buffers as vectors and writes the file.
 
 The file has the JSON object format of Chrome's "Trace Event Format": events under traceEvents, times in microseconds.
-It uses these phases: X, a span with its duration; s and f, the two ends of an arrow, each inside a span; M, names.
-Spans of one thread may be nested or disjoint, but must not overlap partially: Perfetto drops those. Therefore both ends
-of a span are rounded down to whole microseconds, which does not change their order.
+It uses these phases: X, a span with its duration; s and f, the two ends of an arrow, each inside a span; M, a name.
+Spans of a thread may be nested or disjoint. Perfetto drops spans that overlap partially. Therefore both ends of a span
+are rounded down to integral microseconds, which does not change the order of ends.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from minidl.errors import ConfigError
 
 KINDS = ("waiting", "gradient", "update", "mix", "other", "sent", "received")
 WAITING, GRADIENT, UPDATE, MIX, OTHER, SENT, RECEIVED = range(7)
-LANES = ("", ", beside", ", messages")  # a replica's threads: its own, that of allreduce_start, one for its messages
+LANES = ("", ", beside", ", messages")  # a replica's threads in the timeline: main, concurrent operations, messages
 MAIN, BESIDE, MESSAGES = range(3)
 
-COLUMNS = 6  # of a row: began, ended (s), kind, lane, peer (-1: none), bytes
+COLUMNS = 6  # numbers in a row: began, ended (s), kind, lane, peer (-1: none), bytes
 LIMIT = 1 << 14  # events that a rank keeps: about the last thousand steps
 TOTAL = 1 << 20  # events that all ranks keep together: a file of about 100 MB
-HEAD = 2  # rank, total number of events
+HEAD = 2  # numbers before the rows: rank, number of events
 
 Event = dict[str, Any]
 
@@ -49,7 +49,7 @@ class Trace:
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.rows = array("d")
-        self.places = count()  # the next free place; taking one is atomic
+        self.places = count()  # the next free place; `next` is atomic
         self.total = 0
 
     @classmethod
@@ -58,7 +58,7 @@ class Trace:
         return cls(max(256, min(LIMIT, TOTAL // ranks)))
 
     def keep(self, began: float, ended: float, kind: int, lane: int, peer: int, size: int) -> None:
-        """Add an event; if the ring is full, it replaces the oldest one."""
+        """Add an event. If the buffer is full, replace the oldest event."""
         place = next(self.places)
         if place < self.limit:
             self.rows.extend((began, ended, kind, lane, peer, size))
@@ -68,7 +68,7 @@ class Trace:
         self.total = place + 1
 
     def vector(self, rank: int) -> np.ndarray:
-        """Return float64 of the same length for all ranks, HEAD + limit COLUMNS, for `from_vector`."""
+        """Return the events as float64 (HEAD + limit COLUMNS,), the same length for all ranks, for `from_vector`."""
         packed = np.zeros(HEAD + self.limit * COLUMNS)
         packed[:HEAD] = rank, self.total
         packed[HEAD : HEAD + len(self.rows)] = self.rows
@@ -76,7 +76,7 @@ class Trace:
 
 
 class Timeline(NamedTuple):
-    """The events that a rank kept. rows (n, COLUMNS), ordered by end; lost: number of older events, not kept."""
+    """The events that a rank kept. rows (n, COLUMNS), ordered by end. lost: number of older events, not kept."""
 
     rank: int
     rows: np.ndarray
@@ -87,14 +87,14 @@ def from_vector(vector: np.ndarray) -> Timeline:
     """Return the timeline of a rank's `Trace.vector`, as a copy. Raises ConfigError if the length is wrong."""
     limit, rest = divmod(len(vector) - HEAD, COLUMNS)
     if limit < 1 or rest:
-        raise ConfigError(f"trace: {len(vector)} numbers; expected {HEAD} and {COLUMNS} for each event")
+        raise ConfigError(f"trace: {len(vector)} numbers; expected {HEAD} plus {COLUMNS} for each event")
     total = int(vector[1])
     rows = vector[HEAD:].reshape(limit, COLUMNS)[: min(total, limit)]
     return Timeline(int(vector[0]), rows[np.argsort(rows[:, 1], kind="stable")], max(0, total - limit))
 
 
 def write(path: str | Path, timelines: Iterable[Timeline], nodes: Sequence[int] = ()) -> None:
-    """Write the file. nodes[r]: the node of rank r, shown as a process; without it, all ranks are on one node."""
+    """Write the file. nodes[r]: the node of rank r, displayed as a process; without it, all ranks are on node 0."""
     with open(path, "w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [')
         for number, event in enumerate(_events(list(timelines), dict(enumerate(nodes)))):
@@ -120,7 +120,7 @@ def _events(timelines: list[Timeline], nodes: dict[int, int]) -> Iterator[Event]
             order = {"sort_index": rank * len(LANES) + lane}
             yield {"ph": "M", "name": "thread_sort_index", **threads[lane], "args": order}
         times = np.floor((rows[:, :2] - origin) * 1e6).astype(int).tolist()
-        free = 0  # a message is drawn 1 us wide, after the one before it
+        free = 0  # a message is a span of 1 us that begins after the end of the previous one
         for (began, ended), (kind, lane, peer, size) in zip(times, rows[:, 2:].astype(int).tolist()):
             event = {"ph": "X", "name": KINDS[kind], "cat": "work", **threads[lane]}
             if lane != MESSAGES:
@@ -137,15 +137,15 @@ def _events(timelines: list[Timeline], nodes: dict[int, int]) -> Iterator[Event]
     yield from _arrows(sent, received)
 
 
-Messages = dict[tuple[int, int, int], list[tuple[int, Event]]]  # (sender, receiver, bytes): [(time, its drawn end)]
+Messages = dict[tuple[int, int, int], list[tuple[int, Event]]]  # (sender, receiver, bytes): [(time, end of the arrow)]
 
 
 def _arrows(sent: Messages, received: Messages) -> Iterator[Event]:
-    """Yield an arrow for each received message, from the place where it was sent.
+    """Yield both ends of an arrow for each received message.
 
-    A replica has only one message at a time in flight to another, so the one received is the last one of the same
-    length that was sent before. There is no arrow if the clocks of two nodes differ by more than the message took, or
-    if the ring buffer no longer holds the sending.
+    Usually one message is in flight from one replica to another, so a received message is the last one of the same
+    length that was sent before. There is no arrow if the difference of two clocks exceeds the message's duration, or if
+    the sender's buffer does not contain the message any more.
     """
     numbers = count(1)
     for key, ends in received.items():

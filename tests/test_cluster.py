@@ -68,7 +68,7 @@ def test_measured_seconds_are_divided_by_the_speed():
     text = GOOD.replace("flops = 1e9", "speed = 0.5") + "[measured]\n'mlp digits' = 1e-3\n"
     cluster = parse(text)
     assert cluster.seconds_per_image(cluster.devices["cpu"], "mlp digits", 1.0) == 2e-3
-    with pytest.raises(ConfigError, match="no 'vgg cifar10', but a device gives its speed"):
+    with pytest.raises(ConfigError, match="no 'vgg cifar10', to which the speed of a device is relative"):
         cluster.seconds_per_image(cluster.devices["cpu"], "vgg cifar10", 1.0)
 
 
@@ -87,7 +87,7 @@ def test_measured_seconds_are_divided_by_the_speed():
     (("count = 2", "count = 0"), r"\[\[nodes\]\] count: expected a whole number of 1 to 1,000,000, got 0"),
     (('["gpu"]', '["gpo"]'), r"\[\[nodes\]\] 'right' devices: there is no \[devices.gpo\]. Did you mean 'gpu'\?"),
     (('["gpu"]', "[]"), r"\[\[nodes\]\] 'right' devices: expected a list of kinds of devices, got \[\]"),
-    (('"right"', '"left"'), r"\[\[nodes\]\] name: 'left' is there twice"),
+    (('"right"', '"left"'), r"\[\[nodes\]\] name: 'left' is used twice"),
     (('name = "right"\n', ""), r"\[\[nodes\]\] name: expected a name"),
     (("[inside]", "[[deaths]]\ntime = 1\n[inside]"), r"\[\[deaths\]\] expected a rank or a node"),
     (("[between]", "[[links]]\ngroups = ['left', 'rigth']"), r"there are no nodes 'rigth'. Did you mean 'right'\?"),

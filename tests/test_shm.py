@@ -45,7 +45,7 @@ def test_questions_and_answers() -> None:
 
 
 def test_who_waits_too_long_says_for_whom() -> None:
-    words = r"minidl: replica 0 has waited \d+ s for a sum of replica 1 \(last heard of \d+ s ago, in step 7\)"
+    words = r"minidl: replica 0 has waited \d+ s for a collective .*; peers: 1 \(last heard of \d+ s ago, in step 7\)"
     with Launched(3, "hang") as launched:
         assert launched.process.stderr
         assert any(re.match(words, line) for line in islice(launched.process.stderr, 100))

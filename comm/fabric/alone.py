@@ -1,4 +1,4 @@
-"""The fabric of a single rank: training in one process is a group of one."""
+"""The fabric of a run with a single process: one rank, which has no peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Done(Pending[T]):
 
 
 class Alone(Fabric):
-    """A fabric with one rank."""
+    """A fabric with one rank: there is nothing to send, receive or wait for."""
 
     def __init__(self, meter: Meter | None = None) -> None:
         super().__init__(0, 1, (0,), meter or Meter())

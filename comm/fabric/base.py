@@ -1,20 +1,20 @@
-"""The fabric: the communication interface that training methods are written against, on every transport.
+"""The fabric: the interface through which training methods communicate. It is the same for every transport.
 
-A training method (methods/) defines what replicas exchange. It is written once, against this class, and runs on
+A training method (methods/) defines what replicas exchange. It is written once, for this interface, and runs on
 
     shm.py    processes of one node, in shared memory
     mpi.py    ranks of an MPI job: shared memory within a node, messages between nodes
     sim.py    a simulated cluster, in one process, on a virtual clock
 
-A transport (transport.py) provides a few primitives: `post` sends a vector and `take` receives one, `publish` sets the
-newest state and `latest` reads that of a peer, `board` is the status table, `now` reads the clock, `idle` yields. This
-file builds everything that methods use from these primitives. A sum over all replicas is therefore added in the same
-order on every transport, and has the same bits.
+A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
+this rank's published state, and `latest` reads a peer's; `board` is the status table; `now` reads the clock; `idle`
+lets other processes run. This file builds the other operations from the primitives. Therefore sums are bit-identical
+on all transports: their terms are added in the same order. The exception is `--reduce fast`: MPI computes the sums.
 
-    state, newest wins     publish, latest               pull gossip, elastic averaging
-    messages, none lost    send, poll, exchange          push gossip, mass of push-sum, averages of neighbours
-    request and reply      call, serve                   centers, parameter servers
-    collectives            allreduce, broadcast ...      synchronous methods
+    state, newest wins     publish, latest               gossip by pull
+    messages, none lost    send, poll, exchange          gossip by push, D-PSGD
+    request and reply      call, serve                   the parameter server
+    collectives            allreduce, broadcast ...      allreduce, local SGD, checkpoints
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from minidl.errors import ConfigError
 
 
 class Fabric(Transport):
-    """Everything that methods use, built from the primitives of a transport."""
+    """A transport, and the operations of methods that are built from its primitives."""
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         super().__init__(rank, size, nodes, meter, stall)
@@ -41,7 +41,7 @@ class Fabric(Transport):
     # -- messages, none lost -----------------------------------------------------------------------------
 
     def send(self, peer: int, *parts: np.ndarray, note: Note = Note()) -> bool:  # noqa: B008 (immutable)
-        """Send to a peer. Returns False, and sends nothing, if the peer is dead or `post` returns False."""
+        """Send a message to a peer. Returns False, and sends nothing, if the peer is dead or `post` returns False."""
         return self.alive(peer) and self.post(Channel.MAIL, (peer,), parts, note)
 
     def poll(self) -> Iterator[Letter]:
@@ -49,14 +49,14 @@ class Fabric(Transport):
         while (letter := self.take(Channel.MAIL)) is not None:
             with letter:
                 if letter.note.marker:
-                    self._silent.add(letter.sender)  # the peer pauses earlier than this replica
+                    self._silent.add(letter.sender)  # the peer has entered `drain` before this replica
                 else:
                     yield letter
 
     def exchange(
         self, sources: Sequence[int], targets: Sequence[int], *parts: np.ndarray, note: Note = Note()  # noqa: B008
     ) -> Callable[[], Iterator[Letter]]:  # fmt: skip
-        """Send to all targets. Returns a function whose iterator waits for one message of each source, in order."""
+        """Send to all targets. Returns a function that yields one message of each source, in order, when it arrives."""
         what = f"the exchange of round {note.round}"
         if targets:
             self.wait(lambda: self.post(Channel.MAIL, targets, parts, note) or None, targets, what)
@@ -69,9 +69,10 @@ class Fabric(Transport):
         return letters
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """Wait until no message is in flight to any live replica; `handle` processes those that still arrive.
+        """Wait until all messages to this replica have arrived, and all that it sent are taken. All replicas call it.
 
-        Each replica sends a marker to each of the others as its last message (Chandy and Lamport 1985).
+        `handle` processes the messages that arrive meanwhile. As its last message, each replica sends a marker to every
+        other replica (Chandy and Lamport 1985).
         """
         empty = np.zeros(0, np.float32)
         unsent = {peer for peer in self.survivors() if peer != self.rank}
@@ -91,20 +92,20 @@ class Fabric(Transport):
                         handle(letter)
             return None if unsent or unseen else True
 
-        self.wait(done, (), "messages in flight")
+        self.wait(done, (), "the end of all messages in flight")
         self._silent.clear()
 
     # -- request and reply -------------------------------------------------------------------------------
 
     def call(self, server: int, parts: Sequence[np.ndarray], out: np.ndarray, note: Note = Note()) -> Note:  # noqa: B008
         """Send a request to a server, wait for the reply, and copy it to `out`. Returns the reply's header."""
-        self.wait(lambda: self.post(Channel.CALL, (server,), parts, note) or None, (server,), "a server")
+        self.wait(lambda: self.post(Channel.CALL, (server,), parts, note) or None, (server,), "a free server")
         with self.wait(lambda: self.take(Channel.ANSWER, server), (server,), "a server's reply") as letter:
             out[...] = letter.vector
             return letter.note
 
     def serve(self, handle: Callable[[Letter], tuple[Sequence[np.ndarray], Note]]) -> None:
-        """Answer requests, one at a time, until every replica has finished or is dead."""
+        """Answer requests, one at a time, until every replica is dead or has reached State.PAUSED."""
 
         def question() -> Letter | bool | None:
             letter = self.take(Channel.CALL)
@@ -120,12 +121,12 @@ class Fabric(Transport):
 
     # -- collectives -------------------------------------------------------------------------------------
     #
-    # One binary tree, by position among the replicas, whatever their nodes:    0
-    #                                                                       1       2
-    # Sums move up, (own + left) + right; the result moves down.           3 4     5 6
+    # A binary tree over positions in the list of members. Nodes are ignored.        0
+    #                                                                            1       2
+    # Sums move up, (own + left) + right; the result moves down.                3 4     5 6
 
     def _family(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return (the parent, if any; the children) of this rank in the tree over `members`."""
+        """Return (parent, children) of this rank in the tree over `members`. A list is empty if there are none."""
         at = members.index(self.rank)
         children = [members[child] for child in (2 * at + 1, 2 * at + 2) if child < len(members)]
         return [members[(at - 1) // 2]] if at else [], children
@@ -144,15 +145,15 @@ class Fabric(Transport):
                 self._come_down(parts[at - ahead], *family)
 
     def _depth(self) -> int:
-        """Return the depth of this replica in the tree: the number of replicas above it.
+        """Return the depth of this replica in the tree, the number of its ancestors.
 
-        The chunks that move up may be ahead of those that move down by twice the depth. Then every replica gets the
-        chunk that it waits for, although an edge holds only one message in each direction.
+        A replica sends chunk c + 2 depth up before it waits for chunk c from above, so that several chunks are on their
+        way. A longer lead could deadlock, because an edge holds only one message in each direction.
         """
         return (self.replicas.index(self.rank) + 1).bit_length() - 1
 
     def broadcast(self, vector: np.ndarray) -> None:
-        """vector = the vector of rank 0, on all ranks, servers included."""
+        """vector = the vector of rank 0, on all ranks. The tree contains the servers, too."""
         family = self._family(range(self.size))
         for part in _chunks(vector):
             self._come_down(part, *family)
@@ -164,24 +165,24 @@ class Fabric(Transport):
         self._send(children, part)
 
     def barrier(self) -> None:
-        """Wait for all replicas."""
+        """Wait until all replicas have called this function."""
         self.allreduce(np.zeros(1))
 
     def allreduce_start(self, vector: np.ndarray) -> Pending[None]:
-        """Start `allreduce` concurrently with other work. Do not use the vector before the result's `wait` returns."""
+        """Start a concurrent `allreduce`. Do not use the vector before `wait` of the returned object has returned."""
         return self.meter.beside(self.start, lambda: self.allreduce(vector))
 
     def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Collect the vectors of all live replicas at the leader, which gets (rank, vector) in order of rank.
+        """Collect the vectors of all live replicas: at the leader, yield (rank, vector) in order of rank.
 
-        A yielded vector is valid until the next one. The other replicas yield nothing; they return when the leader has
-        taken their vectors. All vectors have the same length.
-        With `fail_fast` a death raises PeerLost here, too; the next call discards messages of the interrupted one.
-        Raises PeerLost if `led_by` no longer leads; the caller then starts again with the next leader.
+        The other replicas yield nothing, and end when their last chunk is posted. Every replica must iterate over the
+        result. A yielded vector is valid until the next one. All vectors have the same length.
+        Raises PeerLost if the leader dies or is not `led_by`, and, with `fail_fast`, if any replica dies. A header's
+        `round` is int(fail_fast), so a gather without `fail_fast` discards chunks of an interrupted gather with it.
         """
         leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):
-            raise PeerLost(self.led_by, "it to collect")
+            raise PeerLost(self.led_by, "the collection of vectors")
         if self.rank != leader:
             for part in _chunks(vector):
                 self._send([leader], part, Channel.GATHER, note)
@@ -205,7 +206,7 @@ class Fabric(Transport):
         self, peers: Sequence[int], part: np.ndarray, channel: Channel = Channel.TREE, note: Note = Note()  # noqa: B008
     ) -> None:
         if peers:
-            self.wait(lambda: self.post(channel, peers, (part,), note) or None, peers, "a sum")
+            self.wait(lambda: self.post(channel, peers, (part,), note) or None, peers, "a collective operation")
 
     def _receive(self, peer: int, channel: Channel = Channel.TREE, note: Note = Note()) -> Letter:  # noqa: B008
         def expected() -> Letter | None:
@@ -215,17 +216,17 @@ class Fabric(Transport):
             letter.release()
             return None
 
-        return self.wait(expected, (peer,), "a sum")
+        return self.wait(expected, (peer,), "a collective operation")
 
     # -- stopping ----------------------------------------------------------------------------------------
 
     def begin_step(self, steps: int, synchronous: bool) -> bool:
-        """Begin a step, after `steps` steps. Returns False if the replica must stop instead.
+        """Begin a step after `steps` completed steps. Returns False if the replica must stop instead.
 
-        synchronous: all replicas must stop after the same number of steps. A signal reaches them in different steps,
-        and none can finish its step without its neighbours. So each replica writes to the status table how many steps
-        it will have made when its current step is done. All stop at the largest of these numbers, and no replica
-        continues before it has read them all.
+        synchronous: all replicas must stop after the same number of steps, but a signal reaches them in different
+        steps, and none can finish its step without its neighbours. So each replica writes to the status table how many
+        steps it will have completed after its current one. No replica continues before it has read all these numbers,
+        and all stop at the largest. Raises Aborted if another rank has failed.
         """
         if self.aborted():
             raise Aborted
@@ -233,7 +234,7 @@ class Fabric(Transport):
             if not synchronous:
                 return False
             self._consider_stopping()
-            if steps >= self.wait(self._agreed_stop, (), "where to stop"):
+            if steps >= self.wait(self._agreed_stop, (), "the agreement on the last step"):
                 return False
         self.step = steps + 1
         self.announce(Column.STEP, self.step)
@@ -247,7 +248,7 @@ class Fabric(Transport):
 
 def _chunks(vector: np.ndarray) -> list[np.ndarray]:
     if vector.ndim != 1 or not vector.flags.c_contiguous or vector.dtype not in (np.float32, np.float64):
-        raise ConfigError(f"fabric: a vector {vector.dtype} {vector.shape}; expected one axis of float32 or float64")
+        raise ConfigError(f"fabric: got {vector.dtype} {vector.shape}; expected contiguous float32 or float64 (n,)")
     step = CHUNK // vector.itemsize
     return [vector[i : i + step] for i in range(0, vector.size, step)]
 

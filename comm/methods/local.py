@@ -1,4 +1,4 @@
-"""Independent replicas: the baseline for all other methods. With one replica it is plain training.
+"""Independent replicas, the baseline for all other methods. With one replica this is plain SGD.
 
     x_i <- x_i - eta g_i(x_i)
 """

@@ -1,4 +1,4 @@
-"""Local SGD (McDonald, Hall, Mann: NAACL 2010; Stich: ICLR 2019): train independently, average every tau steps.
+"""Local SGD (McDonald, Hall, Mann: NAACL 2010; Stich: ICLR 2019): independent steps, and an average every tau steps.
 
     x_i <- x_i - eta g_i(x_i)                every step
     x_i <- 1/P sum_j x_j                     every tau steps, tau = --period
@@ -30,7 +30,7 @@ class LocalSGD(Method):
     def needs(cls, size: int, config: Config) -> Needs:
         momentum.kind(config)
         if config.velocity == "quasi-global":
-            raise ConfigError("--velocity quasi-global follows models that mix in every step; "
+            raise ConfigError("--velocity quasi-global needs models that are mixed in every step; "
                               "expected local or mixed with local-sgd")  # fmt: skip
         return Needs()
 
@@ -44,7 +44,7 @@ class LocalSGD(Method):
         return loss
 
     def average(self, vector: np.ndarray) -> None:
-        """vector = the mean over all replicas. If a replica dies during the sum, the vector is still unchanged."""
+        """vector = its mean over all replicas. If a replica dies during the sum, the vector does not change."""
         self.sum[:] = vector
         self.fabric.allreduce(self.sum)
         with self.fabric.working("mix", vector.size):

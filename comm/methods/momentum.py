@@ -1,12 +1,12 @@
-"""Momentum under mixing (--velocity). m_i: the velocity of replica i, mu: the option --momentum.
+"""Momentum when models are mixed (--velocity). m_i: the velocity of replica i; mu: the option --momentum.
 
-    local          m stays on its replica: only x is sent
+    local          m is neither sent nor mixed
     mixed          m is mixed like the weights: x and m are sent, twice the bytes
     quasi-global   m follows the mixed models: only x is sent
 
-Momentum accumulates the recent gradients. If replicas see different data, local momentum moves each replica in the
-direction of its own data, long after the mixing. Quasi-global momentum (Lin, Karimireddy, Stich, Jaggi: ICML 2021,
-QG-DSGDm) accumulates the movement of the mixed model instead. A step uses m from before the step, and discards the new
+Momentum accumulates the recent gradients. If the replicas have different data, local momentum still moves each replica
+towards the optimum for its own data after the models were mixed. Quasi-global momentum (QG-DSGDm; Lin, Karimireddy,
+Stich, Jaggi: ICML 2021) accumulates the movement of the mixed model instead. Step t uses m^(t-1), and discards the
 velocity that the optimizer computes:
 
     x'           <- x_i^(t) - eta (mu m_i^(t-1) + g_i)
@@ -25,9 +25,9 @@ from minidl.run.config import Config
 
 
 class Momentum:
-    """Local momentum."""
+    """Local momentum. Also the base class of the other kinds."""
 
-    vectors = 1  # vectors of theta's length in a message
+    vectors = 1  # number of vectors of theta's length in a message
 
     def __init__(self, replica: Replica, config: Config) -> None:
         self.replica, self.mu = replica, config.momentum
@@ -37,18 +37,18 @@ class Momentum:
         return (self.replica.theta[start:stop],)
 
     def mix(self, letter: Letter, weight: float) -> None:
-        """x <- x + weight (x_sender - x), for the part of x that the message holds."""
+        """x <- x + weight (x_sender - x), for the range of theta that the message holds."""
         self.replica.mix(letter.vector, weight, letter.note.start)
 
     def begin(self) -> None:
-        """Called at the beginning of a step, before x changes."""
+        """Prepare for a step. Called before x changes."""
 
     def end(self) -> None:
-        """Called at the end of a step, when x has been updated and mixed."""
+        """Finish a step. Called when x has been updated and mixed."""
 
 
 class Mixed(Momentum):
-    """Momentum that is mixed like the weights."""
+    """Momentum that is sent and mixed like the weights."""
 
     vectors = 2
 
@@ -63,7 +63,7 @@ class Mixed(Momentum):
 
 
 class QuasiGlobal(Momentum):
-    """Quasi-global momentum: follows the mixed models."""
+    """Momentum that follows the mixed models."""
 
     def begin(self) -> None:
         self.x, self.m = self.replica.theta.copy(), self.replica.state["velocity"].copy()
@@ -82,7 +82,7 @@ SUITABLE = {"mixed": ("sgd", "nesterov", "sgdw", "lars"), "quasi-global": ("sgd"
 
 
 def kind(config: Config) -> type[Momentum]:
-    """Return the class for --velocity. Raises ConfigError if the optimizer has no such momentum."""
+    """Return the class for --velocity. Raises ConfigError if the optimizer has no momentum of this kind."""
     suitable = SUITABLE.get(config.velocity, (config.optimizer,))
     if config.optimizer not in suitable:
         raise ConfigError(f"--velocity {config.velocity} is for {', '.join(suitable)}: "

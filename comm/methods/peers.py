@@ -1,11 +1,11 @@
 """The choice of a peer in gossip (--peer), among the replicas that still train.
 
     uniform         any replica
-    topology        a neighbour in any round: replicas that do not wait for each other have no common rounds
-    hierarchical    a replica of the same node with probability --inside, else of another node
+    topology        a neighbour in any round of --topology, because gossip has no common rounds
+    hierarchical    with probability --inside a replica of the same node, else a replica of another node
     speed           any replica, with probability proportional to its images/s
 
-The random numbers come from a generator that depends only on (seed, rank, step).
+The choice is random. The state of the random generator depends only on (seed, rank, step).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from minidl.run.config import Config
 if TYPE_CHECKING:
     from minidl.comm.topology import Topology
 
-Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None if there is none
+Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None if no other replica trains
 
 
 def present(fabric: Fabric) -> np.ndarray:
-    """Return the replicas that still train, without this one."""
+    """Return the ranks of the other replicas that have not stopped or died."""
     ranks = np.array(fabric.replicas)
     return ranks[(fabric.board[ranks, Column.STATE] < State.PAUSED) & (ranks != fabric.rank)]
 

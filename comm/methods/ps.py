@@ -1,13 +1,14 @@
 """A parameter server: asynchronous SGD with a center (Dean et al.: NeurIPS 2012, "Downpour").
 
     worker i      computes g_i(x_i), sends it, and waits for the reply: x_i <- c
-    server        c <- c - eta g_i, first come, first served; replies with c
+    server        c <- c - eta g_i for one request after the other; replies with c
 
-        worker 0 ──g_0──>┌────────┐<──g_1── worker 1          g_i was computed from a center that is older than c:
-                 <───c───│ center │────c──>                   by about P - 1 steps, if all are equally fast
+        worker 0 ──g_0──>┌────────┐<──g_1── worker 1          g_i was computed from a center older than c, by about
+                 <───c───│ center │────c──>                   P - 1 steps if all P workers are equally fast
                          └────────┘
 
-The server holds the optimizer and so the momentum. A worker sends its learning rate along. The last rank serves.
+Only the server runs the optimizer, so the server holds the momentum. A worker sends its learning rate with each
+gradient. The last rank is the server.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class ParameterServer(Method):
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
-        self.version = 0  # steps of the center when this worker last received it
+        self.version = 0  # how often the center had been updated when this worker received it
 
     @classmethod
     def roles(cls, ranks: int) -> Roles:
         if ranks < 2:
-            raise ConfigError("a parameter server needs a separate rank: ps needs 2 ranks or more, got 1")
+            raise ConfigError("the parameter server needs a separate rank: expected 2 ranks or more for ps, got 1")
         return super().roles(ranks)
 
     @classmethod
@@ -58,15 +59,15 @@ class ParameterServer(Method):
     def serve(self) -> None:
         self.fabric.serve(self.answer)
         note = Note(round=self.replica.optimizer_steps)
-        for vector in self.vectors():  # all workers have stopped: each receives the center in its final state
-            self.fabric.wait(partial(self.tell, vector, note), what="workers that take the center")
+        for vector in self.vectors():  # all workers have stopped: send the final center to each
+            self.fabric.wait(partial(self.tell, vector, note), what="workers to receive the center")
 
     def tell(self, vector: np.ndarray, note: Note) -> bool | None:
-        """Try to send a vector to all workers that are alive."""
+        """Try to send a vector to all live workers. Returns True if it was sent, else None."""
         return self.fabric.post(Channel.MAIL, self.fabric.survivors(), (vector,), note) or None
 
     def answer(self, letter: Letter) -> tuple[tuple[np.ndarray], Note]:
-        """c <- c - eta g_i; the reply is c."""
+        """c <- c - eta g_i. Returns c as the reply."""
         center, note = self.replica, letter.note
         self.fabric.meter.stale(center.optimizer_steps - note.round)
         center.grad[:] = letter.vector
@@ -79,7 +80,7 @@ class ParameterServer(Method):
         return [self.replica.theta, *self.replica.state.values()]
 
     def pause(self) -> None:
-        """Copy the center, weights and optimizer state, when all workers have stopped."""
+        """Receive the final center, weights and optimizer state, which `serve` sends when all workers have stopped."""
         for vector in self.vectors():
             center = self.fabric.wait(lambda: self.fabric.take(Channel.MAIL, self.server), (self.server,), "the center")
             with center:
