@@ -56,7 +56,7 @@ def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> 
     For neighbours W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)), where d_i is the number of neighbours of i;
     W[i, i] is the remaining weight. W describes a random walk that proposes to stay or to move to a neighbour, each
     with equal probability, and accepts as in Metropolis et al. (1953) and Hastings (1970): pi_i W[i, j] = pi_j W[j, i].
-    Without `stationary` all pi_i are equal and W is symmetric: 1/3 on a ring, 1/5 on a torus, 1/P on a complete graph.
+    Without `stationary` W is symmetric: 1/3 on a ring, 1/5 on a torus of 3x3 or more, 1/P on a complete graph.
     """
     pi = [1.0] * len(graph) if stationary is None else stationary
     rows = []
