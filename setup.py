@@ -1,7 +1,7 @@
-"""What a static pyproject.toml cannot say: `kernels/` and `comm/` are packages of `minidl`.
+"""The part of the build that pyproject.toml cannot express: `kernels/` and `comm/` are packages of `minidl`.
 
-In a checkout they stand at the top and `minidl/kernels`, `minidl/comm` are links to them (or small text files,
-where git was told not to make links). In a wheel and in an sdist they are ordinary folders of `minidl`.
+In a checkout they are at the top level, and `minidl/kernels` and `minidl/comm` are links to them (or small text files,
+if git was configured not to create links). In a wheel and in an sdist they are ordinary folders of `minidl`.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 from setuptools.command.sdist import sdist
 
-# Empty in an unpacked sdist, where the folders have already moved.
+# Empty in an unpacked sdist, in which the folders are already below minidl/.
 AT_THE_TOP = [name for name in ("kernels", "comm") if Path(name).is_dir()]
 
 

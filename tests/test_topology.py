@@ -260,7 +260,7 @@ def test_matrices_that_are_none() -> None:
     for matrix, words in [
         (split / 2, "not connected"),
         (np.array([[0.5, 0.5], [0.5, 0.6]]), "row 1 .* sum to 1"),
-        (np.array([[1.5, -0.5], [0.5, 0.5]]), "row 0 .* positive"),
+        (np.array([[1.5, -0.5], [0.5, 0.5]]), "row 0 .* negative"),
         (np.array([[0.5, 0.5], [0, 1]]), "not connected"),  # 0 receives from 1, 1 receives from no other replica
         (np.full((2, 2), np.nan), "finite"),
     ]:
@@ -304,7 +304,7 @@ def test_the_options_of_training_name_topologies_that_there_are() -> None:
 def test_unknown_names_and_sizes() -> None:
     for name, size, words in [
         ("rign", 8, "Did you mean 'ring'"),
-        ("hypercube", 6, "6 replicas cannot, 4 or 8 can"),
+        ("hypercube", 6, "expected a power of two, such as 4 or 8"),
         ("ring", 0, "expected 1 to"),
         ("torus:3x3", 8, "is for 9 replicas, not for 8"),
         ("torus:3", 8, "is not a shape"),

@@ -82,7 +82,7 @@ def test_without_matplotlib_there_is_still_a_table(
         (["ring", "9" * 30], "replicas: expected 1 to"),
         (["ring", "9" * 5000], "expected a number of replicas"),
         (["rnig", "8"], "Did you mean 'ring'"),
-        (["hypercube", "6"], "6 replicas cannot, 4 or 8 can"),
+        (["hypercube", "6"], "expected a power of two, such as 4 or 8"),
         (["ring", "8", "--out", "ring.doc"], "ending in .png, .svg, .pdf, got 'ring.doc'"),
         (["ring", "8", "--out", "nowhere/ring.png"], "No such file or directory: nowhere/ring.png"),
         (["ring", "8", "--uot", "x.png"], "Did you mean '--out'"),

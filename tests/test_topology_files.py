@@ -42,7 +42,7 @@ def test_graphs_from_files(tmp_path: Path) -> None:
         ("txt", "0 1\n-1 0\n", "node '-1' is not a rank"),
         ("txt", "0 9999999\n", "not for 3"),
         ("txt", "0 1\n1 0\n2 2\n", "not connected"),
-        ("txt", "", "ranks 0 to -1"),
+        ("txt", "", "has no nodes"),
         ("txt", "\udcff", "not UTF-8"),
         ("json", "[1", "not readable as node-link JSON"),
         ("json", "{}", "not readable as node-link JSON"),

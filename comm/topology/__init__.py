@@ -1,4 +1,4 @@
-"""Topologies: sequences of mixing matrices, which define who reads from whom and with which weight.
+"""Topologies. A topology is a sequence of mixing matrices: which replica reads from which, and with which weight.
 
 Four replicas in a ring mix their weights x in one round: x_i <- sum_j W[i, j] x_j.
 
@@ -9,21 +9,21 @@ Four replicas in a ring mix their weights x in one round: x_i <- sum_j W[i, j] x
         3 ───── 2              2 (  .   1/3  1/3  1/3 )
                                3 ( 1/3   .   1/3  1/3 )
 
-Row i says which replicas i reads from, and with which weight. W must have three properties:
+Row i contains the weights of all replicas in the new x_i. W should have three properties (without the second, the
+replicas still come to agree, but on a weighted average):
 
-- No weight is negative, and every row sums to 1: replicas that agree do not change.
-- Every column sums to 1, too ("doubly stochastic"): all replicas count equally, so the average of all replicas never
-  changes, and all replicas converge to it.
-- There is a path from every replica to every other: otherwise each part would agree only within itself.
+- No weight is negative, W[i, i] > 0, and every row sums to 1: replicas that agree do not change.
+- Every column also sums to 1 ("doubly stochastic"): the average of all replicas never changes.
+- There is a path from every replica to every other. Otherwise parts of the replicas would agree only among themselves.
 
-Then every round brings the replicas closer together. In the long run their distance from the average shrinks by the
-factor |lambda_2| per round, the second largest |eigenvalue| of W (the largest is 1: agreement is preserved). The
-spectral gap is 1 - |lambda_2|. A gap of 0 means that they never agree, a gap of 1 that they agree exactly after one
-round. A ring of 64 replicas has 0.0032, a complete graph 1.
+Then every round brings the replicas closer to their average. In the long run each round multiplies the distance by
+|lambda_2|, the second largest absolute eigenvalue of W (the largest is 1, because agreement is preserved). The spectral
+gap is 1 - |lambda_2|. If it is 0, the replicas never agree; if it is 1 and W is symmetric, they agree exactly after one
+round. A ring of 64 replicas has a gap of 0.0032, a complete graph a gap of 1.
 
-A topology is a SEQUENCE of such matrices, W(0), W(1), ... It can be far better to read from one other replica per
-round, but from a different one each time, than from the same two every time: with partners at distance 1, 2, 4, ...
-all replicas hold the exact average after log2 P rounds. `python -m minidl.topology ring 8` prints and draws topologies.
+The matrices W(0), W(1), ... may differ. Reading from one other replica per round, a different one each time, can be far
+better than always reading from the same two. With partners at distance 1, 2, 4, ... and P a power of two, all replicas
+hold the exact average after log2 P rounds. `python -m minidl.topology ring 8` prints and draws a topology.
 """
 
 from minidl.comm.topology.build import TOPOLOGIES, build, from_matrix, metropolis_hastings, split

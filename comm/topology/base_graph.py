@@ -10,15 +10,15 @@ from functools import cache
 
 from minidl.comm.topology.graphs import Round, Row
 
-Moves = dict[int, Row]  # the rows of one round, without those of replicas that keep their weights
+Moves = dict[int, Row]  # the rows of one round; a replica without a row keeps its weights
 
 
 def base_graph(size: int, base: int) -> list[Round]:
     """Build the Base-(k+1) graph, base = k + 1 (algorithm 3 of the paper).
 
-    There are two ways, and the function takes the shorter sequence. The direct way is `_simple_base_graph`. The other
-    one needs size = p q with p a product of factors up to base. First p teams of q replicas find their averages in
-    parallel. Then the replicas at the same place of each team average, in few rounds because p has small factors.
+    Returns the shorter of two sequences. The first is `_simple_base_graph` of all replicas. The second splits them into
+    p teams of q replicas, where size = p q and q has no factor from 2 to base. First each team averages, all teams in
+    parallel. Then, for each n < q, the n-th replicas of all teams average, in few rounds: the factors of p are small.
     """
     everybody = list(range(size))
     direct = _simple_base_graph(everybody, base)
@@ -34,17 +34,19 @@ def base_graph(size: int, base: int) -> list[Round]:
 
 
 def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
-    """Build the Simple Base-(k+1) graph (algorithm 2): write the number of members in digits of `base`.
+    """Build the Simple Base-(k+1) graph (algorithm 2) from the digits of the number of members, written in `base`.
 
-    1. Digit a of base^power gives a part of a blocks with base^power members each. All parts find their averages, in
-       parallel.
-    2. The largest part averages with the rest: each member of the rest exchanges with one member of every block. The
-       weight is such that every block, and the rest as a whole, then has exactly the average of all. (The rest is
-       smaller than a block, as the digits of a number are.) The members of each part of the rest still hold equal
-       weights, so the rest repeats step 2 by itself.
-    3. Meanwhile each block of the large part averages among its base^power members, which takes `power` rounds.
+    A digit a > 0 at position n defines a PART, which consists of a BLOCKS with base^n members each. In base 3, 14 is
+    112: the parts are one block of 9 members, one block of 3 members, and two blocks of 1 member.
+
+    1. Each part averages, all parts in parallel. Then the members of a part hold equal vectors.
+    2. All smaller parts together are the REST, which is smaller than a block. In one round each member of the rest
+       exchanges with one member of every block of the largest part. The weight, block size / (part + rest), makes the
+       mean of every block and the mean of the rest equal to the mean of all members.
+    3. Then each block averages, in n rounds. At the same time the rest repeats step 2 for its largest part, and so on:
+       the members of a part still hold equal vectors. In the last part these equal the mean of all members.
     """
-    parts: list[list[Sequence[int]]] = []  # parts[l]: its blocks
+    parts: list[list[Sequence[int]]] = []  # the blocks of each part, the largest part first
     rest, block = list(members), 1
     while block * base <= len(rest):
         block *= base
@@ -71,9 +73,9 @@ def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
 
 
 def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
-    """Build the hyper-hypercube (algorithm 1): number the members with one digit per factor of their count.
+    """Build the hyper-hypercube (algorithm 1): write each index in `members` with one digit per factor of their number.
 
-    In each round, the members that differ only in that round's digit average.
+    There is one round per digit: members whose indices differ only in that digit average.
     """
     rounds, stride = [], 1
     for factor in _factors(len(members), base) or ():
@@ -89,7 +91,7 @@ def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
 
 @cache
 def _factors(n: int, largest: int) -> tuple[int, ...] | None:
-    """Return the fewest factors from 2 to `largest` whose product is n, or None if there are none."""
+    """Return the smallest set of factors from 2 to `largest` whose product is n, or None if there is no such set."""
     if n == 1:
         return ()
     found = [(*rest, f) for f in range(2, min(n, largest) + 1) if n % f == 0
@@ -98,7 +100,7 @@ def _factors(n: int, largest: int) -> tuple[int, ...] | None:
 
 
 def _beside(sequences: Sequence[list[Moves]]) -> list[Moves]:
-    """Combine sequences over disjoint members into one that runs them in parallel."""
+    """Merge sequences of rounds over disjoint members into one sequence, in which they run in parallel."""
     length = max(map(len, sequences), default=0)
     rounds: list[Moves] = [{} for _ in range(length)]
     for sequence in sequences:

@@ -13,7 +13,7 @@ from minidl.comm.topology.graph_file import read_graph
 from minidl.comm.topology.mixing import Drawn, Repeating, Topology
 from minidl.errors import ConfigError, nearest
 
-LARGEST = 65_536  # the most replicas
+LARGEST = 65_536  # the maximum number of replicas
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def _base(r: Request) -> Topology:
 
 def _hierarchical(r: Request) -> Topology:
     if len(r.nodes) != r.size:
-        raise ConfigError(f"hierarchical needs the node of each of {r.size} replicas, got {len(r.nodes)} nodes")
+        raise ConfigError(f"hierarchical needs the node of each of the {r.size} replicas, got {len(r.nodes)} nodes")
     return Repeating(r.name, graphs.hierarchical(r.nodes))
 
 
@@ -77,10 +77,10 @@ def build(name: str, size: int, seed: int = 0, nodes: Sequence[int] = (), file: 
     """Build the topology `name` over `size` replicas.
 
     name: one of TOPOLOGIES, or torus:ROWSxCOLUMNS, base-N (at most N - 1 partners per round), file:PATH.
-    seed: for matching and uniform. nodes: the node of each replica, for hierarchical. file: the path for `file`, if it
-    is not part of the name; with a file, size 0 takes the number of replicas from the graph.
-    Raises ConfigError, with a message of one line, for an unknown name or a size that the topology does not support;
-    the message names sizes that it supports.
+    seed: for matching and uniform. nodes: the node of each replica, for hierarchical. file: the path of the graph for
+    `file`, if the name does not contain it. With a graph file, size 0 selects the number of replicas in the graph.
+    Raises ConfigError with a one-line message for an unknown name, a size that the topology does not support, or a file
+    without a valid, connected graph.
     """
     family, argument = split(name)
     argument = argument or file
@@ -90,13 +90,13 @@ def build(name: str, size: int, seed: int = 0, nodes: Sequence[int] = (), file: 
 
 
 def split(name: str) -> tuple[str, str]:
-    """Split a name into a key of TOPOLOGIES and its argument: ("torus", "4x8"). Raises ConfigError if it is unknown."""
+    """Split a name into a key of TOPOLOGIES and an argument: ("torus", "4x8"). Raises ConfigError if it is unknown."""
     family, colon, argument = name.partition(":")
     if family.startswith("base-") and not colon:
         argument = family.removeprefix("base-")
         if argument.isascii() and argument.isdecimal() and len(argument) < 6 and int(argument) >= 2:
             return "base-2", argument
-        raise ConfigError(f"unknown topology {name!r}: expected base-2 or more, such as base-3")
+        raise ConfigError(f"unknown topology {name!r}: expected base-2, base-3, ...")
     if family not in TOPOLOGIES or (colon and family not in ("torus", "file")):
         known = (*TOPOLOGIES, "torus:RxC", "base-N", "file:PATH")
         raise ConfigError(f"unknown topology {name!r}.{nearest(name, known)} Known: {', '.join(known)}")
@@ -107,25 +107,25 @@ def split(name: str) -> tuple[str, str]:
 
 
 def metropolis_hastings(adjacency: np.ndarray, stationary: Sequence[float] | np.ndarray | None = None) -> np.ndarray:
-    """Return the mixing matrix W (P, P) on an undirected graph that preserves sum_i pi_i x_i: pi W = pi.
+    """Return a mixing matrix W (P, P) on an undirected graph with pi W = pi: mixing preserves sum_i pi_i x_i.
 
-    See graphs.metropolis_rows for the formula.
+    `graphs.metropolis_rows` has the formula.
 
-    adjacency (P, P): not 0 where two replicas are joined; symmetric and connected; its diagonal is ignored.
+    adjacency (P, P): nonzero where two replicas are joined; symmetric and connected; its diagonal is ignored.
     stationary: pi (P,), positive; its sum does not matter. Without it all pi_i are equal, and W is symmetric.
     Replicas that train with mean gradients and mix by W minimise the sum of their losses weighted by pi.
-    Raises ConfigError if the matrix is not square or not symmetric, the graph not connected, or pi not valid.
+    Raises ConfigError if the matrix is not square or not symmetric, the graph is not connected, or pi is not valid.
     """
     adjacency = np.asarray(adjacency)
     if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1] or not adjacency.size:
-        raise ConfigError(f"an adjacency matrix is square, got shape {adjacency.shape}")
+        raise ConfigError(f"an adjacency matrix must be square, got shape {adjacency.shape}")
     joined = adjacency != 0
     if not np.array_equal(joined, joined.T):
-        raise ConfigError("Metropolis-Hastings weights need an undirected graph, so a symmetric adjacency matrix")
+        raise ConfigError("Metropolis-Hastings weights need an undirected graph: expected a symmetric adjacency matrix")
     size = len(adjacency)
     pi = np.ones(size) if stationary is None else np.asarray(stationary, dtype=np.float64)
     if pi.shape != (size,) or not np.isfinite(pi).all() or pi.min() <= 0:
-        raise ConfigError(f"a stationary distribution of {size} replicas is {size} positive numbers, got {pi.tolist()}")
+        raise ConfigError(f"stationary weights of {size} replicas: expected {size} positive numbers, got {pi.tolist()}")
     graph = [set(np.flatnonzero(row).tolist()) - {i} for i, row in enumerate(joined)]
     return Repeating("Metropolis-Hastings", [graphs.metropolis_rows(graph, pi.tolist())], doubly=False).matrix(0)
 
@@ -133,11 +133,11 @@ def metropolis_hastings(adjacency: np.ndarray, stationary: Sequence[float] | np.
 def from_matrix(matrix: np.ndarray, name: str = "matrix") -> Topology:
     """Return the topology of one mixing matrix (P, P).
 
-    Raises ConfigError unless it is square and finite, its rows sum to 1, no weight is negative and its graph is
-    strongly connected.
+    Raises ConfigError unless the matrix is square and finite, its rows sum to 1, no weight is negative, and its graph
+    is strongly connected.
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size or not np.isfinite(matrix).all():
-        raise ConfigError(f"a mixing matrix is square and finite, got shape {matrix.shape}")
+        raise ConfigError(f"a mixing matrix must be square, with finite elements, got shape {matrix.shape}")
     rows = [{j: float(w) for j, w in enumerate(row) if w or i == j} for i, row in enumerate(matrix)]
     return Repeating(name, [rows], doubly=False)

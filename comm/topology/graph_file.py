@@ -1,10 +1,9 @@
-"""Reads graphs from files: edge lists, and the node-link JSON and GraphML of NetworkX.
+"""Reads graphs from files: edge lists, GraphML, and NetworkX's node-link JSON.
 
-An edge list has one edge per line: two ranks with a space between them. Each edge occurs once. `#` begins a comment:
+An edge list has one undirected edge per line: two ranks separated by a space. `#` begins a comment:
 
     0 1
-    1 2     # the format of networkx.write_edgelist is accepted, too
-    2 0 {}
+    2 0 {}  # networkx.write_edgelist writes {}, which is ignored
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from minidl.errors import ConfigError
 
 
 def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
-    """Read a graph. Returns (graph, directed), where graph[i] are the ranks that rank i reads from.
+    """Read a graph. Returns (graph, directed), where graph[i] is the set of ranks that rank i reads from.
 
-    size: the number of ranks that the graph must have; 0 accepts any number. Nodes are the ranks 0 to P-1.
-    Raises ConfigError, with file and line, if the file cannot be read or is no such graph.
+    size: the number of ranks that the graph must have; 0 accepts any number. The nodes must be numbered 0 to P-1.
+    Raises ConfigError with the path if the file cannot be read, is not a valid graph, or has another number of ranks.
     """
     if not path:
         raise ConfigError("topology `file` needs the path of a graph: file:PATH")
@@ -34,11 +33,11 @@ def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise ConfigError(f"cannot read graph {path!r}: {reason}") from None
     highest = max([*nodes, *(rank for edge in edges for rank in edge)], default=-1)
-    if size and highest + 1 != size:
-        raise ConfigError(f"graph {path!r} has ranks 0 to {highest}: it is for {highest + 1} replicas, not for {size}")
     if highest < 0:
         raise ConfigError(f"graph {path!r} has no nodes")
-    if highest > len(edges):  # checked before memory for all ranks is allocated: a tree has one edge less than nodes
+    if size and highest + 1 != size:
+        raise ConfigError(f"graph {path!r} has ranks 0 to {highest}: it is for {highest + 1} replicas, not for {size}")
+    if highest > len(edges):  # checked before a set per rank is allocated: n connected nodes have n - 1 edges or more
         raise ConfigError(f"graph {path!r} is not connected: {highest + 1} ranks, {len(edges)} edges")
     graph: list[set[int]] = [set() for _ in range(highest + 1)]
     for source, reader in edges:
@@ -72,7 +71,7 @@ def _networkx(path: str, suffix: str) -> tuple[list[tuple[int, int]], list[int],
             graph = networkx.node_link_graph(data, edges="links" if "links" in data else "edges")
         else:
             graph = networkx.parse_graphml(text)
-    except Exception as error:  # errors of the XML parser, and those of NetworkX after a wrong key
+    except Exception as error:  # the parsers and NetworkX raise exceptions of many types
         what = "node-link JSON" if suffix == ".json" else "GraphML"
         raise ConfigError(f"graph {path!r} is not readable as {what}: {type(error).__name__} {error}") from None
     nodes = [_rank(node, path) for node in graph]
@@ -80,9 +79,9 @@ def _networkx(path: str, suffix: str) -> tuple[list[tuple[int, int]], list[int],
 
 
 def _rank(node: Any, path: str) -> int:
-    """Convert a node's name to a rank. Raises ConfigError if it is not a whole number."""
+    """Convert a node's name to a rank. Raises ConfigError if it is not a whole number of at most 7 digits."""
     text = str(node)
     if not (text.isdecimal() and text.isascii() and len(text) < 8):
-        raise ConfigError(f"graph {path!r}: node {text[:40]!r} is not a rank; nodes are numbered from 0, as "
-                          "networkx.convert_node_labels_to_integers does")  # fmt: skip
+        raise ConfigError(f"graph {path!r}: node {text[:40]!r} is not a rank: expected a number from 0 on, as "
+                          "networkx.convert_node_labels_to_integers assigns them")  # fmt: skip
     return int(text)

@@ -1,14 +1,13 @@
 """The graphs of the topologies, and the weights that turn a graph into a mixing matrix.
 
-A graph defines which replicas exchange; `metropolis_rows` turns it into one mixing matrix. Other topologies are lists
-of matrices, one for each round, in which each replica exchanges with one or a few others. Functions here build them
-directly.
+A graph defines which replicas exchange. `metropolis_rows` (undirected) or `in_degree_rows` (directed) makes one mixing
+matrix of it. Other topologies are lists of matrices, one for each round; functions in this file build them directly.
 
-    Graph   graph[i]: the ranks that i is joined with, without itself
-    Row     row[j]: the weight of rank j in the average of rank i; i included, in ascending order of rank
-    Round   round[i]: the row of rank i. One mixing matrix, without the zeros off its diagonal
+    Graph   graph[i]: the ranks that i reads from, without i itself
+    Row     row[j]: the weight of rank j in the average that rank i computes; includes j = i; ranks in ascending order
+    Round   round[i]: the row of rank i. A Round is one mixing matrix, without the zeros off its diagonal
 
-The members of a group that averages share one Row object, so all P rows of a complete graph need the memory of one.
+If a group averages, its members share one Row object. So the P rows of a complete graph take the memory of one.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ Draw = Callable[[int, int, int], np.ndarray]  # size, seed, round -> (P,): the r
 
 
 def ring(size: int) -> Graph:
-    """Each rank is joined with its two neighbours. Cheapest and slowest: information moves one place per round."""
+    """Join each rank with its two neighbours. Cheap but slow: information moves one rank per round."""
     return [{(i - 1) % size, (i + 1) % size} - {i} for i in range(size)]
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """A grid (rows, columns) whose opposite edges are joined. Rank i is at (i // columns, i % columns).
+    """Build a grid (rows, columns) whose opposite edges are joined. Rank i is at (i // columns, i % columns).
 
-    Each rank is joined with those above, below, left and right of it.
+    Each rank is joined with the ranks above, below, left and right of it.
     """
     at = [divmod(i, columns) for i in range(rows * columns)]
     return [
@@ -47,17 +46,17 @@ def torus(rows: int, columns: int) -> Graph:
 
 
 def star(size: int) -> Graph:
-    """Rank 0 is joined with all others, like a server. Slow with Metropolis-Hastings weights."""
+    """Join rank 0 with all others, like a server. Slow with Metropolis-Hastings weights: 1/P on every edge."""
     return [set(range(1, size)), *({0} for _ in range(1, size))]
 
 
 def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> Round:
-    """Return the mixing matrix on an undirected graph with stationary distribution pi (P,): pi W = pi, pi > 0.
+    """Return a mixing matrix W on an undirected graph with the stationary distribution pi (P,), pi > 0: pi W = pi.
 
-    W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)) for neighbours, where d is the number of neighbours; the
-    remaining weight stays at i. This is a random walk that proposes each neighbour, or to stay, with equal probability,
-    and accepts as in Metropolis et al. (1953) and Hastings (1970): pi_i W[i, j] == pi_j W[j, i].
-    Without `stationary` all pi_i are equal and W is symmetric: 1/3 on a ring, 1/5 on a torus, 1/P on a complete graph.
+    For neighbours W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)), where d_i is the number of neighbours of i;
+    W[i, i] is the remaining weight. W describes a random walk that proposes to stay or to move to a neighbour, each
+    with equal probability, and accepts as in Metropolis et al. (1953) and Hastings (1970): pi_i W[i, j] = pi_j W[j, i].
+    Without `stationary` W is symmetric: 1/3 on a ring, 1/5 on a torus of 3x3 or more, 1/P on a complete graph.
     """
     pi = [1.0] * len(graph) if stationary is None else stationary
     rows = []
@@ -69,10 +68,10 @@ def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> 
 
 
 def in_degree_rows(graph: Graph) -> Round:
-    """Give each rank equal weights for itself and all ranks that it reads from. graph[i]: the ranks that i reads from.
+    """Return the mixing matrix with which each rank gives equal weights to itself and to all ranks that it reads from.
 
-    Rows sum to 1, but columns need not. Then the replicas agree on a weighted average, in which replicas that are read
-    often count more.
+    Rows sum to 1, but columns may not. In that case the replicas agree on a weighted average, in which some replicas
+    count more than others.
     """
     return [dict.fromkeys(sorted({i, *sources}), 1 / (len(sources) + 1)) for i, sources in enumerate(graph)]
 
@@ -81,14 +80,14 @@ def in_degree_rows(graph: Graph) -> Round:
 
 
 def doubling(size: int) -> list[int]:
-    """Return the hops 1, 2, 4, ... below size. These log2(size) hops together reach every rank."""
+    """Return the hops 1, 2, 4, ... below size. Sums of different hops reach every rank."""
     return [1 << k for k in range((size - 1).bit_length())]
 
 
 def circulant(size: int, hops: Sequence[int]) -> Round:
-    """Each rank reads from the ranks `hops` places before it, with equal weights.
+    """Return the round in which each rank i reads from the ranks i - hop, for all hops, with equal weights.
 
-    Each rank also has that number of readers, so columns sum to 1.
+    Each rank also has len(hops) readers, so columns sum to 1.
     """
     return in_degree_rows([{(i - hop) % size for hop in hops} for i in range(size)])
 
@@ -107,24 +106,24 @@ def averaged(size: int, groups: Iterable[Sequence[int]]) -> Round:
 
 
 def hypercube(size: int) -> list[Round]:
-    """One dimension per round: i averages with the rank that differs in one bit. Exact after log2(size); size = 2^d."""
+    """Return one round per bit: ranks that differ only in this bit average. Exact after d rounds; size = 2^d."""
     return [averaged(size, [(i, i ^ bit) for i in range(size) if not i & bit]) for bit in doubling(size)]
 
 
 def hierarchical(nodes: Sequence[int]) -> list[Round]:
-    """Alternate two rounds: all replicas of a node average; then one of each node reads from one of another node.
+    """Alternate two rounds: the replicas of each node average; then one replica per node reads from another node.
 
     nodes[i]: the node of replica i. This is for slow links between nodes: one vector leaves each node and one enters,
-    whatever the number of its replicas. Hops between nodes double as in the one-peer exponential graph. Each hop uses
-    another replica of the node as its leader, so no single death disconnects a node.
+    whatever the number of its replicas. Hops between nodes double as in the one-peer exponential graph. In a node with
+    several replicas, the one that reads (its leader) changes from hop to hop, so no single death disconnects the node.
     """
     homes = [[i for i, at in enumerate(nodes) if at == node] for node in sorted(set(nodes))]
     sizes = [len(home) for home in homes]
     inside = averaged(len(nodes), homes)
     if len(homes) == 1:
         return [inside]
-    # A leader reads for its whole node, so it takes more than half if it can: after the smallest node has averaged,
-    # half of its weights should be new.
+    # A leader reads for its whole node of s replicas. After the next averaging, the node has taken / s of the other
+    # node's weights; s / 2 would make it half. `taken` is at most 1, and equal for all nodes so that columns sum to 1.
     taken = min(1.0, min(sizes) / 2)
     hops = doubling(len(homes))
     rounds: list[Round] = []
@@ -138,12 +137,12 @@ def hierarchical(nodes: Sequence[int]) -> list[Round]:
     return rounds
 
 
-# Random rounds. Each is a function of only the seed and the round, so all replicas draw the same without communication.
-# A draw (P,) holds the rank that each rank reads from; a rank that reads from no other has its own number.
+# Random rounds: functions of size, seed and round only, so all replicas draw the same without communication.
+# A draw (P,) contains the rank that each rank reads from; for a rank that reads from no other, the rank itself.
 
 
 def matching(size: int, seed: int, round: int) -> np.ndarray:
-    """Random pairs average; if size is odd, one rank is left over."""
+    """Draw random pairs, which average; if size is odd, one rank has no partner."""
     order = generator(Purpose.TOPOLOGY, seed, round).permutation(size)
     partners = np.arange(size)
     left, right = order[0 : size - 1 : 2], order[1::2]
@@ -152,11 +151,11 @@ def matching(size: int, seed: int, round: int) -> np.ndarray:
 
 
 def uniform(size: int, seed: int, round: int) -> np.ndarray:
-    """Each rank reads from one of the others, each with equal probability. Some have two or more readers, some none."""
+    """Draw for each rank one of the others, with equal probability. A rank may have no reader, one, or several."""
     if size == 1:
         return np.zeros(1, dtype=np.int64)
     sources = generator(Purpose.TOPOLOGY, seed, round).integers(0, size - 1, size)
-    return sources + (sources >= np.arange(size))  # numbers among the others -> ranks
+    return sources + (sources >= np.arange(size))  # skips the rank itself
 
 
 # Sizes and shapes that a topology supports.
@@ -166,12 +165,12 @@ def power_of_two(size: int) -> None:
     """Raise ConfigError unless size is a power of two."""
     if size & (size - 1):
         below = 1 << (size.bit_length() - 1)
-        raise ConfigError(f"hypercube needs a power of two: {size} replicas cannot, {below} or {2 * below} can; "
-                          "base-2 is as fast and supports any number")  # fmt: skip
+        raise ConfigError(f"hypercube over {size} replicas: expected a power of two, such as {below} or {2 * below}; "
+                          "base-2 supports any number of replicas")  # fmt: skip
 
 
 def torus_shape(size: int, argument: str) -> tuple[int, int]:
-    """Return (rows, columns): those of "4x8", or the most square ones whose product is size.
+    """Return (rows, columns) as given by an argument such as "4x8", or, if it is empty, as nearly square as possible.
 
     Raises ConfigError if the argument is malformed or its product is not size.
     """

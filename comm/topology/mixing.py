@@ -1,4 +1,4 @@
-"""Sequences of mixing matrices, checked on construction: periodic ones, random ones, and what remains after deaths."""
+"""Sequences of mixing matrices: periodic, random, or reduced after deaths. They are checked on construction."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import numpy as np
 from minidl.comm.topology.graphs import Draw, Round, Row
 from minidl.errors import ConfigError
 
-DENSE = 1024  # eigenvalues need the whole (P, P) matrix: up to this many replicas
-ROUNDING = 1e-9  # weights are sums of a few float64
+DENSE = 1024  # replicas: the largest P for which eigenvalues of (P, P) matrices are computed
+ROUNDING = 1e-9  # tolerance for rounding errors of sums of float64 weights
 
 
 class Topology(ABC):
     """A sequence of mixing matrices over P replicas; `build` makes one by name.
 
-    All methods are pure functions of rank and round, so every replica computes them by itself, and the results are
-    consistent. Rows are shared and cached: do not change them.
+    All methods are pure functions of rank and round, so all replicas compute the same results without communication.
+    Rows are shared and cached: do not modify them.
     """
 
     name: str
     size: int  # P
     period: int  # rounds after which the sequence repeats; 0: never (random, drawn from the seed and the round)
-    exact_after: int  # rounds after which all replicas hold the exact average; 0: never
+    exact_after: int  # rounds after which all replicas hold the exact average; 0: not within two periods
     symmetric: bool  # W(round) equals its transpose: two replicas read each other, with the same weight
     doubly: bool  # columns sum to 1, so the average of all replicas is preserved
     alive: tuple[int, ...]  # the ranks that take part, ascending; all of them unless `without` was called
 
     @abstractmethod
     def weights(self, rank: int, round: int) -> Row:
-        """Return row `rank` of W(round): source -> weight, itself included, in ascending order of rank."""
+        """Return row `rank` of W(round): source -> weight, with `rank` itself, in ascending order of source."""
 
     @abstractmethod
     def targets(self, rank: int, round: int) -> tuple[int, ...]:
-        """Return the ranks that read from `rank` in this round (its column), without itself, ascending."""
+        """Return the ranks that read from `rank` in this round (its column of W), without `rank`, ascending."""
 
     @abstractmethod
     def neighbours(self, rank: int) -> tuple[int, ...]:
@@ -46,19 +46,19 @@ class Topology(ABC):
     def spectral_gap(self) -> float:
         """Return 1 - the factor by which the distance from the average shrinks per round in the long run.
 
-        0: the replicas never agree; 1: they agree exactly after one round or one period.
+        0: the replicas never agree; 1: they agree exactly after a finite number of rounds.
         One matrix: 1 - |lambda_2|. A period of T matrices: 1 - |lambda_2 of their product| ^ (1/T). Eigenvalues, not
         singular values: they describe the effect of many periods, and do not depend on the first round of the period.
-        Random matrices: 1 - sqrt(lambda_2 of the expected W' (I - 11'/m) W), the rate of the mean square distance.
-        Raises ConfigError if it needs eigenvalues for more than DENSE replicas.
+        Random matrices, m live replicas: 1 - sqrt(largest eigenvalue of E[W' (I - 11'/m) W]), the rate of the root mean
+        square distance. Raises ConfigError if it needs eigenvalues for more than DENSE replicas.
         """
 
     def sources(self, rank: int, round: int) -> tuple[int, ...]:
-        """Return the ranks that `rank` reads from in this round, without itself, ascending."""
+        """Return the ranks that `rank` reads from in this round, without `rank`, ascending."""
         return tuple(source for source in self.weights(rank, round) if source != rank)
 
     def matrix(self, round: int) -> np.ndarray:
-        """Return W(round), (P, P) float64. In its row, a dead replica keeps its weights."""
+        """Return W(round), (P, P) float64. The row of a dead replica has 1 on the diagonal."""
         dense = np.zeros((self.size, self.size))
         for rank in range(self.size):
             row = self.weights(rank, round)
@@ -71,7 +71,7 @@ class Topology(ABC):
         before, same = -1, None
         for rank in self.alive:
             row = self.weights(rank, round)
-            if row is same:  # the same average as that of the previous rank
+            if row is same:  # the previous rank computed the same average
                 mixed[rank] = mixed[before]
             elif len(row) > 1:
                 mixed[rank] = np.fromiter(row.values(), float, len(row)) @ x[list(row)]
@@ -81,10 +81,10 @@ class Topology(ABC):
     def without(self, dead: Collection[int]) -> Topology:
         """Return the same sequence after these replicas have died. The others keep their rank numbers.
 
-        A row's weight for a dead replica is added to the row's own replica. So rows still sum to 1, and columns do if W
-        is symmetric. If only some survivors know of the death, their rounds still fit together: their draws and their
-        weights for each other do not change. The rest may fall apart into parts without a path between them: see
-        `connected`. Raises ConfigError for an unknown rank, or if no replica is left.
+        The weight that a row has for a dead replica is added to its diagonal element. So rows still sum to 1, and
+        columns also do if W is symmetric. Draws and weights between survivors do not change, so rounds still match if
+        only some of them know of the death. There may no longer be a path between all survivors: see `connected`.
+        Raises ConfigError for an unknown rank, or if no replica is left.
         """
         gone = frozenset(dead)
         wrong = sorted(rank for rank in gone if not 0 <= rank < self.size)
@@ -96,7 +96,7 @@ class Topology(ABC):
 
     @cached_property
     def connected(self) -> bool:
-        """Whether there is a path between any two replicas: the union of a period's graphs is strongly connected."""
+        """Whether there is a path from any live replica to any other along edges of any rounds."""
         if not self.period:
             return True  # any two replicas may be drawn
         return self._reaches_all(self.sources) and self._reaches_all(self.targets)
@@ -111,10 +111,10 @@ class Topology(ABC):
         return len(seen) == len(self.alive)
 
     def rounds_to_shrink(self, factor: float = 1000.0, most: int = 10**7) -> int:
-        """Return the rounds until random vectors are `factor` times closer to their average than at the start.
+        """Return the number of rounds after which random vectors are `factor` times closer to their average.
 
-        Returns 0 if it takes more than `most` rounds, or more than 10,000 random ones. Distance: root mean square over
-        replicas and elements. Raises ConfigError for more than DENSE replicas, except for random matrices.
+        Returns 0 if more than `most` rounds would be needed (random matrices: 10,000). The distance is the root mean
+        square over replicas and elements. Raises ConfigError for more than DENSE replicas, except for random matrices.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 64))
         target = self._distance(x) / factor
@@ -139,7 +139,7 @@ class Topology(ABC):
         return float(np.sqrt(((x - x.mean(axis=0)) ** 2).mean()))
 
     def _product(self) -> np.ndarray:
-        """W(period - 1) ... W(1) W(0)."""
+        """Return the product W(period - 1) ... W(1) W(0)."""
         if self.size > DENSE:
             raise ConfigError(f"{self.size} replicas are too many for dense matrices: expected up to {DENSE}")
         product = self.matrix(0)
@@ -153,7 +153,7 @@ class Topology(ABC):
         product = self._product()[np.ix_(self.alive, self.alive)]
         values = np.linalg.eigvalsh(product) if self.symmetric and self.period == 1 else np.linalg.eigvals(product)
         second = np.sort(np.abs(values))[-2]
-        if second < 1e-7:  # nilpotent: exact after several periods; such eigenvalues have errors of sqrt(eps)
+        if second < 1e-7:  # 0: rounding changes such eigenvalues (of a nilpotent part) by sqrt(eps)
             return 1.0
         return float(max(0.0, 1 - second ** (1 / self.period)))
 
@@ -162,22 +162,22 @@ class Repeating(Topology):
     """A periodic topology: a list of rounds that repeats."""
 
     def __init__(self, name: str, rounds: Sequence[Round], doubly: bool = True, exact: bool = False) -> None:
-        """doubly, exact: properties that the rounds must have. Raises ConfigError if a check fails."""
+        """doubly: columns must sum to 1. exact: all must reach the average. Raises ConfigError if a check fails."""
         self.name, self.size, self.period = name, len(rounds[0]), len(rounds)
         self.alive = tuple(range(self.size))
         self._rounds = rounds
-        different = {id(round): round for round in rounds}  # the rounds inside a node are one object
+        different = {id(round): round for round in rounds}  # `hierarchical` repeats one object
         columns = {key: _columns(self.name, round) for key, round in different.items()}
         self.doubly = all(ok for _, ok, _ in columns.values())
         self.symmetric = all(symmetric for _, _, symmetric in columns.values())
         self._targets = [columns[id(round)][0] for round in rounds]
         if doubly and not self.doubly:
-            raise ConfigError(f"{name}: columns of a mixing matrix must sum to 1")
+            raise ConfigError(f"{name}: the columns of a mixing matrix must sum to 1")
         if not self.connected:
             raise ConfigError(f"{name}: not connected: there is no path between some of the replicas")
         self.exact_after = self._measure_exactness()
         if exact and not self.exact_after:
-            raise ConfigError(f"{name}: {self.size} replicas do not hold the average after {self.period} rounds")
+            raise ConfigError(f"{name}: {self.size} replicas do not hold the average after 2 x {self.period} rounds")
 
     def weights(self, rank: int, round: int) -> Row:
         return self._rounds[round % self.period][rank]
@@ -194,9 +194,9 @@ class Repeating(Topology):
         return self._gap_of_period()
 
     def _measure_exactness(self) -> int:
-        """Return the rounds after which random vectors equal their average. Needs no dense matrix, so works for any P.
+        """Return the number of rounds after which random vectors equal their average, or 0. Needs no dense matrix.
 
-        Tries two periods: a period may begin with the round that is missing at its end, such as averaging inside nodes.
+        It tries two periods: the first round of the second one, such as averaging inside nodes, may be needed, too.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 4))
         mean = x.mean(axis=0)
@@ -211,7 +211,7 @@ class Drawn(Topology):
     """A random topology: in each round each rank reads from one other rank, with weight 1/2, or from none."""
 
     def __init__(self, name: str, size: int, seed: int, draw: Draw, pairs: bool) -> None:
-        """pairs: if i reads from j, j reads from i, so W is symmetric. The first rounds are checked."""
+        """pairs: if i reads from j, j reads from i, so W is symmetric; this is checked for the first 4 rounds."""
         self.name, self.size, self.period = name, size, 0
         self.alive = tuple(range(size))
         self.symmetric = self.doubly = pairs or size <= 2
@@ -244,18 +244,18 @@ class Drawn(Topology):
         """Return the exact spectral gap when `alive` of the P replicas are left.
 
         Let i read from a given j with probability q. For x of mean 0 and length 1, E[W x] = a x with a = 1 - q alive/2,
-        and E|W x|^2 = a. Pairs preserve the mean. Otherwise the mean moves; its variance, (a - a^2) / alive, is not
-        disagreement and is subtracted.
+        and E|W x|^2 = a. Pairs preserve the mean. Otherwise the mean moves. Its part of E|W x|^2, (a - a^2) / alive, is
+        not disagreement and is subtracted.
         """
         if alive == 1:
             return 1.0
-        q = 1 / self.size if self._pairs and self.size % 2 else 1 / (self.size - 1)  # odd: one is left over
+        q = 1 / self.size if self._pairs and self.size % 2 else 1 / (self.size - 1)  # odd: one has no partner
         a = 1 - q * alive / 2
         return 1 - (a if self._pairs else a - a * (1 - a) / alive) ** 0.5
 
 
 class _Survivors(Topology):
-    """A topology after the death of some of its replicas."""
+    """A topology, some of whose replicas have died."""
 
     def __init__(self, before: Topology, dead: frozenset[int]) -> None:
         whole = before._whole if isinstance(before, _Survivors) else before
@@ -302,8 +302,8 @@ class _Survivors(Topology):
 def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool]:
     """Check the rows of one matrix. Raises ConfigError if one is wrong.
 
-    Returns the readers of each rank ([] if these are the ranks that it reads from), whether columns sum to 1, and
-    whether the matrix is symmetric.
+    Returns (the readers of each rank, whether columns sum to 1, whether the matrix is symmetric). The list of readers
+    is empty if each rank's readers are also its sources.
     """
     size = len(round)
     checked: set[int] = set()
@@ -314,7 +314,7 @@ def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool
             checked.add(id(row))
             ranks = list(row)
             if not (abs(sum(row.values()) - 1) < ROUNDING and min(row.values()) >= 0):
-                raise ConfigError(f"{name}: row {rank} of a mixing matrix must be positive and sum to 1")
+                raise ConfigError(f"{name}: row {rank} of a mixing matrix must sum to 1, without negative weights")
             if ranks != sorted(ranks) or ranks[0] < 0 or ranks[-1] >= size:
                 raise ConfigError(f"{name}: row {rank} must name replicas 0 to {size - 1} in ascending order")
     if len(checked) == 1 and set(round[0].values()) == {1 / size}:
@@ -333,7 +333,7 @@ def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool
 
 
 def _readers(sources: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the readers of each rank, without itself, if rank i reads from sources[i]."""
+    """Return the readers of each rank, without the rank itself; rank i reads from sources[i]."""
     readers: list[list[int]] = [[] for _ in sources]
     for rank, source in enumerate(sources):
         if rank != source:

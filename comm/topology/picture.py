@@ -1,4 +1,4 @@
-"""Draws a topology: replicas on a circle, one panel per round. Needs Matplotlib, the extra `plot`."""
+"""Draws a topology: replicas on a circle, one panel per round. Needs Matplotlib (the extra `plot`)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 from minidl.comm.topology.mixing import Topology
 
-MOST_REPLICAS = 256  # with more, the picture is only a grey disc
+MOST_REPLICAS = 256  # with more, lines and dots merge
 MOST_PANELS = 16
 LINE, DOT = "#4477aa", "#222222"
 
 
 def draw(topology: Topology, path: str) -> None:
-    """Write the picture to path, in the format of its suffix.
+    """Draw a topology and write the picture to `path`, in the format of its suffix.
 
-    A line joins two replicas that read each other. An arrow points from a replica to its reader, the direction in which
-    the vector moves. Thickness shows the weight. Raises ImportError without Matplotlib, OSError if the file cannot be
-    written.
+    A line joins two replicas that read each other with equal weights. An arrow points from a replica to its reader: the
+    direction in which the vector moves. Thicker means a larger weight. Raises ImportError without Matplotlib, OSError
+    if the file cannot be written.
     """
     from matplotlib.figure import Figure  # not pyplot: no window, no state
 
@@ -52,16 +52,16 @@ def _panel(axes: Any, topology: Topology, round: int) -> None:
     for (source, rank), weight in links.items():
         mutual = math.isclose(links.get((rank, source), 0.0), weight)
         if mutual and source > rank:
-            continue  # drawn from the other end
+            continue  # one line for both directions
         (x, y), (dx, dy) = at[source], at[rank] - at[source]
         width = 0.3 + 2.2 * weight
         if mutual:
             axes.plot([x, x + dx], [y, y + dy], color=LINE, linewidth=width, zorder=1)
         else:
-            short = max(0.0, 1 - (0.13 if size <= 24 else 0.03) / math.hypot(dx, dy))  # up to the dot, not under it
+            short = max(0.0, 1 - (0.13 if size <= 24 else 0.03) / math.hypot(dx, dy))  # ends at the dot, not under it
             axes.quiver(x, y, dx * short, dy * short, angles="xy", scale_units="xy", scale=1, color=LINE, zorder=1,
                         width=0.004 * width, headwidth=7, headlength=8, headaxislength=7)  # fmt: skip
-    inside = size <= 24  # numbers inside the dots, or else outside the circle, where there is room
+    inside = size <= 24  # else the numbers are outside the circle
     axes.scatter(*at.T, s=190 if inside else 12, color=DOT, zorder=2)
     for rank in range(size if size <= 64 else 0):
         axes.annotate(str(rank), at[rank] * (1 if inside else 1.1), ha="center", va="center", zorder=3,
