@@ -42,7 +42,7 @@ def multiply_add(typing: Any, x: Any, y: Any, z: Any) -> Any:
 
 @intrinsic
 def choose(typing: Any, x: Any, for_float32: Any, for_float64: Any) -> Any:
-    """Return the one of the two constants that is for x's type, converted to this type."""
+    """Return for_float32 or for_float64, whichever is for x's type, converted to this type."""
     number = 1 if x == types.float32 else 2
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -189,7 +189,7 @@ def logistic(x: float) -> float:
 
 @jit
 def tanh(x: float) -> float:
-    """E / (E + 2) with E = e^2x - 1, computed from e^r - 1: near 0, e^2x alone would lose the digits."""
+    """E / (E + 2) with E = e^2x - 1, computed from e^r - 1: near 0, subtracting 1 from e^2x loses digits."""
     one, two, limit = choose(x, 1.0, 1.0), choose(x, 2.0, 2.0), choose(x, 10.0, 20.0)  # beyond the limit: -1 and 1
     x = -limit if x < -limit else x
     x = limit if x > limit else x

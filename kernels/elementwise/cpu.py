@@ -1,8 +1,8 @@
 """Elementwise arithmetic, compiled: for each operation a loop that LLVM turns into vector instructions.
 
 Numbers (scale, shift, exponent) arrive as float64 and are converted to the arrays' type before the loop: a single
-float64 would make LLVM compute everything in float64, with half as many numbers in a vector. stream.py divides vectors
-into chunks, and loads and stores their elements. The last operations are rarely needed, and run on one thread.
+float64 would make the compiler compute everything in float64, with half as many numbers in a vector. stream.py divides
+vectors into chunks, and loads and stores their elements. The last operations are rarely needed, and run on one thread.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 | NC   | none: each thread takes all its panels | columns of a block of b      | (L3, in BLIS)               |
 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
-for float32. In float64, NR is half as many numbers, so a panel of b has the same size; a block of a has twice the size.
+for float32. In float64 NR is half as large, so a panel of b has as many bytes, but a block of a has twice as many.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The output is divided into panels of NR columns (two vectors), and each panel in
 sizes are in blocks.py.) Each thread computes an equal number of successive tiles, down one panel, then down the next.
 It copies the part of b that a panel needs into its own small buffer (pack.py), which the tile then reads as contiguous
 memory from the nearest cache. a is read in place, except for a large a^T b, where the numbers for successive k are on
-different pages. If there is only one strip, b is read once, and in place: a copy would cost more than it gains.
+different pages. With only one strip, b is read once, and in place unless transposed: a copy costs more than it gains.
 
 One thread computes each sum, in the order of k, in pieces of KC products that are added to each other. KC depends only
 on the shape of the product, so bits do not depend on the number of threads.
@@ -134,7 +134,7 @@ def _product(
         return
     for part in prange(parts):
         own = scratch[part * each : (part + 1) * each]
-        # np.int64: the index of a prange loop is unsigned, and Numba mixes signed and unsigned integers in float64.
+        # np.int64: the index of a prange loop is unsigned; with signed integers, Numba would compute in float64.
         _share(np.int64(part), parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, own, out)
 
 

@@ -70,7 +70,7 @@ def _received(kind: Any) -> Any:
 class Emitter:
     """Writes instructions for vectors of one float type: the type of the first array of floats among the arguments.
 
-    builder: llvmlite's, for all other instructions. lanes: how many numbers a vector holds. bytes: per number.
+    builder: llvmlite's, for all other instructions. lanes: numbers in a vector. bytes: the size of a number.
     """
 
     def __init__(self, context: Any, builder: Any, kinds: list[Any]) -> None:

@@ -17,7 +17,7 @@ so it stores and loads c each time). Therefore emitter.py writes the instruction
 
 The sum is computed in the order of t and k, whatever the tile's position and size, and then stored in c, or added to c
 if `accumulate`. So bits do not depend on how an output is divided into tiles, and several sums added to c round less
-than one long sum. Offsets and steps count numbers. b must contain whole vectors, also if `width` ends within one.
+than one long sum. Offsets and steps count numbers. Whole vectors of b are read, even if `width` ends within one.
 """
 
 from __future__ import annotations
