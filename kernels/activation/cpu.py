@@ -1,4 +1,4 @@
-"""Activation functions: one loop each, over chunks of vectors, which the threads share if there are many.
+"""Activation functions: for each, a loop over one chunk of the vectors; the threads share the chunks.
 
 The functions themselves are in functions.py; elementwise/stream.py divides vectors into chunks and stores results.
 """

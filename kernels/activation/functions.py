@@ -1,14 +1,14 @@
 """exp, log, tanh, the logistic function and the normal distribution as polynomials, for loops over vectors.
 
 `math.exp` in a loop is a call for each element. These functions are plain arithmetic without a branch, for float32 and
-for float64, so LLVM computes 16 or 8 elements simultaneously. Each follows the same three steps (Cody, Waite 1980):
+for float64, so LLVM computes 16 or 8 elements simultaneously. All but `log` use e^x in three steps (Cody, Waite 1980):
 
 1. reduce: x = n ln 2 + r with an integer n, |r| <= ln(2) / 2; ln 2 in two parts, so that r keeps its digits;
 2. approximate: a polynomial in r, so accurate that the rounding of float32 or float64 dominates the error (Chebyshev
    nodes, computed with mpmath);
 3. combine: e^x = 2^n e^r, where 2^n is obtained by writing n into the exponent's bits.
 
-README.md lists the largest errors, in units of the last place. NaN gives NaN; infinities give the limit.
+README.md lists the largest errors, in units of the last place. NaN gives NaN, an infinite x the limit of the function.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def _multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
 
 @intrinsic
 def multiply_add(typing: Any, x: Any, y: Any, z: Any) -> Any:
-    """x y + z in x's type, rounded once if the CPU has such an instruction."""
+    """Return x y + z in x's type, rounded only once if the CPU has an instruction for it."""
     return x(x, x, x), lambda context, builder, signature, arguments: _multiply_add(builder, *arguments)
 
 
 @intrinsic
 def choose(typing: Any, x: Any, for_float32: Any, for_float64: Any) -> Any:
-    """The constant for x's type, converted to this type."""
+    """Return for_float32 or for_float64, whichever is for x's type, converted to this type."""
     number = 1 if x == types.float32 else 2
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -83,9 +83,9 @@ class _Layout:
 
 @intrinsic
 def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
-    """y 2^n, for shifted = n + 1.5 2^(bits of the fraction): the last bits of shifted contain n.
+    """Return y 2^n, for shifted = n + 1.5 2^(bits of the fraction): the last bits of shifted contain n.
 
-    It multiplies by two factors, since 2^n alone may overflow or underflow where y 2^n does not.
+    y is multiplied by two factors, since 2^n alone may overflow or underflow where y 2^n does not.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -104,9 +104,9 @@ def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
 
 @intrinsic
 def _power_of_2(typing: Any, shifted: Any) -> Any:
-    """2^n for normal numbers, in two instructions; `_times_power_of_2` needs nine.
+    """Return 2^n, in two instructions; `_times_power_of_2`, which includes the product, needs nine.
 
-    n one below the exponents of normal numbers gives 0, n one above gives infinity. Other values are not allowed.
+    2^n must be a normal number, except that n one too low gives 0 and n one too high gives infinity.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -119,7 +119,7 @@ def _power_of_2(typing: Any, shifted: Any) -> Any:
 
 @intrinsic
 def _split(typing: Any, x: Any) -> Any:
-    """(m, n) with x = m 2^n and sqrt(1/2) <= m < sqrt(2), for positive normal x."""
+    """Return (m, n) with x = m 2^n and sqrt(1/2) <= m < sqrt(2), for positive normal x."""
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         bits = _Layout(x)
@@ -147,22 +147,22 @@ _exp_rest = polynomial(
 
 @jit
 def _nearest(x: float) -> tuple[float, float]:
-    """(the integer n nearest to x / ln 2, n in the form that `_power_of_2` takes)"""
-    shift = choose(x, 1.5 * 2.0**23, 1.5 * 2.0**52)  # a sum with it is rounded to an integer
+    """Return the integer n nearest to x / ln 2, as a number and in the form that `_power_of_2` expects."""
+    shift = choose(x, 1.5 * 2.0**23, 1.5 * 2.0**52)  # adding it rounds to an integer
     shifted = multiply_add(x, choose(x, 1.4426950408889634, 1.4426950408889634), shift)
     return shifted - shift, shifted
 
 
 @jit
 def _rise(r: float, n: float) -> float:
-    """e^r - 1, after subtracting the second part of n ln 2 from r."""
+    """Return e^r - 1, after subtracting the second part of n ln 2 from r."""
     r = multiply_add(n, choose(r, 2.12194440e-4, -1.42860682030941723212e-6), r)
     return multiply_add(r * r, _exp_rest(r), r)
 
 
 @jit
 def _reduce(x: float) -> tuple[float, float]:
-    """(e^r - 1, n in the form that `_power_of_2` takes) for x = n ln 2 + r."""
+    """Return e^r - 1 and n, in the form that `_power_of_2` expects, for x = n ln 2 + r."""
     n, shifted = _nearest(x)
     return _rise(multiply_add(n, choose(x, -0.693359375, -0.693145751953125), x), n), shifted
 
@@ -170,7 +170,7 @@ def _reduce(x: float) -> tuple[float, float]:
 @jit
 def exp(x: float) -> float:
     low, high, one = choose(x, -104.0, -746.0), choose(x, 89.0, 710.0), choose(x, 1.0, 1.0)
-    x = low if x < low else x  # beyond: 0 and infinity
+    x = low if x < low else x  # beyond these limits: 0 and infinity
     x = high if x > high else x
     small, shifted = _reduce(x)
     return _times_power_of_2(small + one, shifted)
@@ -189,7 +189,7 @@ def logistic(x: float) -> float:
 
 @jit
 def tanh(x: float) -> float:
-    """E / (E + 2) with E = e^2x - 1, which keeps its digits near 0; e^2x alone would lose them."""
+    """E / (E + 2) with E = e^2x - 1, computed from e^r - 1: near 0, subtracting 1 from e^2x loses digits."""
     one, two, limit = choose(x, 1.0, 1.0), choose(x, 2.0, 2.0), choose(x, 10.0, 20.0)  # beyond the limit: -1 and 1
     x = -limit if x < -limit else x
     x = limit if x > limit else x
@@ -199,8 +199,8 @@ def tanh(x: float) -> float:
     return e / (e + two)
 
 
-# P(-u) e^(u^2 / 2), P's left tail without its steep factor, is above / below; README.md says how to compute them. Every
-# coefficient is positive, so no sum loses digits. Neither polynomial depends on the other, nor on the density.
+# P(-u) e^(u^2 / 2), P's left tail without its steep factor, is approximated by _tail_above(u) / _tail_below(u).
+# README.md shows how the coefficients are computed. All of them are positive, so no sum loses digits.
 _tail_above = polynomial(
     float32=(0.5000000026791287, 0.4377798046359855, 0.1828697304016904, 0.04051402462003528, 0.004099452920310062),
     float64=(
@@ -223,13 +223,13 @@ _tail_below = polynomial(
 
 @jit
 def _normal_tail(x: float) -> tuple[float, float, float]:
-    """(u, P(-u), e^(-u^2 / 2)) for u = |x|, P the distribution function of the standard normal distribution."""
-    limit = choose(x, 13.26, 37.66)  # beyond it, 2^n and the result are 0
+    """Return (u, P(-u), e^(-u^2 / 2)) for u = |x|, P the distribution function of the standard normal distribution."""
+    limit = choose(x, 13.26, 37.66)  # from here on, 2^n and the result are 0
     u = abs(x)
     u = limit if u > limit else u
     half = choose(x, -0.5, -0.5) * u
     n, shifted = _nearest(half * u)
-    # The square is rounded only to find n; here it is exact, or the rounding error would matter for a large u.
+    # The square was rounded to find n. Here it is exact: for a large u its rounding error would matter.
     r = multiply_add(half, u, choose(x, -0.693359375, -0.693145751953125) * n)
     power = _power_of_2(shifted)
     density = multiply_add(_rise(r, n), power, power)
@@ -238,20 +238,20 @@ def _normal_tail(x: float) -> tuple[float, float, float]:
 
 @jit
 def normal_distribution(x: float) -> float:
-    """P(x): the integral of the density from minus infinity to x, also (1 + erf(x / sqrt(2))) / 2."""
+    """P(x), the integral of the density from minus infinity to x; equal to (1 + erf(x / sqrt(2))) / 2."""
     _, tail, _ = _normal_tail(x)
     return tail if x < choose(x, 0.0, 0.0) else choose(x, 1.0, 1.0) - tail
 
 
 @jit
 def gelu_slope(x: float) -> float:
-    """P(x) + x p(x), the derivative of x P(x), p the density."""
+    """P(x) + x p(x), the derivative of x P(x), where p is the density."""
     u, tail, density = _normal_tail(x)
     below = multiply_add(choose(x, -0.3989422804014327, -0.3989422804014327) * density, u, tail)
     return below if x < choose(x, 0.0, 0.0) else choose(x, 1.0, 1.0) - below
 
 
-# (log(1 + f) - f + f^2 / 2) in terms of s = f / (2 + f): fdlibm's coefficients (Sun Microsystems 1993)
+# q in log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + s^2 q(s^2)), s = f / (2 + f); from fdlibm (Sun Microsystems 1993)
 _log_rest = polynomial(
     float32=(0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841),
     float64=(
@@ -265,7 +265,7 @@ _log_rest = polynomial(
 def log(x: float) -> float:
     zero, half, two = choose(x, 0.0, 0.0), choose(x, 0.5, 0.5), choose(x, 2.0, 2.0)
     infinity = choose(x, float("inf"), float("inf"))
-    small = x < choose(x, 2.0**-126, 2.0**-1022)  # subnormal numbers: multiply by 2^64, correct n by 64
+    small = x < choose(x, 2.0**-126, 2.0**-1022)  # a subnormal x is multiplied by 2^64, and 64 subtracted from n
     m, n = _split(x * choose(x, 2.0**64, 2.0**64) if small else x)
     n = n - choose(x, 64.0, 64.0) if small else n
     f = m - choose(x, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""The steps of README.md as code: y = tanh(x), x and y (n,). bench/bench_activation.py prints the table."""
+"""The steps of README.md as code: y = tanh(x), vectors (n,). bench/bench_activation.py prints the table."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from . import cpu, functions
 
 @jit
 def one_call_each(x: ndarray, y: ndarray) -> None:
-    """The obvious first version: calls the mathematics library for one number at a time."""
+    """Call the mathematics library for one number at a time: the obvious first version."""
     for i in range(y.size):
         y[i] = math.tanh(x[i])
 
 
 @jit
 def polynomial(x: ndarray, y: ndarray) -> None:
-    """Plain arithmetic without a branch: LLVM computes 16 numbers simultaneously."""
+    """Use plain arithmetic without a branch: LLVM computes 16 numbers simultaneously."""
     for i in range(y.size):
         y[i] = functions.tanh(x[i])
 
 
 @chunked
 def all_threads(x: Part, y: Part) -> None:
-    """The same loop on chunks. A large output is still read from memory before it is overwritten."""
+    """Run the same loop on chunks. A large output is still read from memory before it is overwritten."""
     polynomial(x, y)
 
 

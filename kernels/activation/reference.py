@@ -1,7 +1,7 @@
 """Activation functions, element by element: the definition and the oracle of the tests.
 
-All arrays of a call are one-dimensional and have the same length (n,). A backward pass receives the output y instead of
-the input x if the derivative is cheaper to compute from y. NaN gives NaN.
+All arrays of a call are vectors of the same length (n,). A backward pass receives the output y instead of the input x
+if the derivative is easier to compute from y. Where x is NaN, y is NaN.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def gelu_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
 
 
 def _logistic(x: float) -> float:
-    """1 / (1 + exp(-x)), computed with an exponent that is never positive: exp(1000) would overflow."""
+    """Return 1 / (1 + exp(-x)), computed with an exponent that is never positive: exp(1000) would overflow."""
     return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
 
 

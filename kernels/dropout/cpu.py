@@ -1,4 +1,4 @@
-"""Dropout on all cores: each element has its own random number, computed in any order (see reference.py)."""
+"""Dropout on all cores: the random number of an element depends on no other element (see reference.py)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _mix64(z: np.uint64) -> np.uint64:
 
 @jit
 def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
-    """Converts to uint32 after every step: Numba would continue in 64 bits, with half the lanes and slow products."""
+    """Convert to uint32 after each step: Numba would continue in 64 bits, with half the lanes and slow products."""
     u = np.uint32
     z = u(u(z ^ (z >> u(17))) * u(0xED5AD4BB))
     z = u(u(z ^ (z >> u(11))) + key)
@@ -40,9 +40,9 @@ def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
 
 @jit
 def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndarray, past: bool) -> None:
-    """Draw the random numbers `position`, position + 1, ... of one block: all of them share the same keys."""
+    """Use the random numbers `position`, position + 1, ... of one block: 2^32 numbers that share their keys."""
     zero, factor = x.dtype.type(0), x.dtype.type(1 / (1 - p))
-    threshold = np.uint32(math.ceil(p * 2.0**31))  # integers compare like the reference's fractions
+    threshold = np.uint32(math.ceil(p * 2.0**31))  # an integer w is >= this exactly if w / 2^31 >= p (reference.py)
     keys = _mix64(_mix64(seed + GOLDEN) + (position >> SHIFT32) * GOLDEN)
     first, key = np.uint32((position + keys) & MASK32), np.uint32(keys >> SHIFT32)
     for i in range(y.size):
@@ -54,7 +54,7 @@ def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndar
 
 @jit
 def _across_blocks(x: ndarray, p: float, seed: int, position: np.uint64, y: ndarray, past: bool) -> None:
-    """The same for any random numbers: up to the end of the first number's block, then the rest."""
+    """Do the same for numbers of one or two blocks: up to the end of the first number's block, then the rest."""
     room = np.int64(MASK32 - (position & MASK32)) + 1
     if y.size <= room:
         _dropout(x, p, np.uint64(seed), position, y, past)

@@ -1,6 +1,6 @@
 """The steps of README.md as code. bench/bench_dropout.py prints the table.
 
-Each step drops a fraction p of x, but not the same elements: only the last two use the numbers of reference.py.
+Each step drops a fraction p of x. The elements differ: only the last two steps use the numbers of reference.py.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from . import cpu
 
 
 def in_numpy(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
-    """A generator with a state: one number after the other, on one thread. The backward pass needs `kept` again."""
+    """Use a generator with a state: one number after the other, on one thread. The backward pass needs `kept`, too."""
     kept = np.random.default_rng(seed).random(x.size, np.float32) >= p
     y[:] = np.where(kept, x / (1 - p), 0)
 
 
 @jit
 def in_64_bits(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
-    """SplitMix64 of a counter: no state; but a vector holds only 8 words of 64 bits, and their products are slow."""
+    """Use SplitMix64 of a counter: no state, but only 8 integers of 64 bits in a vector, with slow products."""
     zero, factor = x.dtype.type(0), x.dtype.type(1 / (1 - p))
     threshold = np.uint64(math.ceil(p * 2.0**53))
     first = np.uint64(seed) + np.uint64(offset) * cpu.GOLDEN
@@ -34,7 +34,7 @@ def in_64_bits(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None
 
 @jit
 def in_32_bits(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
-    """The random numbers of cpu.py, on one thread."""
+    """Use the random numbers of cpu.py, on one thread."""
     cpu._across_blocks(x, p, seed, np.uint64(offset), y, False)
 
 

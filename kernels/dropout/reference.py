@@ -11,14 +11,14 @@ MASK64, MASK32 = 2**64 - 1, 2**32 - 1
 
 
 def mix64(z: int) -> int:
-    """The output function of SplitMix64 (Steele, Lea, Flood 2014): 64 bits, each depending on each bit of z."""
+    """The output function of SplitMix64 (Steele, Lea, Flood 2014): 64 bits, each of which depends on all bits of z."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
     return z ^ (z >> 31)
 
 
 def mix32(z: int, key: int) -> int:
-    """The same for 32 bits: "triple32" (Wellons 2018), with a key added between two of its steps."""
+    """A function like mix64 for 32 bits: "triple32" (Wellons 2018), with a key added between two of its steps."""
     z = ((z ^ (z >> 17)) * 0xED5AD4BB) & MASK32
     z = ((z ^ (z >> 11)) + key) & MASK32
     z = (z * 0xAC4C1B51) & MASK32
@@ -33,8 +33,8 @@ def dropout(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
     and offset drops the same elements, so the backward pass is this kernel applied to dy.
 
     Number k of the stream: the upper 32 bits of k and the seed are mixed into two 32-bit keys, which 2^32 numbers
-    share; the lower 32 bits of k are mixed with these keys. So a loop over elements multiplies only 32-bit words, and
-    many of them simultaneously.
+    share; the lower 32 bits of k are mixed with these keys. So a loop over elements multiplies only 32-bit integers,
+    and many of them simultaneously.
     """
     for i in range(x.size):
         block, number = divmod(offset + i, 2**32)

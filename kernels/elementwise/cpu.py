@@ -1,8 +1,8 @@
-"""Elementwise arithmetic, compiled: one loop each, which LLVM turns into vector instructions.
+"""Elementwise arithmetic, compiled: for each operation a loop that LLVM turns into vector instructions.
 
 Numbers (scale, shift, exponent) arrive as float64 and are converted to the arrays' type before the loop: a single
-float64 in the loop would make all of it float64, with half the lanes. stream.py divides, reads and stores vectors.
-Operations that no training step contains are plain loops on one thread.
+float64 would make the compiler compute everything in float64, with half as many numbers in a vector. stream.py divides
+vectors into chunks, and loads and stores their elements. The last operations are rarely needed, and run on one thread.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from .stream import chunked
 
 
 def in_numpy(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
-    """The obvious first version: the product and the sum are new vectors, and the sum is copied."""
+    """Store the product and the sum in new vectors and copy the sum: the obvious first version."""
     out[:] = scale * x + shift
 
 
 @jit
 def one_loop(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
-    """One pass with vector instructions; but one core cannot use the full memory bandwidth."""
+    """Make one pass with vector instructions. One core cannot use the full memory bandwidth."""
     factor, summand = x.dtype.type(scale), x.dtype.type(shift)
     for i in range(out.size):
         out[i] = factor * x[i] + summand
@@ -25,7 +25,7 @@ def one_loop(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
 
 @chunked
 def all_threads(x: Part, scale: float, shift: float, out: Part) -> None:
-    """The same loop on chunks. A large output is still read from memory before it is overwritten."""
+    """Run the same loop on chunks. A large output is still read from memory before it is overwritten."""
     one_loop(x, scale, shift, out)
 
 

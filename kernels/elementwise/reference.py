@@ -1,4 +1,4 @@
-"""Elementwise arithmetic on arrays of equal shape, as vectors (n,): the definition and the oracle of the tests.
+"""Elementwise arithmetic on vectors of equal length (n,): the definition and the oracle of the tests.
 
 Broadcasting is an operation of kernels/movement.
 """
@@ -62,7 +62,7 @@ def maximum(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 
 def maximum_backward(dy: np.ndarray, a: np.ndarray, b: np.ndarray, da: np.ndarray, db: np.ndarray) -> None:
-    """da, db: the larger operand receives the gradient dy; equal operands receive half each, as in PyTorch."""
+    """da = dy and db = 0 where a > b, da = 0 and db = dy where a < b, half of dy each where a = b, as in PyTorch"""
     for i in range(dy.size):
         to_a = 1.0 if a[i] > b[i] else 0.5 if a[i] == b[i] else 0.0
         da[i] = dy[i] * to_a
@@ -70,7 +70,7 @@ def maximum_backward(dy: np.ndarray, a: np.ndarray, b: np.ndarray, da: np.ndarra
 
 
 def affine(x: np.ndarray, scale: float, shift: float, out: np.ndarray) -> None:
-    """out = scale x + shift, for two numbers: all arithmetic between a tensor and a number"""
+    """out = scale x + shift for two numbers: sums, differences and products of a tensor and a number"""
     for i in range(out.size):
         out[i] = scale * x[i] + shift
 
@@ -88,7 +88,7 @@ def copy(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def fill(value: float, out: np.ndarray) -> None:
-    """out = value, a number, for each element"""
+    """out = value, a number"""
     for i in range(out.size):
         out[i] = value
 
@@ -125,7 +125,7 @@ def power(x: np.ndarray, exponent: float, out: np.ndarray) -> None:
 
 
 def power_backward(dy: np.ndarray, x: np.ndarray, exponent: float, dx: np.ndarray) -> None:
-    """dx = dy exponent x^(exponent - 1)"""
+    """dx = dy exponent x^(exponent - 1); 0 for exponent 0, even where x = 0"""
     for i in range(dx.size):
         dx[i] = 0.0 if exponent == 0 else dy[i] * exponent * x[i] ** (exponent - 1)
 

@@ -2,12 +2,12 @@
 
 Elementwise kernels do little arithmetic per byte: memory bandwidth limits them. Three rules follow.
 
-- A short vector stays on one thread: waking the others costs more than it saves.
+- One thread processes a short vector: waking the others costs more than it saves.
 - A chunk is sliced first, then traversed from 0: LLVM turns this loop into vector instructions.
 - An output that is too large for the caches bypasses them. An ordinary store first reads the cache line that it is
-  about to overwrite; a non-temporal store does not: relu moves two vectors instead of three. An output that fits is
-  better kept in the cache, from where its consumer reads it. An output that was read anyway (theta in
-  theta -= lr g) gains nothing.
+  about to overwrite; a non-temporal store does not, so relu moves two vectors instead of three. An output that fits
+  should stay in the cache, because the next kernel reads it. Non-temporal stores save nothing if the kernel reads the
+  output anyway (theta in theta -= lr g).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from minidl.engine.jit import VECTOR_BYTES, in_parts, jit
 
 CHUNK = 16384  # elements that one thread processes at a time
 SERIAL = 32768  # up to this number of elements, one thread processes the whole vector
-CACHE = 1 << 25  # bytes of an output that is likely to be evicted before it is read
+CACHE = 1 << 25  # bytes: from this size on, an output is likely to be evicted before it is read
 
 
 @jit
 def chunks(x: ndarray) -> int:
-    """The number of chunks of x (n,); 1 if one thread is to process all of it."""
+    """Return the number of chunks of x (n,); 1 if one thread is to process all of it."""
     return (x.size + CHUNK - 1) // CHUNK if x.size > SERIAL else 1
 
 
 @jit
 def chunk(x: ndarray, k: int, chunks: int) -> ndarray:
-    """The k-th chunk of x (n,); a single one is all of x."""
+    """Return chunk k of x (n,). The last one extends to the end, and a single one is all of x."""
     return x[k * CHUNK : (k + 1) * CHUNK if k + 1 < chunks else x.size]
 
 
@@ -48,7 +48,7 @@ def _passes_caches(out: ndarray, k: int, chunks: int) -> bool:
     return out.size * out.itemsize >= CACHE and out.ctypes.data % VECTOR_BYTES == 0
 
 
-# Makes a kernel from a function for one chunk of its vectors. The function may have two computed parameters:
+# A decorator: makes a kernel from a function for one chunk of its vectors, which may have two computed parameters:
 # past: whether stores to the last vector bypass the caches (it is large, and aligned for non-temporal vector stores);
 # begin: the index of the chunk's first element.
 chunked = in_parts(chunks, chunk, begin=_begin, past=_passes_caches)
@@ -59,17 +59,17 @@ def _element(context: Any, builder: Any, kind: Any, array: Any, i: Any) -> Any:
 
 
 def _scope(builder: Any) -> Any:
-    """The LLVM alias scope of the loads of `get`; the stores of `put` declare that they do not alias it."""
+    """Return the LLVM alias scope that `get` gives to its loads; the stores of `put` declare not to alias it."""
     add = builder.module.add_metadata
     return add([add(["what get reads", add(["elementwise kernels"])])])
 
 
 @intrinsic
 def get(typing: Any, x: Any, i: Any) -> Any:
-    """x[i], in a loop that reads with `get` and writes with `put`.
+    """Return x[i], in a loop that reads with `get` and writes with `put`.
 
-    An output may share the memory of an input (relu in place): each element is read before it is written, so this also
-    holds for vectors of elements. LLVM cannot know that the two arrays overlap exactly or not at all, and would process
+    An output may be the same array as an input (relu in place): each element is read before it is written, and so is
+    each vector of elements. LLVM cannot know that two arrays overlap either exactly or not at all, so it would process
     one element at a time. The alias scope declares that `put` does not write what `get` reads.
     """
 
@@ -83,10 +83,10 @@ def get(typing: Any, x: Any, i: Any) -> Any:
 
 @intrinsic
 def put(typing: Any, out: Any, i: Any, value: Any, past: Any) -> Any:
-    """out[i] = value; past: bypass the caches. For a loop over i from 0 in which `past` does not change.
+    """Store out[i] = value; if `past`, bypass the caches. For a loop over i from 0 in which `past` does not change.
 
-    LLVM splits the loop into two, each with vector stores. It does so only if the non-temporal store claims the
-    alignment of a whole vector. The vector stores have it, since `out` is aligned and i begins at 0.
+    LLVM makes one loop for each value of `past`. It vectorises the non-temporal stores only if they declare the
+    alignment of a whole vector, which the vector stores have: `out` is aligned and i begins at 0.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -105,7 +105,7 @@ def put(typing: Any, out: Any, i: Any, value: Any, past: Any) -> Any:
 
 @intrinsic
 def finish(typing: Any, past: Any) -> Any:
-    """If stores bypassed the caches, wait until all threads can see them: such stores are not ordered otherwise."""
+    """If stores bypassed the caches (`past`), wait until all threads can see them: nothing else orders them."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         with builder.if_then(arguments[0]):

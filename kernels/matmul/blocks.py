@@ -10,7 +10,7 @@
 | NC   | none: each thread takes all its panels | columns of a block of b      | (L3, in BLIS)               |
 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
-for float32: a vector of float64 holds half as many numbers, so its blocks fit wherever those of float32 do.
+for float32. In float64 NR is half as large, so a panel of b has as many bytes, but a block of a has twice as many.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from __future__ import annotations
 from minidl.engine.jit import REGISTERS, VECTOR_BYTES, jit
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
-MR = 8 if REGISTERS == 32 else 6  # with NR, and the vectors of b and a, the sums fill the registers
+MR = 8 if REGISTERS == 32 else 6  # 2 MR vectors of sums, 2 of b and 1 of a must fit into the registers
 NR = 2 * LANES
-FEW_ROWS = 256  # up to so many rows longer blocks are better: each block reads and writes the output once more
+FEW_ROWS = 256  # up to this many rows, longer blocks are better: each additional one reads and writes out again
 KC = 256
 KC_FEW_ROWS = 512
-UNSPLIT_FEW_ROWS = 1024  # products in a sum that is not split
+UNSPLIT_FEW_ROWS = 1024  # for few rows, sums of up to this many products are not split
 MC_KC = 2**17
 
 
 @jit
 def block_depth(rows: int, depth: int) -> int:
-    """Return KC for an output of so many rows, and sums of `depth` products."""
+    """Return KC for an output of this many rows and sums of `depth` products."""
     if rows <= FEW_ROWS:
         return depth if depth <= UNSPLIT_FEW_ROWS else KC_FEW_ROWS
     return min(depth, KC)
@@ -37,5 +37,5 @@ def block_depth(rows: int, depth: int) -> int:
 
 @jit
 def block_rows(kc: int, nr: int) -> int:
-    """Return MC for blocks of depth kc > 0: whole groups of nr rows, at least one of them."""
+    """Return MC for blocks of depth kc > 0: a multiple of nr rows, at least nr."""
     return max(nr, MC_KC // kc // nr * nr)

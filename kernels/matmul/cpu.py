@@ -1,13 +1,13 @@
 """Matrix products on the micro-kernel (product.py): packed panels of b, and tiles of the output divided among threads.
 
-The output is cut into panels of NR columns (two vectors), and those into strips of MR rows, a tile each (blocks.py has
-the block sizes). Each thread takes an equal run of tiles, down the first panel, then down the next. It copies what a
-panel needs of b into a small buffer of its own (pack.py), which the tile reads line after line from the nearest cache.
-a is read in place, except for a large a^T b, where each number would come from another page of memory. If there is one
-strip only, b is read once: the copy would cost more than it gains, so the tile reads b in place.
+The output is divided into panels of NR columns (two vectors), and each panel into strips of MR rows: the tiles. (The
+sizes are in blocks.py.) Each thread computes an equal number of successive tiles, down one panel, then down the next.
+It copies the part of b that a panel needs into its own small buffer (pack.py), which the tile then reads as contiguous
+memory from the nearest cache. a is read in place, except for a large a^T b, where the numbers for successive k are on
+different pages. With only one strip, b is read once, and in place unless transposed: a copy costs more than it gains.
 
-No sum is split over threads, and each is added in the order of k: bits depend neither on the number of threads nor on
-the block sizes.
+One thread computes each sum, in the order of k, in pieces of KC products that are added to each other. KC depends only
+on the shape of the product, so bits do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from .reference import __all__ as __all__
 from .tile import panel_width
 
 B_IN_PLACE_STRIPS = 1  # for up to this many strips a panel of b is not copied
-PACK_A_PANELS = 16  # a thread with at least this many panels copies a, too, if its columns are contiguous (tn)
+PACK_A_PANELS = 16  # a thread with at least this many panels copies a, too, if a's columns are contiguous (tn)
 PACKED_ROWS = NR // MR * MR  # rows of a that are copied side by side: whole strips (float32)
-SERIAL_BELOW = 2**17  # multiplications: for fewer, one thread is faster than two
+SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
 
 
 @jit
 def _packed_size(rows: int, depth: int) -> int:
-    """Return the size of a packed panel of b in numbers, its depth rounded up to whole vectors."""
+    """Return how many numbers a packed panel of b holds, with its depth rounded up to whole vectors."""
     return (block_depth(rows, depth) + LANES - 1) // LANES * LANES * NR
 
 
 @jit
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
-    """Return the size of a thread's scratch in numbers: a panel of b and, for many panels, a block of a."""
+    """Return how many numbers a thread's scratch holds: a panel of b and, for many panels, a block of a."""
     kc = block_depth(rows, depth)
     mc = min(rows, MC_KC // max(1, kc) + NR)
-    # LANES, not NR: a panel of float64 is half as wide, so half as many columns are PACK_A_PANELS panels.
+    # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns.
     packed_a = (mc + PACKED_ROWS - 1) // PACKED_ROWS * NR * kc if columns > (PACK_A_PANELS - 1) * LANES else 0
     return _packed_size(rows, depth) + packed_a
 
 
 @apart_jit
 def _empty_sums(bias: ndarray, relu: bool, out: ndarray) -> None:
-    """out = 0 [+ bias] [max(., 0)], for sums of no products"""
+    """out = 0 [+ bias] [max(., 0)], for depth 0: sums without a product"""
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
             total = out.dtype.type(0)
@@ -61,26 +61,26 @@ def _share(
     part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
     bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute one thread's share of the tiles, from `first` to `last`."""
+    """Compute the tiles of one thread: first, ..., last - 1."""
     rows, columns = out.shape
     nr, kc = panel_width(a), block_depth(rows, depth)
     strips = (rows + MR - 1) // MR
     tiles = strips * ((columns + nr - 1) // nr)
     first, last = part * tiles // parts, (part + 1) * tiles // parts
-    block = min(strips, block_rows(kc, nr) // MR)  # strips of a block of a
+    block = min(strips, block_rows(kc, nr) // MR)  # strips in a block of a
     group = nr // MR * MR
     pack_a = a_row == 1 and group > 0 and last - first >= PACK_A_PANELS * strips
     vector, packed_a, packed = out.reshape(out.size), scratch[_packed_size(rows, depth) :], scratch
-    for top in range(0, strips, block):  # blocks of MC rows
+    for top in range(0, strips, block):  # blocks of MC rows ...
         here = min(block * MR, rows - top * MR)
-        for k in range(0, depth, kc):  # and of KC products
+        for k in range(0, depth, kc):  # ... and KC products
             deep = min(kc, depth - k)
             if pack_a:
                 for i in range(0, here, group):
                     a_at, target = (top * MR + i) * a_row + k * a_step, packed_a[i // group * nr * deep :]
                     pack_rows(a, a_at, a_step, deep, min(group, here - i), target)
             for number in range(first // strips, (last + strips - 1) // strips):  # panels of NR columns
-                # This thread's strips of the panel that are in the block: from lo to hi.
+                # The panel's strips lo, ..., hi - 1 are in the block, and this thread computes them.
                 lo = max(top, first - number * strips)
                 hi = min(top + block, strips, last - number * strips)
                 if lo >= hi:
@@ -95,12 +95,12 @@ def _share(
                     pack_rows(b, b_at, b_step, deep, wide, packed)
                 else:
                     pack_columns(b, b_at, b_column, deep, wide, packed)
-                # The last tile of a panel prefetches the next panel: earlier, it would be evicted again.
+                # The last tile of a panel prefetches the next panel: earlier, it would be evicted before its use.
                 soon_at, soon_step = b_at, 0
                 if column + nr < columns and b_column == 1:
                     soon_at, soon_step = b_at + nr, b_step
                 elif column + nr < columns and deep == depth:
-                    soon_at, soon_step = b_at + nr * b_column, nr  # its rows are stored one after the other
+                    soon_at, soon_step = b_at + nr * b_column, nr  # transposed: nr whole rows of b, contiguous
                 finish = k + deep == depth and (relu or bias.size > 0)
                 biased = wide if bias.size > 0 else 0
                 for strip in range(lo, hi):  # strips of MR rows
@@ -134,7 +134,7 @@ def _product(
         return
     for part in prange(parts):
         own = scratch[part * each : (part + 1) * each]
-        # np.int64: the index of a prange loop is unsigned, and arithmetic of unsigned and signed integers is in floats.
+        # np.int64: the index of a prange loop is unsigned; with signed integers, Numba would compute in float64.
         _share(np.int64(part), parts, a, a_row, a_step, b, b_step, b_column, depth, bias, relu, own, out)
 
 
@@ -160,7 +160,7 @@ def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Return the size of scratch in numbers, for out (rows, columns) and sums of `depth` products."""
+    """Return how many numbers scratch holds, for out (rows, columns) and sums of `depth` products."""
     return (threads() if rows * columns * depth >= SERIAL_BELOW else 1) * int(_scratch_size(rows, columns, depth))
 
 

@@ -12,9 +12,9 @@ micro-kernel, for a tile of MR x NR numbers of c (blocks.py explains the sizes):
     if accumulate: sums += c[0:MR, 0:NR]       `plus`
     c[0:MR, 0:NR] = sums                       `write`: whole vectors, or only some lanes
 
-Each user adds what differs: tile.py finds its rows through tables and sums over the taps of a convolution as well;
-product.py prefetches, and ends a linear layer; conv/channels.py reads vectors of a instead of single numbers;
-conv/tall.py has more rows and fewer columns.
+The micro-kernels differ in the rest: tile.py finds its rows through tables, and also sums over the taps of a
+convolution; product.py prefetches, and applies bias and relu; conv/channels.py reads vectors of a instead of single
+numbers; conv/tall.py has more rows and fewer columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numba.core import cgutils
 
 from minidl.engine.jit import HAS_FMA, VECTOR_BYTES
 
-Value = Any  # a value of the code that is written: a number, a vector or a pointer
+Value = Any  # a value in the generated code: a number, a vector or a pointer
 Offset = Any  # an int or a Value, in numbers, not in bytes
 Sums = dict[tuple[int, int], Value]  # (row, vector of columns) -> vector
 
@@ -38,7 +38,7 @@ def instructions(write: Callable[..., None]) -> Any:
     """Turn write(emitter, *arguments), which writes instructions, into a function that kernels call with `arguments`.
 
     The instructions become part of the kernel. `write` receives an array as a pointer to its first number, an integer
-    as int64, and a tuple of integers as a tuple of int64. Literals are passed as int64, too, so kernels may use them.
+    (also a literal) as int64, and a tuple of integers as a tuple of int64.
     """
 
     @wraps(write)  # Numba reads the names of the arguments from the signature
@@ -59,7 +59,7 @@ def instructions(write: Callable[..., None]) -> Any:
 
 
 def _received(kind: Any) -> Any:
-    """Return the type that an argument of this type is converted to."""
+    """Return the type to which an argument of type `kind` is converted."""
     if isinstance(kind, types.BaseTuple):
         return types.UniTuple(types.int64, len(kind))
     if isinstance(kind, types.Boolean):
@@ -68,9 +68,9 @@ def _received(kind: Any) -> Any:
 
 
 class Emitter:
-    """Writes instructions for vectors of one float type: that of the first array of floats among the arguments.
+    """Writes instructions for vectors of one float type: the type of the first array of floats among the arguments.
 
-    builder: llvmlite's, for all other instructions. lanes: the numbers in a vector. bytes: the size of a number.
+    builder: llvmlite's, for all other instructions. lanes: numbers in a vector. bytes: the size of a number.
     """
 
     def __init__(self, context: Any, builder: Any, kinds: list[Any]) -> None:
@@ -84,7 +84,7 @@ class Emitter:
     # -- numbers and addresses ---------------------------------------------------------------------------
 
     def integer(self, value: Offset) -> Value:
-        """Return an int as a constant; a Value stays as it is."""
+        """Return an int as a constant, and a Value unchanged."""
         return ir.Constant(self.int64, value) if isinstance(value, int) else value
 
     def filled(self, value: float) -> Value:
@@ -104,13 +104,13 @@ class Emitter:
         return self.builder.gep(start, [self.integer(offset)])
 
     def number(self, start: Value, offset: Offset) -> Value:
-        """Return the number start[offset], of any type."""
+        """Load the number start[offset], of any type."""
         return self.builder.load(self.at(start, offset))
 
     # -- vectors -----------------------------------------------------------------------------------------
 
     def pointer(self, start: Value, offset: Offset) -> Value:
-        """Return a pointer to the vector that begins at start[offset], with the alignment of a number."""
+        """Return a pointer to the vector that begins at start[offset], which need not be aligned to vectors."""
         return self.builder.bitcast(self.at(start, offset), self.vector.as_pointer())
 
     def load(self, start: Value, offset: Offset) -> Value:
@@ -118,22 +118,22 @@ class Emitter:
         return self.builder.load(self.pointer(start, offset), align=self.bytes)
 
     def store(self, vector: Value, start: Value, offset: Offset) -> None:
-        """Store a vector from start[offset] on."""
+        """Store a vector, beginning at start[offset]."""
         self.builder.store(vector, self.pointer(start, offset), align=self.bytes)
 
     def load_masked(self, start: Value, offset: Offset, mask: Value) -> Value:
-        """Load the lanes of a mask; the others are 0, and their memory is not read."""
+        """Load the lanes that the mask selects; the others are 0, and their memory is not read."""
         align, otherwise = ir.IntType(32)(self.bytes), self.filled(0.0)
         arguments = self.pointer(start, offset), align, mask, otherwise
         return self._call(f"llvm.masked.load.{self.suffix}.p0", self.vector, *arguments)
 
     def store_masked(self, vector: Value, start: Value, offset: Offset, mask: Value) -> None:
-        """Store the lanes of a mask; the memory of the others is not written."""
+        """Store the lanes that the mask selects; the memory of the others is not written."""
         arguments = vector, self.pointer(start, offset), ir.IntType(32)(self.bytes), mask
         self._call(f"llvm.masked.store.{self.suffix}.p0", ir.VoidType(), *arguments)
 
     def mask(self, v: int, width: Value) -> Value:
-        """Return the mask of those lanes of the v-th vector that are within `width` columns."""
+        """Return a mask that selects the lanes of vector v that are within the first `width` columns."""
         columns = ir.Constant(ir.VectorType(self.int64, self.lanes), list(range(v * self.lanes, (v + 1) * self.lanes)))
         return self.builder.icmp_signed("<", columns, self.broadcast(width))
 
@@ -145,7 +145,7 @@ class Emitter:
         return self.builder.shuffle_vector(first, undefined, zeros)
 
     def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
-        """Return x y + z, rounded once if the CPU has such an instruction."""
+        """Return x y + z, rounded only once if the CPU has an instruction for it."""
         if not HAS_FMA:
             return self.builder.fadd(self.builder.fmul(x, y), z)
         return self._call(f"llvm.fma.{self.suffix}", self.vector, x, y, z)
@@ -159,7 +159,7 @@ class Emitter:
         return self.builder.select(self.builder.fcmp_ordered("<", x, least), least, x)
 
     def prefetch(self, start: Value, offset: Offset, write: bool) -> None:
-        """Begin to load the cache line of start[offset]: to write it, or into the second-level cache to read it."""
+        """Begin to load the cache line of start[offset], for writing, or into the second-level cache for reading."""
         flag, pointer = ir.IntType(32), self.builder.bitcast(self.at(start, offset), ir.IntType(8).as_pointer())
         near, data = 2, 1  # LLVM's codes: the second-level cache; data, not instructions
         self._call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(near), flag(data))
@@ -173,10 +173,10 @@ class Emitter:
     def loop(
         self, rounds: Value, counters: list[tuple[Offset, Offset]], first: Sums, body: Callable[..., Sums]
     ) -> Sums:
-        """Write `rounds` times sums = body(sums, number of the round, *counters), beginning with the sums `first`.
+        """Write a loop: sums = first, then `rounds` times sums = body(sums, number of the round, *counters).
 
-        Returns the last sums. rounds: at least 1, so the loop compares at its end. counters: (begin, step) of each.
-        Each counter and each sum is a `phi` instruction: this makes LLVM keep it in a register.
+        Returns the last sums. rounds: at least 1, since the loop compares at its end. counters: (begin, step) of each.
+        Each counter and each sum is a `phi` instruction, so LLVM keeps it in a register.
         """
         b, entry = self.builder, self.builder.block
         start = b.append_basic_block("loop")
@@ -196,7 +196,7 @@ class Emitter:
         return result
 
     def when(self, condition: Value, compute: Callable[[], dict], otherwise: dict) -> dict:
-        """Return the vectors of compute() if the condition holds, else those of `otherwise`, with the same keys."""
+        """Return the vectors of compute() if the condition holds, else `otherwise`; both have the same keys."""
         b, before = self.builder, self.builder.block
         with b.if_then(condition):
             computed = compute()
@@ -218,7 +218,7 @@ class Emitter:
                 tile(1)
 
     def row_numbers(self, rows: Value, most: int) -> list[Value]:
-        """Return min(i, rows - 1) for i < most: rows beyond the last one repeat it, with the same results."""
+        """Return min(i, rows - 1) for i < most: missing rows repeat the last one, with the same results."""
         last = self.builder.sub(rows, self.integer(1))
         return [self.smaller(i, last) for i in range(most)]
 
@@ -227,11 +227,11 @@ class Emitter:
         return {(i, v): self.filled(0.0) for i in range(rows) for v in range(vectors)}
 
     def columns(self, start: Value, vectors: int) -> list[Value]:
-        """Load adjacent vectors, from start[0] on."""
+        """Load adjacent vectors, beginning at start[0]."""
         return [self.load(start, v * self.lanes) for v in range(vectors)]
 
     def rank_one(self, sums: Sums, numbers: Iterable[Value], columns: list[Value]) -> Sums:
-        """Return sums + the outer product of numbers and columns. numbers: a pointer to each number."""
+        """Return sums + the outer product of `numbers` (pointers to them) and `columns`."""
         added = {}
         for i, pointer in enumerate(numbers):
             number = self.broadcast(self.builder.load(pointer))
@@ -263,5 +263,5 @@ class Emitter:
                     self.store_masked(value, rows[i], v * self.lanes, masks[v])
 
     def _masks(self, sums: Sums, width: Value) -> dict[int, Value]:
-        """Return the mask of each vector of columns."""
+        """Return the mask for each vector of columns."""
         return {v: self.mask(v, width) for v in dict.fromkeys(v for _, v in sums)}

@@ -1,7 +1,6 @@
-"""The steps from plain loops to the micro-kernel, as functions to measure; bench/bench_matmul.py prints the table.
+"""The steps of README.md as code: out (M, N) = a (M, K) b (K, N) on one thread.
 
-Each computes out (M, N) = a (M, K) b (K, N) on one thread. README.md explains what each step changes and why it is
-faster.
+README.md explains what each step changes, and what the change gains or costs. bench/bench_matmul.py prints the table.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ KC, NC = 64, 128  # a block of b: KC x NC numbers
 
 @jit
 def naive(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """The definition: for each m and n, the sum over k. b is read down a column: a new cache line for each number."""
+    """For each m and n, sum over k: the definition. b is read down a column: a new cache line for each number."""
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
             total = out.dtype.type(0)
@@ -30,7 +29,7 @@ def naive(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 @jit
 def rows_inside(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """n innermost: whole lines of b and out, which LLVM vectorizes. Each sum is loaded and stored K times."""
+    """Make n the innermost loop, along rows of b and out: LLVM vectorises it. Each sum is loaded and stored K times."""
     for m in range(out.shape[0]):
         row = out[m]
         row[:] = 0
@@ -42,7 +41,7 @@ def rows_inside(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 @jit
 def blocked(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """The same on blocks of b, which stay in the first-level cache while all rows of a are multiplied by them."""
+    """Do the same for one block of b at a time, which stays in the first-level cache while all rows of a use it."""
     out[:] = 0
     for k0 in range(0, a.shape[1], KC):
         for n0 in range(0, out.shape[1], NC):
@@ -56,7 +55,7 @@ def blocked(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 @jit
 def tiles(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """The micro-kernel on packed panels of b: the sums stay in registers from beginning to end."""
+    """Run the micro-kernel on packed panels of b: the sums stay in registers from the first to the last k."""
     rows, columns = out.shape
     depth, width = a.shape[1], panel_width(a)
     packed = np.empty(depth * width, a.dtype)

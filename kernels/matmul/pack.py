@@ -1,8 +1,8 @@
 """Panels of b, copied so that the micro-kernel reads them from beginning to end.
 
-A panel is (depth, panel width): the numbers of b that a tile needs for one k are contiguous, and k follows k. If b is
-stored in rows already (`nn`, `tn`), this is a copy of two vectors for each k. If b is transposed (`nt`), squares of
-`lanes` x `lanes` numbers are transposed in registers, one at a time:
+A panel is (depth, panel width): row k contains the numbers of b that a tile needs for this k. If b is not transposed
+(`nn`, `tn`), two vectors are copied for each k. If b is transposed (`nt`), squares of `lanes` x `lanes` numbers are
+transposed in registers, one at a time:
 
     A B C D      A B|C D      A E C G      A E I M
     E F G H      E F|G H      B F D H      B F J N         4 lanes: swap the off-diagonal halves of neighbouring
@@ -71,8 +71,8 @@ def pack_rows(b: ndarray, at: int, step: int, depth: int, width: int, packed: nd
 def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packed: ndarray) -> None:
     """Pack a panel of a transposed b: packed[k, j] = b[at + k + j column] for j < width.
 
-    packed (depth, panel width), as a vector, needs room for a depth rounded up to a multiple of `lanes`, because
-    whole squares are transposed.
+    packed (depth, panel width), as a vector, must have the size for a depth rounded up to a multiple of `lanes`,
+    because whole squares are transposed.
     """
     columns, side = panel_width(b), lanes(b)
     for left in range(0, width, side):

@@ -1,4 +1,4 @@
-"""Matrix products. The letters say how each operand is stored: n as it is, t transposed.
+"""Matrix products: the definition. The names say how a and b are stored: n as they are used, t transposed.
 
 A layer y = x w needs all three forms: `nn` forward, `nt` for dx = dy w^T, `tn` for dw = x^T dy.
 """
@@ -11,7 +11,7 @@ __all__ = ["nn", "nt", "tn"]
 
 
 def nn(a: np.ndarray, b: np.ndarray, bias: np.ndarray, relu: bool, scratch: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (M, K) b (K, N)  [+ bias (N,), or of size 0]  [max(., 0)];  scratch: only fast kernels use it"""
+    """out (M, N) = a (M, K) b (K, N)  [+ bias (N,), or of size 0]  [max(., 0)];  scratch: only cpu.py uses it"""
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
             total = out.dtype.type(0)
@@ -33,7 +33,7 @@ def tn(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> No
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Return the size of scratch in numbers, for out (rows, columns) and sums of `depth` products."""
+    """Return how many numbers scratch holds, for out (rows, columns) and sums of `depth` products."""
     return 0
 
 

@@ -1,23 +1,23 @@
 """The micro-kernel: one small tile of a sum of products, kept in vector registers from beginning to end.
 
-Every convolution here runs on this loop, and every matrix product on its simpler form in product.py. For a tile of
-`rows` x `width` numbers of c:
+Direct convolutions run on this loop, matrix products and Winograd convolutions on its simpler form in product.py;
+conv/channels.py and conv/tall.py are variants. For a tile of `rows` x `width` numbers of c:
 
     c[c_rows[i] + j]  (+)=  sum over t, k of   a[a_taps[t] + a_rows[i] + k a_step]  *  b[b_taps[t] + k b_step + j]
 
     i    up to MR rows, each anywhere in a and c: rows of a matrix, or pixels of an image
     j    up to NR columns (two vectors), contiguous in b and c
-    t,k  what is summed over: k has a fixed step; t (the taps of a convolution; a product has one) goes through a table
+    t,k  the sum: k advances by fixed steps; the taps t (of a convolution; a product has one) have offsets in tables
 
 Why it is fast: the result of a multiply-add is available after about 4 cycles, and a core begins two in each cycle. So
 8 independent multiply-adds must be in flight, or the core idles. A tile of 8 x 2 vectors is 16 independent sums. For
-those 16 multiply-adds it loads 2 vectors of b and 8 numbers of a, and uses each of them several times: the loads are
+these 16 multiply-adds it loads 2 vectors of b and 8 numbers of a, and uses each of them several times: the loads are
 not the bottleneck. LLVM does not find this form in a loop over arrays (it cannot know that c does not overlap a and b,
-so it stores and loads c each time). Therefore emitter.py writes the instructions out.
+so it stores and loads c each time). Therefore emitter.py writes the instructions.
 
-The sum is taken in the order of t and k, whatever the tile's position and size, and then added to c. So bits do not
-depend on how a product is cut into tiles, and sums of sums round less than one long sum. Offsets and steps count
-elements. b must be readable for both vectors even if `width` is smaller.
+The sum is computed in the order of t and k, whatever the tile's position and size, and then stored in c, or added to c
+if `accumulate`. So bits do not depend on how an output is divided into tiles, and several sums added to c round less
+than one long sum. Offsets and steps count numbers. Whole vectors of b are read, even if `width` ends within one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .emitter import Emitter, Sums, Value, instructions
 
 @intrinsic
 def lanes(typing: Any, array: Any) -> Any:
-    """Return how many of the array's numbers one vector holds, as a constant for the compiler."""
+    """Return how many of the array's numbers a vector holds: a constant for the compiler."""
     count = VECTOR_BYTES // (array.dtype.bitwidth // 8)
     return types.int64(array), lambda context, *_: context.get_constant(types.int64, count)
 
 
 @jit
 def panel_width(array: ndarray) -> int:
-    """Return the columns of a tile of this array's type, two vectors: NR if it is float32."""
+    """Return the number of columns of a tile of this array's type, two vectors: NR for float32."""
     return 2 * lanes(array)
 
 
@@ -54,7 +54,7 @@ def _tile(
     b: Value, b_taps: Value, b_at: Value, b_step: Value,
     c: Value, c_rows: Value, c_at: Value, width: Value,
 ) -> None:  # fmt: skip
-    """The tile above. a_at, b_at, c_at: where all offsets in a, b and c begin."""
+    """Compute the tile above. a_at, b_at, c_at: the indices in a, b and c from which the offsets count."""
     a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
 
     def tile(vectors: int) -> None:
@@ -86,8 +86,8 @@ def panel(
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, and up to panel_width(a) columns.
 
-    a, b, c: vectors (one axis) of one float type; a_at, b_at, c_at: where the panel begins in them.
-    a_taps, b_taps (taps,), a_rows, c_rows (rows,): int64 offsets from there. The other arguments as above.
+    a, b, c: vectors (one axis) of one float type; a_at, b_at, c_at: the indices from which the offsets count.
+    a_taps, b_taps (taps,), a_rows, c_rows (rows,): int64 offsets. The other arguments: see the formula above.
     """
     for i in range(0, rows, MR):
         _tile(min(MR, rows - i), taps, depth, accumulate, a, a_taps, a_rows[i:], a_at, a_step,

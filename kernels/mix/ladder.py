@@ -8,7 +8,7 @@ from . import cpu
 
 
 def in_numpy(theta: ndarray, other: ndarray, weight: float) -> None:
-    """Three passes: the difference and its multiple are new vectors; the multiple is then added."""
+    """Make three passes: the difference and its multiple are new vectors; then the multiple is added."""
     theta += weight * (other - theta)
 
 

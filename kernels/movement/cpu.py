@@ -2,10 +2,10 @@
 share the planes.
 
 A copy reads and writes each number once, so memory limits it, and memory moves whole cache lines of 16 numbers. If
-both sides are contiguous along the last axis, whole lines are used. In a transpose the source is contiguous along the
-rows of the plane, the target along its columns: four rows are written simultaneously, so that four neighbours are read
-together, and COLUMNS columns at a time, so that the first-level cache still contains the source's lines for the next
-four rows.
+source and target are contiguous along the last axis, whole lines are used. In a transpose, the target is contiguous
+within a row of the plane, and the source within a column. Four rows are written simultaneously, so that four neighbours
+in the source are read together. They are written in pieces of COLUMNS columns, so that the source's lines are still in
+the first-level cache for the next four rows.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 
 from .reference import __all__ as __all__
 
-SERIAL = 32768  # numbers: one thread copies fewer than these
+SERIAL = 32768  # numbers: fewer than these are copied by one thread
 TASKS = 32
 COLUMNS = 128
 
 
 @apart_jit
 def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) -> ndarray:
-    """Return the same copy with the minimal number of axes, at least two: (3, rank), with shape, source strides and
-    target strides as rows.
+    """Return the axes of the same copy, merged to as few as possible, but at least two: an array (3, rank), whose rows
+    are the shape, the source strides and the target strides.
 
-    Axes of length 1 are removed. Two neighbouring axes are merged if on both sides a step of the first is as long as
-    all steps of the second. The last axis is the one along which the target is contiguous, if there is one.
+    Axes of length 1 are removed. Two neighbouring axes are merged if, in source and target, the stride of the first is
+    the stride times the length of the second. The last axis is the one along which the target is contiguous, if any.
     """
     axes = np.empty((3, shape.size + 2), np.int64)
     rank = 0
@@ -106,7 +106,7 @@ def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray)
 
 @apart_jit
 def _copy_planes(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray, first: int, last: int) -> None:
-    """Copy the planes first, ..., last - 1, numbered over all axes but the last two."""
+    """Copy the planes first, ..., last - 1. They are numbered in the order of all axes but the last two."""
     outer = axes.shape[1] - 2
     for plane in range(first, last):
         rest, from_, to = plane, s, t
@@ -127,13 +127,13 @@ def _copy_in_tasks(source: ndarray, s: int, target: ndarray, t: int, axes: ndarr
 
 @apart_jit
 def _split(axes: ndarray) -> ndarray:
-    """Return the axes with the rows of a plane divided into up to TASKS parts, for copies with too few planes."""
+    """Return axes with up to TASKS times as many planes, of fewer rows each, for copies with too few planes."""
     parts = 1
     while parts < TASKS and axes[0, -2] % (2 * parts) == 0:
         parts *= 2
     rank = axes.shape[1]
     split = np.empty((3, rank + 1), np.int64)
-    for k in range(3):  # number by number: Numba needs a second to compile the assignment of a slice
+    for k in range(3):  # one number at a time: Numba takes a second to compile an assignment to a slice
         for axis in range(rank):
             split[k, axis if axis < rank - 2 else axis + 1] = axes[k, axis]
     split[0, rank - 1] //= parts

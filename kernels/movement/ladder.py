@@ -15,7 +15,7 @@ def odometer(
     source: ndarray, source_offset: int, source_strides: ndarray, shape: ndarray,
     target_offset: int, target_strides: ndarray, target: ndarray,
 ) -> None:  # fmt: skip
-    """A loop over the last axis; the indices of the other axes advance like the wheels of an odometer."""
+    """Loop over the last axis; the indices of the other axes advance like the wheels of an odometer."""
     last = shape.size - 1
     index, s, t = np.zeros(shape.size, np.int64), source_offset, target_offset
     for _ in range(np.prod(shape[:last])):
@@ -37,7 +37,7 @@ def merged(
     source: ndarray, source_offset: int, source_strides: ndarray, shape: ndarray,
     target_offset: int, target_strides: ndarray, target: ndarray,
 ) -> None:  # fmt: skip
-    """Merges axes that are contiguous in memory: fewer, longer loops. A transpose reads a line for each number."""
+    """Merge axes that are contiguous in memory: fewer, longer loops. A transpose reads a line for each number."""
     axes = cpu._merged(shape, source_strides, target_strides)
     odometer(source, source_offset, axes[1], axes[0], target_offset, axes[2], target)
 
@@ -47,7 +47,7 @@ def four_rows(
     source: ndarray, source_offset: int, source_strides: ndarray, shape: ndarray,
     target_offset: int, target_strides: ndarray, target: ndarray,
 ) -> None:  # fmt: skip
-    """Planes of two axes; a transpose reads four neighbours together and writes them into four rows."""
+    """Copy planes of two axes; a transpose reads four neighbours together and writes them into four rows."""
     axes = cpu._merged(shape, source_strides, target_strides)
     cpu._copy_planes(source, source_offset, target, target_offset, axes, 0, np.prod(axes[0, :-2]))
 
