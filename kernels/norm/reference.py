@@ -34,8 +34,7 @@ def batch_norm(
 ) -> None:  # fmt: skip
     """Compute y = (x - mean) rstd weight + bias [+ shortcut] [relu], mean and rstd (C,) of the batch.
 
-
-    shortcut (rows, C), added before the relu as in a residual block, or (0, C) for none. (Ioffe, Szegedy 2015)
+    Source: Ioffe, Szegedy 2015. shortcut: (rows, C), added before the relu as in a residual block; (0, C) for none.
     running = (1 - momentum) running + momentum batch, for the mean and for the unbiased variance (divided by
     rows - 1), as in PyTorch. A single row has variance 0.
     """
