@@ -50,7 +50,7 @@ def scratch_size(
 
 @jit
 def _weight(layer: Layer, weight: ndarray, backward: bool, u: int, v: int, k: int, o: int) -> float:
-    """Return the weight from input channel k of a group to output channel o of all; 0 if the kernel has no column v."""
+    """Return the weight from input channel k of a group to output channel o; 0 if the kernel has no column v."""
     if v < 0 or v >= weight.shape[1]:
         return weight.dtype.type(0)
     if backward:

@@ -172,5 +172,5 @@ def inside(axis: Axis) -> bool:
 
 @jit
 def aligned(scratch: ndarray) -> ndarray:
-    """Return scratch from the first beginning of a cache line on: a vector across two lines costs two loads."""
+    """Return the part of scratch that begins on a cache line: a vector across two lines costs two loads."""
     return scratch[(-scratch.ctypes.data % 64) // scratch.itemsize :]

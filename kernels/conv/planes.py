@@ -134,7 +134,7 @@ def to_planes(
     form: int, spread: bool, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
     planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
 ) -> None:  # fmt: skip
-    """Write BT d B (or, if `spread`, A dy AT) of `count` tiles of x from `first` on to planes, from tile `at_tile` on.
+    """Write BT d B (or, if `spread`, A dy AT) of `count` tiles of x, from `first` on, to tiles `at_tile` ... of planes.
 
     A plane holds blocks of channels: (channels / block, tiles, block). If the channels are not a whole number of
     vectors, a tile is first copied to `patch`.
@@ -172,7 +172,7 @@ def from_planes(
     form: int, planes: ndarray, plane: int, row: int, tiles: Pair, first: int, count: int,
     finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y = AT M A of `count` tiles from `first` on, finished with `end` (bias, scale, shift, floor)."""
+    """Compute y = AT M A [+ shortcut] of `count` tiles from `first` on; `finish`: apply bias, scale, shift, floor."""
     m, _, n = tile_of(form)
     height, width, outputs = y.shape[1:]
     vector = lanes(y)

@@ -23,7 +23,7 @@ def _make_tall_tile(side_by_side: bool) -> Any:
         e: Emitter, depth: Value, accumulate: Value, a: Value, a_at: Value, a_step: Value,
         b: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value,
     ) -> None:  # fmt: skip
-        """Compute c[c_at + i c_row + j] (+)= sum over k < depth of  a[a_at + i d + k a_step] b[b_at + k b_step + j]."""
+        """c[c_at + i c_row + j] (+)= sum over k < depth of a[a_at + i distance + k a_step] b[b_at + k b_step + j]"""
         a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
         distance = 1 if side_by_side else e.lanes
         rows_of_c = [e.at(c, e.times(c_row, i)) for i in range(TALL_MR)]

@@ -159,7 +159,7 @@ def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Ma
 
 
 def make_transform(*matrices: Matrix) -> Any:
-    """Return a function of kernels that computes Y = matrix X matrix^T for one vector of channels, in tiles of size n.
+    """Return a function for kernels that computes Y = matrix X matrix^T for one vector of channels, in tiles of size n.
 
     X[i][j] is the vector at x[x_at + i x_row + j x_column], Y[i][j] the same in y. X is 0 if i is outside the range
     `rows` (`zeros`, a row of zeros, is read instead of x) or j outside `columns` (nothing is read).
@@ -199,7 +199,7 @@ def _within(e: Emitter, i: int, pair: Value) -> Value:
 
 
 def make_output_transform(*matrices: Matrix) -> Any:
-    """Return such a function for the way from planes to an image y (if `through`, to `patch`), without borders.
+    """Return the function for the way back: from planes to an image y or, if `through`, to `patch`. X has no borders.
 
     If `finish`, Y becomes (Y + bias) scale + shift; if `adds`, the shortcut is added; if `finish`, the result is at
     least `floor`. Each step is rounded. bias begins at end[end_at], scale, shift and floor each `end_step` numbers

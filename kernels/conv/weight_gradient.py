@@ -10,7 +10,7 @@ The number of pieces and parts depends on the sizes alone: neither the number of
 With few outputs, bundles of neighbouring pixels are computed as one pixel (geometry.py). The tile's rows are then the
 taps of the bundle's window, and `_unfold` adds up what the pixels of the bundle contribute to each weight.
 
-Within a part, each block of pixels is summed from 0 and then added: the rounding error is smaller (README, "Accuracy").
+Within a part, each block of pixels is summed from 0 and then added, for a smaller rounding error (README, "Accuracy").
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _task(
     phase: int, task: int, tasks: int, pieces: int, splits: int, layer: Layer, each: int, x: ndarray, dy: ndarray,
     memory: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    """In phase 0 sum some pieces over some parts; in phase 1, if there are several parts, add a share of them."""
+    """In phase 0 sum some pieces over some parts; in phase 1, if there are several, add a share of dweight."""
     total = dweight.reshape(-1)
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     if phase == 1:

@@ -7,7 +7,7 @@ Stride and dilation 1, one group. An image is cut into tiles of m x m outputs; e
     M[k] (tiles, O)  =  V[k] @ U[k]   n n matrix products: all multiplications are here
     y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m m outputs from the n n planes
 
-dx is the same with dy as the input, and with flipped and transposed weights. dweight uses V and reverses y and U:
+dx is the same with dy as the input, and with flipped and transposed weights. dweight uses V, and reverses y and U:
 
     D[k] (tiles, O)  =  A dy AT       dU[k] (C, O) = V[k]^T @ D[k]       dweight = GT dU G
 
@@ -78,7 +78,7 @@ def _convolve_group(
     form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y of `count` tiles from `first` on; the `more` tiles after them are those of the next call."""
+    """Compute y of `count` tiles from `first` on; prefetch the `more` tiles after them for the next call."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
