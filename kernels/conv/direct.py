@@ -8,7 +8,7 @@ Both consist of passes, sums of the form in geometry.py, which are cut into bloc
    taps are the rows of the kernel: kw pixels of C channels are contiguous in memory and are one depth of kw C.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
-About KC products are summed in one go: a sum of such sums has a smaller rounding error (README, "Accuracy").
+About KC products (across groups, all) are summed in one go: sums of sums have smaller errors (README, "Accuracy").
 """
 
 from __future__ import annotations

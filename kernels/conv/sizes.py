@@ -1,4 +1,4 @@
-"""All sizes of direct convolution. Block sizes have BLIS's names: a register tile has MR rows (matmul/blocks.py) and
+"""The sizes of direct convolution. Block sizes have BLIS's names: a register tile has MR rows (matmul/blocks.py) and
 NR columns, KC products are summed in one go, and a block of MC rows stays in cache."""
 
 from minidl.engine.jit import VECTOR_BYTES
