@@ -60,10 +60,10 @@ def row_of(channels: int) -> int:
 
 @jit
 def plane_of(rows: int, row: int) -> int:
-    """Return the distance in numbers from one plane to the next: one vector more than a plane holds.
+    """Return the distance in numbers from one plane to the next: the size of a plane plus one vector.
 
-    A tile's n n vectors go to n n planes. Planes a multiple of 4 KB apart would all map to the same few sets of the
-    caches, and evict one another.
+    A tile's n n vectors go to n n planes. If these were a multiple of 4 KB apart, the vectors would map to the same few
+    sets of the caches, and evict one another.
     """
     return rows * row + LANES
 

@@ -49,7 +49,7 @@ def _splits(pixels: int, pieces: int) -> int:
 
 @jit
 def _task_memory(layer: Layer, width: int) -> int:
-    """Return the numbers that a task needs: copies of a block of dy and of x, and the gradient of a bundle."""
+    """Return the numbers that a task needs: copies of a block of dy and of x (width), and the gradient of a bundle."""
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     columns, copy = copy_size(layer, width, NR)
     gradient = layer.kernel[0] * (layer.kernel[1] + MAX_BUNDLE * layer.stride[1]) * layer.inner * NR if bundled else 0
