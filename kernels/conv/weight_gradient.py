@@ -164,7 +164,7 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
 
 @apart_jit
 def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
-    """Sum bundles (kh, taps, C, panel_width) to total (kh, kw, C, O): tap v of pixel p is tap v - p tap_pixel there."""
+    """Add bundles (kh, taps, C, panel_width) up to total (kh, kw, C, O); pixel p has tap v at v - p tap_pixel."""
     layer, h, kernel, outer = cut.layer, cut.h, cut.layer.kernel, cut.layer.outer
     total[:] = 0
     for u in range(kernel[0]):
