@@ -1,8 +1,8 @@
-"""Blocks: how the images of a pass are cut, and the copy of what a block reads.
+"""Blocks: how the images of a pass are divided, and the copy of what a block reads.
 
 A block is some rows of outputs of one image, or several small images. The pixels that its outputs read are copied, with
-a halo of zeros, into memory that stays in the core's cache: afterwards there are no borders. If no output reads beyond
-the borders, nothing is copied: the source itself serves.
+a halo of zeros, into memory that stays in the core's cache: the copy has no borders to test for. The source is read in
+place if no output reads beyond the borders and the channels need no other order.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .sizes import MAX_BUNDLE, MAX_COPY, NR
 
 
 class Cut(NamedTuple):
-    """How a pass is cut into blocks, and where a block's pixels are: in a copy (images, lines, columns, pixel)."""
+    """How a pass is cut into blocks, and the layout of what a block reads: (images, lines, columns, pixel)."""
 
     layer: Layer
     v: Axis
     h: Axis
-    batch: int  # images in all
+    batch: int  # images of the pass
     blocks: int
-    images: int  # of a block
-    rows: int  # of outputs, of each of these images
-    in_place: bool  # the source serves as the copy
+    images: int  # images of a block
+    rows: int  # rows of outputs of each of these images
+    in_place: bool  # blocks read the source, not a copy
     lines: int
     columns: int
     pixel: int  # numbers from one pixel to the next
@@ -39,15 +39,15 @@ class Cut(NamedTuple):
 class Block(NamedTuple):
     """The outputs of a block: some rows of each of some images."""
 
-    image: int  # the first one
+    image: int  # the first image
     images: int
-    row: int  # of outputs, the first one of each image
+    row: int  # the first row of outputs of each image
     rows: int
 
 
 @jit
 def copy_size(layer: Layer, width: int, gap: int) -> Pair:
-    """For x with lines of `width` pixels: columns of the copy of a block, and its numbers, at most."""
+    """Return upper limits of a block's copy, for x with lines of `width` pixels: its columns, and its numbers."""
     rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # one row of outputs always fits
     window = (layer.kernel[1] - 1) * layer.dilation[1] + 2 * MAX_BUNDLE * layer.stride[1]
     columns = width + 2 * layer.padding[1] + window
@@ -57,7 +57,7 @@ def copy_size(layer: Layer, width: int, gap: int) -> Pair:
 
 @jit
 def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
-    """Numbers of all outputs of a bundle, in whole vectors across groups or in whole panels of each group."""
+    """Return the size of a row with all outputs of a bundle: whole vectors across groups, or whole panels of each."""
     if by_channels(layer):
         return ceildiv(layer.groups * layer.outer, lanes(array)) * lanes(array)
     return layer.groups * ceildiv(bundle * layer.outer, panel_width(array)) * panel_width(array)
@@ -67,10 +67,10 @@ def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
 def cut_into_blocks(
     layer: Layer, v: Axis, h: Axis, batch: int, in_place: bool, gap: int, pixels: int, array: ndarray
 ) -> Cut:
-    """A cut into blocks of up to `pixels` outputs; gap: numbers that stay free after each pixel of a copied group."""
+    """Return a cut into blocks of up to `pixels` outputs; gap: unused numbers after each pixel of a group's copy."""
     pixel, channel = layer.groups * layer.inner, 1
     if by_channels(layer):
-        if layer.inner * layer.outer > 1:  # else each channel is in its output's lane already
+        if layer.inner * layer.outer > 1:  # otherwise each channel is in the lane of its output already
             channel = row_of_outputs(layer, 1, array)
             pixel = layer.inner * channel
     elif not in_place:
@@ -90,7 +90,7 @@ def cut_into_blocks(
 
 @jit
 def block_at(cut: Cut, number: int) -> Block:
-    """The block of this number: from top to bottom, then the next images."""
+    """Return block `number`; blocks are counted from top to bottom, then through the images."""
     down = ceildiv(cut.v.pixels, cut.rows)
     image, row = number // down * cut.images, number % down * cut.rows
     return Block(image, min(cut.images, cut.batch - image), row, min(cut.rows, cut.v.pixels - row))
@@ -98,20 +98,20 @@ def block_at(cut: Cut, number: int) -> Block:
 
 @jit
 def place(cut: Cut, image: int, line: int, column: int) -> int:
-    """Where a pixel begins in the copy of a block."""
+    """Return where a pixel begins in the copy of a block."""
     return ((image * cut.lines + line) * cut.columns + column) * cut.pixel
 
 
 @apart_jit
 def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray) -> tuple[ndarray, int]:
-    """What a block of a group reads: an array (the source or a copy in `memory`), and the offset of its first pixel."""
+    """Return what a block reads for a group: the source or a copy in `memory`, and the offset to begin at."""
     inner, outer, height, width = cut.layer.inner, cut.layer.outer, cut.v.source, cut.h.source
     top, left, channel = block.row * cut.v.step + cut.v.offset, cut.h.offset, group * inner
     if cut.in_place:
         return source, place(cut, block.image, top, left) + channel
     pixel, padded, columns = cut.layer.groups * inner, cut.pixel, cut.columns
     channels, spread = pixel if by_channels(cut.layer) else inner, cut.channel > 1
-    first = min(max(0, -left), columns)  # columns first ... last are within the image, zeros around them
+    first = min(max(0, -left), columns)  # columns [first, last) are within the image, the others are 0
     last = max(first, min(columns, width - left))
     for image in range(block.images):
         for i in range(span(cut.v, block.rows)):
@@ -137,7 +137,7 @@ def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray)
 
 @jit
 def _expand(colour: ndarray, inner: int, outer: int, target: ndarray) -> None:
-    """target (inner, lanes) = for each output channel, its group's channels of a pixel; 0 beyond the last output."""
+    """Copy a pixel: target[k, j] (inner, lanes) = channel k of the group of output j; 0 beyond the last output."""
     size, groups = target.size // inner, colour.size // inner
     for k in range(inner):
         row = target[k * size : (k + 1) * size]

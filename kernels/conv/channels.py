@@ -2,8 +2,8 @@
 
     c[c_rows[i] + j]  (+)=  sum over t of   a[a_taps[t] + a_rows[i] + j]  *  b[b_taps[t] + j]
 
-A lane is a channel, and each channel has its own weight: no number is broadcast, both factors are vectors. Therefore
-every multiply-add waits for a load of its own, whereas the micro-kernel of matmul/tile.py makes ten loads for sixteen.
+A lane is a channel, and each channel has a different weight: no number is broadcast, both factors are vectors. So each
+multiply-add needs a load, whereas the micro-kernel of matmul/tile.py makes ten loads for sixteen multiply-adds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from minidl.engine.jit import REGISTERS, apart_jit, jit
 from minidl.kernels.matmul.emitter import Emitter, Sums, Value, instructions
 from minidl.kernels.matmul.tile import lanes
 
-MR = 9  # rows of this tile: the taps of a 3 x 3 kernel, which are the rows of its gradient
+MR = 9  # rows of this tile: the weight gradient of a 3 x 3 kernel has nine
 
 
 @instructions
@@ -44,7 +44,7 @@ def _tile(
 
 @jit
 def channel_width(array: ndarray) -> int:
-    """Return the channels of a tile: two vectors if there are enough registers for their sums, else one."""
+    """Return how many channels a tile has: two vectors if there are enough registers for their sums, else one."""
     return 2 * lanes(array) if REGISTERS == 32 else lanes(array)
 
 

@@ -1,4 +1,4 @@
-"""Chooses how a convolution is computed: by the direct kernel or by one of Winograd's forms.
+"""The choice between the direct kernel of a convolution and Winograd's forms.
 
 F(m x m, r x r) computes m x m outputs of an r x r kernel together (WINOGRAD.md). Its speed relative to the direct
 kernel, measured on 2 cores of a Zen 5 (AVX-512), 64 images, stride 1, forward / weight gradient:
@@ -13,7 +13,7 @@ kernel, measured on 2 cores of a Zen 5 (AVX-512), 64 images, stride 1, forward /
     14x14      16 -> 16     1.7 / 2.4      1.3 / 1.8                    128 -> 128    2.8 / 2.6      1.9 / 2.0
 
 With few channels, a vector is not full and the transforms cost more than they save. From 16 channels on, the form with
-the fewest multiplications wins in all three passes. On images of up to 2 x 2 this is F(2x2,3x3).
+the fewest multiplications is the fastest, or nearly so. It is F(2x2,3x3) if the output has two rows or two columns.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .reference import Pair
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
 FEWEST_CHANNELS = 16
-GAIN = 1.5  # a form must need this many times fewer multiplications than the direct kernel
+GAIN = 1.5  # a form is used if the direct kernel needs at least this many times its multiplications
 
 
 @jit
 def _multiplications(out: Pair, m: int, n: int) -> int:
-    """Multiplications for each pair of channels: n n for every tile of m x m outputs."""
+    """Return the multiplications for each pair of channels: n n for each tile of m x m outputs."""
     return ((out[0] + m - 1) // m) * ((out[1] + m - 1) // m) * n * n
 
 
@@ -37,9 +37,9 @@ def _multiplications(out: Pair, m: int, n: int) -> int:
 def winograd_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """The form for y (out, outputs) from x (channels), and for dweight from both.
+    """Return the form for y, with `out` = (Ho, Wo) and `outputs` channels, from x with `channels`; also for dweight.
 
-    For dx, out is the size of x, and channels and outputs are swapped.
+    For dx, `out` is (H, W), and channels and outputs are exchanged.
     """
     r = kernel[0]
     few = min(channels, outputs) < FEWEST_CHANNELS

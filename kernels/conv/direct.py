@@ -1,14 +1,14 @@
-"""Direct convolution, forward and data gradient: the sum as it stands, on the micro-kernel of matmul/tile.py.
+"""Direct convolution, forward and data gradient: the sum of the definition, on the micro-kernel of matmul/tile.py.
 
-Both are passes as geometry.py describes them. A pass is cut into blocks of output pixels (blocks.py). For each block,
+Both consist of passes, sums of the form in geometry.py, which are cut into blocks of outputs (blocks.py). For a block,
 
 1. `gather` copies what the block reads, with zeros around it, into memory that stays in the core's cache.
 2. For each panel of output channels and each chunk of pixels, `_sum` runs the micro-kernel. Its rows are pixels (a
-   table says where each one is: any stride is possible, and a tile continues in the next row of the image). Its taps
-   are the rows of the kernel: kw taps of C channels are contiguous in memory and are one depth of kw C.
-3. `finish_rows` adds bias, scale and shift, shortcut and relu while these pixels are in L1.
+   table contains the offset of each: any stride is possible, and a tile continues in the next row of the image). Its
+   taps are the rows of the kernel: kw pixels of C channels are contiguous in memory and are one depth of kw C.
+3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
-No more than about KC products are summed in one go: a sum of such sums rounds less (README, "Accuracy").
+About KC products (across groups, all) are summed in one go: sums of sums have smaller errors (README, "Accuracy").
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
 
 @jit
 def _packed_size(layer: Layer) -> int:
-    """Numbers of all packed weights and of the end of a layer, at most."""
+    """Return an upper limit of the numbers of all packed weights and of `end` (rows.py)."""
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     taps = layer.kernel[0] * (layer.kernel[1] + (MAX_BUNDLE * layer.stride[1] if bundled else 0))
     return (taps * layer.inner + 5) * layer.groups * (layer.outer + NR) + NR + LINE
@@ -41,7 +41,7 @@ def scratch_size(
     threads: int, x_shape: Shape, w_shape: Shape, backward: bool, groups: int, stride: Pair, padding: Pair,
     dilation: Pair,
 ) -> int:  # fmt: skip
-    """Numbers of scratch for `convolve`; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    """Return how many numbers of scratch `convolve` needs; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     layer = layer_of(w_shape, backward, groups, stride, padding, dilation)
     products = x_shape[0] * x_shape[1] * x_shape[2] * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3]
     tasks = threads if products > SERIAL * stride[0] * stride[1] else 1
@@ -50,7 +50,7 @@ def scratch_size(
 
 @jit
 def _weight(layer: Layer, weight: ndarray, backward: bool, u: int, v: int, k: int, o: int) -> float:
-    """The weight of input channel k, within its group, for output channel o; 0 if the kernel has no column v."""
+    """Return the weight from input channel k of a group to output channel o; 0 if the kernel has no column v."""
     if v < 0 or v >= weight.shape[1]:
         return weight.dtype.type(0)
     if backward:
@@ -60,7 +60,7 @@ def _weight(layer: Layer, weight: ndarray, backward: bool, u: int, v: int, k: in
 
 @apart_jit
 def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarray) -> None:
-    """Write panel `number` of a pass: packed (panels, taps, inner, width of a panel), 0 beyond the last output."""
+    """Pack the weights of panel `number`: packed (panels, taps, inner, width of a panel), 0 beyond the last output."""
     layer, v, h, outer = cut.layer, cut.v, cut.h, cut.layer.outer
     if by_channels(layer):
         width, each, first = row_of_outputs(layer, 1, packed), layer.groups * outer, 0
@@ -85,9 +85,9 @@ def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarra
 
 @jit
 def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
-    """Products of a tap, and where each tap begins: in the copy of a block and in a panel of packed weights."""
+    """Return the depth of a tap, and where each tap begins in the copy of a block and in a panel of packed weights."""
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
-    side_by_side = not across and (h.spacing == 1 or h.taps == 1)  # the taps of a kernel's row: one depth
+    side_by_side = not across and (h.spacing == 1 or h.taps == 1)  # the taps of a kernel row are one depth
     channels, columns = layer.inner if across else 1, 1 if side_by_side else h.taps
     taps, depth = v.taps * columns * channels, h.taps * layer.inner if side_by_side else layer.inner
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
@@ -100,8 +100,8 @@ def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray]:
-    """Where each pixel of a block, or bundle of pixels, begins: in the block's copy, and in the output from the block's
-    first pixel on. The first `whole` bundles of each row of outputs come first."""
+    """Return where each pixel (or bundle) of a block begins: in the block's copy, and in the output, counted from the
+    block's first pixel. The first `whole` bundles of each row of outputs come before the last bundles of the rows."""
     v, h, lines = cut.v, cut.h, cut.images * cut.rows
     a_rows, c_rows = np.empty(lines * h.pixels, np.int64), np.empty(lines * h.pixels, np.int64)
     for line in range(lines):
@@ -118,7 +118,7 @@ def _sum(
     across: bool, depth: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_taps: ndarray,
     b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
-    """c (rows, width) = the sums of a chunk of pixels and a panel of outputs, about KC products at a time."""
+    """Compute c (rows, width) for a chunk of pixels and a panel of outputs; about KC products at a time."""
     rows, taps = a_rows.size, a_taps.size
     if across:
         channel_panel(rows, taps, False, a, a_taps, a_rows, a_at, b, b_taps, b_at, c, c_rows, c_at, width)
@@ -134,7 +134,7 @@ def _sum(
 
 @apart_jit
 def _clear(task: int, tasks: int, cut: Cut, shortcut: ndarray, y: ndarray) -> None:
-    """Pixels that no tap reaches are 0 [+ shortcut]."""
+    """Set the pixels of a pass without taps to 0 [+ shortcut]."""
     v, h, outputs = cut.v, cut.h, cut.layer.groups * cut.layer.outer
     for image in range(task * cut.batch // tasks, (task + 1) * cut.batch // tasks):
         for i in range(v.pixels):
@@ -150,7 +150,7 @@ def _pass(
     task: int, tasks: int, cut: Cut, source: ndarray, packed: ndarray, memory: ndarray, finish: bool, end: ndarray,
     shortcut: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute this task's blocks of a pass; end: what fill_end wrote, for finish_rows if `finish`."""
+    """Compute this task's blocks of a pass; if `finish`, finish_rows applies `end`, which fill_end wrote."""
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
     x, y = source.reshape(-1), out.reshape(-1)
     if v.taps * h.taps == 0:
@@ -161,7 +161,7 @@ def _pass(
     a_rows, c_rows = _pixel_offsets(cut, outputs, whole)
     depth, a_taps, b_taps = _tap_offsets(cut, packed)
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
-    size = a_taps.size * depth * width  # of a packed panel
+    size = a_taps.size * depth * width  # numbers of a packed panel
     if across:
         groups, columns, width, size = 1, outputs, channel_width(packed), channel_width(packed)
     panels = ceildiv(columns, width)
@@ -188,7 +188,7 @@ def _pass(
 
 @apart_jit
 def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray, backward: bool, out: ndarray) -> Cut:
-    """A pass. Forward there is one, backward one for each remainder in the two directions.
+    """Return a pass. Forward has one, the data gradient one for each pair of remainders (vertical, horizontal).
 
     With bundles of pixels, the pass for horizontal remainder 0 computes all pixels of a row.
     """
@@ -201,7 +201,7 @@ def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray,
             h = geometry.gradient_bundles(layer, 1, out_wide, wide, bundle)
     else:
         v, h = forward_axis(layer, 0, high, out_high, 1), forward_axis(layer, 1, wide, out_wide, bundle)
-    contiguous = layer.groups == 1 or v.taps * h.taps == 1  # the channels of neighbouring taps, in the source
+    contiguous = layer.groups == 1 or v.taps * h.taps == 1  # the channels of neighbouring taps, in the source?
     in_place = contiguous and not by_channels(layer) and geometry.inside(v) and geometry.inside(h)
     pixels = min(MC, max(8, batch * v.pixels * h.pixels // (4 * tasks)))
     return cut_into_blocks(layer, v, h, batch, in_place, 0, pixels, source)
@@ -213,7 +213,7 @@ def _task(
     bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
     layer: Layer, each: int, memory: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Phase 0 packs some panels of weights, phase 1 computes some blocks of pixels."""
+    """In phase 0 pack some panels of weights, in phase 1 compute some blocks of pixels."""
     wide, out_wide = source.shape[2], out.shape[2]
     bundle = bundle_of(layer, backward, out_wide if backward else wide, wide if backward else out_wide, source)
     row = row_of_outputs(layer, bundle, memory)
@@ -226,7 +226,7 @@ def _task(
     at = 0
     for remainder in range(layer.stride[0] * layer.stride[1] if backward else 1):
         if bundle > 1 and remainder % layer.stride[1]:
-            continue  # the bundles have these pixels, too
+            continue  # horizontal remainder 0 includes these pixels
         cut = _cut(remainder, bundle, tasks, layer, source, backward, out)
         if phase == 0:
             for number in range(task * panels // tasks, (task + 1) * panels // tasks):
@@ -242,13 +242,13 @@ def convolve(
     shortcut: ndarray, relu: bool,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """out = y from source = x; backward: out = dx from source = dy, and nothing after it but the shortcut."""
+    """Compute out = y from source = x or, if `backward`, out = dx from source = dy (only the shortcut is added)."""
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
     each = copy_size(layer, out.shape[2] if backward else source.shape[2], 0)[1]
     tasks = (scratch.size - _packed_size(layer)) // each
     memory = aligned(scratch)
     for phase in range(2):
-        for task in prange(tasks):  # task is unsigned here, and a tuple of tuples cannot enter such a loop
+        for task in prange(tasks):  # task is unsigned; a tuple of tuples (a Layer) cannot be passed into the loop
             same = layer_of(weight.shape, backward, groups, stride, padding, dilation)
             _task(phase, np.int64(task), tasks, source, weight, backward, bias, scale, shift, shortcut, relu,
                   same, each, memory, out)  # fmt: skip

@@ -1,19 +1,19 @@
 """Which pixel reads which: the geometry of a convolution, one axis at a time.
 
-A convolution and its gradient with respect to the images are the same sum. Along one axis, output number i of `pixels`
+A convolution and its gradient with respect to the images are sums of the same form. Along one axis, for i < pixels,
 
-    is pixel         first + i stride  of the output, and sums, for t < taps,
-    source pixel     offset + i step + t spacing   times   weight   tap + t tap_step
+    out[first + i stride]  =  sum over t < taps of  source[offset + i step + t spacing]  weight[tap + t tap_step]
 
-    forward:   every output pixel is an output (first 0, stride 1) and its window moves by `stride` source pixels.
-    gradient:  pixel p of dx gets dy[i] weight[u] for all i and u with  p = i stride + u dilation - padding. The u that
-               have such an i are the same for all p with the same remainder modulo the stride. So each remainder is a
-               convolution of its own, with a step of 1 and some of the taps. With stride 1 there is only one.
+where the source is 0 beyond its ends. For a layer of stride s and dilation d:
+    forward:   i goes through all output pixels (first 0, stride 1), and the window moves by s source pixels (step s).
+    gradient:  pixel p of dx is the sum of dy[i] weight[u] over all i and u with  p = i s + u d - padding. Pixels with
+               the same remainder modulo s use the same u, so each remainder is a convolution with a step of 1 and some
+               of the taps.
 
 If there are few outputs, `bundle` neighbouring pixels are computed as one pixel with `bundle` times as many outputs.
 These outputs are contiguous in memory and fill a vector. The window is then wide enough for all pixels of the bundle:
-at place t, pixel p of the bundle has the weight  tap + t tap_step + p tap_pixel, or 0 if there is no such weight.
-The price: NaN times 0 is NaN, so one NaN in x spoils the whole bundle.
+its tap t has, for pixel p of the bundle, weight[tap + t tap_step + p tap_pixel], or 0 if there is no such weight.
+The price: NaN times 0 is NaN, so one NaN in the source spoils every bundle whose window contains it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, NR
 
-LINE = 16  # numbers of a cache line (of float32), which `aligned` may skip
+LINE = 16  # float32 numbers in a cache line: `aligned` skips fewer
 
 
 class Layer(NamedTuple):
-    """The channels and the options of a convolution. Each of `groups` groups sums over `inner` channels for each of
-    `outer` channels. `inner` is C / groups in forward and in the weight gradient, O / groups in the data gradient."""
+    """The channels and the options of a convolution. Each group computes `outer` channels from `inner` channels, which
+    are C / groups in the forward pass and the weight gradient, O / groups in the data gradient."""
 
     kernel: Pair
     inner: int
@@ -46,7 +46,7 @@ class Layer(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """One axis of a pass, as above."""
+    """One axis of a pass; the module's docstring explains the names."""
 
     source: int  # pixels of the source
     out: int  # pixels of the output
@@ -66,31 +66,31 @@ class Axis(NamedTuple):
 
 @jit
 def ceildiv(number: int, divisor: int) -> int:
-    """number / divisor, rounded up."""
+    """Return number / divisor, rounded up."""
     return (number + divisor - 1) // divisor
 
 
 @jit
 def layer_of(w_shape: Shape, backward: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair) -> Layer:
-    """The layer with a weight of w_shape (kh, kw, C/groups, O); backward: its data gradient."""
+    """Return the layer with weights of w_shape (kh, kw, C/groups, O); backward: for its data gradient."""
     inner, outer = (w_shape[3] // groups, w_shape[2]) if backward else (w_shape[2], w_shape[3] // groups)
     return Layer((w_shape[0], w_shape[1]), inner, outer, groups, stride, padding, dilation)
 
 
 @jit
 def by_channels(layer: Layer) -> bool:
-    """Whether groups have so few outputs that vectors should run across groups.
+    """Return whether each group has so few outputs that vectors should extend across groups.
 
     A group by itself fills outer / 16 of each vector. Across groups every vector is full, but the tile is half as fast,
     and each number of x is copied to the lane of every output. Measured (float32, 32 channels, 3 x 3 and 5 x 5): with 2
-    outputs in a group, across is 3 to 4 times as fast; with 4, as fast; with 8, a third as fast.
+    outputs in a group, this is 3 to 4 times as fast as group by group; with 4, as fast; with 8, a third as fast.
     """
-    return layer.groups > 1 and 8 * layer.outer <= NR  # for any float type: the sizes of scratch depend on it
+    return layer.groups > 1 and 8 * layer.outer <= NR  # NR for any float type: the size of scratch depends on it
 
 
 @jit
 def forward_axis(layer: Layer, axis: int, size: int, out: int, bundle: int) -> Axis:
-    """For y (out) from x (size), `bundle` pixels at a time; a bundle of several pixels needs dilation 1."""
+    """Return the axis of y (out,) from x (size,), `bundle` pixels at a time; several pixels need dilation 1."""
     kernel, stride = layer.kernel[axis], layer.stride[axis]
     padding, dilation = layer.padding[axis], layer.dilation[axis]
     bundles, taps = ceildiv(out, bundle), kernel + (bundle - 1) * stride
@@ -100,7 +100,7 @@ def forward_axis(layer: Layer, axis: int, size: int, out: int, bundle: int) -> A
 
 @jit
 def gradient_axis(layer: Layer, axis: int, size: int, out: int, remainder: int) -> Axis:
-    """For the pixels `remainder`, `remainder` + stride, ... of dx (size), from dy (out)."""
+    """Return the axis of the pixels `remainder`, `remainder` + stride, ... of dx (size,) from dy (out,)."""
     kernel, stride = layer.kernel[axis], layer.stride[axis]
     padding, dilation = layer.padding[axis], layer.dilation[axis]
     divisor = gcd(stride, dilation)
@@ -117,7 +117,7 @@ def gradient_axis(layer: Layer, axis: int, size: int, out: int, remainder: int) 
 
 @jit
 def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) -> Axis:
-    """For all pixels of dx (size), from dy (out), without dilation; `bundle` is a multiple of the stride.
+    """Return the axis of all pixels of dx (size,) from dy (out,), without dilation; stride divides `bundle`.
 
     Pixel p reads dy[i] for  p + padding - kernel < i stride <= p + padding.
     """
@@ -131,15 +131,15 @@ def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) 
 
 @jit
 def _cost(layer: Layer, axis: Axis, array: ndarray) -> int:
-    """An estimate of the time of a pass. A row of a tile with one vector costs 3/4 of a row with two; besides, each row
-    costs as much as ten products."""
+    """Return an estimate of the time of a pass: in a row of one vector, a product costs 3/4 of one in a row of two
+    vectors; in addition, each row costs as much as ten products."""
     products = layer.kernel[0] * layer.inner  # of one pixel and one output, for each tap of the axis
     return ((3 if axis.bundle * layer.outer <= lanes(array) else 4) * axis.taps * products + 40) * axis.pixels
 
 
 @apart_jit
 def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray) -> int:
-    """How many pixels to compute as one, for lines of `size` pixels in x and of `out` pixels in y."""
+    """Return how many pixels to compute as one, for lines of `size` pixels in x and of `out` pixels in y."""
     stride, best, least = layer.stride[1], 1, 0
     if layer.groups > 1 or layer.dilation[1] > 1:
         return best
@@ -160,17 +160,17 @@ def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray)
 
 @jit
 def span(axis: Axis, outputs: int) -> int:
-    """How many source pixels `outputs` neighbouring outputs read, from the first to the last."""
+    """Return the number of source pixels from the first to the last that `outputs` neighbouring outputs read."""
     return (outputs - 1) * axis.step + (axis.taps - 1) * axis.spacing + 1
 
 
 @jit
 def inside(axis: Axis) -> bool:
-    """Whether no output reads beyond the source's ends."""
+    """Return whether no output reads beyond the ends of the source."""
     return axis.offset >= 0 and axis.offset + span(axis, axis.pixels) <= axis.source
 
 
 @jit
 def aligned(scratch: ndarray) -> ndarray:
-    """scratch from its first cache line on: a vector across two lines costs two loads."""
+    """Return the part of scratch that begins on a cache line: a vector across two lines costs two loads."""
     return scratch[(-scratch.ctypes.data % 64) // scratch.itemsize :]

@@ -1,4 +1,4 @@
-"""The steps of README.md as code: y (N, H, W, O) for a 3 x 3 kernel with padding 1, on one thread."""
+"""The steps of README.md as code: y (N, H, W, O) for a 3 x 3 kernel with padding 1 (table: bench/bench_conv.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE = (1, 1)
 
 @jit
 def naive(x: ndarray, weight: ndarray, y: ndarray) -> None:
-    """One sum for each output, with its products in the order of the definition."""
+    """Compute one output after the other, with the products in the order of the definition."""
     for n, i, j, o in np.ndindex(y.shape):
         total = y.dtype.type(0)
         for u in range(3):
@@ -34,7 +34,7 @@ def _add_scaled(number: float, row: ndarray, total: ndarray) -> None:
 
 @jit
 def channels_inside(x: ndarray, weight: ndarray, y: ndarray) -> None:
-    """Output channels innermost: weights and sums are read along cache lines, and LLVM vectorizes the loop."""
+    """Process output channels innermost: weights and sums are contiguous, and LLVM vectorises the loop."""
     for n, i, j in np.ndindex(y.shape[:3]):
         y[n, i, j] = 0
         for u in range(3):
@@ -46,7 +46,7 @@ def channels_inside(x: ndarray, weight: ndarray, y: ndarray) -> None:
 
 @jit
 def _unroll(x: ndarray, columns: ndarray) -> None:
-    """columns (N H W, 9 C) = the patch of x (N, H, W, C) that each output reads."""
+    """Write to columns (N H W, 9 C) the patch of x (N, H, W, C) that each output reads."""
     images, height, width, channels = x.shape
     for n, i, j in np.ndindex((images, height, width)):
         for u in range(3):
@@ -59,7 +59,7 @@ def _unroll(x: ndarray, columns: ndarray) -> None:
 
 
 def im2col(x: ndarray, weight: ndarray, y: ndarray) -> None:
-    """The sum as one matrix product: patches (N H W, 9 C) times weights (9 C, O)."""
+    """Compute the sum as one matrix product: patches (N H W, 9 C) times weights (9 C, O)."""
     pixels, depth, outputs = y.shape[0] * y.shape[1] * y.shape[2], 9 * x.shape[3], y.shape[3]
     columns, none = np.empty((pixels, depth), x.dtype), np.empty(0, x.dtype)
     _unroll(x, columns)
@@ -68,7 +68,7 @@ def im2col(x: ndarray, weight: ndarray, y: ndarray) -> None:
 
 
 def direct(x: ndarray, weight: ndarray, y: ndarray) -> None:
-    """direct.py: a block in cache with a halo of zeros around it, which the micro-kernel reads in place."""
+    """Call direct.py: the micro-kernel reads each patch in place, from a block with a halo of zeros in the cache."""
     options = 1, ONE, ONE, ONE, False
     scratch = np.empty(cpu.forward_scratch(x.shape, weight.shape, *options), x.dtype)
     none = np.empty(0, x.dtype)

@@ -1,5 +1,5 @@
-"""Tiles and weights, transformed into Winograd's planes and back. transforms.py holds the matrices, winograd.py the
-three passes that use the planes.
+"""Tiles and weights, transformed into Winograd's planes and back. transforms.py computes the matrices, winograd.py
+contains the three passes that use the planes.
 
 A plane holds one position (i, j) of every transformed tile: there are n n planes, each a matrix (tiles, channels) or,
 for weights, (channels, outputs). Its rows are whole vectors.
@@ -54,23 +54,23 @@ def round_up(x: int, step: int) -> int:
 
 @jit
 def row_of(channels: int) -> int:
-    """Return the size in numbers of a row with so many channels: whole vectors."""
+    """Return the size of a row with `channels` channels, in numbers: whole vectors."""
     return round_up(channels, LANES)
 
 
 @jit
 def plane_of(rows: int, row: int) -> int:
-    """Return the distance in numbers from one plane to the next: one vector more than a plane holds.
+    """Return the distance in numbers from one plane to the next: the size of a plane plus one vector.
 
-    A tile's n n vectors go to n n planes. Planes a multiple of 4 KB apart would all map to the same few sets of the
-    caches, and evict one another.
+    A tile's n n vectors go to n n planes. If these were a multiple of 4 KB apart, the vectors would map to the same few
+    sets of the caches, and evict one another.
     """
     return rows * row + LANES
 
 
 @jit
 def tiles_of(m: int, height: int, width: int) -> Pair:
-    """Return the tiles of an image of outputs: (rows of tiles, tiles in a row)."""
+    """Return how many tiles cover height x width outputs: (rows of tiles, tiles in a row)."""
     return (height + m - 1) // m, (width + m - 1) // m
 
 
@@ -99,7 +99,7 @@ def _copy_tile(
 
 @jit
 def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
-    """Return the next tile. It counts: a division takes longer than a good part of a small tile."""
+    """Return the next tile, without the divisions of divmod, which take a good part of the time of a small tile."""
     across += 1
     if across == tiles[1]:
         down, across = down + 1, 0
@@ -110,17 +110,17 @@ def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, in
 
 @jit
 def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
-    """Return about where in memory the pixels of `count` of `total` tiles are: (offset, size), in numbers.
+    """Return approximately where the pixels of `count` tiles from `first` on are: (offset, size), in numbers.
 
-    Tiles are in the order of memory. So a range of tiles is assumed to cover the same share of the array, shifted by
-    `ahead` rows.
+    Tiles are in the order of memory. So a share of the `total` tiles is assumed to cover the same share of the array,
+    shifted by `ahead` rows.
     """
     return array.size // total * first + ahead * array.shape[2] * array.shape[3], array.size // total * count
 
 
 @jit
 def prefetch_part(array: ndarray, place: Pair, part: int, parts: int) -> None:
-    """Prefetch one part of a range (offset, size) of an array, while products are computed."""
+    """Prefetch one of several parts of the range `place` (offset, size) of an array."""
     flat = array.reshape(-1)
     line = 64 // array.itemsize
     each = (place[1] // line + parts - 1) // parts * line
@@ -134,7 +134,7 @@ def to_planes(
     form: int, spread: bool, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
     planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
 ) -> None:  # fmt: skip
-    """Write BT d B of the tiles first ... first + count of x, or (spread) A dy AT, into planes from tile `at_tile` on.
+    """Write BT d B (or, if `spread`, A dy AT) of `count` tiles of x, from `first` on, to tiles `at_tile` ... of planes.
 
     A plane holds blocks of channels: (channels / block, tiles, block). If the channels are not a whole number of
     vectors, a tile is first copied to `patch`.
@@ -172,7 +172,7 @@ def from_planes(
     form: int, planes: ndarray, plane: int, row: int, tiles: Pair, first: int, count: int,
     finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """y = AT M A of the tiles first ... first + count, finished with `end` (bias, scale, shift, floor) and shortcut."""
+    """Compute y = AT M A [+ shortcut] of `count` tiles from `first` on; `finish`: apply bias, scale, shift, floor."""
     m, _, n = tile_of(form)
     height, width, outputs = y.shape[1:]
     vector = lanes(y)
@@ -185,7 +185,7 @@ def from_planes(
         rows, columns, there = min(m, height - down * m), min(m, width - across * m), following
         image, down, across = _next_tile(image, down, across, tiles)
         following = ((image * height + down * m) * width + across * m) * outputs
-        through = rows < m or columns < m or outputs < vector  # the patch: y ends within the tile, or the vector
+        through = rows < m or columns < m or outputs < vector  # use the patch: y ends within the tile or the vector
         at, y_row = (0, m * step) if through else (there, width * outputs)
         for i in range(rows if through and adds else 0):
             for j in range(columns):
@@ -208,7 +208,7 @@ def from_planes(
 
 @apart_jit
 def weight_to_planes(form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int) -> None:
-    """Write u = G g GT for one vector of input channels, packed for the micro-kernel in panels (C, panel width).
+    """Write u = G g GT for vector `block` of input channels, packed for the micro-kernel in panels (C, panel width).
 
     flip: for dx. The kernel is rotated by 180 degrees, and its outputs and channels are exchanged.
     """
@@ -246,7 +246,7 @@ def weight_to_planes(form: int, weight: ndarray, flip: bool, block: int, u: ndar
 
 @apart_jit
 def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int, c: int, dweight: ndarray) -> None:
-    """dweight[:, :, c] = GT dU G, where dU is the total of its partial sums, added in order"""
+    """Compute dweight[:, :, c] = GT dU G, where dU is the sum of `parts` partial sums, added in order."""
     _, r, n = tile_of(form)
     channels, outputs = dweight.shape[2:]
     vector = lanes(dweight)

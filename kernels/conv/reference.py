@@ -23,12 +23,12 @@ Terms = Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 
 def output_length(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """The number of positions of a window of `kernel` taps along an axis of `size` pixels."""
+    """Return the number of positions of a window of `kernel` taps along an axis of `size` pixels."""
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def output_size(x_shape: Shape, w_shape: Shape, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
-    """(Ho, Wo)"""
+    """Return (Ho, Wo)."""
     height, width = (output_length(x_shape[1 + i], w_shape[i], stride[i], padding[i], dilation[i]) for i in (0, 1))
     return height, width
 
@@ -53,7 +53,7 @@ def _terms(
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Numbers of scratch that a kernel needs: none for these loops."""
+    """Return how many numbers of scratch a kernel needs: none for these loops."""
     return 0
 
 
@@ -65,10 +65,10 @@ def forward(
     relu: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool, scratch: np.ndarray,
     y: np.ndarray,
 ) -> None:  # fmt: skip
-    """y = conv(x, weight) [+ bias (O,)] [* scale (O,) + shift (O,)] [+ shortcut (as a vector)] [relu]
+    """Compute y = conv(x, weight) [+ bias (O,)] [* scale (O,) + shift (O,)] [+ shortcut (a vector)] [relu].
 
-    bias, scale and shift, or shortcut have size 0 if they are not wanted. winograd: whether a fast kernel may use a
-    form that rounds more (kernels/conv/WINOGRAD.md). scratch: memory for a fast kernel.
+    bias, scale, shift and shortcut have size 0 if they are not wanted. winograd: whether a fast kernel may use a form
+    with larger rounding errors (kernels/conv/WINOGRAD.md). scratch: memory for a fast kernel.
     """
     y[...] = 0
     for at_x, at_weight, at_y in _terms(x, weight, y, groups, stride, padding, dilation):
@@ -88,7 +88,7 @@ def backward_input(
     dy: np.ndarray, weight: np.ndarray, shortcut: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: np.ndarray, dx: np.ndarray,
 ) -> None:  # fmt: skip
-    """dx = dL/dx [+ shortcut (as a vector): the gradient of x from another branch]"""
+    """Compute dx = dL/dx [+ shortcut (a vector): the gradient of x from another branch]."""
     dx[...] = 0
     for at_x, at_weight, at_y in _terms(dx, weight, dy, groups, stride, padding, dilation):
         dx[at_x] += dy[at_y] * weight[at_weight]
@@ -100,7 +100,7 @@ def backward_weight(
     x: np.ndarray, dy: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: np.ndarray, dweight: np.ndarray,
 ) -> None:  # fmt: skip
-    """dweight = dL/dweight"""
+    """Compute dweight = dL/dweight."""
     dweight[...] = 0
     for at_x, at_weight, at_y in _terms(x, dweight, dy, groups, stride, padding, dilation):
         dweight[at_weight] += x[at_x] * dy[at_y]

@@ -1,6 +1,6 @@
 """The end of a layer, applied to rows of sums after the micro-kernel.
 
-A row has at most panel_width numbers: one or two vectors, of which the second or both may be partial.
+A row has at most panel_width numbers: one or two vectors, of which the last may be partial.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from minidl.kernels.matmul.emitter import Emitter, Value, instructions
 def _end(
     e: Emitter, y: Value, at: Value, end: Value, end_at: Value, step: Value, shortcut: Value, adds: Value, width: Value
 ) -> None:
-    """y = max((y + end[0]) end[1] + end[2] + shortcut, end[3]), each step rounded; NaN stays NaN.
+    """Compute y = max((y + end[0]) end[1] + end[2] + shortcut, end[3]), each step rounded; NaN stays NaN.
 
     end[i] begins at end_at + i step. The shortcut has the layout of y; if there is none (`adds` is false), end[4] is
-    added instead. Nothing beyond `width` is read or written.
+    added instead. Beyond `width`, nothing of y and of the shortcut is read or written.
     """
     b, row = e.builder, e.at(y, at)
     ends = [e.at(e.at(end, end_at), e.times(step, i)) for i in range(5)]
@@ -42,10 +42,10 @@ def _end(
 
 @jit
 def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, block: int, end: ndarray) -> None:
-    """Fill end (5, groups, columns), which finish_rows needs for (y + bias) scale + shift and relu.
+    """Fill end (5, groups, columns) for finish_rows: bias, scale, shift, the floor of relu, zeros.
 
-    bias, scale, shift (O,) or of size 0: what is missing is 0, a missing scale 1, a missing relu -inf.
-    columns: the outputs of a group for each of `block` pixels, and padding that fills the last panel.
+    bias, scale, shift (O,) or of size 0: a missing bias or shift is 0, a missing scale 1. The floor is 0, or -inf
+    without relu. columns: the outputs of a group for each of `block` pixels, padded to whole panels.
     """
     columns = end.size // 5 // groups
     outputs = max(bias.size, scale.size) // groups

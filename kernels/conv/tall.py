@@ -1,8 +1,8 @@
 """A tile of one vector of columns and twice MR rows (16 or 12), for Winograd's products with few outputs (up to 16).
 
-The tile of matmul/tile.py has eight rows, each anywhere: with one vector of columns that is 8 sums, the fewest that
-keep the multiply-adds busy, and any delay shows. Sixteen rows anywhere need sixteen addresses, more than the CPU
-has registers for. Here rows are a fixed distance apart, a constant for the compiler, so one address is enough.
+The tile of matmul/product.py has eight rows: with one vector of columns these are eight sums, the fewest that keep the
+multiply-adds busy, so any delay costs time. Each row has its address in a register; there are not enough registers for
+sixteen addresses. Here the distance between rows is a constant for the compiler, so one address is enough.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TALL_MR = 2 * MR  # rows of this tile
 
 
 def _make_tall_tile(side_by_side: bool) -> Any:
-    """Return the tile for rows of a that are one number apart (side_by_side), or one vector."""
+    """Return the tile for rows of `a` that are one number apart (side_by_side), or else one vector."""
 
     @instructions
     def tall_tile(

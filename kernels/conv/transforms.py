@@ -1,14 +1,14 @@
-"""Winograd's three matrices, and the code that multiplies by them: straight lines of additions, written as LLVM IR.
+"""Winograd's three matrices, and the code that multiplies by them: straight-line code, written as LLVM instructions.
 
 F(m, r) computes m outputs of a 1-D convolution with r taps in n = m + r - 1 multiplications instead of m r:
 
     y (m,) = AT [ (G g) * (BT d) ]        g (r,) the taps, d (n,) the inputs, * element by element
 
-It is polynomial multiplication: G and A evaluate two polynomials at n points, BT computes the product's coefficients
-from its values there (Toom and Cook; transposed, as Winograd did). In 2-D each matrix is applied along both axes.
+This is Toom and Cook's multiplication of polynomials (G and A evaluate two polynomials at n points, B computes the
+product's coefficients from its values there), transposed by Winograd. In 2-D each matrix is applied along both axes.
 
-The points determine the rounding error: with 0, +-1, +-2 and infinity, the usual ones for n = 6, errors are two to four
-times those with 0, +-3/4, +-3/2 and infinity, which need the same number of instructions (measured in WINOGRAD.md).
+The points determine the rounding error: with 0, +-1, +-2 and infinity, which are usual for n = 6, it is two to five
+times as large as with 0, +-3/4, +-3/2 and infinity, which need the same number of instructions (see WINOGRAD.md).
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def transposed(matrix: Matrix) -> Matrix:
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
-# -- a matrix times a column of vectors, in as few instructions as one finds by hand --------------------------
+# -- a matrix times a column of vectors, in few instructions ---------------------------------------------------
 
 
 def multiply(e: Emitter, matrix: Matrix, x: list[Value]) -> list[Value]:
-    """Write matrix @ x for vectors x[k].
+    """Write the instructions for matrix @ x, for vectors x[k].
 
-    Points come as p and -p, so rows (of BT, G and A) or columns (of AT and GT) come in pairs that differ in signs only:
-    two such rows share an even and an odd part, E + O and E - O; two such columns are used only as a sum or difference.
+    Points come as p and -p, so rows (of BT, G and A) or columns (of AT and GT) come in pairs that differ in signs only.
+    Two such rows are E + O and E - O; two such columns need only the sum and the difference of their vectors.
     """
     matrix, x = _pair_columns(e, matrix, x)
     result: list[Any] = [None] * len(matrix)
@@ -109,7 +109,7 @@ def _pair_columns(e: Emitter, matrix: Matrix, x: list[Value]) -> tuple[Matrix, l
 
 
 def _combine(e: Emitter, terms: list[tuple[Fraction, Value]]) -> Value:
-    """Write the sum of coefficient x vector; a term that needs no multiplication comes first."""
+    """Write the sum of coefficient * vector; a term with coefficient 1, which needs no multiplication, comes first."""
     (first, total), *rest = sorted(((c, v) for c, v in terms if c), key=lambda term: term[0] != 1)
     total = _times(e, first, total)
     for coefficient, vector in rest:
@@ -134,10 +134,10 @@ def _plus(e: Emitter, x: Value, factor: Fraction, y: Value) -> Value:
 
 
 def _parts(matrix: Matrix) -> list[slice]:
-    """Return which rows of the matrix are applied together.
+    """Return the ranges of rows of the matrix that are applied together.
 
-    Between the two axes there is a vector for each row of the matrix and column of X. If those are more than there are
-    registers, the rows are applied in several parts. (Rows 1 and 2, 3 and 4 ... may be pairs: they stay together.)
+    Between the two axes there is a vector for each row of the matrix and column of X. If there are not enough registers
+    for them, the rows are applied in several parts. (Rows 1 and 2, 3 and 4 ... may be pairs: they stay together.)
     """
     rows = len(matrix)
     cuts = range(3, rows - 2, 2) if rows * len(matrix[0]) > REGISTERS else ()
@@ -159,10 +159,10 @@ def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Ma
 
 
 def make_transform(*matrices: Matrix) -> Any:
-    """Return a function of kernels that computes Y = matrix X matrix^T for one vector of channels, in tiles of size n.
+    """Return a function for kernels that computes Y = matrix X matrix^T for one vector of channels, in tiles of size n.
 
-    X[i][j] is the vector at x[x_at + i x_row + j x_column], Y[i][j] the same in y. X is 0 if i is outside of the range
-    `rows`, or j outside of `columns`: there `zeros`, a whole row of zeros, is read instead of x.
+    X[i][j] is the vector at x[x_at + i x_row + j x_column], Y[i][j] the same in y. X is 0 if i is outside the range
+    `rows` (`zeros`, a row of zeros, is read instead of x) or j outside `columns` (nothing is read).
     """
 
     @instructions
@@ -184,7 +184,7 @@ def make_transform(*matrices: Matrix) -> Any:
 
 
 def _column(e: Emitter, matrix: Matrix, starts: list[Value], offset: Offset, inside: Value) -> list[Value]:
-    """Write matrix @ the column of X at this offset in its rows, or 0 if the column is not inside."""
+    """Write matrix @ the column of X that is at `offset` in each row, or 0 if the column is not `inside`."""
 
     def product() -> dict[int, Value]:
         return dict(enumerate(multiply(e, matrix, [e.load(start, offset) for start in starts])))
@@ -199,11 +199,11 @@ def _within(e: Emitter, i: int, pair: Value) -> Value:
 
 
 def make_output_transform(*matrices: Matrix) -> Any:
-    """Return the same from planes to an image, or (through) to a patch instead, without borders, and with an end.
+    """Return the function for the way back: from planes to an image y or, if `through`, to `patch`. X has no borders.
 
-    If `finish`, y becomes (y + bias) scale + shift [+ shortcut], then 0 if that is below `floor`; each step is rounded.
-    bias begins at end[end_at], scale, shift and floor each `end_step` numbers later. The shortcut has the layout of y
-    (through: it is in the patch, after Y), and is added if `adds`.
+    If `finish`, Y becomes (Y + bias) scale + shift; if `adds`, the shortcut is added; if `finish`, the result is at
+    least `floor`. Each step is rounded. bias begins at end[end_at], scale, shift and floor each `end_step` numbers
+    later. The shortcut has the layout of y (if `through`, it is in the patch, after Y).
     A store waits for its cache line, so the lines of the next tile, from y[next_at] on, are prefetched.
     """
 
@@ -233,7 +233,7 @@ def make_output_transform(*matrices: Matrix) -> Any:
             behind = e.at(patch, e.times(y_row, len(matrix)))
             target, other = (e.at(b.select(through, p, q), y_at) for p, q in ((patch, y), (behind, shortcut)))
             starts = [e.at(x, e.times(x_row, i)) for i in range(len(matrix[0]))]
-            # Four straight lines: conditions at each row, or at each vector, would cost a fifth of the time.
+            # Four versions without branches: a condition at each row or each vector would cost a fifth of the time.
             with b.if_else(finish) as finishing:
                 for finished, branch in zip((True, False), finishing, strict=True):
                     with branch, b.if_else(adds) as adding:

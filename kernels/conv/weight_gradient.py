@@ -1,16 +1,16 @@
 """Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] dy[pixel, o].
 
-Again the micro-kernel of matmul/tile.py, with other roles: its rows are the weights (v, c) of a kernel row u, its
-columns are the output channels, and it sums over pixels: a row of output pixels is a depth, and the rows are taps.
+It uses the micro-kernel of matmul/tile.py in a different way: the tile's rows are weights (u, v, c), its columns are
+output channels, and it sums over pixels: each row of output pixels is a tap, and its pixels are the depth.
 
 The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
-and the images into `splits` parts. `_part` sums one piece over one part. At the end the parts are added in their order.
+and the pixels into `splits` parts. `_part` sums one piece over one part. At the end the parts are added in order.
 The number of pieces and parts depends on the sizes alone: neither the number of threads nor their timing changes a bit.
 
 With few outputs, bundles of neighbouring pixels are computed as one pixel (geometry.py). The tile's rows are then the
-places of the bundle's window, and each weight is the sum of what every pixel of the bundle adds to it (`_unfold`).
+taps of the bundle's window, and `_unfold` adds up what the pixels of the bundle contribute to each weight.
 
-Within a part, each block of pixels is summed from 0 and then added: sums of sums round less (README, "Accuracy").
+Within a part, each block of pixels is summed from 0 and then added, for a smaller rounding error (README, "Accuracy").
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, W
 
 @jit
 def _pieces(layer: Layer) -> tuple[int, int, int]:
-    """How dweight is cut: kernel rows of a piece, outputs of a piece, number of pieces."""
+    """Return how dweight is cut: kernel rows of a piece, outputs of a piece, number of pieces."""
     kernel, row = layer.kernel, layer.kernel[1] * layer.inner * NR  # numbers of a panel of one kernel row
     if by_channels(layer):
         return kernel[0], layer.groups * layer.outer, 1
@@ -43,13 +43,13 @@ def _pieces(layer: Layer) -> tuple[int, int, int]:
 
 @jit
 def _splits(pixels: int, pieces: int) -> int:
-    """Into how many parts the sum over pixels is cut: a function of sizes alone."""
+    """Return into how many parts the sum over pixels is cut; this depends on the sizes alone."""
     return max(1, min(ceildiv(pixels, WEIGHT_KC) // 2, MIN_TASKS // pieces))
 
 
 @jit
 def _task_memory(layer: Layer, width: int) -> int:
-    """Numbers that a task needs: the copies of a block of dy and of x, and the gradient of a bundle; width: of x."""
+    """Return the numbers that a task needs: copies of a block of dy and of x (width), and the gradient of a bundle."""
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     columns, copy = copy_size(layer, width, NR)
     gradient = layer.kernel[0] * (layer.kernel[1] + MAX_BUNDLE * layer.stride[1]) * layer.inner * NR if bundled else 0
@@ -61,7 +61,7 @@ def _task_memory(layer: Layer, width: int) -> int:
 def scratch_size(
     threads: int, out: Pair, x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
 ) -> int:
-    """Numbers of scratch for `backward_weight`; out (Ho, Wo), x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    """Return the numbers of scratch of `backward_weight`; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     layer = layer_of(w_shape, False, groups, stride, padding, dilation)
     size, pixels = w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3], x_shape[0] * out[0] * out[1]
     splits = _splits(pixels, _pieces(layer)[2])
@@ -72,18 +72,18 @@ def scratch_size(
 class Piece(NamedTuple):
     """A piece of dweight, and how dy is read for it."""
 
-    cut: Cut  # of a layer with only the kernel rows of the piece
-    row: int  # of the kernel, the first one
+    cut: Cut  # of a layer with only the kernel rows of this piece
+    row: int  # the first kernel row
     group: int
-    output: int  # the first one, of those of all groups
-    columns: int  # outputs of the piece, for each pixel of a bundle
+    output: int  # the first output, counted over all groups
+    columns: int  # outputs of the piece times pixels of a bundle
     dy_in_place: bool
     dy_step: int  # numbers from one pixel of dy, or of its copy, to the next
 
 
 @apart_jit
 def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
-    """Piece `number`: outputs first, then kernel rows, then groups."""
+    """Return piece `number`; outputs vary fastest, then kernel rows, then groups."""
     kernel, across, outputs = layer.kernel, by_channels(layer), layer.groups * layer.outer
     rows, some, _ = _pieces(layer)
     outer = outputs if across else layer.outer
@@ -94,11 +94,11 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     part = Layer((rows, kernel[1]), layer.inner, layer.outer, layer.groups, layer.stride, padding, layer.dilation)
     bundle = bundle_of(part, False, x.shape[2], dy.shape[2], x) if rows == kernel[0] else 1
     v, h = forward_axis(part, 0, x.shape[1], dy.shape[1], 1), forward_axis(part, 1, x.shape[2], dy.shape[2], bundle)
-    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels a power of two apart would share few places in L1
+    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels 64 numbers apart would share few sets of L1
     in_place = not across and inside(v) and inside(h)
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
 
-    # dy is read in place, or copied into panels: fewer cache lines, and zeros beyond the last output
+    # dy is read in place, or copied into panels, which use fewer cache lines and have zeros beyond the last output
     dy_in_place = bundle == 1 and outer % lanes(x) == 0 and (across or rows * h.taps * layer.inner <= MAX_UNPACKED)
     columns = bundle * min(some, outer - first)
     dy_step = columns if bundle > 1 else (channel_width(x) if across else panel_width(x))
@@ -109,7 +109,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
 
 @jit
 def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
-    """The rows of the tiles: where each weight of a piece begins, in the copy of x and in the sum."""
+    """Return the rows of the tiles: where each weight of a piece begins in the copy of x and in the sum."""
     layer, h, outputs = cut.layer, cut.h, cut.layer.groups * cut.layer.outer
     weights = layer.kernel[0] * h.taps * layer.inner
     a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
@@ -122,7 +122,7 @@ def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray]:
-    """What is summed over: where each run of `depth` output pixels begins, in the copy of x and in dy or its copy."""
+    """Return what is summed over: where each run of `depth` output pixels begins in (a copy of) x and of dy."""
     taps = cut.images * cut.rows * cut.h.pixels // depth
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
     for t in range(taps):
@@ -134,7 +134,7 @@ def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray
 
 @jit
 def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, width: int, target: ndarray) -> None:
-    """target (panels, pixels, width) = `outputs` outputs of dy (pixels, pixel) from `at` on; 0 beyond the last one."""
+    """Copy `outputs` outputs of dy (pixels, pixel), from `at` on, to target (panels, pixels, width), padded with 0."""
     for o in range(0, outputs, width):
         some = min(width, outputs - o)
         for i in range(pixels):
@@ -148,7 +148,7 @@ def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, wi
 
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
-    """dy of a block: an array, the offset of its first pixel, and a factor: column p begins p times that further on."""
+    """Return a block of dy: an array, the offset of its column 0, and a factor: column p is p times that further on."""
     layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
     outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
@@ -164,7 +164,7 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
 
 @apart_jit
 def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
-    """total (kh, kw, C, O) from bundles (kh, taps, C, panel_width): pixel p has tap v at place v - p tap_pixel."""
+    """Add bundles (kh, taps, C, panel_width) up to total (kh, kw, C, O); pixel p has tap v at v - p tap_pixel."""
     layer, h, kernel, outer = cut.layer, cut.h, cut.layer.kernel, cut.layer.outer
     total[:] = 0
     for u in range(kernel[0]):
@@ -182,7 +182,7 @@ def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
 def _part(
     number: int, split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, memory: ndarray, total: ndarray
 ) -> None:
-    """Sum piece `number` of dweight over one part of the pixels; total is a whole dweight, as a vector."""
+    """Sum piece `number` of dweight over one part of the pixels; total: dweight or a vector of its size."""
     piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
     cut, columns = piece.cut, piece.columns
     depth, width = (1, channel_width(x)) if across else (cut.h.pixels, panel_width(x))
@@ -220,7 +220,7 @@ def _part(
 
 @jit
 def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarray) -> None:
-    """total = the sum of `splits` vectors of its size, in their order; this task's share of it."""
+    """Compute this task's share of total = the sum of `splits` vectors of its size, in order."""
     lo, hi = task * total.size // tasks, (task + 1) * total.size // tasks
     sums = total[lo:hi]
     for split in range(splits):
@@ -234,7 +234,7 @@ def _task(
     phase: int, task: int, tasks: int, pieces: int, splits: int, layer: Layer, each: int, x: ndarray, dy: ndarray,
     memory: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    """Phase 0 sums some pieces over some parts; phase 1, if there are several parts, adds a share of dweight."""
+    """In phase 0 sum some pieces over some parts; in phase 1, if there are several, add a share of dweight."""
     total = dweight.reshape(-1)
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     if phase == 1:
@@ -251,7 +251,7 @@ def backward_weight(
     x: ndarray, dy: ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray,
     dweight: ndarray,
 ) -> None:  # fmt: skip
-    """dweight = dL/dweight from x (N, H, W, C) and dy (N, Ho, Wo, O)."""
+    """Compute dweight = dL/dweight from x (N, H, W, C) and dy (N, Ho, Wo, O)."""
     layer = layer_of(dweight.shape, False, groups, stride, padding, dilation)
     pieces = _pieces(layer)[2]
     splits = _splits(dy.shape[0] * dy.shape[1] * dy.shape[2], pieces)
@@ -259,6 +259,6 @@ def backward_weight(
     tasks = (scratch.size - LINE - (splits * dweight.size if splits > 1 else 0)) // each
     memory = aligned(scratch)
     for phase in range(2 if splits > 1 else 1):
-        for task in prange(tasks):  # task is unsigned here, and a tuple of tuples cannot enter such a loop
+        for task in prange(tasks):  # task is unsigned; a tuple of tuples (a Layer) cannot be passed into the loop
             same = layer_of(dweight.shape, False, groups, stride, padding, dilation)
             _task(phase, np.int64(task), tasks, pieces, splits, same, each, x, dy, memory, dweight)

@@ -7,12 +7,12 @@ Stride and dilation 1, one group. An image is cut into tiles of m x m outputs; e
     M[k] (tiles, O)  =  V[k] @ U[k]   n n matrix products: all multiplications are here
     y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m m outputs from the n n planes
 
-dx is the same with dy as the input, and with flipped and transposed weights. dweight reverses the step of U:
+dx is the same with dy as the input, and with flipped and transposed weights. dweight uses V, and reverses y and U:
 
     D[k] (tiles, O)  =  A dy AT       dU[k] (C, O) = V[k]^T @ D[k]       dweight = GT dU G
 
-WINOGRAD.md explains it; transforms.py holds the matrices, planes.py applies them.
-`form` is an int from choice.py, never DIRECT.
+WINOGRAD.md explains these steps; transforms.py computes the matrices, planes.py applies them.
+`form` is one of the constants of choice.py, but not DIRECT.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from .reference import Pair
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
-GROUP_SIZE = 200_000  # numbers in V and M for a group of tiles: they stay in a core's second-level cache
+GROUP_SIZE = 200_000  # numbers in V and M for a group of tiles, about: they stay in a core's second-level cache
 
 
 @jit
 def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
     """Return how many tiles are transformed and multiplied together.
 
-    The number of groups is a multiple of 4, so that two or four threads have equal work.
+    The number of groups is a multiple of 4 if possible, so that two or four threads have equal work.
     """
     fitting = GROUP_SIZE // (planes * (channels + outputs))
     group = max(16, min(64, fitting // 8 * 8))
@@ -78,7 +78,7 @@ def _convolve_group(
     form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y of the tiles first ... first + count; the next call computes the `more` tiles after them."""
+    """Compute y of `count` tiles from `first` on; prefetch the `more` tiles after them for the next call."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -109,7 +109,7 @@ def _convolve_group(
 
 @jit
 def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs: int, end: ndarray) -> None:
-    """Fill end (4, outputs in whole vectors); what is missing gets a value without effect. -0 + x is x for any x."""
+    """Fill end (4, outputs in whole vectors); what is missing gets a value without effect: -0 + x is x for any x."""
     step = row_of(outputs)
     for o in range(outputs):
         end[o] = bias[o] if bias.size else -0.0
@@ -123,7 +123,7 @@ def _convolve(
     form: int, x: ndarray, weight: ndarray, flip: bool, bias: ndarray, scale: ndarray, shift: ndarray,
     shortcut: ndarray, relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y from x as in `forward`, or with `flip` dx (as y) from dy (as x)."""
+    """Compute y from x as in `forward`, or, with `flip`, dx (passed as y) from dy (passed as x)."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     vector = lanes(x)
@@ -138,10 +138,10 @@ def _convolve(
     blocks = (channels + vector - 1) // vector
     groups = (total + group - 1) // group
     tasks = rest.size // each
-    for step in range(2):  # one parallel loop for both steps: each loop costs a second of compile time
+    for step in range(2):  # one parallel loop for both steps: each parallel loop costs a second of compile time
         jobs = blocks if step == 0 else tasks
         for job in prange(jobs):
-            q = np.int64(job)  # the index of a prange loop is unsigned: with int64 it would become a float
+            q = np.int64(job)  # the index of a prange loop is unsigned: an expression with int64 would be a float
             if step == 0:
                 weight_to_planes(form, weight, flip, q, u, u_plane)
             else:
@@ -154,14 +154,14 @@ def _convolve(
                                     finish, end, shortcut, own, v_plane, m_plane, y)  # fmt: skip
 
 
-@register_jitable(inline="always")  # a separate function would compile all of the above once more
+@register_jitable(inline="always")  # a separate function would compile all of the above again
 def forward(
     form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
     relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu]
+    """Compute y (N, Ho, Wo, O) = conv(x, weight) [+ bias] [* scale + shift] [+ shortcut] [relu].
 
-    bias, scale, shift (O,) or of size 0; shortcut: y's layout as a vector, or of size 0
+    bias, scale, shift: (O,) or of size 0; shortcut: a vector with the layout of y, or of size 0
     """
     _convolve(form, x, weight, False, bias, scale, shift, shortcut, relu, padding, scratch, y)
 
@@ -170,7 +170,7 @@ def forward(
 def backward_input(
     form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, scratch: ndarray, dx: ndarray
 ) -> None:
-    """dx (N, H, W, C) from dy (N, Ho, Wo, O) [+ shortcut]"""
+    """Compute dx (N, H, W, C) from dy (N, Ho, Wo, O) [+ shortcut]."""
     none, edge = scratch[:0], weight.shape[0] - 1
     _convolve(form, dy, weight, True, none, none, none, shortcut, False,
               (edge - padding[0], edge - padding[1]), scratch, dx)  # fmt: skip
@@ -186,7 +186,7 @@ def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: 
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
-    """Return the size of forward's scratch in numbers. It depends on the number of threads; the bits of y do not."""
+    """Return the size of forward's scratch in numbers; it depends on the number of threads, the bits of y do not."""
     images, height, width, channels = x_shape
     r = w_shape[0]
     out = height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1
@@ -204,7 +204,7 @@ def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: P
 
 @jit
 def _block(channels: int) -> int:
-    """Return how many channels are side by side in a plane of the weight gradient: those that one panel reads."""
+    """Return how many channels are contiguous in a plane of the weight gradient: at most the columns of a panel."""
     return min(NR, row_of(channels))
 
 
@@ -233,7 +233,7 @@ def _gradient_tiles(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, first: int, count: int, at_tile: int,
     v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
-    """Write V and D of the tiles first ... first + count, from tile `at_tile` of the planes on."""
+    """Write V and D of `count` tiles from `first` on, from tile `at_tile` of the planes on."""
     n = tile_of(form)[2]
     channels, outputs = x.shape[3], dy.shape[3]
     row = max(row_of(channels), row_of(outputs))
@@ -248,7 +248,7 @@ def _gradient_products(
     begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair,
     count: int, accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """dU[k] (+)= V[k]^T D[k] for k in [begin, end) of so many planes; prefetches what the next group reads."""
+    """Compute dU[k] (+)= V[k]^T D[k] for k in [begin, end), of `planes` planes; prefetch what the next group reads."""
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels), _block(outputs)
     v_tiles = (v_plane - LANES) // round_up(channels, v_block)
@@ -275,7 +275,7 @@ def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, begin: int, end: int, group: int, own: ndarray,
     v_plane: int, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """du (C, O in each plane) = the sum of V[k]^T D[k] over the tiles [begin, end)"""
+    """Compute du (planes of (C, O)) = the sum of V[k]^T D[k] over the tiles [begin, end)."""
     _, r, n = tile_of(form)
     total = x.shape[0] * tiles[0] * tiles[1]
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
@@ -291,7 +291,7 @@ def _gradient_part(
 
 @parallel_jit
 def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: ndarray, dweight: ndarray) -> None:
-    """dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O)"""
+    """Compute dweight (r, r, C, O) from x (N, H, W, C) and dy (N, Ho, Wo, O)."""
     m, _, n = tile_of(form)
     channels, outputs = x.shape[3], dy.shape[3]
     tiles = tiles_of(m, dy.shape[1], dy.shape[2])
@@ -299,11 +299,11 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
     parts, group, du_plane, v_plane, d_plane, each = _gradient_sizes(form, channels, outputs, total)
     part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
     memory = aligned(scratch)
-    du, shared = memory[: parts * part], memory[parts * part :]  # one sum: all tasks share V and D of the group
+    du, shared = memory[: parts * part], memory[parts * part :]  # with one sum, all tasks share V and D of a group
     own = shared[pair:] if parts == 1 else shared
     each += pair if parts > 1 else 0
     tasks = own.size // each
-    # Several sums: compute all, then finish. One sum: transform, multiply, transform, multiply ... and finish.
+    # Several sums: compute all of them, then finish. One sum: transform, multiply, transform, multiply ... and finish.
     steps = 2 if parts > 1 else 2 * ((total + group - 1) // group) + 1
     for step in range(steps):
         end = step == steps - 1
@@ -326,7 +326,7 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
                                 shared, v_plane, shared[n * n * v_plane :], d_plane,
                                 own[t * each : (t + 1) * each])  # fmt: skip
             else:
-                # Nothing to prefetch, (0, 0): any thread may read the next tiles, and the images are small.
+                # No prefetch, (0, 0): it is not known which thread reads the next tiles, and the images are small.
                 _gradient_products(t, t + 1, n * n, x, dy, (0, 0), (0, 0), count, first > 0,
                                    shared, v_plane, shared[n * n * v_plane :], d_plane, du, du_plane)  # fmt: skip
 

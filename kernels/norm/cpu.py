@@ -1,15 +1,15 @@
-"""Batch and layer normalisation: two passes over memory each; the threads share the rows.
+"""Batch normalisation (two passes over memory) and layer normalisation (one); the threads share the rows.
 
-Channels are contiguous, so vector instructions process several of them. Several short rows are processed as one wide
-row (kernels/reduce/rows.py), and the arrays of the channels (mean, scale, sums) are repeated to the same width.
+Channels are contiguous, so vector instructions process several of them. Batch norm processes several short rows as one
+wide row (kernels/reduce/rows.py), and repeats the arrays of the channels (mean, scale, sums) to the same width.
 
-The rows are divided into blocks. Sums have one block for each row of the caller's scratch array `partial`, where each
-block keeps its own float64 sums. They are added in the order of the blocks: results do not depend on the number of
-threads.
+The rows are divided into blocks. For sums, the caller's scratch array `partial` (blocks, 2, C) determines the number
+of blocks and contains the float64 sums of each. They are added in the order of the blocks: results do not depend on the
+number of threads.
 
-An output may share the memory of an input. So loops that write an output read all their operands with `get`
-(stream.py), including the repeated means and scales: with a single plain load that the store might overwrite, LLVM
-does not vectorise the loop.
+An output may share the memory of an input. So batch norm's loops that write an output read all their operands with
+`get` (stream.py), including the repeated means and scales: with a single plain load, LLVM would test whether the arrays
+overlap, and if they do, process one number at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from minidl.kernels.reduce.rows import narrow, repeat, wide
 from ..elementwise.stream import get, put
 from .reference import __all__ as __all__
 
-BLOCK_SIZE = 16384  # numbers that are worth a task
+BLOCK_SIZE = 16384  # numbers in a block, at least, if there are several
 MAX_BLOCKS = 64
 
 
@@ -42,7 +42,7 @@ def _partial_sums(partial: ndarray) -> int:
 
 @jit
 def _block(a: ndarray, k: int, blocks: int) -> ndarray:
-    """The k-th block of rows."""
+    """Return the k-th block of rows."""
     rows = a.shape[0]
     return a[rows * k // blocks : rows * (k + 1) // blocks]
 
@@ -53,7 +53,7 @@ by_partial_sums = in_parts(_partial_sums, _block)  # the function receives parti
 
 @jit
 def _total(partial: ndarray) -> ndarray:
-    """The sum (2, C) of partial (blocks, 2, C) over the blocks, in their order; it overwrites the first block."""
+    """Return the sum (2, C) of partial (blocks, 2, C) over the blocks, in order; it overwrites the first block."""
     total = partial[0]
     for block in range(1, partial.shape[0]):
         for k in range(2):
@@ -67,7 +67,7 @@ def _total(partial: ndarray) -> ndarray:
 
 @by_partial_sums
 def _moments(x: Part, origin: ndarray, partial: Part) -> None:
-    """partial[0] (2, C) = sum of (x - origin), sum of (x - origin)^2, over the rows"""
+    """Compute partial[0] (2, C) = sum of (x - origin), sum of (x - origin)^2, over the rows."""
     width = wide(x.shape[1])
     origin = repeat(origin, width)
     first, second = np.zeros(width), np.zeros(width)
@@ -94,7 +94,7 @@ def _moments(x: Part, origin: ndarray, partial: Part) -> None:
 
 @by_blocks
 def _normalize(x: Part, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: Part, relu: bool, y: Part) -> None:
-    """y = (x - mean) scale + bias [+ shortcut] [relu]"""
+    """Compute y = (x - mean) scale + bias [+ shortcut] [relu]."""
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     zero, adds = x.dtype.type(0), shortcut.size > 0
@@ -114,8 +114,8 @@ def batch_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    # One pass gives both moments. It is as accurate as two passes, because distances are relative to the first row:
-    # its distance to the mean can cancel at most log2(rows) bits of the variance, since it contributes to the variance.
+    # One pass computes both moments. It is as accurate as two passes: distances are relative to the first row, which
+    # contributes to the variance, so at most log2(rows) of float64's 53 bits cancel.
     rows, channels = x.shape
     origin = x[0].astype(np.float64)
     _moments(x, origin, partial)
@@ -137,7 +137,7 @@ def batch_norm(
 
 @jit
 def _passing(dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, i: int) -> Any:
-    """(dy[i], or with relu 0 if the output was not positive), x[i] - mean[i]"""
+    """Return dy[i] (with relu, 0 if the output was not positive) and x[i] - mean[i]."""
     distance = get(x, i) - get(mean, i)
     gradient = get(dy, i)
     zero = x.dtype.type(0)
@@ -148,9 +148,9 @@ def _passing(dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarr
 def _gradient_moments(
     dy: Part, x: Part, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, partial: Part
 ) -> None:
-    """partial[0] (2, C) = sum of dy, sum of dy (x - mean), over the rows; with relu, where the output was positive
+    """Compute partial[0] (2, C) = sum of dy, sum of dy (x - mean) over the rows; with relu, if the output was positive.
 
-    Products of four rows are added in the arrays' type, then in float64: there is no cancellation as in a variance.
+    Four rows are added in the type of the arrays, then in float64: unlike in a variance, nothing cancels.
     """
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
@@ -185,7 +185,7 @@ def _input_gradient(
     dy: Part, x: Part, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
     constant: ndarray, dx: Part,
 ) -> None:  # fmt: skip
-    """dx = scale dy + slope (x - mean) + constant; with relu, dy is 0 where the output was not positive"""
+    """Compute dx = scale dy + slope (x - mean) + constant; with relu, dy is 0 where the output was not positive."""
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     slope, constant = repeat(slope, width), repeat(constant, width)
@@ -203,11 +203,11 @@ def batch_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    # For each channel dx is linear in dy and x: weight rstd (dy - dbias / rows - (x - mean) rstd dweight / rows).
+    # For each channel dx is linear in dy and x: dx = weight rstd (dy - dbias / rows - (x - mean) rstd dweight / rows).
     rows, channels = x.shape
     scale, slope, constant = np.empty_like(weight), np.empty_like(weight), np.empty_like(weight)
     for c in range(channels):
-        scale[c] = rstd[c] * weight[c]  # as in the forward pass: relu needs the same output, bit by bit
+        scale[c] = rstd[c] * weight[c]  # as in the forward pass: relu needs the bit-identical output
     _gradient_moments(dy, x, mean, scale, bias, relu, partial)
     moments = _total(partial)
     for c in range(channels):
@@ -251,7 +251,7 @@ def affine_backward(
     dy: ndarray, x: ndarray, scale: ndarray, shift: ndarray, relu: bool, partial: ndarray,
     dx: ndarray, dscale: ndarray, dshift: ndarray,
 ) -> None:  # fmt: skip
-    zeros = np.zeros_like(scale)  # the mean. The statistics do not depend on x: their terms of dx vanish
+    zeros = np.zeros_like(scale)  # mean, slope, constant: the statistics are given, so dx has no terms from them
     _gradient_moments(dy, x, zeros, scale, shift, relu, partial)
     moments = _total(partial)
     for c in range(scale.size):

@@ -1,4 +1,4 @@
-"""The steps of README.md as code: batch norm and relu, x (rows, C). bench/bench_norm.py prints the table."""
+"""The first two steps of README.md: batch norm and relu, x (rows, C). bench/bench_norm.py prints the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minidl.engine.jit import jit
 
 @jit
 def channel_by_channel(x: ndarray, weight: ndarray, bias: ndarray, y: ndarray) -> None:
-    """Channel by channel, as in the formula: three passes over memory, each with a stride of a whole row."""
+    """Process channel by channel, as in the formula: three passes over memory, each with a stride of one row."""
     rows, channels = x.shape
     for c in range(channels):
         mean, variance = 0.0, 0.0
@@ -25,7 +25,7 @@ def channel_by_channel(x: ndarray, weight: ndarray, bias: ndarray, y: ndarray) -
 
 @jit
 def row_by_row(x: ndarray, weight: ndarray, bias: ndarray, y: ndarray) -> None:
-    """Row by row, with the channels innermost: two passes in the order of memory, float64 sums in an array."""
+    """Process row by row, channels innermost: two passes in the order of memory, float64 sums in an array."""
     rows, channels = x.shape
     first, second = np.zeros(channels), np.zeros(channels)
     for r in range(rows):

@@ -1,8 +1,8 @@
 """Batch and layer normalisation: the definition and the oracle of the tests.
 
 x, y, dx, dy (rows, C); an image batch (N, H, W, C) is N * H * W rows. weight, bias and their gradients (C,).
-rstd is 1 / sqrt(variance + eps), kept for the backward pass. Variances are divided by the number of values, except
-where stated otherwise. relu: at the end, values below 0 become 0 and their gradient is 0.
+rstd is 1 / sqrt(variance + eps), kept for the backward pass. A variance is the sum of the squares divided by the number
+of values, unless stated otherwise. relu: at the end, values below 0 become 0; the gradient is 0 where the output is 0.
 partial: scratch of a fast kernel, not used here.
 """
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def _mean_and_variance(values: ndarray) -> tuple[float, float]:
-    """Return both for a vector; the variance is computed from distances to the mean, so a large mean is harmless."""
+    """Return both for a vector; the variance is computed from distances to the mean, so a large mean does no harm."""
     mean = sum(values) / len(values)
     return mean, sum((value - mean) ** 2 for value in values) / len(values)
 
@@ -32,10 +32,9 @@ def batch_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """y = (x - mean) rstd weight + bias [+ shortcut] [relu], mean and rstd (C,) of this batch (Ioffe, Szegedy 2015).
+    """Compute y = (x - mean) rstd weight + bias [+ shortcut] [relu], mean and rstd (C,) of the batch.
 
-    shortcut (rows, C), added before the relu as in a residual block, or (0, C) for none.
-
+    Source: Ioffe, Szegedy 2015. shortcut: (rows, C), added before the relu as in a residual block; (0, C) for none.
     running = (1 - momentum) running + momentum batch, for the mean and for the unbiased variance (divided by
     rows - 1), as in PyTorch. A single row has variance 0.
     """
@@ -55,11 +54,11 @@ def batch_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """With z = (x - mean) rstd: dbias = sum dy, dweight = sum dy z (over the rows), and
+    """Compute, with z = (x - mean) rstd, dbias = sum dy and dweight = sum dy z (over the rows), and
 
     dx = weight rstd (dy - dbias / rows - z dweight / rows).
 
-    relu: dy counts only where the output, which is recomputed, is above 0.
+    relu: dy is used only where the output, which is recomputed, is above 0, and is 0 elsewhere.
     """
     rows, channels = x.shape
     for c in range(channels):
@@ -80,7 +79,7 @@ def fold(
     weight: ndarray, bias: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
     scale: ndarray, shift: ndarray,
 ) -> None:  # fmt: skip
-    """Scale and shift (C,) of batch norm with running statistics: (x - mean) / sqrt(var + eps) weight + bias."""
+    """Compute scale and shift (C,) for which x scale + shift is batch norm with the running statistics."""
     for c in range(weight.size):
         scale[c] = weight[c] / math.sqrt(running_var[c] + eps)
         shift[c] = bias[c] - running_mean[c] * scale[c]
@@ -90,14 +89,14 @@ def fold_backward(
     dscale: ndarray, dshift: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
     dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """Gradients of weight and bias from those of scale and shift, which are float64, since dweight is a difference."""
+    """Compute dweight and dbias from dscale and dshift, which are float64, since dweight is a difference."""
     for c in range(dweight.size):
         dweight[c] = (dscale[c] - running_mean[c] * dshift[c]) / math.sqrt(running_var[c] + eps)
         dbias[c] = dshift[c]
 
 
 def affine(x: ndarray, scale: ndarray, shift: ndarray, relu: bool, y: ndarray) -> None:
-    """y = x * scale + shift [relu]"""
+    """Compute y = x scale + shift [relu]."""
     for r in range(x.shape[0]):
         for c in range(x.shape[1]):
             y[r, c] = _rectified(x[r, c] * scale[c] + shift[c], relu)
@@ -107,7 +106,7 @@ def affine_backward(
     dy: ndarray, x: ndarray, scale: ndarray, shift: ndarray, relu: bool, partial: ndarray,
     dx: ndarray, dscale: ndarray, dshift: ndarray,
 ) -> None:  # fmt: skip
-    """dx = dy scale; dscale = sum dy x, dshift = sum dy (over the rows), in float64"""
+    """Compute dx = dy scale, and in float64 dscale = sum dy x and dshift = sum dy (over the rows)."""
     rows, channels = x.shape
     for c in range(channels):
         passed = _passed(dy[:, c], x[:, c] * scale[c] + shift[c], relu)
@@ -120,7 +119,7 @@ def affine_backward(
 def layer_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, mean: ndarray, rstd: ndarray, y: ndarray
 ) -> None:
-    """y = (x - mean) rstd weight + bias, with mean and rstd (rows,) of each row (Ba, Kiros, Hinton 2016)."""
+    """Compute y = (x - mean) rstd weight + bias, with mean and rstd (rows,) of each row (Ba, Kiros, Hinton 2016)."""
     rows, channels = x.shape
     for r in range(rows):
         mean[r], variance = _mean_and_variance(x[r])
@@ -133,9 +132,9 @@ def layer_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray, partial: ndarray,
     dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """With z = (x - mean) rstd and dz = dy weight: dbias = sum dy, dweight = sum dy z (over the rows), and
+    """Compute, with z = (x - mean) rstd and dz = dy weight, dbias = sum dy and dweight = sum dy z (over the rows), and
 
-    dx = rstd (dz - mean of dz - z * mean of dz z), means over the channels of a row.
+    dx = rstd (dz - mean(dz) - z mean(dz z)), with means over the channels of a row.
     """
     rows, channels = x.shape
     dweight[...] = 0

@@ -2,8 +2,8 @@
 
 The vector is divided into chunks, regardless of the segments: a model may have one large segment and many small ones.
 Chunks begin on cache lines, so no two threads write to the same line. Each chunk is updated segment by segment.
-Factors are computed in float64 and converted to the arrays' type once, before the loop. One thread updates a small
-vector.
+Factors are computed in float64 and converted to the type of the arrays before each loop. A small vector is updated by
+one thread.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from minidl.engine.jit import Part, apart_jit, jit, parallel_jit, prange
 from ..elementwise.stream import SERIAL, chunked
 from .reference import __all__ as __all__
 
-NORM_CHUNKS = 32  # of `norms`: always the same number, so that sums do not depend on the number of threads
-LINE = 16  # elements: these chunks begin on a cache line of float32
+NORM_CHUNKS = 32  # chunks of `norms`: always the same number, so that sums do not depend on the number of threads
+LINE = 16  # elements: the chunks of `norms` begin on a cache line of float32
 LANES = 128  # independent sums of squares
 
 
 @jit
 def _overlap(start: int, stop: int, begin: int, size: int) -> slice:
-    """The part of the segment [start, stop) in the chunk of `size` elements from index `begin` on; often none."""
+    """Return the part, often empty, of the segment [start, stop) in the chunk of `size` elements from `begin` on."""
     low = max(start - begin, 0)
     return slice(low, max(low, min(stop - begin, size)))
 
 
 @jit
 def _decay(lr: float, weight_decay: float, decoupled: bool) -> tuple[float, float]:
-    """(factor of theta itself, factor of theta in the sum with the gradient)"""
+    """Return the factor of theta itself, and the factor of the theta that is added to the gradient."""
     return (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
 
 
@@ -72,7 +72,7 @@ def _adam(
     shrink, pull = _decay(lr, weight_decay, decoupled)
     shrink_, pull_, scale_, eps_ = number(shrink), number(pull), number(scale), number(eps)
     keep1, add1, keep2, add2 = number(beta1), number(1 - beta1), number(beta2), number(1 - beta2)
-    # Bias corrections: one is part of the learning rate, the other one is applied after the square root.
+    # Bias corrections: that of `first` is part of the rate, that of `second` is applied after the square root.
     rate = number(lr / (1 - beta1**step))
     correction = number(1 / math.sqrt(1 - beta2**step))
     for i in range(theta.size):
@@ -99,13 +99,13 @@ def adam(
 
 
 def norms_partial(segments: int) -> int:
-    """Return the number of float64 that `norms` needs: for each chunk LANES sums and one sum per segment."""
+    """Return how many float64 numbers `norms` needs: LANES sums and one sum per segment, for each chunk."""
     return NORM_CHUNKS * (LANES + segments)
 
 
 @jit
 def _sum_of_squares(x: ndarray, lanes: ndarray) -> float:
-    """Element i is added to lane i % LANES: LANES independent sums, in vector registers."""
+    """Return the sum of the squares of x, added up from LANES independent sums and one for the remainder."""
     lanes[:] = 0
     whole = x.size - x.size % LANES
     for first in range(0, whole, LANES):

@@ -13,7 +13,7 @@ LR, MOMENTUM = 1e-3, 0.9
 
 
 def in_numpy(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
-    """The obvious first version: each operation is a pass over memory, and two of them make a new vector."""
+    """Update with NumPy: each operation is a pass over memory, and one of them makes a new vector."""
     velocity *= MOMENTUM
     velocity += grad
     theta -= LR * velocity
@@ -21,7 +21,7 @@ def in_numpy(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
 
 @jit
 def with_float64(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
-    """One pass, but with float64 factors: each number is converted, and a vector register holds half as many."""
+    """Update in one pass, with float64 factors: each number is converted, and a vector register holds half as many."""
     for i in range(theta.size):
         velocity[i] = MOMENTUM * velocity[i] + grad[i]
         theta[i] -= LR * velocity[i]
@@ -29,7 +29,7 @@ def with_float64(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
 
 @jit
 def with_float32(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
-    """The factors are converted to float32 before the loop."""
+    """Convert the factors to float32 before the loop."""
     lr, momentum = theta.dtype.type(LR), theta.dtype.type(MOMENTUM)
     for i in range(theta.size):
         v = momentum * velocity[i] + grad[i]
@@ -38,7 +38,7 @@ def with_float32(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
 
 
 def all_threads(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
-    """cpu.py: chunks of 16,384 elements, each updated segment by segment."""
+    """Call cpu.py: the threads update chunks of 16,384 elements, each of them segment by segment."""
     starts, stops, lr, weight_decay = np.array([0]), np.array([theta.size]), np.array([LR]), np.zeros(1)
     cpu.sgd(theta, grad, velocity, starts, stops, lr, weight_decay, MOMENTUM, False, False, 1.0)
 

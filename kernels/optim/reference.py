@@ -1,8 +1,8 @@
 """Updates of the parameters: the definition and the oracle of the tests.
 
-theta, grad and the state (velocity, first, second) are flat vectors (n,) of equal layout. Segment s, one or several
-parameters, is [starts[s], stops[s]) and has the learning rate lr[s] and the weight decay weight_decay[s]; elements
-outside all segments do not change. The gradient is first multiplied by `scale`, which clips it.
+theta (the parameters), grad and the state (velocity, first, second) are flat vectors (n,) of equal layout. Segment s,
+one or several parameters, is [starts[s], stops[s]) and has the learning rate lr[s] and the weight decay
+weight_decay[s]; elements outside all segments do not change. g is the gradient times `scale`, a factor that clips it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def sgd(
     theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float,
 ) -> None:  # fmt: skip
-    """velocity = momentum velocity + g, theta -= lr velocity, as in PyTorch's SGD; the first velocity is zero.
+    """Compute velocity = momentum velocity + g, theta -= lr velocity, as PyTorch's SGD; velocity is 0 at first.
 
     nesterov: theta -= lr (g + momentum velocity) instead (Sutskever et al. 2013). Weight decay adds
     weight_decay theta to g; if decoupled, it multiplies theta by 1 - lr weight_decay instead
@@ -46,7 +46,7 @@ def adam(
     theta: ndarray, grad: ndarray, first: ndarray, second: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, beta1: float, beta2: float, eps: float, step: int, decoupled: bool, scale: float,
 ) -> None:  # fmt: skip
-    """Kingma, Ba 2015, algorithm 1: first and second are the running moments of g, `step` counts from 1.
+    """Update as in Kingma, Ba 2015, algorithm 1; `first` and `second` are running moments of g, `step` counts from 1.
 
     theta -= lr (first / (1 - beta1^step)) / (sqrt(second / (1 - beta2^step)) + eps).
     Weight decay as in `sgd`; if decoupled, this is AdamW (Loshchilov, Hutter 2019).
@@ -65,12 +65,12 @@ def adam(
 
 
 def norms_partial(segments: int) -> int:
-    """Return the number of float64 that `norms` needs as `partial`."""
+    """Return how many float64 numbers `norms` needs as `partial`."""
     return 0
 
 
 def norms(x: ndarray, starts: ndarray, stops: ndarray, partial: ndarray, squares: ndarray) -> None:
-    """squares[s] (float64) = sum of the squares of segment s of x; partial: float64 scratch for partial sums."""
+    """Compute squares[s] (float64) = sum of the squares of segment s of x; partial: float64 scratch."""
     squares[...] = 0
     for s, i in _elements(starts, stops):
         squares[s] += float(x[i]) ** 2
@@ -81,11 +81,11 @@ def lars(
     weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
     grad_squares: ndarray, scale: float,
 ) -> None:  # fmt: skip
-    """You, Gitman, Ginsburg 2017, algorithm 1: each segment has its own learning rate lr local,
+    """Update as in You, Gitman, Ginsburg 2017, algorithm 1; the learning rate of a segment is lr local:
 
-    local = trust |theta| / (|g| + weight_decay |theta|), and 1 if a norm is 0 or adapt[s] is false (as for biases);
+    local = trust |theta| / (|g| + weight_decay |theta|), or 1 if a norm is 0 or adapt[s] is false (as for biases);
     velocity = momentum velocity + lr local (g + weight_decay theta), theta -= velocity.
-    theta_squares and grad_squares are results of `norms`; grad_squares is that of grad before scaling.
+    theta_squares and grad_squares are results of `norms`, the latter for grad without `scale`.
     """
     for s, i in _elements(starts, stops):
         local = _local_rate(weight_decay[s], trust, theta_squares[s], scale**2 * grad_squares[s]) if adapt[s] else 1.0

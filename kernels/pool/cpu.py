@@ -1,10 +1,10 @@
 """Max and average pooling: the threads share the images of a batch.
 
-Channels are contiguous, so the innermost loop iterates over them: for each pixel of a window, one comparison or
-addition of vectors. Windows may overlap, but only within an image, so the backward passes are safe on several threads.
+Channels are contiguous, so the innermost loop iterates over them: for each pixel of a window, it compares or adds
+vectors. Windows may overlap, but only within an image, so the backward passes are safe on several threads.
 
-The most common window, 2 x 2 with stride 2, has special loops: its four pixels are compared in registers, and the
-backward pass writes each pixel of dx once, without writing zeros first.
+The most common window of max pooling, 2 x 2 with stride 2, has special loops: its four pixels are compared in
+registers, and the backward pass writes each pixel of dx once, without writing zeros first.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from .reference import Pair
 from .reference import __all__ as __all__
 
-VECTOR_CHANNELS = 8  # with fewer channels there is no vector, and pixels are processed number by number
+VECTOR_CHANNELS = 8  # fewer channels do not fill a vector: they are processed number by number
 
 
 @jit
 def _span(out: int, size: int, kernel: int, stride: int, padding: int) -> tuple[int, int, int]:
-    """Along one axis: (start, stop) of the image pixels that output `out` depends on, and where its window begins."""
+    """Return, along one axis, (start, stop) of the pixels that output `out` depends on, and where its window begins."""
     start = out * stride - padding
     return max(start, 0), min(start + kernel, size), start
 
 
 @jit
 def _take(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
-    """The first pixel x (C,) of a window is the largest so far: y (C,) = x; its place is the number of the tap."""
+    """Store x (C,), the first pixel of a window, as the largest so far: y (C,) = x, and place (C,) = tap."""
     here = place.dtype.type(tap)
     for c in range(x.size):
         y[c] = x[c]
@@ -69,7 +69,7 @@ def _is_2x2(kernel: Pair, stride: Pair, padding: Pair) -> bool:
 
 @jit
 def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, np.uint8]:
-    """The largest of four numbers, and its index."""
+    """Return the largest of four numbers, and its index: the first of equal numbers."""
     best, where = a, np.uint8(0)
     wins = (b > best) | (b != b)  # NaN wins
     best, where = (b if wins else best), (np.uint8(1) if wins else where)
@@ -81,7 +81,7 @@ def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, np.ui
 
 @jit
 def _max_pool_pixel(a: ndarray, b: ndarray, c: ndarray, d: ndarray, y: ndarray, place: ndarray) -> None:
-    """y, place (C,) = the largest of the four pixels a, b, c, d (C,) of a window, and its index."""
+    """Compute y, place (C,) = the largest of the four pixels a, b, c, d (C,) of a window, and its index."""
     for i in range(y.size):
         y[i], place[i] = _first_largest(a[i], b[i], c[i], d[i])
 
@@ -153,7 +153,7 @@ def _max_pool_backward_2x2(dy: ndarray, place: ndarray, dx: ndarray) -> None:
                     top[2 * ow + 1, c] = gradient if where == 1 else zero
                     bottom[2 * ow, c] = gradient if where == 2 else zero
                     bottom[2 * ow + 1, c] = gradient if where == 3 else zero
-        top[2 * width :] = 0  # with an odd width or height, the last pixels are in no window
+        top[2 * width :] = 0  # if the width or height is odd, the last pixels are in no window
         bottom[2 * width :] = 0
     dx[2 * height :] = 0
 
@@ -169,7 +169,7 @@ def max_pool_backward(dy: ndarray, place: ndarray, kernel: Pair, stride: Pair, p
 
 @jit
 def _add(x: ndarray, factor: float, y: ndarray) -> None:
-    """y += factor * x"""
+    """Compute y += factor * x."""
     for c in range(x.size):
         y[c] += factor * x[c]
 
@@ -208,7 +208,7 @@ def _average_pool_backward_image(dy: ndarray, kernel: Pair, stride: Pair, paddin
 
 @jit
 def _spread_rows(dy: ndarray, kernel: Pair, dx: ndarray) -> None:
-    """The same for adjacent windows without overlap: each pixel of dx is written once."""
+    """Compute dx of average pooling for adjacent windows without overlap: each pixel of dx is written once."""
     factor = dx.dtype.type(1 / (kernel[0] * kernel[1]))
     height, width, channels = dy.shape
     for oh in range(height):

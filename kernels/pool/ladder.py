@@ -25,39 +25,39 @@ def _image(x: ndarray, y: ndarray, place: ndarray) -> None:
 
 @jit
 def naive(x: ndarray, y: ndarray, place: ndarray) -> None:
-    """Number by number: no vectors, and a branch with random outcomes, which the CPU mispredicts."""
+    """Process number by number: no vectors, and a branch with random outcomes, which the CPU often mispredicts."""
     for n in range(x.shape[0]):
         _image(x[n], y[n], place[n])
 
 
 @parallel_jit
 def all_threads(x: ndarray, y: ndarray, place: ndarray) -> None:
-    """The threads share the images."""
+    """Divide the images among the threads."""
     for n in prange(x.shape[0]):
         _image(x[n], y[n], place[n])
 
 
 @parallel_jit
 def tap_by_tap(x: ndarray, y: ndarray, place: ndarray) -> None:
-    """The loop for any window: channels innermost, no branches; y and place are loaded and stored for each tap."""
+    """Call the loop for any window: channels innermost, no branches; it loads and stores y and place for each tap."""
     for n in prange(x.shape[0]):
         cpu._max_pool_image(x[n], TWO, TWO, NONE, y[n], place[n])
 
 
 def in_registers(x: ndarray, y: ndarray, place: ndarray) -> None:
-    """Compares the four pixels of a window in registers: y and place are stored once."""
+    """Compare the four pixels of a window in registers: y and place are stored once."""
     cpu.max_pool(x, TWO, TWO, NONE, y, place)
 
 
 @parallel_jit
 def zeros_first(dy: ndarray, place: ndarray, dx: ndarray) -> None:
-    """The loop for any window: dx is filled with zeros, then read and written again at each place."""
+    """Call the loop for any window: dx is filled with zeros, then read and written again at each place."""
     for n in prange(dx.shape[0]):
         cpu._max_pool_backward_image(dy[n], place[n], TWO, TWO, NONE, dx[n])
 
 
 def written_once(dy: ndarray, place: ndarray, dx: ndarray) -> None:
-    """Windows do not overlap: each pixel is written once, a gradient or a zero, with vector instructions."""
+    """Write each pixel once, a gradient or a zero, with vector instructions: windows do not overlap."""
     cpu.max_pool_backward(dy, place, TWO, TWO, NONE, dx)
 
 

@@ -18,8 +18,8 @@ Pair = tuple[int, int]
 
 
 def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Iterator[tuple[int, int, int]]:
-    """Yield the image pixels (h, w) that output (oh, ow) depends on, row by row, each with its place in the window:
-    kh * kernel width + kw."""
+    """Yield the image pixels (h, w) that output (oh, ow) depends on, row by row, each with its place in the window
+    (kh * kernel width + kw)."""
     for kh in range(kernel[0]):
         for kw in range(kernel[1]):
             h = oh * stride[0] - padding[0] + kh
@@ -29,10 +29,10 @@ def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: 
 
 
 def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, place: ndarray) -> None:
-    """y = the largest pixel of each window, place = its place in the window.
+    """Compute y = the largest pixel of each window, and place = its place in the window.
 
     place: uint8 if a window has at most 256 pixels, else int32. That is one byte for each float32; the index of the
-    pixel in the image would double the number of bytes written here and read in the backward pass.
+    pixel in the image would need four or eight, which are written here and read in the backward pass.
     Of equal pixels the first wins. A NaN wins over every number and over an earlier NaN, as in PyTorch.
     """
     for n, oh, ow, c in _indices(y):
@@ -46,7 +46,7 @@ def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, 
 
 
 def max_pool_backward(dy: ndarray, place: ndarray, kernel: Pair, stride: Pair, padding: Pair, dx: ndarray) -> None:
-    """dx = for each pixel, the sum of dy over the windows of which it is the maximum."""
+    """Compute dx = for each pixel, the sum of dy over the windows whose maximum it is."""
     dx[...] = 0
     for n, oh, ow, c in _indices(dy):
         kh, kw = divmod(int(place[n, oh, ow, c]), kernel[1])
@@ -54,7 +54,7 @@ def max_pool_backward(dy: ndarray, place: ndarray, kernel: Pair, stride: Pair, p
 
 
 def average_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray) -> None:
-    """y = the sum of each window / (kernel height * kernel width): padding counts as zero (PyTorch's default)."""
+    """Compute y = the sum of each window / (kernel height * kernel width); padding counts as 0 (PyTorch's default)."""
     height, width = x.shape[1:3]
     for n, oh, ow, c in _indices(y):
         total = 0.0
@@ -64,7 +64,7 @@ def average_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarr
 
 
 def average_pool_backward(dy: ndarray, kernel: Pair, stride: Pair, padding: Pair, dx: ndarray) -> None:
-    """dx = for each pixel, the sum of dy over the windows that cover it / (kernel height * kernel width)."""
+    """Compute dx = for each pixel, the sum of dy over the windows that cover it / (kernel height * kernel width)."""
     height, width = dx.shape[1:3]
     dx[...] = 0
     for n, oh, ow, c in _indices(dy):
@@ -73,5 +73,5 @@ def average_pool_backward(dy: ndarray, kernel: Pair, stride: Pair, padding: Pair
 
 
 def _indices(a: ndarray) -> Iterator[tuple[int, ...]]:
-    """Every index of the array, the last axis fastest."""
+    """Iterate over the indices of the array; the last axis varies fastest."""
     return np.ndindex(*a.shape)

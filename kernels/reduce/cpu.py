@@ -1,7 +1,7 @@
 """Reductions, compiled. Sums read memory once, several short rows at a time (rows.py), and add in float64.
 
-A long sum is divided into partial sums, whose number is given by the scratch array `partial` and does not depend on
-the number of threads. They are added in a fixed order: the result has the same bits on 1 thread and on 64.
+A long sum is divided into partial sums. The shape of the scratch array `partial`, not the number of threads, determines
+their number, and they are added in a fixed order: the result is bit-identical on 1 thread and on 64.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from .reference import __all__ as __all__
 from .rows import narrow, wide
 
-SERIAL = 32768  # numbers: one thread sums fewer than these
+SERIAL = 32768  # numbers: fewer than these are summed by one thread
 
 
 @jit
 def _sum_few(x: ndarray, total: ndarray) -> None:
-    """The same as _sum_rows, for few numbers."""
+    """Compute the same sums as _sum_rows, for few numbers."""
     total[:] = 0
     if total.size > 1:
         for k in range(x.shape[0]):
@@ -39,7 +39,7 @@ def _sum_few(x: ndarray, total: ndarray) -> None:
 
 @jit
 def _sum_rows(x: ndarray, total: ndarray) -> None:
-    """total (inner,) float64 = sum of the rows of x (rows, inner)"""
+    """Compute total (inner,) float64 = sum of the rows of x (rows, inner)."""
     width = wide(total.size)
     if x.size < 4 * width:
         _sum_few(x, total)
@@ -76,7 +76,7 @@ def _sum_parts(x: ndarray, partial: ndarray) -> None:
 
 @jit
 def sum(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """partial (chunks, outer, inner) float64: the sums over each chunk of the middle axis"""
+    """Sum as in reference.py; partial (chunks, outer, inner) float64: scratch for the sums of each chunk of axis 1."""
     chunks, outer, inner = partial.shape
     if x.size < SERIAL:
         for task in range(chunks * outer):

@@ -14,7 +14,7 @@ from . import cpu, reference
 
 @jit
 def in_float32(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """One running sum in x's type: each addition waits for the one before, and rounds a sum that grows."""
+    """Add to one sum in the type of x: each addition waits for the one before, and rounds a sum that grows."""
     for o in range(x.shape[0]):
         for i in range(x.shape[2]):
             total = x.dtype.type(0)
@@ -25,7 +25,7 @@ def in_float32(x: ndarray, partial: ndarray, out: ndarray) -> None:
 
 @jit
 def row_by_row(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """One sum for each number of a row (four for a plain vector), loaded and stored for each row."""
+    """Add rows to one sum for each number of a row, loaded and stored for each row (a plain vector: to four sums)."""
     for o in range(x.shape[0]):
         cpu._sum_few(x[o], partial[0, o])
         for i in range(x.shape[2]):
@@ -33,7 +33,7 @@ def row_by_row(x: ndarray, partial: ndarray, out: ndarray) -> None:
 
 
 def wide_rows(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """256 independent sums, four wide rows at a time; a single part, so on one thread."""
+    """Add four wide rows at a time to 256 independent sums; a single part, so on one thread."""
     cpu.sum(x, partial[:1], out)
 
 

@@ -11,9 +11,9 @@ __all__ = ["maximum", "maximum_backward", "sum"]
 
 
 def sum(x: np.ndarray, partial: np.ndarray, out: np.ndarray) -> None:
-    """out (outer, inner) = sum over the middle axis of x (outer, n, inner), computed in float64
+    """Compute out (outer, inner) = sum over the middle axis of x (outer, n, inner), in float64.
 
-    partial: scratch of a fast kernel, not used here
+    partial: scratch of a fast kernel, not used here.
     """
     for o in range(x.shape[0]):
         for i in range(x.shape[2]):
@@ -24,7 +24,7 @@ def sum(x: np.ndarray, partial: np.ndarray, out: np.ndarray) -> None:
 
 
 def maximum(x: np.ndarray, out: np.ndarray, winner: np.ndarray) -> None:
-    """out (outer, inner) = the largest of x (outer, n, inner), winner (int64) its index: first of equals; NaN wins"""
+    """Compute out (outer, inner) = the largest of x (outer, n, inner); winner (int64) = its first index. NaN wins."""
     for o in range(x.shape[0]):
         for i in range(x.shape[2]):
             best = 0
@@ -35,7 +35,7 @@ def maximum(x: np.ndarray, out: np.ndarray, winner: np.ndarray) -> None:
 
 
 def maximum_backward(dy: np.ndarray, winner: np.ndarray, dx: np.ndarray) -> None:
-    """dx (outer, n, inner) = dy (outer, inner) at the index of the winner, else 0"""
+    """Compute dx (outer, n, inner) = dy (outer, inner) at the index of the winner, else 0."""
     for o in range(dx.shape[0]):
         for i in range(dx.shape[2]):
             for k in range(dx.shape[1]):

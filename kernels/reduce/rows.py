@@ -1,4 +1,4 @@
-"""Several short rows as one wide row: sums over rows, and maps of rows, become vector loops for any row length.
+"""Several short rows as one wide row: for any row length, sums over rows and maps of rows become long vector loops.
 
 x (rows, C) stores the C numbers of a row contiguously, and each channel has its own sum or factor. A loop over c < C is
 a vector loop, but for C = 16 it is a single vector: most of its time is the beginning and the end of the loop. In
@@ -9,7 +9,7 @@ memory, however, k rows of C numbers are one row of k C numbers, so
             sums[i] += row[i]      sums: k for each channel, added up at the end
 
 and the arrays of the channels (a mean, a factor) are repeated k times before the loop. The last wide row may be
-shorter. With C = 1 the same loop adds a plain vector, in WIDE_ROW independent sums.
+shorter. With C = 1 the same loop adds up a plain vector, as WIDE_ROW independent sums.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from numpy import ndarray
 
 from minidl.engine.jit import jit
 
-WIDE_ROW = 256  # numbers: four wide rows fit into a page of memory, and their sums into the first-level cache
+WIDE_ROW = 256  # numbers: four wide rows of float32 are a page of memory, and the sums fit into the first-level cache
 
 
 @jit
 def wide(channels: int) -> int:
-    """The width of a wide row: a whole number of rows, at least one."""
+    """Return the width of a wide row, in numbers: a whole number of rows, at least one."""
     return max(1, channels) * max(1, WIDE_ROW // max(1, channels))
 
 
 @jit
 def repeat(values: ndarray, width: int) -> ndarray:
-    """values (C,), repeated up to the width of a wide row"""
+    """Return values (C,), repeated up to `width`, the width of a wide row."""
     repeated = np.empty(width, values.dtype)
     for start in range(0, width, max(1, values.size)):
         repeated[start : start + values.size] = values
@@ -39,7 +39,7 @@ def repeat(values: ndarray, width: int) -> ndarray:
 
 @jit
 def narrow(sums: ndarray, total: ndarray) -> None:
-    """total (C,) = the sums (width,) of a wide row, added over its rows"""
+    """Compute total (C,) = the sums (width,) of a wide row, added over its rows."""
     total[:] = 0
     for start in range(0, sums.size, max(1, total.size)):
         part = sums[start : start + total.size]

@@ -1,7 +1,7 @@
 """Softmax and cross-entropy on one core: a batch of class scores is too small for several threads.
 
 A row of ten classes does not fill a vector register. So operations that do not depend on the row's other elements,
-mainly exp, process a block of rows as one vector; a block stays in the first-level cache. Sums are float64.
+mainly exp, process a block of rows as one vector; a block stays in the first-level cache. Sums are in float64.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from minidl.engine.jit import jit
 from ..activation import functions
 from .reference import __all__ as __all__
 
-BLOCK_SIZE = 4096  # elements
-SHORT_ROW = 16  # elements: the maximum of up to this many is found one by one
+BLOCK_SIZE = 4096  # elements of a block of rows, at most, unless a single row has more
+SHORT_ROW = 16  # elements: in a row of up to this many, the maximum is searched one by one
 
 
 @jit
@@ -55,7 +55,7 @@ def _subtract(x: ndarray, number: float, y: ndarray) -> None:
 
 @jit
 def _center(x: ndarray, y: ndarray) -> None:
-    """y = x - max(x) in each row: the softmax does not change, and exp cannot overflow.
+    """Compute y = x - max(x) in each row: the softmax does not change, and exp cannot overflow.
 
     A NaN may or may not count as the largest: in both cases the row's sum becomes NaN.
     """
@@ -69,7 +69,7 @@ def _center(x: ndarray, y: ndarray) -> None:
 
 @jit
 def _sum(x: ndarray) -> float:
-    """The sum, in eight independent sums, because an addition waits for the one before it."""
+    """Return the sum of x, as eight independent sums, because an addition waits for the one before it."""
     a = b = c = d = e = f = g = h = 0.0
     whole = x.size - x.size % 8
     for j in range(0, whole, 8):
@@ -122,8 +122,8 @@ def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 
 @jit
 def log_softmax(x: ndarray, y: ndarray) -> None:
-    """(x_j - max(x)) - log(sum), with the difference rounded first: in x_j - (max(x) + log(sum)), the logarithm would
-    lose its digits if the maximum is large."""
+    """Compute (x_j - max(x)) - log(sum), in this order: max(x) + log(sum) would lose digits of the logarithm if the
+    maximum is large."""
     for i in range(x.shape[0]):
         _center(x[i : i + 1], y[i : i + 1])
         _exp(y[i])
@@ -143,7 +143,7 @@ def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 
 @jit
 def _expected(row: ndarray, label: int, smoothing: float) -> float:
-    """The sum of target times centered logit. NaN for a label that does not exist, so that the loss becomes NaN."""
+    """Return the sum of target times centered logit; NaN for an invalid label, so that the loss becomes NaN."""
     if label < 0 or label >= row.size:
         return math.nan
     expected = (1 - smoothing) * row[label]
@@ -154,7 +154,7 @@ def _expected(row: ndarray, label: int, smoothing: float) -> float:
 def cross_entropy(
     logits: ndarray, labels: ndarray, smoothing: float, probabilities: ndarray, loss: ndarray
 ) -> None:
-    """The logarithm of a probability is centered logit - log(sum), and the targets sum to 1."""
+    """Compute the loss from log(probability) = centered logit - log(sum); the targets of a row sum to 1."""
     rows = logits.shape[0]
     step = _block_rows(logits)
     total = 0.0
@@ -195,7 +195,7 @@ def correct(logits: ndarray, labels: ndarray, count: ndarray) -> None:
     for i in range(logits.shape[0]):
         row, label = logits[i], labels[i]
         best = 0
-        for j in range(1, row.size):  # (NaN counts as the largest)
+        for j in range(1, row.size):  # NaN counts as the largest
             if row[j] > row[best] or (row[j] != row[j] and row[best] == row[best]):
                 best = j
         found += best == label

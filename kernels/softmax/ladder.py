@@ -1,4 +1,4 @@
-"""The steps of README.md as code: softmax of each row, on one thread. bench/bench_softmax.py prints the table."""
+"""The steps of README.md as code: softmax of each row. bench/bench_softmax.py prints the table."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from . import cpu
 
 
 def in_numpy(x: ndarray, y: ndarray) -> None:
-    """One pass for each operation, most of them into a new array."""
+    """Compute one operation in each pass; three of the passes write to a new array of the size of x."""
     e = np.exp(x - x.max(1, keepdims=True))
     y[:] = e / e.sum(1, keepdims=True)
 
 
 @jit
 def calls_of_exp(x: ndarray, y: ndarray) -> None:
-    """One row after the other, in the cache; exp is a call of the mathematics library for each number."""
+    """Process one row after the other, in the cache; exp is a call of the mathematics library for each number."""
     rows, classes = x.shape
     for i in range(rows):
         largest, total = x[i, 0], 0.0
@@ -36,7 +36,7 @@ def calls_of_exp(x: ndarray, y: ndarray) -> None:
 
 @jit
 def polynomial(x: ndarray, y: ndarray) -> None:
-    """exp without a call, in vectors along the row: ten classes do not fill one; maximum and sum are serial."""
+    """Compute exp without calls, in vectors along the row (not filled by ten classes); maximum and sum are serial."""
     rows, classes = x.shape
     for i in range(rows):
         largest, total = x[i, 0], 0.0

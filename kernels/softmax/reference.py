@@ -17,14 +17,14 @@ __all__ = [
 
 
 def _log_probabilities(row: ndarray) -> list[float]:
-    """log(exp(row_j) / sum_k exp(row_k)). The maximum is subtracted first: 1e4 + log(2) has fewer digits of log(2)."""
+    """Return log(exp(row_j) / sum_k exp(row_k)); max + log(sum) is avoided: 1e4 + log(2) has few digits of log(2)."""
     largest = max(row)
     log_sum = math.log(sum(math.exp(value - largest) for value in row))
     return [(value - largest) - log_sum for value in row]
 
 
 def softmax(x: ndarray, y: ndarray) -> None:
-    """y_j = exp(x_j) / sum_k exp(x_k)."""
+    """Compute y_j = exp(x_j) / sum_k exp(x_k)."""
     rows, classes = x.shape
     for i in range(rows):
         logarithms = _log_probabilities(x[i])
@@ -33,7 +33,7 @@ def softmax(x: ndarray, y: ndarray) -> None:
 
 
 def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    """dx_j = y_j (dy_j - sum_k dy_k y_k)."""
+    """Compute dx_j = y_j (dy_j - sum_k dy_k y_k)."""
     rows, classes = y.shape
     for i in range(rows):
         inner = sum(dy[i, k] * y[i, k] for k in range(classes))
@@ -42,7 +42,7 @@ def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 
 
 def log_softmax(x: ndarray, y: ndarray) -> None:
-    """y_j = x_j - log(sum_k exp(x_k))."""
+    """Compute y_j = x_j - log(sum_k exp(x_k))."""
     rows, classes = x.shape
     for i in range(rows):
         logarithms = _log_probabilities(x[i])
@@ -51,7 +51,7 @@ def log_softmax(x: ndarray, y: ndarray) -> None:
 
 
 def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    """dx_j = dy_j - exp(y_j) sum_k dy_k."""
+    """Compute dx_j = dy_j - exp(y_j) sum_k dy_k."""
     rows, classes = y.shape
     for i in range(rows):
         total = sum(dy[i, k] for k in range(classes))
@@ -62,9 +62,9 @@ def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 def cross_entropy(
     logits: ndarray, labels: ndarray, smoothing: float, probabilities: ndarray, loss: ndarray
 ) -> None:
-    """loss = mean over the rows of -sum_j target_j log(probability_j), probabilities = softmax(logits).
+    """Compute loss = mean over the rows of -sum_j target_j log(probability_j), and probabilities = softmax(logits).
 
-    loss (1,); labels (rows,) in 0, ..., classes - 1: any other label makes the loss and its row of the gradient NaN.
+    loss (1,); labels (rows,) in [0, classes): any other label makes the loss, and its row of the gradient, NaN.
     The target of a row is smoothing / classes for each class, plus 1 - smoothing for its label (Szegedy et al. 2016; as
     in PyTorch).
     """
@@ -83,7 +83,7 @@ def cross_entropy(
 def cross_entropy_backward(
     dloss: ndarray, probabilities: ndarray, labels: ndarray, smoothing: float, dlogits: ndarray
 ) -> None:
-    """dlogits_j = dloss (probability_j - target_j) / rows; dloss (1,)."""
+    """Compute dlogits_j = dloss (probability_j - target_j) / rows; dloss (1,)."""
     rows, classes = probabilities.shape
     for i in range(rows):
         for j in range(classes):
@@ -96,7 +96,7 @@ def _target(is_label: bool, smoothing: float, classes: int) -> float:
 
 
 def correct(logits: ndarray, labels: ndarray, count: ndarray) -> None:
-    """count (1,) int64 = number of rows of logits (N, classes) whose maximum, the first of equals, is at the label"""
+    """Compute count (1,) int64: the rows of logits (N, classes) whose first maximum is at the label."""
     count[0] = 0
     for row, label in zip(logits, labels, strict=True):
         count[0] += int(row.argmax()) == label
