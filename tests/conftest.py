@@ -25,7 +25,7 @@ def root() -> Path:
 
 @pytest.fixture
 def data_dir() -> Path:
-    """Return the folder of the real data sets (`mnist/`, `fashion-mnist/`, `cifar10/`), or skip the test without it."""
+    """Return the folder of the real data sets (`mnist/`, `fashion-mnist/`, `cifar10/`), or skip the test."""
     folder = Path(os.environ.get("MINIDL_DATA") or ROOT.parent / "shared" / "data")
     if not folder.is_dir():
         pytest.skip(f"no data sets: {folder} is not a folder (set MINIDL_DATA)")

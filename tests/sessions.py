@@ -47,7 +47,7 @@ class Sessions:
 
         simulation.at = at  # type: ignore[method-assign]
         for fabric in simulation.fabrics:
-            fabric.close = lambda: None  # type: ignore[method-assign]  # at a real exit, the state in the status table does not change
+            fabric.close = lambda: None  # type: ignore[method-assign]  # the simulation's own `close` would announce FINISHED
             fabric.aborted = lambda: self.failed  # type: ignore[method-assign]
         if stop:
             simulation.at(stop, simulation.stop)

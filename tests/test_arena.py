@@ -134,7 +134,7 @@ def test_gradients_accumulate_into_the_arena() -> None:
         assert part.any(), name
         np.testing.assert_array_equal(part, parameter.grad)
     once = arena.grad.copy()
-    loss_of(network).backward()  # equal: in training, batch norm does not depend on its running statistics
+    loss_of(network).backward()  # the same gradient: in training, batch norm does not use its running statistics
     np.testing.assert_array_equal(arena.grad, 2 * once)
 
 
@@ -237,7 +237,7 @@ def test_training_updates_theta_in_shared_memory() -> None:
         other.close()
         np.testing.assert_array_equal(seen, network.arena.theta)
         assert (seen != before).any()
-        del network, own, optimizer  # their arrays are views of the memory, which cannot be closed before
+        del network, own, optimizer  # the memory cannot be closed while these hold views of it
         gc.collect()  # needed because the arena and the parameters reference each other
     finally:
         memory.close()

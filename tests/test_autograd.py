@@ -48,7 +48,7 @@ def test_many_diamonds_take_one_visit_each() -> None:
 
 
 def test_branches_of_different_length_meet() -> None:
-    """`start` has its gradient from the short branch early, but its backward runs after the long branch."""
+    """`start` receives the gradient of the short branch early, but its backward must run after the long branch."""
     x = leaf(1.0)
     start = x * 3
     long = start
@@ -206,7 +206,7 @@ def test_no_grad_affects_only_its_thread() -> None:
 
 
 def test_a_decorated_function_in_two_threads_at_once() -> None:
-    """One thread calls it while recording is on, the other while it is off. Afterwards each has its state again."""
+    """One thread calls the function while gradients are recorded, the other inside no_grad: each restores its state."""
     entered = threading.Barrier(2, timeout=30)
 
     @no_grad()

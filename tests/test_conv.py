@@ -93,7 +93,7 @@ def test_an_image_with_more_pixels_than_a_block() -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("wanted", [0, 1, 2])
 def test_only_one_of_the_gradients(wanted: int, groups: int) -> None:
-    """Any two gradients may be skipped; in the first layer, for example, the images need none."""
+    """A gradient may be needed without the others: in the first layer, for example, the images need none."""
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape) for shape in ((3, 5, 4, 2), (3, 3, 2 // groups, 4), (4,))]
     every = [Tensor(array, requires_grad=True) for array in arrays]
@@ -120,7 +120,7 @@ def test_only_one_of_the_gradients(wanted: int, groups: int) -> None:
         ((2, 5, 5, 3), (3, 3, 3, 6), dict(dilation=3), r"dilation \(3, 3\) does not fit"),
     ],
 )
-def test_what_does_not_fit(x: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(x: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ShapeError, match=f"conv2d: .*{message}"):
         ops.conv2d(Tensor(np.zeros(x)), Tensor(np.zeros(weight)), **options)
 

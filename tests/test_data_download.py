@@ -32,7 +32,7 @@ FILE = published("file.gz", CONTENT)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serve `server.files[NAME]` under /BEHAVIOUR/NAME: correctly if it is "good", else with a fault."""
+    """Serve `server.files[NAME]` under /BEHAVIOUR/NAME: correctly, or with the fault that BEHAVIOUR names."""
 
     server: Server
 

@@ -98,7 +98,7 @@ def test_compressed_bomb_is_not_unpacked(tmp_path: Path) -> None:
         (idx(np.zeros((0, 2, 2))), "is empty"),
     ],
 )
-def test_messages(tmp_path: Path, content: bytes, message: str) -> None:
+def test_messages_for_wrong_headers(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_idx(tmp_path / "file", rank=3)

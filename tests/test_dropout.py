@@ -62,7 +62,7 @@ def test_p_0_is_the_identity_and_1_is_refused() -> None:
             ops.dropout(x, p, 0, 0)
 
 
-def test_seed_and_offset_decide() -> None:
+def test_seed_and_offset_decide_which_elements_are_kept() -> None:
     np.testing.assert_array_equal(kept(N, 0.5, 3, 4), kept(N, 0.5, 3, 4))
     for other in (kept(N, 0.5, 3, 5), kept(N, 0.5, 4, 4)):
         assert within_chance((kept(N, 0.5, 3, 4) == other).sum(), N, 0.5)

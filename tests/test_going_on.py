@@ -17,7 +17,7 @@ IMAGES = 120  # training images in SMALL
 
 
 def stopped(folder: Path, ranks: int, part: float, **options: Any) -> Sessions:
-    """Complete a run in folder/whole; return it. Stop an equal one in folder/run after a fraction `part` of its time."""
+    """Complete a run in folder/whole; return it. In folder/run, stop the same run after `part` of its time."""
     whole = Sessions(folder / "whole", ranks, {}, **SMALL, **options)
     run = Sessions(folder / "run", ranks, {}, stop=part * whole.simulation.time, **SMALL, **options)
     assert run.summary is None and not run.errors
@@ -26,11 +26,12 @@ def stopped(folder: Path, ranks: int, part: float, **options: Any) -> Sessions:
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip"])
 def test_statistics_continue(tmp_path: Path, method: str) -> None:
+    """The statistics include those before the stop. A few messages may be lost by the stop."""
     whole = stopped(tmp_path, 3, 0.5, method=method, epochs=4).summary
     before = Sessions.last_of(tmp_path / "run")
     again = Sessions(tmp_path / "run", 3, {}).summary
     assert whole and again
-    if method == "dpsgd":  # as in the uninterrupted run; other counts lack what the stop has lost
+    if method == "dpsgd":  # synchronous: the same exchanges as without the stop
         assert again["staleness"]["count"] == whole["staleness"]["count"] > 0
     assert again["messages"] >= 0.9 * whole["messages"] and again["bytes_sent"] >= 0.9 * whole["bytes_sent"]
     assert [edge[:2] for edge in again["edges"]] == [edge[:2] for edge in whole["edges"]]
@@ -53,7 +54,7 @@ def test_statistics_of_other_replicas_are_added(tmp_path: Path) -> None:
 def test_length_of_a_run_resumed_with_another_number_of_replicas(
     tmp_path: Path, method: str, before: int, after: int, length: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--epochs counts passes of all replicas together (here to within a batch of each), --steps the steps of each."""
+    """--epochs counts passes of all replicas together, to within one batch of each; --steps counts steps of each."""
     stopped(tmp_path, before, 0.6, method=method, **length)
     done = Sessions.last_of(tmp_path / "run").state
     images: list[int] = []
@@ -115,7 +116,7 @@ def test_resuming_after_all_replicas_were_killed(tmp_path: Path, after: int, mon
 
 
 def test_the_saved_state_of_a_dead_replica_is_deleted(tmp_path: Path) -> None:
-    """Otherwise, if the other replicas are killed later, the run would be resumed with a state older than theirs."""
+    """Otherwise, after the other replicas are killed later, the run would resume with a state older than theirs."""
     options = dict(SMALL, method="gossip", epochs=6)
     time = Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
     Sessions(tmp_path / "run", 3, {2: 0.4 * time, 0: 0.7 * time, 1: 0.7 * time}, **options)

@@ -26,7 +26,7 @@ AXES = [dict(zip(("exchange", "peer", "mix", "block"), choice, strict=True)) for
 
 
 def mass(group: Group) -> np.ndarray:
-    """Return the mass of each block (its weight in push-sum, --mix mass), summed over all replicas (blocks,)."""
+    """Return the mass (the weight in push-sum, mix="mass") of each block, summed over all replicas: (blocks,)."""
     return np.sum([method.weighing.mass for method in group.methods.values()], axis=0)
 
 

@@ -124,7 +124,7 @@ def test_nothing_to_save_yet() -> None:
 
 
 def test_ignored_signals_stay_ignored() -> None:
-    """Under nohup, which ignores SIGHUP, a run must survive the closing of its terminal."""
+    """Under nohup (SIGHUP is ignored), a run must survive the closing of its terminal."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with light(1, "wait") as launched:

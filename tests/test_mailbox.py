@@ -1,4 +1,4 @@
-"""Mailboxes: messages arrive once, in order and untorn. Published vectors are untorn, and publishing never waits."""
+"""Mailboxes: messages arrive once, in order and complete. Readers see complete vectors; publishing never waits."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_replicas_call_and_servers_answer() -> None:
 
 
 @given(st.lists(st.sampled_from(["publish", "look 1", "look 2", "release 1", "release 2"]), max_size=60))
-def test_readers_get_the_newest_vector_untorn(actions: list[str]) -> None:
+def test_readers_get_the_newest_complete_vector(actions: list[str]) -> None:
     ranks = boxes(3)
     shown = 0
     seen, held = {1: 0, 2: 0}, dict[int, tuple[Letter, int]]()

@@ -178,7 +178,7 @@ def test_beside_in_one_thread() -> None:
     assert 10 <= meter.report()["seconds"]["waiting"] < 11
 
 
-def test_an_error_in_concurrent_work_propagates_and_ends_its_separate_count() -> None:
+def test_an_error_in_concurrent_work_propagates() -> None:
     meter = Meter()
     fabric = Alone(meter)
     meter.start()

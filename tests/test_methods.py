@@ -178,7 +178,7 @@ def test_local_sgd_averages_momentum_with_velocity_mixed() -> None:
 @pytest.mark.parametrize("topology", ["ring", "torus", "one-peer-exponential", "base-2", "matching", "uniform"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7])
 def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap: bool) -> None:
-    """With one row per replica, a step is X <- W (X - eta G), with overlap X <- W X - eta G; compared in float64."""
+    """With a row per replica, a step in float64 is X <- W (X - eta G), and with overlap X <- W X - eta G."""
     if topology == "torus" and ranks == 7:
         pytest.skip("7 replicas make no torus")
     diary = Diary()
@@ -216,7 +216,7 @@ def test_quasi_global_momentum_agrees_with_its_paper(optimizer: str) -> None:
 
 
 def test_quasi_global_momentum_stays_closer_together_than_local() -> None:
-    """Each replica has a single batch, a different one: so local momentum drives the replicas apart."""
+    """Each replica trains on one batch, different for each, so local momentum drives the replicas apart."""
 
     ends = {
         velocity: spread(run("dpsgd", 6, 60, topology="ring", velocity=velocity, momentum=0.9, lr=0.02,
@@ -255,7 +255,7 @@ def runs() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
 def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
-    """Two runs are bit-identical. For synchronous methods, so are 6 steps and 3 steps resumed for 3 more."""
+    """Runs and resumed runs repeat bit-identically. Except for asynchronous methods, 3 steps, a pause and 3 equal 6."""
     options = {**MOMENTUM, "period": 2, **options}
     name = options.pop("name")
     first = run(name, 4, 6, **options)

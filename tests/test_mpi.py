@@ -125,7 +125,7 @@ def test_messages_and_published_vectors(mode: str, ranks: int) -> None:
     found = several(mode, ranks)
     assert found[0]["gather"] == [[rank, float(rank)] for rank in range(ranks)]
     assert all(result["gather"] == [] for result in found[1:])
-    assert all(result["newest"] == [50] * ranks for result in found)  # readers see the newest version, untorn
+    assert all(result["newest"] == [50] * ranks for result in found)  # all have read the last version of each peer
     assert sum(result["drain"] for result in found) == pytest.approx(ranks, rel=1e-12)  # mass is conserved
     assert all(result["stress"]["torn"] == 0 and result["stress"]["seen"] > 0 for result in found)
     assert len({result["stop"] for result in found}) == 1

@@ -63,7 +63,7 @@ class Group:
 
 
 def spread(theta: np.ndarray) -> float:
-    """Return how far apart the replicas are: the root mean square of all elements of theta - its mean row."""
+    """Return how far apart the replicas are: the root mean square of theta minus its mean row, over all elements."""
     return float(np.sqrt(((theta - theta.mean(axis=0)) ** 2).mean()))
 
 

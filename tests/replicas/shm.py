@@ -76,7 +76,7 @@ def exchange(fabric: ShmFabric) -> int:
 
 
 def drain(fabric: ShmFabric) -> list[float]:
-    """Repeatedly push half of two masses to a random peer. The sum of each mass over all ranks is conserved."""
+    """Repeatedly push half of two masses, as two vectors, to a random peer. Each sum over all ranks is conserved."""
     random = np.random.default_rng(fabric.rank)
     mass = np.array([1, fabric.rank], np.float64)
     for _ in range(300):
@@ -128,7 +128,7 @@ def serve(fabric: ShmFabric) -> list[float]:
 
 
 def steps(fabric: ShmFabric, kind: str, last: str = "1000000", sleep: str = "0") -> int:
-    """Make up to `last` steps, until a signal stops the run. After its third step each rank prints a line and sleeps.
+    """Make `last` steps, or fewer if a signal stops the run. After its third step each rank prints a line and sleeps.
 
     The steps of higher ranks are longer. kind: "alone": the numbers of steps are independent. "together": all ranks
     make the same number of steps. "ring": in addition each rank waits for its neighbours in every step.
