@@ -59,7 +59,7 @@ def test_branches_of_different_length_meet() -> None:
 
 
 def test_a_gradient_that_two_inputs_share_is_not_written_to() -> None:
-    """The backward of a + b passes one array to both inputs. Adding to the gradient of a must not change that of b."""
+    """The backward of a + b passes one array to both inputs. Adding to a's gradient must not change b's."""
     x, y = leaf(2.0), leaf(3.0)
     a, b = x * 1, y * 1
     older = a * 3  # its gradient reaches `a` after the gradient of a + b

@@ -182,7 +182,7 @@ def test_full_disk_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         files.save(tmp_path, 6, example(6))
 
 
-CALLS = 13  # calls of a save at which the test kills it
+CALLS = 13  # calls in one save at which the process may die
 
 
 @pytest.mark.parametrize("killed_at", range(1, CALLS + 2))

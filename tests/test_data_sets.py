@@ -115,7 +115,7 @@ def test_synthetic() -> None:
     assert np.array_equal(load("synthetic:90x5x7x3:4", seed=2).x_train, data.x_train)
     assert not np.array_equal(load("synthetic:90x5x7x3:4", seed=1).x_train, data.x_train)
     assert load("synthetic").x_train.shape == (4096, 8, 8, 1)
-    # Learnable: for most test images, the nearest class mean of the training images is that of their class.
+    # Learnable: most test images are closest to the mean of the training images of their class.
     data = load("synthetic:400x8x8x1:10")
     means = np.stack([data.x_train[data.y_train == label].mean(axis=0) for label in range(10)])
     distances = ((data.x_test[:, None] - means) ** 2).sum(axis=(2, 3, 4))

@@ -26,7 +26,7 @@ def stopped(folder: Path, ranks: int, part: float, **options: Any) -> Sessions:
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip"])
 def test_statistics_continue(tmp_path: Path, method: str) -> None:
-    """The statistics include those before the stop. A few messages may be lost by the stop."""
+    """The statistics of a resumed run include the part before the stop, except for a few messages lost by the stop."""
     whole = stopped(tmp_path, 3, 0.5, method=method, epochs=4).summary
     before = Sessions.last_of(tmp_path / "run")
     again = Sessions(tmp_path / "run", 3, {}).summary
@@ -116,7 +116,7 @@ def test_resuming_after_all_replicas_were_killed(tmp_path: Path, after: int, mon
 
 
 def test_the_saved_state_of_a_dead_replica_is_deleted(tmp_path: Path) -> None:
-    """Otherwise, after the other replicas are killed later, the run would resume with a state older than theirs."""
+    """Otherwise, if the other replicas were killed later, the run would resume from a state older than theirs."""
     options = dict(SMALL, method="gossip", epochs=6)
     time = Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
     Sessions(tmp_path / "run", 3, {2: 0.4 * time, 0: 0.7 * time, 1: 0.7 * time}, **options)

@@ -59,7 +59,7 @@ def in_float64(arguments: Arguments) -> Arguments:
 
 
 def check(folder: str, kernel: str, dtype: str, arguments: Arguments) -> dict[str, np.ndarray]:
-    """Compare the compiled kernel with the reference in float64; return the arrays after the compiled kernel."""
+    """Compare the compiled kernel with the reference in float64; return the compiled kernel's arrays."""
     expected = call(folder, "reference", kernel, in_float64(arguments))
     found = call(folder, "cpu", kernel, arguments)
     for p, array in found.items():

@@ -216,7 +216,7 @@ def test_quasi_global_momentum_agrees_with_its_paper(optimizer: str) -> None:
 
 
 def test_quasi_global_momentum_stays_closer_together_than_local() -> None:
-    """Each replica trains on one batch, different for each, so local momentum drives the replicas apart."""
+    """Each replica repeats one batch, which differs between replicas, so local momentum drives them apart."""
 
     ends = {
         velocity: spread(run("dpsgd", 6, 60, topology="ring", velocity=velocity, momentum=0.9, lr=0.02,
@@ -255,7 +255,7 @@ def runs() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
 def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
-    """Runs and resumed runs repeat bit-identically. Except for asynchronous methods, 3 steps, a pause and 3 equal 6."""
+    """Runs and resumed runs repeat exactly. Except for asynchronous methods, 3 steps resumed for 3 more equal 6."""
     options = {**MOMENTUM, "period": 2, **options}
     name = options.pop("name")
     first = run(name, 4, 6, **options)

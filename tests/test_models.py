@@ -96,7 +96,7 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", BASIC)
 def test_activations_keep_their_size(name: str) -> None:
-    """The loss of an untrained model is about log(10): no layer makes its input explode or vanish."""
+    """The loss of an untrained model is about log(10): no activation explodes or vanishes."""
     minidl.seed(0)
     model = models.build(name, (16, 16, 3))
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_activations_keep_their_size(name: str) -> None:
 
 
 def test_a_block_doubles_channels_without_weights_in_the_shortcut() -> None:
-    """With f(x) = 0 the block is relu of the shortcut: every second pixel, and zeros in the new channels."""
+    """If its residual is 0, a block is relu of the shortcut: every second pixel, and zeros in the new channels."""
     minidl.seed(0)
     block = models.Block(3, 5, stride=2)
     block.bn2.weight.copy_(np.zeros(5))
