@@ -1,4 +1,4 @@
-"""Helpers for tests of several processes: start a job, wait until it ends, check that nothing of it is left."""
+"""Helpers for tests of several processes: start a job, wait until it ends, find processes and memory that it left."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ try:
 except MinidlError as error:
     sys.exit(f"minidl: error: {error}")
 """
-PATIENCE = 60  # seconds until a test gives up waiting; no other result depends on it
+PATIENCE = 60  # seconds of waiting until a test fails; it affects no other result
 
 
 class Launched:
-    """A launcher in a separate process. Its ranks run a program: a scenario of replicas/shm.py, or another program."""
+    """A launcher in a separate process. Its ranks run `program` with `arguments`; by default, a scenario of shm.py."""
 
     def __init__(self, ranks: int, *arguments: str, program: Sequence[str] = (REPLICA,), **options: Any) -> None:
         options = {"ranks": ranks, "quiet": True, **options}
@@ -50,20 +50,20 @@ class Launched:
         return json.loads(text)
 
     def finish(self) -> tuple[int, list[Any], str]:
-        """Wait until the launcher ends. Returns (exit code, remaining lines of stdout decoded from JSON, stderr)."""
+        """Wait until the launcher ends. Return (exit code, remaining lines of stdout decoded from JSON, stderr)."""
         out, errors = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, [json.loads(line) for line in out.splitlines()], errors
 
 
 def job(ranks: int, *arguments: str, **options: Any) -> tuple[int, dict[int, Any], str]:
-    """Run a job until it ends. Returns (exit code, {rank: result}, stderr)."""
+    """Run a job until it ends. Return (exit code, {rank: result}, stderr)."""
     with Launched(ranks, *arguments, **options) as launched:
         code, lines, errors = launched.finish()
     return code, {line["rank"]: line["result"] for line in lines}, errors
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended. A zombie has ended: only its exit code has not been collected."""
+    """Return whether a process has ended. A zombie has ended: only its exit code has not been collected."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -71,12 +71,12 @@ def is_gone(pid: int) -> bool:
 
 
 def memory_of(pid: int) -> int:
-    """The inode of the shared memory that a launcher created."""
+    """Return the inode of the shared memory that a launcher created."""
     return next(os.stat(fd).st_ino for fd in Path(f"/proc/{pid}/fd").iterdir() if "memfd:minidl" in os.readlink(fd))
 
 
 def holders(inode: int) -> set[int]:
-    """The processes that have this memory open as a file or mapped."""
+    """Return the ids of the processes that have this memory open as a file or mapped."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -93,7 +93,7 @@ def holders(inode: int) -> set[int]:
 
 
 def eventually(condition: Callable[[], bool], what: str) -> float:
-    """Wait until `condition` is true and return the seconds. Fails with `what` after PATIENCE seconds."""
+    """Wait until `condition` is true and return the seconds. Fail with the message `what` after PATIENCE seconds."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < PATIENCE, what

@@ -1,4 +1,4 @@
-"""Small models for the tests of `minidl.nn`: they check names, weights and text."""
+"""Small models for the tests of `minidl.nn`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from minidl import Tensor, nn, ops
 
 
 class Pair(nn.Module):
-    """A block of two convolutions with batch norm between them."""
+    """A block of two convolutions, with batch norm and relu between them."""
 
     def __init__(self) -> None:
         self.conv1 = nn.Conv2d(3, 4, 3, padding=1, bias=False)
@@ -20,7 +20,7 @@ class Pair(nn.Module):
 
 
 class Net(nn.Module):
-    """A model with a parameter outside its layers, nested modules, and attributes named like methods of Module."""
+    """A model with nested modules, a parameter outside its layers, and an attribute named like a method of Module."""
 
     def __init__(self) -> None:
         self.scale = nn.Parameter(np.ones(1, np.float32))

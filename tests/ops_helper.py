@@ -1,6 +1,6 @@
-"""check_op compares one operation with PyTorch, with the plain loops and with difference quotients.
+"""check_op compares an op with PyTorch, with the plain loops of the device "reference" and with difference quotients.
 
-Without PyTorch only the last two comparisons run.
+If PyTorch is not installed, only the last two comparisons run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ def check_op(
 ) -> None:
     """Compare y = ours(*inputs) and all its gradients, for a random dL/dy.
 
-    theirs: the same function in PyTorch. None: `ours` accepts tensors of minidl and of PyTorch.
-    inputs: arrays, or shapes to fill with normally distributed numbers. Each input gets a gradient.
-    loops: whether to run on the device "reference" too.
-    differences: whether to run `gradcheck` too (it fails at a kink).
+    theirs: the same function in PyTorch; None if `ours` accepts tensors of minidl and of PyTorch.
+    inputs: arrays, or shapes to fill with normally distributed numbers. Each input requires a gradient.
+    loops: whether to compare with the plain loops. differences: whether to run `gradcheck`, which fails at a kink.
     """
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(x) if isinstance(x, tuple) else np.asarray(x, np.float64) for x in inputs]

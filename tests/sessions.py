@@ -1,4 +1,4 @@
-"""Whole runs of several replicas on a simulated cluster. A death or a signal can be set for any moment."""
+"""Complete runs of several replicas on a simulated cluster. A test can kill replicas or send a signal at any time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ OPTIONS: dict[str, Any] = dict(data="synthetic:48x2x2x1:2", model="mlp", batch_s
 class Sessions:
     """A run of several replicas on a virtual clock. Each replica has its own session, as in a real job.
 
-    deaths: {rank: virtual seconds}. stop: the virtual time of a signal; 0: no signal.
-    If the folder already holds a run, that run is resumed.
-    Afterwards `results` maps each rank that is not dead to its return value or its error.
+    deaths: {rank: virtual seconds}. stop: the virtual time of a signal, or 0 for no signal.
+    If the folder already contains a run, that run is resumed.
+    `results` maps each surviving rank to the value that it returned or the error that it raised.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Sessions:
 
         simulation.at = at  # type: ignore[method-assign]
         for fabric in simulation.fabrics:
-            fabric.close = lambda: None  # type: ignore[method-assign]  # a real exit does not change the state
+            fabric.close = lambda: None  # type: ignore[method-assign]  # the simulation's own `close` would announce FINISHED
             fabric.aborted = lambda: self.failed  # type: ignore[method-assign]
         if stop:
             simulation.at(stop, simulation.stop)
@@ -68,7 +68,7 @@ class Sessions:
         return work
 
     def check(self) -> None:
-        """Check that the run ended with a result, or with an error after saving what could be saved."""
+        """Check that the run has a result, or an error that says how to resume if a checkpoint was saved."""
         if self.summary is not None:
             assert json.loads((self.folder / "summary.json").read_text()) == self.summary
             assert self.summary["steps"] == self.last().state["progress"]["step"]
@@ -78,7 +78,7 @@ class Sessions:
         words = " ".join(self.errors)
         if "saved" in words:
             assert f"python -m minidl.train --resume {self.folder}" in words and self.last()
-        else:  # it failed before the first step
+        else:  # the run failed before the first step
             assert "died while others waited for" in words and not files.last(self.folder / "checkpoints")
 
     def last(self) -> files.Checkpoint:

@@ -24,7 +24,7 @@ between = {alpha = 0.3, beta = 1e-3}
 def simulate(
     work: Work | dict[int, Work], ranks: int = 2, cluster: Cluster | None = None, **options: Any
 ) -> Simulation:
-    """Run `work` on every rank after it has joined; return the finished simulation, with `results` {rank: value}."""
+    """Join every rank, then run its `work`; return the finished simulation, with `results` {rank: value}."""
     simulation = Simulation(cluster or uniform(ranks, **LINKS), ranks, **options)
 
     def main(fabric: SimFabric) -> Callable[[], Any]:
@@ -52,7 +52,7 @@ def after(fabric: SimFabric, seconds: float) -> None:
 
 
 def push_sum(fabric: SimFabric, steps: int = 30, ranks: int = 8) -> float:
-    """In each step a rank sends half of its mass to a random rank; return its mass at the end."""
+    """In each step, send half of this rank's mass to a random rank. Return the mass of this rank at the end."""
     mass, chance = 1.0, np.random.default_rng(fabric.rank)
     for step in range(steps):
         fabric.begin_step(step, synchronous=False)

@@ -1,4 +1,4 @@
-"""Activation functions, near zero and for large numbers."""
+"""Activation functions: values and gradients, near zero, for large numbers, and for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_many_elements(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_zero_and_large_numbers(name: str) -> None:
-    """One number at a time: next to 1e4, errors of the others would be below the tolerance. Not compared with the plain
-    loops, which compute in float64, where sigmoid(20) is less than 1. PyTorch's gelu is 0 below -9; minidl's is not."""
+    """Each number is tested alone, because the tolerance is relative to the largest element. The plain loops are no
+    oracle here: in float64 sigmoid(20) is less than 1. Nor is PyTorch's gelu: it is 0 below -9, minidl's is not."""
     theirs = (lambda x: x * torch.special.erfc(-x / 2**0.5) / 2) if name == "gelu" else in_torch(name)
     for value in (0.0, 0.01, -0.01, 20, -20, 100, -100, 1e4, -1e4):
         check_op(getattr(ops, name), theirs, np.array([value]), loops=False, differences=False)

@@ -1,4 +1,4 @@
-"""The arena: one flat vector, whose slices are the parameters."""
+"""The arena: a flat vector `theta` whose slices are the parameters, and a vector `grad` for their gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parameters(*shapes: tuple[int, ...], dtype: str = "float32") -> dict[str, Pa
 
 
 def gaps(arena: Arena) -> np.ndarray:
-    """A mask of `theta` (size,): True where no parameter is stored."""
+    """Return a mask of `theta` (size,): True where no parameter is stored."""
     outside = np.ones(arena.size, bool)
     for slot in arena.slots:
         outside[slot.start : slot.stop] = False
@@ -54,7 +54,7 @@ def test_flatten_moves_the_values_and_aligns_them() -> None:
     shapes=st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=8),
     dtype=st.sampled_from(["float32", "float64"]),
 )
-def test_slots_are_disjoint_inside_and_aligned(shapes: list[tuple[int, ...]], dtype: str) -> None:
+def test_slots_are_disjoint_and_aligned(shapes: list[tuple[int, ...]], dtype: str) -> None:
     given_ = parameters(*shapes, dtype=dtype)
     before = {name: parameter.data.copy() for name, parameter in given_.items()}
     size = Arena.required_size(given_)
@@ -74,7 +74,7 @@ def test_slots_are_disjoint_inside_and_aligned(shapes: list[tuple[int, ...]], dt
         assert np.shares_memory(part, given_[name].data) or not part.size
 
 
-def test_a_tied_parameter_has_one_place() -> None:
+def test_a_tied_parameter_has_one_slot() -> None:
     given_ = parameters((3, 5), (7,))
     given_["again"] = given_["p0"]
     assert [slot.name for slot in Arena(given_).slots] == ["p0", "p1"]
@@ -82,7 +82,7 @@ def test_a_tied_parameter_has_one_place() -> None:
     assert Arena.required_size(apart) == Arena.required_size({**apart, "again": apart["p0"]}) == 32
 
 
-def test_layout_hash_tells_what_theta_means() -> None:
+def test_layout_hash_covers_names_shapes_order_and_type() -> None:
     def hashed(*shapes: tuple[int, ...], dtype: str = "float32", names: str = "p0 p1") -> str:
         made = parameters(*shapes, dtype=dtype)
         return Arena(dict(zip(names.split(), made.values()))).layout_hash
@@ -102,7 +102,7 @@ def test_layout_hash_tells_what_theta_means() -> None:
     assert len({usual, *others}) == 8
 
 
-def test_nothing_and_mixed_types_are_refused() -> None:
+def test_no_parameters_and_mixed_types_are_refused() -> None:
     with pytest.raises(ShapeError, match="0 types; expected one or more parameters of one type"):
         Arena({})
     mixed = {**parameters((3,)), "double": parameters((3,), dtype="float64")["p0"]}
@@ -134,11 +134,11 @@ def test_gradients_accumulate_into_the_arena() -> None:
         assert part.any(), name
         np.testing.assert_array_equal(part, parameter.grad)
     once = arena.grad.copy()
-    loss_of(network).backward()  # (batch norm in training does not depend on its running statistics)
+    loss_of(network).backward()  # the same gradient: in training, batch norm does not use its running statistics
     np.testing.assert_array_equal(arena.grad, 2 * once)
 
 
-def test_gradients_from_before_are_kept() -> None:
+def test_flatten_keeps_existing_gradients() -> None:
     network = model()
     loss_of(network).backward()
     before = network[0].weight.grad.copy()
@@ -173,7 +173,7 @@ def test_data_is_read_only_and_cannot_be_replaced() -> None:
         weight.copy_(np.zeros(3))
 
 
-def test_every_write_raises_the_version() -> None:
+def test_every_write_increases_the_version() -> None:
     network = model()
     arena = network.flatten()
     versions = [arena.version]
@@ -195,7 +195,7 @@ def test_every_write_raises_the_version() -> None:
     assert risen()
     loss_of(network).backward()
     optimizer.zero_grad()
-    assert not risen()  # reading theta and writing grad change no version
+    assert not risen()  # neither reading theta nor writing grad changes the version
 
 
 def test_new_vectors_are_zeros_in_the_layout_of_theta() -> None:
@@ -221,7 +221,7 @@ def test_theta_in_a_given_buffer() -> None:
     assert (given_["p1"].data == 3).all()
 
 
-def test_theta_in_shared_memory_trains_where_others_can_see_it() -> None:
+def test_training_updates_theta_in_shared_memory() -> None:
     network = model()
     own = dict(network.named_parameters())
     size = Arena.required_size(own)
@@ -237,8 +237,8 @@ def test_theta_in_shared_memory_trains_where_others_can_see_it() -> None:
         other.close()
         np.testing.assert_array_equal(seen, network.arena.theta)
         assert (seen != before).any()
-        del network, own, optimizer  # their arrays are views of the memory,
-        gc.collect()  # and arena and parameters reference each other
+        del network, own, optimizer  # the memory cannot be closed while these hold views of it
+        gc.collect()  # needed because the arena and the parameters reference each other
     finally:
         memory.close()
         memory.unlink()
@@ -284,4 +284,4 @@ def test_bad_buffers(make: object, found: str) -> None:
     with pytest.raises(ShapeError, match=expected):
         Arena(given_, make(size))  # type: ignore[operator]
     assert all(parameter.arena is None for parameter in given_.values())
-    given_["p0"].data = np.zeros((3, 5), np.float32)  # allowed: no arena has taken it
+    given_["p0"].data = np.zeros((3, 5), np.float32)  # allowed: the parameter is in no arena

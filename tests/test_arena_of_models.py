@@ -1,4 +1,4 @@
-"""The arenas of a model: `flatten`, replaced layers, copies, statistics."""
+"""The arenas of a model: `flatten`, replaced layers, deep copies, and the arena of statistics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from minidl.engine.device import aligned
 from minidl.errors import ConfigError, MinidlError
 
 
-def test_flatten_again_is_the_same_arena() -> None:
+def test_flatten_again_returns_the_same_arena() -> None:
     network = model()
     arena = network.flatten()
     assert network.flatten() is arena is network.arena
     assert optim.SGD(network, lr=0.1).arena is arena
 
 
-def test_the_arena_of_the_whole_takes_in_that_of_a_part() -> None:
+def test_flatten_moves_parameters_out_of_the_arena_of_a_layer() -> None:
     network = model()
     weight = network[4].weight
     part = optim.SGD(network[4].parameters(), lr=0.1)
@@ -34,7 +34,7 @@ def test_the_arena_of_the_whole_takes_in_that_of_a_part() -> None:
         part.step()
 
 
-def test_a_replaced_layer_gets_into_a_new_arena_and_is_trained() -> None:
+def test_flatten_after_replacing_a_layer_builds_a_new_arena() -> None:
     network = model()
     first, old = network.flatten(), network[4]
     loss_of(network).backward()
@@ -49,7 +49,7 @@ def test_a_replaced_layer_gets_into_a_new_arena_and_is_trained() -> None:
     optimizer.step()
     assert (network[4].weight.data != before["4.weight"].T).any()
     assert old.weight.arena is None
-    old.weight.data = np.zeros_like(old.weight.data)  # allowed: it is in no arena
+    old.weight.data = np.zeros_like(old.weight.data)  # allowed: the parameter is in no arena
     setattr(network, "1", nn.BatchNorm2d(3))
     network.flatten()
     assert network[1].running_mean.arena is network.statistics
@@ -59,7 +59,7 @@ def test_a_replaced_layer_gets_into_a_new_arena_and_is_trained() -> None:
 
 
 @pytest.mark.parametrize("how", ["parameters", "groups"])
-def test_an_optimizer_of_parameters_in_and_out_of_the_arena_is_refused(how: str) -> None:
+def test_an_optimizer_with_parameters_inside_and_outside_the_arena_is_refused(how: str) -> None:
     network = model()
     network.flatten()
     setattr(network, "4", nn.Linear(3 * 5 * 7, 11))
@@ -67,14 +67,14 @@ def test_an_optimizer_of_parameters_in_and_out_of_the_arena_is_refused(how: str)
         optim.SGD(network.parameters() if how == "parameters" else optim.parameter_groups(network), lr=0.1)
 
 
-def test_a_buffer_is_for_the_first_call() -> None:
+def test_only_the_first_flatten_accepts_a_buffer() -> None:
     network = model()
     network.flatten()
     with pytest.raises(MinidlError, match="give the buffer in the first call"):
         network.flatten(aligned(network.arena.size, "float32"))
 
 
-def test_a_deep_copy_has_an_arena_of_its_own() -> None:
+def test_a_deep_copy_has_a_separate_arena() -> None:
     network = model()
     network.flatten()
     loss_of(network).backward()
@@ -93,7 +93,7 @@ def test_a_deep_copy_has_an_arena_of_its_own() -> None:
     assert (twin[0].weight.data != network[0].weight.data).any()
 
 
-def test_a_deep_copy_of_a_part_of_an_optimizer_and_of_tied_weights() -> None:
+def test_deep_copies_of_a_layer_an_optimizer_and_tied_weights() -> None:
     network = model()
     optimizer = optim.SGD(network, lr=0.1, momentum=0.9)
     head = copy.deepcopy(network[4])
@@ -116,7 +116,7 @@ def test_a_deep_copy_of_a_part_of_an_optimizer_and_of_tied_weights() -> None:
     assert twin[1].weight is twin[0].weight and twin[0].weight.torch_axes == (1, 0) and not twin[0].bias.requires_grad
 
 
-def test_statistics_have_an_arena_of_their_own() -> None:
+def test_statistics_have_a_separate_arena() -> None:
     network = model()
     arena = network.flatten()
     statistics = network.statistics

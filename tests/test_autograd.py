@@ -1,4 +1,4 @@
-"""The tape: what it records, in which order gradients flow, and when it is freed."""
+"""The tape (the graph of recorded functions): what it records, the order of the backward pass, when it is freed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_many_diamonds_take_one_visit_each() -> None:
 
 
 def test_branches_of_different_length_meet() -> None:
-    """The short branch delivers its gradient to `start` early. The backward of `start` waits for the long one."""
+    """`start` receives the gradient of the short branch early, but its backward must run after the long branch."""
     x = leaf(1.0)
     start = x * 3
     long = start
@@ -59,10 +59,10 @@ def test_branches_of_different_length_meet() -> None:
 
 
 def test_a_gradient_that_two_inputs_share_is_not_written_to() -> None:
-    """The backward of a + b passes one array to both inputs. What is added to a's gradient must not reach b's."""
+    """The backward of a + b passes one array to both inputs. Adding to a's gradient must not change b's."""
     x, y = leaf(2.0), leaf(3.0)
     a, b = x * 1, y * 1
-    older = a * 3  # its gradient reaches a after that of a + b
+    older = a * 3  # its gradient reaches `a` after the gradient of a + b
     ((a + b) + older).backward()
     np.testing.assert_array_equal((x.grad, y.grad), [[4], [1]])
 
@@ -86,7 +86,7 @@ def test_a_long_chain() -> None:
     np.testing.assert_array_equal(x.grad, [1])
 
 
-def test_a_long_chain_is_forgotten_without_backward() -> None:
+def test_a_long_chain_is_freed_without_backward() -> None:
     """Freeing the chain must not recurse from node to node, and must not need the garbage collector."""
     gc.disable()
     try:
@@ -132,7 +132,7 @@ def test_backward_needs_a_single_number_or_a_gradient() -> None:
         y.backward(np.ones(3))
 
 
-def test_backward_needs_something_that_requires_a_gradient() -> None:
+def test_backward_needs_an_input_that_requires_a_gradient() -> None:
     with pytest.raises(GraphError, match="requires_grad=True"):
         (Tensor([1.0]) * 2).backward()
 
@@ -200,13 +200,13 @@ def test_no_grad_as_a_decorator() -> None:
     assert grad_enabled()
 
 
-def test_no_grad_is_of_its_own_thread() -> None:
+def test_no_grad_affects_only_its_thread() -> None:
     with no_grad(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(grad_enabled).result()
 
 
 def test_a_decorated_function_in_two_threads_at_once() -> None:
-    """One thread enters while recording is on, the other while it is off. Each must get its own state back."""
+    """One thread calls the function while gradients are recorded, the other inside no_grad: each restores its state."""
     entered = threading.Barrier(2, timeout=30)
 
     @no_grad()
@@ -262,7 +262,7 @@ def test_the_graph_is_freed_without_the_garbage_collector(how: str) -> None:
         gc.enable()
 
 
-def test_gradients_of_leaves_are_arrays_of_their_own() -> None:
+def test_gradients_of_leaves_share_no_memory() -> None:
     a, b = leaf(1.0, 2.0), leaf(3.0, 4.0)
     dy = np.array([1.0, 10.0])
     (a + b).backward(dy)
@@ -280,7 +280,7 @@ def test_gradients_of_leaves_are_arrays_of_their_own() -> None:
 
 
 class Clip(Function):
-    """A typical function of a user: plain NumPy, with the types that NumPy returns."""
+    """A typical user-defined function: plain NumPy, with the types that NumPy returns."""
 
     def forward(self, x: np.ndarray, low: float, high: float) -> np.ndarray:
         self.inside = (x > low) & (x < high)
@@ -299,7 +299,7 @@ class TransposedView(Function):
 
 
 class Total(Function):
-    """forward returns a NumPy scalar, backward a view with strides of 0."""
+    """The sum: forward returns a NumPy scalar, backward a view with strides of 0."""
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         self.shape = x.shape
@@ -310,7 +310,7 @@ class Total(Function):
 
 
 class Weighted(Function):
-    """a b, without a gradient for b. backward checks `needs` before it computes."""
+    """The product a b, without a gradient for b. backward checks `needs` before it computes."""
 
     def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         self.b = b
@@ -327,7 +327,7 @@ class WrongDerivative(Function):
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         dx = 2 * dy * self.x
-        dx.flat[-1] *= 1.001  # in one element
+        dx.flat[-1] *= 1.001  # the last element is wrong
         return dx
 
 
@@ -339,10 +339,10 @@ class WrongShape(Function):
         return dy
 
 
-def test_functions_of_a_user() -> None:
+def test_user_defined_functions() -> None:
     x = Tensor(np.random.default_rng(0).standard_normal((3, 5)), requires_grad=True)
     assert gradcheck(lambda x: Clip.apply(x, low=-0.5, high=0.5), x)
-    # between minidl's ops, whose kernels need contiguous arrays
+    # surrounded by ops of minidl, whose kernels need contiguous arrays
     assert gradcheck(lambda x: TransposedView.apply(x.T).reshape(15) * np.arange(15), x)
     assert gradcheck(lambda x: Total.apply((x * x).T).reshape(1) * 3, x)
 
@@ -369,9 +369,9 @@ def test_gradcheck_finds_one_wrong_element() -> None:
         gradcheck(WrongDerivative.apply, x)
 
 
-def test_gradcheck_moves_only_what_requires_a_gradient_and_leaves_it_as_it_was() -> None:
+def test_gradcheck_varies_only_inputs_that_require_a_gradient_and_restores_them() -> None:
     x, constant = leaf(0.5, 2.0), Tensor(np.array([0.0, 1.0]))
-    assert gradcheck(lambda x, c: ops.relu(c) * x * x, x, constant)  # relu has no slope at 0
+    assert gradcheck(lambda x, c: ops.relu(c) * x * x, x, constant)  # relu has a kink at 0, so varying c would fail
     np.testing.assert_array_equal(x.numpy(), [0.5, 2.0])
     with pytest.raises(ShapeError, match="float32; differences need float64"):
         gradcheck(lambda x: x, Tensor([1.0], requires_grad=True).astype("float32"))

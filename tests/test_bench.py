@@ -1,4 +1,4 @@
-"""Every benchmark runs with --quick, and its last line has the format of --json. No test judges a speed."""
+"""Benchmarks run with --quick, and with --json their last line is JSON. No test checks a speed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_training(root: Path) -> None:
         assert row["pytorch_ms"] is None and row["jax_ms"] is None
 
 
-def test_training_names_the_issues_rows() -> None:
+def test_training_has_all_rows() -> None:
     from bench.training import ROWS
 
     nets = ["mlp-b128", "mlp-b32", "mlp-b8", "lenet-b64", "vgg-b64", "resnet20-b128"]
@@ -72,7 +72,7 @@ def test_comm_on_mnist(root: Path, data_dir: Path) -> None:
     rows = rows_of(root, "comm.py", "--only", "gossip", "--data-dir", str(data_dir))
     check_values([row for row in rows if not row["name"].endswith("-waiting")])
     waiting = [row["value"] for row in rows if row["name"].endswith("-waiting")]
-    assert len(waiting) == 2 and all(0 <= value < 100 for value in waiting)  # 0: gossip may never have to wait
+    assert len(waiting) == 2 and all(0 <= value < 100 for value in waiting)  # gossip may never have to wait
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Statistics of communicating replicas, in a simulation with known times."""
+"""Communication statistics and traces of replicas, in a simulation where all times are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minidl.comm.fabric.base import Needs
 from minidl.comm.fabric.sim import SimFabric, Simulation
 
 
-def test_a_sum_over_three(tmp_path: Path) -> None:
+def test_an_allreduce_over_three_ranks(tmp_path: Path) -> None:
     simulation = Simulation(uniform(3, alpha=1e-3, beta=1e-6), 3)
 
     def replica(fabric: SimFabric) -> tuple[np.ndarray, np.ndarray]:
@@ -33,7 +33,7 @@ def test_a_sum_over_three(tmp_path: Path) -> None:
     total = meter.merge(reports)
     assert total["edges"] == [[0, 1, 1000, 1], [0, 2, 1000, 1], [1, 0, 1000, 1], [2, 0, 1000, 1]]
     assert total["bytes_sent"] == 4000
-    # 2 ms up the tree and 2 ms down: the time replica 1 waits for the sum, not the time the sum waits for messages.
+    # Replica 1 waits 4 ms for the sum: 2 ms up the tree and 2 ms down. Waiting inside the sum is counted in "beside".
     assert reports[1]["seconds"]["waiting"] == pytest.approx(4e-3)
     assert total["beside"]["waiting"] > 0
     assert total["wait_fraction"] == 1.0

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or absent. Damage is detected. The disk may become full."""
+"""Checkpoints are complete or absent, even if the process dies or the disk is full. Damage is detected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_load_returns_what_was_saved(tmp_path: Path) -> None:
     files.save(tmp_path, 3, example())
     read = files.load(tmp_path / "step-00000003")
     for name, values in example().weights.items():
@@ -38,7 +38,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000003"]
 
 
-def test_metadata_of_the_weights_and_equal_bytes(tmp_path: Path) -> None:
+def test_metadata_of_the_weights_and_reproducible_bytes(tmp_path: Path) -> None:
     about = {"model": "lenet", "mean": "[0.1307]", "std": "[0.3081]", "classes": "10", "data": "mnist"}
     for step in (3, 4, 5, 6):
         files.save(tmp_path, step, replace(example(), about=dict(about)))
@@ -47,7 +47,7 @@ def test_metadata_of_the_weights_and_equal_bytes(tmp_path: Path) -> None:
     assert len({(tmp_path / f"step-0000000{step}" / files.MODEL).read_bytes() for step in (3, 4, 5, 6)}) == 1
 
 
-def test_numbers_that_numpy_does_not_know(tmp_path: Path) -> None:
+def test_a_type_that_numpy_lacks_is_refused(tmp_path: Path) -> None:
     header = b'{"fc.weight":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'
     header += b" " * (-len(header) % 8)
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
@@ -55,7 +55,7 @@ def test_numbers_that_numpy_does_not_know(tmp_path: Path) -> None:
         files.read(tmp_path / "x.safetensors")
 
 
-def test_sums_are_those_of_sha256sum(tmp_path: Path) -> None:
+def test_checksums_have_the_format_of_sha256sum(tmp_path: Path) -> None:
     import hashlib
 
     files.save(tmp_path, 3, example())
@@ -66,7 +66,7 @@ def test_sums_are_those_of_sha256sum(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_any_flipped_bit_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_flipped_bit_is_detected(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("flip")
     files.save(folder, 3, example())
     file = folder / "step-00000003" / data.draw(st.sampled_from([files.MODEL, files.STATE, files.SUMS]))
@@ -78,7 +78,7 @@ def test_any_flipped_bit_is_noticed(tmp_path_factory: pytest.TempPathFactory, da
 
 
 @given(st.data())
-def test_any_cut_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_truncation_is_detected(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("cut")
     files.save(folder, 3, example())
     file = folder / "step-00000003" / files.MODEL
@@ -91,7 +91,7 @@ def test_any_cut_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.D
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_one_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_arbitrary_bytes_are_read_or_raise_one_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.mktemp("bytes") / "x.safetensors"
     file.write_bytes(content)
     try:
@@ -99,7 +99,7 @@ def test_any_bytes_are_read_or_one_error(tmp_path_factory: pytest.TempPathFactor
     except CheckpointError as error:
         assert "\n" not in str(error)
     else:
-        assert arrays == {}, "200 random bytes hold no array"
+        assert arrays == {}, "up to 200 random bytes contain no array"
 
 
 def test_header_that_claims_more_than_the_file_holds(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_missing_file(tmp_path: Path, missing: str) -> None:
         files.load(tmp_path / "step-00000003")
 
 
-def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_prune_keeps_the_last_checkpoints_and_the_best(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         files.save(tmp_path, step, example(step))
         files.prune(tmp_path, keep=2, best=20)
@@ -145,7 +145,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Simulate a disk that becomes full: `after` calls of fsync succeed, the next ones fail."""
+    """Simulate a disk that becomes full: `after` calls of fsync succeed, all later calls fail."""
     calls = iter(range(10**6))
     real = os.fsync
 
@@ -158,7 +158,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     files.save(tmp_path, 3, example(3))
     with monkeypatch.context() as patch:
         full_disk(patch, after)
@@ -182,12 +182,12 @@ def test_full_disk_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         files.save(tmp_path, 6, example(6))
 
 
-CALLS = 13  # of a save that may be interrupted
+CALLS = 13  # calls in one save at which the process may die
 
 
 @pytest.mark.parametrize("killed_at", range(1, CALLS + 2))
 def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
-    """If the process dies in any call of a save, `clean_up` leaves one checkpoint of the step: the old or the new."""
+    """If the process dies at one of these calls, `clean_up` leaves one checkpoint of the step: the old or the new."""
 
     class Killed(BaseException):
         pass

@@ -1,4 +1,4 @@
-"""Clusters in TOML: what a file means, and a clear one-line error for each mistake."""
+"""Cluster files in TOML: how they are interpreted, and a one-line error for each mistake."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ drop = 0.1
 """
 
 
-def test_what_a_file_says():
+def test_a_file_with_two_groups_of_nodes():
     cluster = parse(GOOD)
     assert cluster.size == 5
     place = cluster.place(5)
@@ -44,20 +44,20 @@ def test_what_a_file_says():
     assert cluster.seconds_per_image(place.devices[0], "", 2e9) == 2.0
 
 
-def test_groups_may_have_links_of_their_own():
+def test_links_between_given_groups():
     text = GOOD.replace("[between]", '[[links]]\ngroups = ["left", "left"]\n[[links]]\ngroups = ["right", "left"]')
     cluster = parse(text)
     assert cluster.between is None
     assert cluster.link("left", "right").beta == 1e-8 and cluster.link("left", "left").beta == 0
 
 
-def test_a_list_of_nodes_may_begin_anew():
+def test_repeat_starts_the_list_of_nodes_again():
     place = parse("repeat = true\n" + GOOD).place(12)
     assert place.names == ("left-0", "left-1", "right-0", "left-2", "left-3", "right-1", "left-4")
     assert place.nodes[-3:] == (5, 6, 6)
 
 
-def test_events_meet_a_rank_a_node_or_a_group():
+def test_events_affect_a_rank_a_node_or_a_group():
     events = "[[deaths]]\nnode = 'left'\ntime = 2\n[[deaths]]\nrank = 4\ntime = 1.5\n[[joins]]\nnode = 'left-1'\n"
     place = parse(GOOD + events).place(5)
     assert place.deaths == ((1.5, 4), (2.0, 0), (2.0, 1), (2.0, 2), (2.0, 3))
@@ -101,7 +101,7 @@ def test_measured_seconds_are_divided_by_the_speed():
     ((GOOD, "devices = 3"), r"devices: expected a table \[devices\], got 3"),
     ((GOOD, "devices.cpu = 3"), r"\[devices.cpu\] expected a table, got 3"),
 ])  # fmt: skip
-def test_one_line_for_what_is_wrong(change, words):
+def test_mistakes_are_reported_in_one_line(change, words):
     text = GOOD.replace(*change)
     assert text != GOOD
     with pytest.raises(ConfigError, match="^cluster file 'my.toml': .*" + words) as caught:
@@ -145,7 +145,7 @@ tables = st.dictionaries(keys, values, max_size=3)
 
 @settings(max_examples=50)
 @given(st.dictionaries(keys, values | tables | st.lists(tables, max_size=2), max_size=4))
-def test_any_table_is_a_cluster_or_one_line(top):
+def test_any_table_is_a_cluster_or_an_error(top):
     from minidl.comm.cluster import _Reader, _Wrong
 
     try:
@@ -155,7 +155,7 @@ def test_any_table_is_a_cluster_or_one_line(top):
 
 
 @given(st.text())
-def test_any_text_is_a_cluster_or_one_line(text):
+def test_arbitrary_text_is_refused(text):
     with pytest.raises(ConfigError, match="cluster file"):  # Hypothesis draws no text with nodes and devices
         parse(text)
 

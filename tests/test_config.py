@@ -1,4 +1,4 @@
-"""Options: one dataclass defines the command line, the keys of files, the checks and the error messages."""
+"""Options: one dataclass defines the command line, the keys of configuration files, the checks and the messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def command_line(*argv: str) -> dict[str, Any]:
     return parse(Config, list(argv), "minidl")
 
 
-def test_names_are_those_of_the_code() -> None:
+def test_names_of_choices_match_the_code() -> None:
     from minidl import data, models, optim, schedules
 
     assert set(MODELS) == set(models.MODELS)
@@ -38,7 +38,7 @@ def test_presets_hold_known_options() -> None:
             replace(Config(), **{option: value}, **preset)
 
 
-def test_stronger_layers_win() -> None:
+def test_command_line_overrides_file_and_file_overrides_presets() -> None:
     file = {"data": "cifar10", "lr": 0.3, "epochs": 7}
     config = resolve(file, command_line("--epochs", "3", "--augment", "none"))
     assert (config.epochs, config.lr, config.augment) == (3, 0.3, ())
@@ -48,7 +48,7 @@ def test_stronger_layers_win() -> None:
     assert [resolve({"method": name}).period for name in ("gossip", "local-sgd")] == [1, 8]
 
 
-def test_values_of_a_file_do_not_outlive_their_optimizer_or_data() -> None:
+def test_changing_optimizer_or_data_discards_their_values_in_a_file() -> None:
     file = asdict(resolve({"data": "cifar10", "momentum": 0.8, "epochs": 3, "schedule": "steps"}))
     same = resolve(file, command_line("--optimizer", "sgd", "--data", "cifar10"))
     assert (same.lr, same.epochs, same.augment) == (0.1, 3, ("pad-crop", "flip"))
@@ -61,7 +61,7 @@ def test_values_of_a_file_do_not_outlive_their_optimizer_or_data() -> None:
     assert digits.schedule == "steps"
     assert resolve(file, command_line("--data", "digits", "--lr", "0.3")).lr == 0.3
     mine = asdict(resolve({"data": "mine.npz", "epochs": 3}))
-    assert resolve(mine, command_line("--data", "mine.npz")).epochs == 3, "the same file, as a relative path"
+    assert resolve(mine, command_line("--data", "mine.npz")).epochs == 3, "the relative path names the same file"
 
 
 def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_errors_of_files(tmp_path: Path, text: str, message: str) -> None:
     assert message in str(caught.value) and str(file) in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"model = '\xff'")
     for path, message in [("none.toml", "No such file"), (".", "Is a directory"), ("latin.toml", "not UTF-8")]:
         with pytest.raises(ConfigError, match=message):
@@ -150,7 +150,7 @@ VALUES = {
 
 
 @given(st.fixed_dictionaries({}, optional=VALUES))
-def test_toml_gives_the_same_config(values: dict[str, Any]) -> None:
+def test_toml_round_trip(values: dict[str, Any]) -> None:
     config = Config(**values)
     read = from_toml(Config, to_toml(config))
     assert Config(**read) == config
@@ -160,7 +160,7 @@ def test_toml_gives_the_same_config(values: dict[str, Any]) -> None:
 
 
 @given(st.text(), st.sampled_from(["model", "lr", "epochs", "augment", "data_dir", "seed"]))
-def test_any_text_is_a_value_or_one_error(text: str, name: str) -> None:
+def test_any_text_is_a_value_or_an_error_that_names_the_option(text: str, name: str) -> None:
     entry = options(Config)[name]
     try:
         assert asdict(Config(**{name: entry.parse(text)}))[name] is not None

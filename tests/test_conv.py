@@ -1,4 +1,4 @@
-"""Tests of convolution: every geometry, groups down to depthwise, batch sizes around the number of tasks."""
+"""Convolution: strides, paddings and dilations, groups up to depthwise, batch sizes, blocks of pixels, accuracy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minidl.errors import ShapeError
 def check_conv(
     x: tuple[int, ...], weight: tuple[int, ...], bias: bool = True, loops: bool = True, **options: Any
 ) -> None:
-    """Compare ops.conv2d with PyTorch; x (N, H, W, C), weight (kh, kw, C / groups, O)."""
+    """Check ops.conv2d with `check_op`; x (N, H, W, C), weight (kh, kw, C / groups, O)."""
     inputs = [x, weight, weight[3:]] if bias else [x, weight]
 
     def theirs(x: Any, weight: Any, *bias: Any) -> Any:
@@ -38,7 +38,7 @@ def check_conv(
         dict(dilation=2),
         dict(dilation=(1, 3)),
         dict(stride=2, padding=(2, 1), dilation=(2, 1)),
-        dict(stride=7),  # the pixels between windows are not used
+        dict(stride=7),  # a single window: the other pixels are not used
     ],
     ids=str,
 )
@@ -76,12 +76,12 @@ def test_groups(channels: int, outputs: int, groups: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2, 15, 16, 17, 33])
-def test_batches_around_the_number_of_tasks(batch: int) -> None:
+def test_batch_sizes(batch: int) -> None:
     check_conv((batch, 3, 4, 2), (3, 3, 2, 3), padding=1, bias=batch != 17)
 
 
 def test_blocks_of_several_images() -> None:
-    """48 images of 9 pixels: several in each block. 300 images of one pixel: blocks of different lengths."""
+    """48 images of 9 pixels: a block contains several images. 300 images of one pixel: several such blocks."""
     for batch, size in ((48, 3), (300, 1)):
         check_conv((batch, size, size, 2), (3, 3, 2, 3), padding=1, loops=False)
 
@@ -93,7 +93,7 @@ def test_an_image_with_more_pixels_than_a_block() -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("wanted", [0, 1, 2])
 def test_only_one_of_the_gradients(wanted: int, groups: int) -> None:
-    """The images of the first layer need no gradient."""
+    """A gradient may be needed without the others: in the first layer, for example, the images need none."""
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape) for shape in ((3, 5, 4, 2), (3, 3, 2 // groups, 4), (4,))]
     every = [Tensor(array, requires_grad=True) for array in arrays]
@@ -120,7 +120,7 @@ def test_only_one_of_the_gradients(wanted: int, groups: int) -> None:
         ((2, 5, 5, 3), (3, 3, 3, 6), dict(dilation=3), r"dilation \(3, 3\) does not fit"),
     ],
 )
-def test_what_does_not_fit(x: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(x: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ShapeError, match=f"conv2d: .*{message}"):
         ops.conv2d(Tensor(np.zeros(x)), Tensor(np.zeros(weight)), **options)
 
@@ -147,7 +147,7 @@ def test_direct_convolution_is_accurate(
 ) -> None:
     """Compare float32 with float64, relative to the largest element.
 
-    Both use the same kernels: the loops of the reference confirm these at smaller sizes.
+    Both use the same kernels. The tests above compare these with the plain loops at smaller sizes.
     """
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape) for shape in (image, (kernel, kernel, image[3] // groups, outputs))]

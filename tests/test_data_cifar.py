@@ -1,4 +1,4 @@
-"""CIFAR-10: batch files and the official archive."""
+"""CIFAR-10: batch files, and their extraction from the published archive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_planes_become_channels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [".", "cifar10", "cifar-10-batches-bin"])
-def test_trains_on_the_batches_that_are_there(tmp_path: Path, folder: str) -> None:
+def test_load_uses_the_training_batches_that_exist(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir(exist_ok=True)
     (tmp_path / folder / "data_batch_2.bin").write_bytes(batch(11))
     (tmp_path / folder / "data_batch_4.bin.gz").write_bytes(gzip.compress(batch(12)))
@@ -94,7 +94,7 @@ def test_only_expected_members_are_extracted(tmp_path: Path) -> None:
 
 
 def test_a_set_that_is_extracted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process finishes the set while this one looks for its files: all of it is found, or nothing."""
+    """Another process writes the files while this process searches for them: it must find all of them or none."""
     find, asked = files._find, []
 
     def finding(folder: Path, stem: str) -> Path | None:

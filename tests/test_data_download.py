@@ -1,4 +1,4 @@
-"""Downloads from a local server that misbehaves as real mirrors do."""
+"""Downloads from a local server with the faults of real mirrors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
         if behaviour != "no-length":
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        # "cut" sends 100,000 bytes per request, "cut-early" the first 100,000 bytes and then nothing.
+        # "cut" sends at most 100,000 bytes per request. "cut-early" sends only the first 100,000 bytes of the file.
         stop = {"cut": 100_000, "cut-early": max(0, 100_000 - start)}.get(behaviour)
         self.wfile.write(body[:stop])
 
@@ -112,7 +112,7 @@ def test_a_broken_connection_is_resumed(server: Server, tmp_path: Path) -> None:
     assert ranges == [None, "bytes=100000-", "bytes=200000-", "bytes=300000-"] and len(ranges) <= ATTEMPTS
 
 
-def test_another_range_than_asked_for_is_not_taken(server: Server, tmp_path: Path) -> None:
+def test_a_range_that_was_not_requested_is_rejected(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.gz.part").write_bytes(CONTENT[:1234])
     assert fetch(server, tmp_path, "other-range", "good").read_bytes() == CONTENT
     assert server.requests == [("other-range", "bytes=1234-"), ("good", "bytes=1234-")]
@@ -125,7 +125,7 @@ def test_the_part_of_an_earlier_run_is_resumed(server: Server, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("length", [500, len(CONTENT), len(CONTENT) + 5])
-def test_a_wrong_part_of_an_earlier_run_is_thrown_away(server: Server, tmp_path: Path, length: int) -> None:
+def test_a_wrong_part_of_an_earlier_run_is_discarded(server: Server, tmp_path: Path, length: int) -> None:
     (tmp_path / "file.gz.part").write_bytes(bytes(length))
     assert fetch(server, tmp_path, "good").read_bytes() == CONTENT
 
@@ -173,7 +173,7 @@ def test_mnist_is_downloaded_once(server: Server, tmp_path: Path, monkeypatch: p
     server.files = {file.name: content for file, content in zip(files, contents, strict=True)}
     monkeypatch.setitem(mnist.FILES, "mnist", files)
     monkeypatch.setitem(mnist.MIRRORS, "mnist", [server.mirror("good")])
-    half = tmp_path / "cache/minidl/data/mnist" / files[0].name  # left by an interrupted run
+    half = tmp_path / "cache/minidl/data/mnist" / files[0].name  # an interrupted run has downloaded this file
     half.parent.mkdir(parents=True)
     half.write_bytes(contents[0])
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""IDX files, and where mnist and fashion-mnist are found."""
+"""IDX files, and the folders in which mnist and fashion-mnist are searched for."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_compressed_bomb_is_not_unpacked(tmp_path: Path) -> None:
         (idx(np.zeros((0, 2, 2))), "is empty"),
     ],
 )
-def test_messages(tmp_path: Path, content: bytes, message: str) -> None:
+def test_messages_for_wrong_headers(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_idx(tmp_path / "file", rank=3)
@@ -123,14 +123,14 @@ def test_data_dir_comes_before_environment(tmp_path: Path, monkeypatch: pytest.M
     assert len(load("mnist", data_dir=tmp_path / "two").x_train) == 9
 
 
-def test_the_folder_of_another_set_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_another_set_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_set(tmp_path / "mnist")
     monkeypatch.setattr("minidl.data.mnist.MIRRORS", {"fashion-mnist": []})
     with pytest.raises(DataError, match="could not download train-images"):
         load("fashion-mnist", data_dir=tmp_path / "mnist")
 
 
-def test_what_does_not_belong_together(tmp_path: Path) -> None:
+def test_inconsistent_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data folder .* does not exist"):
         load("mnist", data_dir=tmp_path / "missing")
     write_set(tmp_path)

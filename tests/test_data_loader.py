@@ -1,4 +1,4 @@
-"""The loader: every sample once, the same batches from every start position, no thread left behind."""
+"""The loader: each sample occurs once in an epoch, an epoch can start at any batch, and its thread always ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minidl.errors import ConfigError, DataError
 
 
 def samples(n: int, shape: tuple[int, ...] = (9, 8, 2)) -> tuple[np.ndarray, np.ndarray]:
-    """Image i is filled with i, label i is i."""
+    """Return n images and their labels: image i is filled with i and has label i."""
     x = np.zeros((n, *shape), np.float32) + np.arange(n, dtype=np.float32).reshape(-1, 1, 1, 1)
     return x, np.arange(n)
 
@@ -43,7 +43,7 @@ OPTIONS = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 40), epoch=st.integers(0, 5), prefetch=st.integers(0, 3), options=OPTIONS)
-def test_every_sample_once_an_epoch(n: int, epoch: int, prefetch: int, options: dict[str, Any]) -> None:
+def test_each_sample_occurs_once_in_an_epoch(n: int, epoch: int, prefetch: int, options: dict[str, Any]) -> None:
     loader = Loader(*samples(n), **options)
     batches = list(loader.epoch(epoch, prefetch=prefetch))
     assert len(batches) == len(loader)
@@ -59,10 +59,10 @@ def test_every_sample_once_an_epoch(n: int, epoch: int, prefetch: int, options: 
 
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 40), epoch=st.integers(0, 5), options=OPTIONS, data=st.data())
-def test_an_epoch_can_be_taken_up_anywhere(n: int, epoch: int, options: dict[str, Any], data: st.DataObject) -> None:
+def test_an_epoch_can_start_at_any_batch(n: int, epoch: int, options: dict[str, Any], data: st.DataObject) -> None:
     whole = list(Loader(*samples(n), **options).epoch(epoch))
     start = data.draw(st.integers(0, len(whole)))
-    # Another loader, already used for another epoch, with another prefetch.
+    # Another loader, with another prefetch depth, that has already been used for another epoch.
     other = Loader(*samples(n), **options)
     next(other.epoch(epoch + 1))
     assert same(other.epoch(epoch, start, data.draw(st.integers(0, 3))), iter(whole[start:]))
@@ -95,7 +95,7 @@ def test_drop_last_and_indices() -> None:
     assert np.concatenate([y for _, y in batches]).tolist() == whole[:4].tolist()
 
 
-def test_one_image_alone_joins_the_batch_before() -> None:
+def test_a_single_last_image_is_added_to_the_batch_before() -> None:
     assert [len(y) for _, y in Loader(*samples(33), 16).epoch(0)] == [16, 17]
     assert [len(y) for _, y in Loader(*samples(33), 16).epoch(0, start=1)] == [17]
     assert [len(y) for _, y in Loader(*samples(34), 16).epoch(0)] == [16, 16, 2]
@@ -110,7 +110,7 @@ def test_labels_are_classes(labels: np.ndarray) -> None:
         Loader(samples(10)[0], labels, 4)
 
 
-def test_the_data_set_is_not_touched() -> None:
+def test_the_data_set_is_not_modified() -> None:
     x, y = samples(20)
     before = x.copy()
     for batch, labels in Loader(x, y, 6, shuffle=False, augment=list(AUGMENTATIONS)).epoch(0):

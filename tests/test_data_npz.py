@@ -1,4 +1,4 @@
-"""A user's own .npz file: what is accepted, and a clear one-line error for everything else."""
+"""Data in a user's .npz file: what is accepted, and a one-line error for everything else."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_damaged_files_raise_data_errors_only(tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("name", ["x_train", "x_test"])
-def test_only_one_part_that_would_be_divided_by_255(tmp_path: Path, name: str) -> None:
+def test_uint8_in_only_one_of_train_and_test_is_refused(tmp_path: Path, name: str) -> None:
     content = arrays()
     content[name] = content[name].astype(np.float32)
     with pytest.raises(DataError, match=r"only one of x_train and x_test holds uint8.*save both in one type"):

@@ -1,4 +1,4 @@
-"""Named sets, splits, standardisation; the real files if they are present."""
+"""Named data sets, splits and standardisation. The tests of real data sets are skipped if the files are missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_digits() -> None:
         assert np.abs(grey - grey.round()).max() < 1e-4 and grey.min() > -0.1 and grey.max() < 16.1
     for y, n in ((data.y_validation, 144), (data.y_test, 359)):
         assert y.dtype == np.int64
-        assert np.abs(np.bincount(y) - n / 10).max() <= 2  # each class has about a tenth
+        assert np.abs(np.bincount(y) - n / 10).max() <= 2  # each class has about a tenth of the images
     assert abs(data.x_train.mean()) < 1e-5 and abs(data.x_train.std() - 1) < 1e-5
 
 
@@ -115,7 +115,7 @@ def test_synthetic() -> None:
     assert np.array_equal(load("synthetic:90x5x7x3:4", seed=2).x_train, data.x_train)
     assert not np.array_equal(load("synthetic:90x5x7x3:4", seed=1).x_train, data.x_train)
     assert load("synthetic").x_train.shape == (4096, 8, 8, 1)
-    # Learnable: the nearest class mean of the training images is right for most test images.
+    # Learnable: most test images are closest to the mean of the training images of their class.
     data = load("synthetic:400x8x8x1:10")
     means = np.stack([data.x_train[data.y_train == label].mean(axis=0) for label in range(10)])
     distances = ((data.x_test[:, None] - means) ** 2).sum(axis=(2, 3, 4))
@@ -147,7 +147,7 @@ def test_unknown_names(name: str, message: str) -> None:
         load(name)
 
 
-def test_import_is_light() -> None:
+def test_import_loads_no_slow_packages() -> None:
     code = "import sys, minidl.data; print([m for m in ('numba', 'urllib.request', 'tqdm') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 

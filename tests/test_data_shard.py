@@ -1,4 +1,4 @@
-"""Shards: partitions that each replica computes without communication."""
+"""Shards: each replica computes its part of the data without communication, and the parts are a partition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_apportion_keeps_the_total_and_the_quotas(total: int, weights: list[floa
     assert np.abs(counts - total * np.array(weights) / sum(weights)).max() <= 1 + 1e-6
 
 
-def test_apportion_gives_what_is_left_to_the_largest_remainders() -> None:
+def test_apportion_gives_the_rest_to_the_largest_remainders() -> None:
     assert apportion(10, [0.70, 0.25, 0.05]).tolist() == [7, 3, 0]
     assert equal_lengths(11, 4) == [3, 3, 3, 2]
 

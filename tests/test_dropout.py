@@ -1,4 +1,4 @@
-"""Dropout: the number of kept elements, which elements they are, and that a second call keeps the same ones."""
+"""Dropout: how many elements are kept, and that the seed and the offset decide which."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kept(n: int, p: float, seed: int = 0, offset: int = 0, device: str = "cpu") 
 
 
 def within_chance(count: int, n: int, probability: float) -> bool:
-    """Whether count of n is within five standard deviations: by chance, 1 of 1.7 million counts is not."""
+    """Return whether count is within 5 standard deviations of its mean: 1 of 1.7 million random counts is not."""
     return abs(count - n * probability) < 5 * math.sqrt(n * probability * (1 - probability))
 
 
@@ -39,7 +39,7 @@ def test_neighbours_and_seeds_are_independent() -> None:
     assert within_chance((first & second).sum(), N, 0.49)
 
 
-def test_the_kept_ones_are_scaled() -> None:
+def test_kept_elements_are_scaled() -> None:
     x = np.random.default_rng(0).standard_normal((33, 7))
     y = ops.dropout(Tensor(x), 0.2, 3, 5).numpy()
     np.testing.assert_allclose(y, np.where(y != 0, x / 0.8, 0), rtol=1e-15)
@@ -47,7 +47,7 @@ def test_the_kept_ones_are_scaled() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_backward_drops_the_same_ones(dtype: str) -> None:
+def test_backward_drops_the_same_elements(dtype: str) -> None:
     x = Tensor(np.ones((65, 33), dtype), requires_grad=True)
     y = ops.dropout(x, 0.4, 11, 7)
     y.backward(np.full(y.shape, 3, dtype))
@@ -62,7 +62,7 @@ def test_p_0_is_the_identity_and_1_is_refused() -> None:
             ops.dropout(x, p, 0, 0)
 
 
-def test_seed_and_offset_decide() -> None:
+def test_seed_and_offset_decide_which_elements_are_kept() -> None:
     np.testing.assert_array_equal(kept(N, 0.5, 3, 4), kept(N, 0.5, 3, 4))
     for other in (kept(N, 0.5, 3, 5), kept(N, 0.5, 4, 4)):
         assert within_chance((kept(N, 0.5, 3, 4) == other).sum(), N, 0.5)
@@ -76,14 +76,14 @@ def test_an_offset_shifts_the_sequence(offset: int, shift: int, seed: int) -> No
 
 
 @given(st.integers(0, 2**62), st.integers(-(2**63), 2**63 - 1), st.floats(0.001, 0.999))
-def test_the_plain_loops_keep_the_same_ones(offset: int, seed: int, p: float) -> None:
+def test_the_plain_loops_keep_the_same_elements(offset: int, seed: int, p: float) -> None:
     np.testing.assert_array_equal(kept(33, p, seed, offset), kept(33, p, seed, offset, "reference"))
 
 
 @pytest.mark.parametrize("key", [0, 1, 0x9E3779B9])
 @pytest.mark.parametrize("shift", [0, 8, 16, 24])
 def test_every_byte_of_the_random_words_is_uniform(shift: int, key: int) -> None:
-    """Chi-square with 255 degrees of freedom over consecutive counters: at most 5 standard deviations from the mean."""
+    """For consecutive counters, chi-square (255 degrees of freedom) is within 5 standard deviations of its mean."""
     n = 1 << 18
     words = mix32(np.arange(n, dtype=np.uint64), key)  # type: ignore[arg-type]
     counts = np.bincount((words >> np.uint64(shift)) & np.uint64(255), minlength=256)

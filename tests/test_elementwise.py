@@ -48,7 +48,7 @@ def test_numbers_on_both_sides(op: Callable, number: float) -> None:
 @pytest.mark.parametrize("op", ARITHMETIC)
 @pytest.mark.parametrize("array", [np.array([1.5, -2, 0.25]), np.array([3, 1, 2]), np.array(4), np.ones((2, 1), bool)])
 def test_arrays_on_both_sides(op: Callable, array: np.ndarray) -> None:
-    """An array of any type, such as integers or another float type, is converted to the tensor's type."""
+    """An array of any type (float64, integers, booleans) is converted to the tensor's type."""
     x = np.array([0.5, 1.5, -2.5])
     for dtype in (np.float32, np.float64):
         for y, expected in (
@@ -108,7 +108,7 @@ def test_maximum() -> None:
     check_op(lambda x: ops.maximum(x, 0.1), lambda x: torch.clamp(x, min=0.1), (3, 7))
 
 
-def test_equal_ones_share_the_gradient_of_a_maximum() -> None:
+def test_equal_elements_share_the_gradient_of_a_maximum() -> None:
     maximum = lambda a, b: torch.maximum(a, b)  # noqa: E731
     check_op(ops.maximum, maximum, np.array([1.0, 2, 3]), np.array([1.0, 2.5, 3]), differences=False)
 

@@ -1,4 +1,4 @@
-"""A synchronous run has bit-identical losses on a virtual clock, in shared memory and under mpiexec."""
+"""The losses of a synchronous run are bit-identical in a simulation, in shared memory and under mpiexec."""
 
 from __future__ import annotations
 

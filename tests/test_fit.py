@@ -1,4 +1,4 @@
-"""The library's `fit`, `evaluate` and `predict`: accepted inputs, results and errors."""
+"""`fit`, `evaluate` and `predict`: accepted inputs, results and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_fit_and_predict() -> None:
     assert model.training
 
 
-def test_evaluate_and_predict_leave_every_module_as_it_was() -> None:
+def test_evaluate_and_predict_restore_the_mode_of_every_module() -> None:
     model = models.build("resnet20", (8, 8, 1), 3)
     frozen = next(module for _, module in model.named_modules() if isinstance(module, nn.BatchNorm2d))
     frozen.eval()
@@ -46,7 +46,7 @@ def test_evaluate_and_predict_leave_every_module_as_it_was() -> None:
             predict(model, images)
 
 
-def test_fit_uses_all_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_uses_each_argument_or_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = data.load("synthetic:97x4x4x1:4")
     arrays = (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test)
     model = models.build("mlp", (4, 4, 1), 4)
@@ -97,7 +97,7 @@ def test_fit_again_begins_with_fresh_momentum() -> None:
     assert fit(model, dataset, **options).epochs[-1]["loss"] == fit(copy, dataset, **options).epochs[-1]["loss"]
 
 
-def test_fit_has_one_line_for_what_it_cannot_use() -> None:
+def test_wrong_arguments_are_reported() -> None:
     dataset = data.load("synthetic:96x4x4x1:4")
     model = models.build("mlp", (4, 4, 1), 4)
     with pytest.raises(ConfigError, match=r"unknown option 'epoch'\. Did you mean 'epochs'\?"):

@@ -1,4 +1,4 @@
-"""Resuming a run of several replicas, with the same number of replicas or another: its statistics and its length."""
+"""Resumed runs, with the same number of replicas or a different one: their statistics, length and learning rate."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sessions import Sessions
 from minidl.training.trainer import Trainer
 
 SMALL: dict[str, Any] = dict(data="synthetic:120x2x2x1:2", batch_size=8, lr=0.01)
-IMAGES = 120  # for training, in the data of SMALL
+IMAGES = 120  # training images in SMALL
 
 
 def stopped(folder: Path, ranks: int, part: float, **options: Any) -> Sessions:
-    """Train `whole` to its end, and `run` until a signal stops it after this part of the time. Returns `whole`."""
+    """Complete a run in folder/whole; return it. In folder/run, stop the same run after `part` of its time."""
     whole = Sessions(folder / "whole", ranks, {}, **SMALL, **options)
     run = Sessions(folder / "run", ranks, {}, stop=part * whole.simulation.time, **SMALL, **options)
     assert run.summary is None and not run.errors
@@ -25,24 +25,25 @@ def stopped(folder: Path, ranks: int, part: float, **options: Any) -> Sessions:
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip"])
-def test_the_books_go_on(tmp_path: Path, method: str) -> None:
+def test_statistics_continue(tmp_path: Path, method: str) -> None:
+    """The statistics of a resumed run include the part before the stop, except for a few messages lost by the stop."""
     whole = stopped(tmp_path, 3, 0.5, method=method, epochs=4).summary
     before = Sessions.last_of(tmp_path / "run")
     again = Sessions(tmp_path / "run", 3, {}).summary
     assert whole and again
-    if method == "dpsgd":  # as if it had never stopped, except for messages lost by the stop
+    if method == "dpsgd":  # synchronous: the same exchanges as without the stop
         assert again["staleness"]["count"] == whole["staleness"]["count"] > 0
     assert again["messages"] >= 0.9 * whole["messages"] and again["bytes_sent"] >= 0.9 * whole["bytes_sent"]
     assert [edge[:2] for edge in again["edges"]] == [edge[:2] for edge in whole["edges"]]
-    assert sum(before.vectors[f"{rank}/books"][1] for rank in range(3)) > 0, "the checkpoint counts no seconds"
+    assert sum(before.vectors[f"{rank}/books"][1] for rank in range(3)) > 0, "the checkpoint contains no seconds"
 
 
-def test_the_books_of_others_are_taken_over(tmp_path: Path) -> None:
+def test_statistics_of_other_replicas_are_added(tmp_path: Path) -> None:
     stopped(tmp_path, 3, 0.8, method="dpsgd", epochs=4)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     again = Sessions(tmp_path / "run", 2, {}).summary
     sent = sum(line.get("bytes_sent", 0) for line in lines if line["epoch"] == 3)
-    assert again and again["bytes_sent"] > 3 * sent > 0, "the bytes of three before the stop, and of two after it"
+    assert again and again["bytes_sent"] > 3 * sent > 0, "bytes of 3 replicas before the stop, of 2 after it"
     assert {tuple(edge[:2]) for edge in again["edges"]} == {(0, 1), (1, 0)}
     assert sum(edge[2] for edge in again["edges"]) < again["bytes_sent"]
 
@@ -50,10 +51,10 @@ def test_the_books_of_others_are_taken_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("length", [{"epochs": 4}, {"steps": 15}])
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 3), (3, 1), (2, 4)])
 @pytest.mark.parametrize("method", ["dpsgd", "gossip"])
-def test_as_much_is_trained_with_other_replicas(
+def test_length_of_a_run_resumed_with_another_number_of_replicas(
     tmp_path: Path, method: str, before: int, after: int, length: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--epochs counts passes of all replicas together over the data, --steps steps of each. Both to within a batch."""
+    """--epochs counts passes of all replicas together, to within one batch of each; --steps counts steps of each."""
     stopped(tmp_path, before, 0.6, method=method, **length)
     done = Sessions.last_of(tmp_path / "run").state
     images: list[int] = []
@@ -74,7 +75,7 @@ def test_as_much_is_trained_with_other_replicas(
     assert again.summary["steps"] == Sessions.last_of(tmp_path / "run").state["progress"]["step"]
 
 
-def test_the_learning_rate_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learning_rate_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
     step = Trainer.step
     monkeypatch.setattr(Trainer, "step", lambda self, x, y: (step(self, x, y), rates.append(self.progress.lr))[0])
@@ -86,8 +87,8 @@ def test_the_learning_rate_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("after", [3, 2])
-def test_all_are_killed_at_once(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas that do not wait for each other save their own state, each at the end of its own epochs."""
+def test_resuming_after_all_replicas_were_killed(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In asynchronous methods, each replica saves its state separately, at the end of each of its epochs."""
     options = dict(SMALL, method="gossip", mix="mass", epochs=6)
     moment = 0.7 * Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
     killed = Sessions(tmp_path / "run", 3, dict.fromkeys(range(3), moment), **options)
@@ -114,8 +115,8 @@ def test_all_are_killed_at_once(tmp_path: Path, after: int, monkeypatch: pytest.
     assert not (killed.folder / "checkpoints" / "parts").exists() and len(again.last().state["members"]) == after
 
 
-def test_a_dead_replica_keeps_nobody_back(tmp_path: Path) -> None:
-    """A dead replica's saved part is deleted: if the others were killed later, it would be older than their parts."""
+def test_the_saved_state_of_a_dead_replica_is_deleted(tmp_path: Path) -> None:
+    """Otherwise, if the other replicas were killed later, the run would resume from a state older than theirs."""
     options = dict(SMALL, method="gossip", epochs=6)
     time = Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
     Sessions(tmp_path / "run", 3, {2: 0.4 * time, 0: 0.7 * time, 1: 0.7 * time}, **options)

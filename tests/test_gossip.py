@@ -1,4 +1,4 @@
-"""Gossip with all combinations of its options: replicas reach consensus, no mass is lost, deaths are survived."""
+"""Gossip: replicas reach consensus for all combinations of options, mass is conserved, and deaths are survived."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AXES = [dict(zip(("exchange", "peer", "mix", "block"), choice, strict=True)) for
 
 
 def mass(group: Group) -> np.ndarray:
-    """The mass of each block (blocks,), summed over all replicas."""
+    """Return the mass (the weight in push-sum, mix="mass") of each block, summed over all replicas: (blocks,)."""
     return np.sum([method.weighing.mass for method in group.methods.values()], axis=0)
 
 
 def weighted(group: Group) -> np.ndarray:
-    """The average of all models (n,), weighted by mass."""
+    """Return the average of all models (n,), weighted by mass."""
     total = np.zeros(group.theta().shape[1])
     for method in group.methods.values():
         for (start, stop), w in zip(method.blocks, method.weighing.mass, strict=True):
@@ -40,7 +40,7 @@ def weighted(group: Group) -> np.ndarray:
 
 
 @pytest.mark.parametrize("axes", AXES, ids=lambda axes: "-".join(axes.values()))
-def test_replicas_that_only_talk_come_to_agree(axes: dict[str, Any]) -> None:
+def test_replicas_that_only_mix_reach_consensus(axes: dict[str, Any]) -> None:
     """With learning rate 0 the spread shrinks. With mix="mass" the weighted average does not change."""
     ranks = 6
     steps = 90 if axes["block"] == "layers" else 30
@@ -55,7 +55,7 @@ def test_replicas_that_only_talk_come_to_agree(axes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("exchange", ["push", "push-pull"])
 @pytest.mark.parametrize("block", ["whole", "layers"])
 def test_no_mass_is_lost_while_replicas_train(exchange: str, block: str) -> None:
-    """The links are so slow that many sends are skipped, and the replicas stop at different times."""
+    """The links are so slow that some messages are not sent, and the replicas stop at different times."""
     slow = uniform(5, alpha=2e-5, beta=1e-7)
     end = run("gossip", 5, (60, 20, 45, 33, 51), cluster=slow, mix="mass", exchange=exchange, block=block)
     assert sum(fabric.meter.held_messages for fabric in end.fabrics.values()) > 0
@@ -64,8 +64,8 @@ def test_no_mass_is_lost_while_replicas_train(exchange: str, block: str) -> None
 
 @settings(max_examples=60)
 @given(st.integers(2, 7), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=200))
-def test_mass_is_conserved_to_the_last_bit(ranks: int, schedule: list[tuple[int, int, bool]]) -> None:
-    """For any order and any delay of messages, the mass of all replicas and messages is exactly P."""
+def test_mass_is_conserved_exactly(ranks: int, schedule: list[tuple[int, int, bool]]) -> None:
+    """For any order and delay of messages, the mass of all replicas and messages is exactly the number of replicas."""
 
     class Someone:
         images = 0
@@ -83,7 +83,7 @@ def test_mass_is_conserved_to_the_last_bit(ranks: int, schedule: list[tuple[int,
         assert sum(w.mass[0] for w in all_) + sum(note.weight for _, note in on_way) == ranks
 
 
-def test_a_replica_with_nothing_to_give_gives_nothing() -> None:
+def test_a_replica_that_only_sends_keeps_some_mass() -> None:
     lonely = weighing.Mass(None, 1)  # type: ignore[arg-type]
     given_away = 0.0
     while share := lonely.share(0):
@@ -93,14 +93,14 @@ def test_a_replica_with_nothing_to_give_gives_nothing() -> None:
     assert lonely.mass[0] + given_away == 1
 
 
-def test_two_that_push_and_pull_meet_at_their_mean() -> None:
-    """Their requests cross, and each request is the reply to the other."""
+def test_two_replicas_that_push_and_pull_reach_their_mean() -> None:
+    """The requests of the two replicas cross, so each request also serves as the reply to the other."""
     end = run("gossip", 2, 2, lr=0.0, start="scattered", exchange="push-pull")
     begin = run("gossip", 2, 0, lr=0.0, start="scattered")
     np.testing.assert_allclose(end.theta(), np.tile(begin.theta().mean(axis=0), (2, 1)), atol=1e-6)
 
 
-def test_what_a_model_counts() -> None:
+def test_weight_of_a_received_model() -> None:
     class Someone:
         images = 100
 
@@ -114,7 +114,7 @@ def test_what_a_model_counts() -> None:
     assert clock.weight(Note(), 0) == 0.5
 
 
-def test_a_mixed_velocity_travels_with_the_model() -> None:
+def test_a_mixed_velocity_is_sent_with_the_model() -> None:
     def before(method: Method, step: int) -> None:
         if step == 0:
             method.replica.state["velocity"][:] = method.fabric.rank
@@ -125,20 +125,20 @@ def test_a_mixed_velocity_travels_with_the_model() -> None:
     assert spread(velocities) < 0.2
 
 
-def test_a_layer_at_a_time() -> None:
-    """A message holds one layer; the layers take turns."""
+def test_one_layer_per_message() -> None:
+    """Each message holds one layer; successive messages send the layers in cyclic order."""
     end = run("gossip", 2, 6, block="layers")
     blocks = end.methods[0].blocks
     sizes = [stop - start for start, stop in blocks]
     assert len(blocks) == 3
     assert blocks[0][0] == 0
     assert blocks[-1][1] == end.theta().shape[1]
-    begun = end.methods[0].begun  # not 6: a turn is skipped while a message is in flight
+    begun = end.methods[0].begun  # not 6: no exchange begins while a message is in flight
     assert 1 < begun < 6
     assert sum(end.fabrics[0].meter.sent_bytes) == 4 * sum(sizes[turn % 3] for turn in range(begun))
 
 
-def test_how_often() -> None:
+def test_period_and_probability_of_exchanges() -> None:
     assert run("gossip", 2, 12, period=5).methods[0].begun == 2
     counts = [run("gossip", 2, 60, probability=0.25, seed=seed).methods[0].begun for seed in range(4)]
     assert 20 < sum(counts) < 100
@@ -149,7 +149,7 @@ def test_how_often() -> None:
 
 
 class Board(Alone):
-    """Rank 1 of six replicas and a server on two nodes. The other ranks do not exist."""
+    """The fabric of rank 1 among six replicas and a server, on two nodes. No other rank exists, except in `board`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Board(Alone):
 
 
 def chosen(count: int = 400, **options: Any) -> list[int]:
-    """Count how often each rank is chosen."""
+    """Return how often each rank is chosen."""
     board = options.pop("board", None) or Board()
     choose = peers.chooser(board, config_of("gossip", **options), lambda: None)  # type: ignore[arg-type,return-value]
     found = [choose(generator(Purpose.GOSSIP, 0, 1, step)) for step in range(count)]
@@ -166,7 +166,7 @@ def chosen(count: int = 400, **options: Any) -> list[int]:
     return np.bincount(np.array(found, int), minlength=7).tolist()
 
 
-def test_anybody_but_itself_the_dead_and_those_who_pause() -> None:
+def test_choice_excludes_itself_servers_and_dead_or_paused_replicas() -> None:
     board = Board()
     board.board[4, Column.STATE], board.board[5, Column.STATE] = State.DEAD, State.PAUSED
     counts = chosen(board=board)
@@ -174,7 +174,7 @@ def test_anybody_but_itself_the_dead_and_those_who_pause() -> None:
     assert min(counts[0], counts[2], counts[3]) > 90
 
 
-def test_mostly_within_the_node() -> None:
+def test_hierarchical_choice_is_mostly_within_the_node() -> None:
     counts = chosen(peer="hierarchical", inside=0.8)
     assert 280 < counts[0] + counts[2] < 360
     board = Board()
@@ -182,7 +182,7 @@ def test_mostly_within_the_node() -> None:
     assert sum(chosen(peer="hierarchical", inside=1.0, board=board)[3:6]) == 400  # no other peer is left on the node
 
 
-def test_in_proportion_to_speed() -> None:
+def test_choice_in_proportion_to_speed() -> None:
     board = Board()
     assert min(np.delete(chosen(peer="speed", board=board)[:6], 1)) > 50  # no speed is known yet
     board.board[:6, Column.SPEED] = 100, 100, 100, 0, 200, 400
@@ -192,7 +192,7 @@ def test_in_proportion_to_speed() -> None:
     assert counts[5] > 1.5 * counts[4] > 2 * counts[0]
 
 
-def test_nobody_is_left() -> None:
+def test_no_choice_if_all_peers_are_dead() -> None:
     board = Board()
     board.board[[0, 2, 3, 4, 5], Column.STATE] = State.DEAD
     for peer in ("uniform", "hierarchical", "speed"):
@@ -205,7 +205,7 @@ def test_nobody_is_left() -> None:
 
 @pytest.mark.parametrize("axes", AXES[::5], ids=lambda axes: "-".join(axes.values()))
 def test_a_death_is_survived(axes: dict[str, Any]) -> None:
-    """The others finish. The dead replica's mass is lost: what it held, and what was in flight to and from it."""
+    """The others finish. The mass that the dead replica held is lost, and the mass in flight to or from it."""
     whole = run("gossip", 4, 40, cluster=2, **axes)
     cluster = replace(uniform(4, 2, **LINK), deaths=(Event(time=whole.seconds / 2, rank=2),))
     end = run("gossip", 4, 40, cluster=cluster, **axes)
@@ -217,14 +217,14 @@ def test_a_death_is_survived(axes: dict[str, Any]) -> None:
         assert ((held > 0) & (held <= 4)).all()
 
 
-def test_how_old_the_news_is() -> None:
-    """A replica that is four times slower mixes models that its peers sent up to four of their steps ago."""
+def test_staleness_with_a_slow_replica() -> None:
+    """Rank 1 is four times slower: before it mixes a model in, the sender has made up to four more steps."""
     end = run("gossip", 2, (40, 10), batch=lambda rank, step: batch_of(rank, step, size=32 if rank else 8))
     assert 2 <= end.fabrics[1].meter.age_max <= 4
     assert end.fabrics[0].meter.age_max <= 1
 
 
-def test_what_is_saved_is_all_that_there_is() -> None:
+def test_saved_state_restores_mass_and_count() -> None:
     end = run("gossip", 3, 8, mix="mass", block="layers", velocity="mixed", momentum=0.9)
     method = end.methods[1]
     vectors, numbers = method.state()

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: the next process uses it, edited kernels do not, and other packages do not use it."""
+"""The cache of compiled kernels: later processes load from it until a kernel is edited; other packages do not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(_folder, sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_mis
 
 
 def run(code: Path, **environment: str) -> tuple[Path, int, int]:
-    """Return (cache folder, hits, misses) of a process that runs one kernel."""
+    """Run one kernel in a new process; return its (cache folder, cache hits, cache misses)."""
     usual = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     done = subprocess.run(
         [sys.executable, "-c", RUN], cwd=code, env=usual | environment, capture_output=True, text=True, check=False
@@ -38,7 +38,7 @@ def run(code: Path, **environment: str) -> tuple[Path, int, int]:
 
 @pytest.fixture
 def code(tmp_path: Path, root: Path) -> Path:
-    """A copy of the package for edits."""
+    """Return the folder of a copy of the package, which a test may edit."""
     compiled = shutil.ignore_patterns("__pycache__")
     for name in ("minidl", "kernels"):
         shutil.copytree(root / name, tmp_path / "code" / name, symlinks=True, ignore=compiled)
@@ -51,13 +51,13 @@ def test_the_cache_hits_until_a_helper_is_edited(code: Path, tmp_path: Path) -> 
     assert folder.parent == tmp_path / "cache" / "minidl" / "kernels" and list(folder.rglob("*.nbi"))
     assert (hits, misses) == (0, 1)
     assert run(code, XDG_CACHE_HOME=cache) == (folder, 1, 0)
-    with (code / "kernels/optim/cpu.py").open("a") as helper:  # any kernel file
+    with (code / "kernels/optim/cpu.py").open("a") as helper:  # any file below kernels/
         helper.write("# edited\n")
     other, hits, misses = run(code, XDG_CACHE_HOME=cache)
     assert other != folder and (hits, misses) == (0, 1)
 
 
-def test_the_users_numba_cache_is_used_by_a_folder_in_it(code: Path, tmp_path: Path) -> None:
+def test_the_cache_is_a_subfolder_of_numba_cache_dir(code: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "numba"
     folder, _, _ = run(code, NUMBA_CACHE_DIR=str(theirs))
     assert folder.parent == theirs / "minidl" / "kernels"
@@ -99,7 +99,7 @@ def test_compiled_and_loaded_kernels_give_the_same_bits(root: Path, tmp_path: Pa
 
 
 def twice(module: str, folder: Path, root: Path) -> list[list[str]]:
-    """Return the output, in words, of two processes that import a module and share a cache."""
+    """Return the words that each of two processes prints; both import a module and share a cache."""
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": f"{root}:{folder}"}
     environment.pop("NUMBA_CACHE_DIR", None)
     command = [sys.executable, "-c", f"import {module}"]
@@ -164,10 +164,10 @@ def test_a_kernel_made_of_parts_has_the_functions_parameters_and_is_cached(tmp_p
     assert twice("functions", tmp_path, root) == [["x", "factor", "out", "1"], ["x", "factor", "out", "1", "1"]]
 
 
-def test_literals_do_not_multiply_functions_and_apart_ones_are_loaded_with_their_callers(
+def test_literals_need_no_extra_versions_and_apart_functions_are_loaded_with_callers(
     tmp_path: Path, root: Path
 ) -> None:
     (tmp_path / "functions.py").write_text(LITERALS)
     first, second = twice("functions", tmp_path, root)
     assert first == ["1", "1"]
-    assert second == ["0", "1", "1", "1"]  # `outer` contains `inner`; `top` contains only the name of `outer`
+    assert second == ["0", "1", "1", "1"]  # the code of `outer` contains `inner`; that of `top` only calls `outer`

@@ -1,6 +1,6 @@
-"""All compiled kernels against their references: same names, same numbers, same bits on any number of threads.
+"""All compiled kernels agree with their references, and their results do not depend on the number of threads.
 
-Folders under kernels/ are found automatically. kernel_cases/<op>.py contains the cases of each.
+Each folder kernels/<op> is found automatically. kernel_cases/<op>.py contains the arguments for its kernels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cases(folder: str, kernel: str, dtype: str) -> list[Arguments]:
 
 
 def call(folder: str, file: str, kernel: str, arguments: Arguments) -> dict[str, np.ndarray]:
-    """Call the kernel with copies of the arguments; return all arrays after the call."""
+    """Call the kernel with copies of the arguments; return all of these arrays except scratch after the call."""
     arguments = copy.deepcopy(arguments)
     getattr(module(folder, file), kernel)(*(arguments[p] for p in parameters(folder, kernel)))
     return {p: v for p, v in arguments.items() if isinstance(v, np.ndarray) and p not in SCRATCH}
@@ -51,7 +51,7 @@ def parameters(folder: str, kernel: str, file: str = "reference") -> list[str]:
 
 
 def in_float64(arguments: Arguments) -> Arguments:
-    """The same numbers in float64, so that the reference computes without float32's rounding."""
+    """Return the arguments in float64, so that the reference computes without float32's rounding."""
     return {
         p: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v
         for p, v in arguments.items()
@@ -59,7 +59,7 @@ def in_float64(arguments: Arguments) -> Arguments:
 
 
 def check(folder: str, kernel: str, dtype: str, arguments: Arguments) -> dict[str, np.ndarray]:
-    """Compare the compiled kernel with the reference in float64; return the arrays of the compiled kernel."""
+    """Compare the compiled kernel with the reference in float64; return the compiled kernel's arrays."""
     expected = call(folder, "reference", kernel, in_float64(arguments))
     found = call(folder, "cpu", kernel, arguments)
     for p, array in found.items():
@@ -115,7 +115,7 @@ PASS_NAN_ON = {
 
 
 @pytest.mark.parametrize(("folder", "kernel"), [(f, k) for f, kernels in PASS_NAN_ON.items() for k in kernels])
-def test_nan_passes_through(folder: str, kernel: str) -> None:
+def test_nan_propagates(folder: str, kernel: str) -> None:
     for arguments in cases(folder, kernel, "float32"):
         x = arguments[parameters(folder, kernel)[0]]
         x.flat[:: max(5, x.size // 9)] = np.nan

@@ -1,4 +1,4 @@
-"""Each step of each lesson (kernels/<op>/ladder.py) agrees with reference.py, in float32 and for odd sizes."""
+"""Each step ("rung") of each lesson, kernels/<op>/ladder.py, agrees with the definition in float64, for odd sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from minidl.kernels.softmax import reference as softmax_reference
 
 Rung = Callable[..., None]
 Arguments = tuple[Any, ...]
-SIZE = 40_003  # numbers: several chunks, and enough for several threads
+SIZE = 40_003  # elements: several chunks, and enough for several threads
 
 
 def random(*shape: int) -> np.ndarray:
@@ -69,7 +69,7 @@ def batch_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, y: np.ndarra
 
 
 def transposed(shape: tuple[int, ...], axes: tuple[int, ...]) -> Arguments:
-    """The arguments of movement.copy for a transpose."""
+    """Return the arguments of movement.copy for a transpose."""
     x = random(*shape)
     view, target = x.transpose(axes), np.zeros(x.size, np.float32)
     strides = np.array(view.strides) // 4, np.array(np.empty(view.shape, "b").strides)
@@ -79,7 +79,7 @@ def transposed(shape: tuple[int, ...], axes: tuple[int, ...]) -> Arguments:
 Y, PLACE = np.zeros((2, 3, 4, 17), np.float32), (np.arange(2 * 3 * 4 * 17) % 4).astype(np.uint8).reshape(2, 3, 4, 17)
 ROWS = np.zeros((9, 21), np.float32)
 
-# For each lesson: its rungs, the definition, and arguments for both.
+# For each lesson: its rungs, the definition of the result, and the arguments of both.
 LESSONS: dict[str, tuple[dict[str, Rung], Rung, Arguments]] = {
     "activation": (activation.RUNGS, activation_reference.tanh, (random(SIZE), np.zeros(SIZE, np.float32))),
     "conv": (conv.RUNGS, convolution, (random(2, 5, 7, 3), random(3, 3, 3, 19), random(2, 5, 7, 19))),
@@ -105,7 +105,7 @@ LESSONS: dict[str, tuple[dict[str, Rung], Rung, Arguments]] = {
     "softmax": (softmax.RUNGS, softmax_reference.softmax, (random(9, 21), ROWS)),
     "softmax, ten classes": (softmax.RUNGS, softmax_reference.softmax, (random(501, 10), random(501, 10))),
 }  # fmt: skip
-PARTIAL = {("reduce", 1), ("reduce, a vector", 1)}  # scratch, whose content after the call does not matter
+PARTIAL = {("reduce", 1), ("reduce, a vector", 1)}  # (lesson, index of scratch): its content does not matter
 
 
 def in_float64(argument: Any) -> Any:
@@ -113,7 +113,7 @@ def in_float64(argument: Any) -> Any:
 
 
 @pytest.mark.parametrize(("lesson", "rung"), [(lesson, rung) for lesson in LESSONS for rung in LESSONS[lesson][0]])
-def test_each_rung_is_the_definition(lesson: str, rung: str) -> None:
+def test_each_rung_agrees_with_the_definition(lesson: str, rung: str) -> None:
     rungs, definition, arguments = LESSONS[lesson]
     found = copy.deepcopy(arguments)
     expected = [in_float64(a) for a in copy.deepcopy(arguments)]
@@ -126,7 +126,7 @@ def test_each_rung_is_the_definition(lesson: str, rung: str) -> None:
 
 @pytest.mark.parametrize("rung", dropout.RUNGS)
 def test_each_rung_drops_its_share(rung: str) -> None:
-    """The last two agree with the reference; the others use other random numbers."""
+    """Only the last two rungs use the random numbers of the reference, so only they drop the same elements."""
     x = random(SIZE)
     y, expected = np.empty_like(x), np.empty_like(x)
     dropout.RUNGS[rung](x, 0.3, 5, 7, y)

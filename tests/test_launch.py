@@ -1,4 +1,4 @@
-"""The launcher: how ranks start and end, what is left of them, and what the launcher prints."""
+"""The launcher: how ranks start and end, that they leave no process or memory, and what the launcher prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 from launching import Launched, eventually, holders, is_gone, job, memory_of
 
-# A rank without NumPy: it prints its process, threads and cores, and waits.
+# A rank that does not import NumPy: it prints its process id, number of threads and cores, then ends or sleeps.
 LIGHT = r"""
 import json, os, sys, time
 from minidl.comm import launch
@@ -27,12 +27,12 @@ def light(ranks: int, what: str, **options: object) -> Launched:
     return Launched(ranks, what, program=("-c", LIGHT), **options)
 
 
-def test_imports_are_light() -> None:
+def test_import_loads_no_slow_packages() -> None:
     code = "import sys, minidl.comm.launch; print([name for name in ('numpy', 'numba') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_each_has_its_cores_and_threads() -> None:
+def test_each_rank_has_its_cores_and_threads() -> None:
     cores = sorted(os.sched_getaffinity(0))
     code, said, _ = job(len(cores), "end", program=("-c", LIGHT))
     assert code == 0
@@ -45,7 +45,7 @@ def test_each_has_its_cores_and_threads() -> None:
 
 
 @pytest.mark.parametrize("victims", ["launcher", "all", "replicas"])
-def test_nothing_is_left_by_a_kill(victims: str) -> None:
+def test_a_kill_leaves_no_process_and_no_memory(victims: str) -> None:
     with Launched(3, "steps", "alone") as launched:
         ranks = [launched.line()["pid"] for _ in range(3)]
         memory = memory_of(launched.process.pid)
@@ -63,7 +63,7 @@ def test_nothing_is_left_by_a_kill(victims: str) -> None:
     assert not [name for name in os.listdir("/dev/shm") if "minidl" in name]
 
 
-def test_ranks_that_never_met_end_with_the_launcher() -> None:
+def test_ranks_that_have_not_joined_end_with_the_launcher() -> None:
     with light(2, "wait") as launched:
         ranks = [launched.line()["result"][0] for _ in range(2)]
         launched.process.kill()
@@ -78,11 +78,11 @@ def kill_one(kind: str) -> tuple[int, list[int], str]:
     return code, sorted(line["rank"] for line in lines), errors
 
 
-def test_survivors_go_on() -> None:
+def test_survivors_continue() -> None:
     assert kill_one("alone") == (0, [0, 2], "minidl: replica 1 was killed by SIGKILL\n")
 
 
-def test_who_waits_for_the_dead_says_so() -> None:
+def test_a_rank_that_waits_for_a_dead_rank_reports_it() -> None:
     code, said, errors = kill_one("ring")
     assert code == 2 and not said
     assert errors.startswith("minidl: replica 1 was killed by SIGKILL\n") and "replica 1 died while others" in errors
@@ -124,7 +124,7 @@ def test_nothing_to_save_yet() -> None:
 
 
 def test_ignored_signals_stay_ignored() -> None:
-    """Under nohup a run survives the closing of its terminal."""
+    """Under nohup (SIGHUP is ignored), a run must survive the closing of its terminal."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with light(1, "wait") as launched:
@@ -137,8 +137,8 @@ def test_ignored_signals_stay_ignored() -> None:
 
 
 @pytest.mark.parametrize("scenario", ["fail", "stuck"])
-def test_one_that_fails_ends_all(scenario: str) -> None:
-    """Ranks that wait for messages end, and so do ranks that are stuck. Only the failed rank reports the reason."""
+def test_a_rank_that_fails_ends_all(scenario: str) -> None:
+    """Ranks that wait for messages end, and so do ranks that notice nothing. Only the failed rank prints an error."""
     code, said, errors = job(3, scenario, grace=0.5 if scenario == "stuck" else 60.0)
     assert code == 2 and not said
     assert errors == "minidl: error: replica 1: a deliberate failure\n"

@@ -1,5 +1,5 @@
-"""The order of the rooms, as CONTRIBUTING.md declares it: no import points upward, and no files import each other in a
-circle. Imports inside functions and under TYPE_CHECKING count, too.
+"""Imports follow the layers that CONTRIBUTING.md declares: none points to a higher "room" (package or module), and
+there are no import cycles, with one exception each. Imports inside functions and under TYPE_CHECKING count, too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Imports = dict[str, set[str]]  # module -> the modules of minidl that it imports
 UPWARD = {  # allowed exceptions: (importer, imported), with the reason
     ("minidl.engine.tensor", "minidl.ops"): "a Tensor's operators are ops, and ops return Tensors",
 }
-CIRCLE = re.compile(r"minidl\.(engine\.tensor|ops(\..*)?)")  # the circle that this exception makes
+CIRCLE = re.compile(r"minidl\.(engine\.tensor|ops(\..*)?)")  # the import cycle that this exception causes
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """The dotted names of all product files below a checkout."""
+    """Return {dotted name: file} of all modules of the package in a checkout."""
     found = {}
     for folder, package in (("minidl", "minidl"), ("kernels", "minidl.kernels"), ("comm", "minidl.comm")):
         for file in sorted((root / folder).rglob("*.py")):
@@ -33,7 +33,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """(module, name or "") of each import statement anywhere in a file of this package."""
+    """Yield (module, name or "") for each import anywhere in the syntax tree of a file in `package`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -54,20 +54,20 @@ def imports_of(root: Path) -> Imports:
 
 
 def declared_order(text: str) -> list[str]:
-    """The rooms named in CONTRIBUTING.md's tables of layers, from the lowest to the highest."""
+    """Return the rooms in CONTRIBUTING.md's table of layers, from the lowest to the highest."""
     rows = re.findall(r"^\| *[0-9]+[a-z]? *\| *(`[^|]*`) *\|", text, re.MULTILINE)
     return [f"minidl.{room}" if room != "minidl" else room for row in rows for room in re.findall("`([^`]+)`", row)]
 
 
 def layer(module: str, order: list[str]) -> int:
-    """The position of the most specific room that holds a module. Raises AssertionError if there is none."""
+    """Return the position of the most specific room that contains a module. Raises AssertionError if none does."""
     rooms = [room for room in order if module == room or (module.startswith(room + ".") and room != "minidl")]
     assert rooms, f"{module} is in no room that CONTRIBUTING.md declares"
     return order.index(max(rooms, key=len))
 
 
 def upward(imports: Imports, order: list[str]) -> list[tuple[str, str]]:
-    """The imports that point from a lower room to a higher one."""
+    """Return the imports (importer, imported) from a lower room to a higher one."""
     return [
         (name, other) for name, others in imports.items() for other in sorted(others)
         if layer(other, order) > layer(name, order)
@@ -95,17 +95,17 @@ def test_each_room_is_declared_once(order: list[str]) -> None:
 def test_no_import_points_upward(order: list[str]) -> None:
     found = set(upward(imports_of(ROOT), order))
     assert found - UPWARD.keys() == set()
-    assert UPWARD.keys() - found == set(), "an exception that is no longer needed"
+    assert UPWARD.keys() - found == set(), "these exceptions are no longer needed"
 
 
-def test_only_tensor_and_ops_form_a_circle() -> None:
+def test_only_tensor_and_ops_form_an_import_cycle() -> None:
     found = circles(imports_of(ROOT))
     assert [c for c in found if not all(CIRCLE.fullmatch(name) for name in c)] == []
     assert len(found) == 1
 
 
 def test_an_upward_import_is_found(tmp_path: Path) -> None:
-    """In whatever form it is written."""
+    """Every form of an import statement must be found."""
     forms: Iterable[str] = (
         "from minidl.top import name",
         "from minidl import top",

@@ -1,4 +1,4 @@
-"""Mailboxes: messages arrive once, in order and whole. Published vectors are whole, and publishing never waits."""
+"""Mailboxes: messages arrive once, in order and complete. Readers see complete vectors; publishing never waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDS = Needs(elements=8, mail=2, publish=True)
 
 
 def boxes(size: int, needs: Needs = NEEDS, servers: tuple[int, ...] = ()) -> list[Mailbox]:
-    """The mailboxes of `size` ranks in one memory."""
+    """Return the mailboxes of `size` ranks, in one memory."""
     plan = Plan(size, needs, servers)
     data = Device("cpu").empty((plan.total,), np.uint8)
     data[:] = 0
@@ -40,7 +40,7 @@ def vector(value: float, size: int = 8, dtype: type = np.float32) -> np.ndarray:
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.data())
-def test_letters_arrive_once_in_order_and_as_they_were(size: int, mail: int, data: st.DataObject) -> None:
+def test_messages_arrive_once_in_order_and_unchanged(size: int, mail: int, data: st.DataObject) -> None:
     ranks = boxes(size, Needs(elements=8, mail=mail))
     sent: dict[tuple[int, int], list[float]] = {}  # values in flight, by (sender, receiver)
     held: list[tuple[int, Letter, float]] = []
@@ -75,7 +75,7 @@ def test_letters_arrive_once_in_order_and_as_they_were(size: int, mail: int, dat
         assert (letter.vector == value).all()
 
 
-def test_note_travels() -> None:
+def test_note_arrives_unchanged() -> None:
     a, b = boxes(2)
     note = Note(start=3, weight=0.25, clock=1e9, round=7, marker=True)
     a.post(Channel.MAIL, (1,), (vector(1, 2), vector(2, 3)), note)
@@ -84,7 +84,7 @@ def test_note_travels() -> None:
     assert letter.vector.tolist() == [1, 1, 2, 2, 2]
 
 
-def test_nobody_starves() -> None:
+def test_no_sender_starves() -> None:
     ranks = boxes(4)
     order = []
     for _ in range(6):
@@ -95,7 +95,7 @@ def test_nobody_starves() -> None:
     assert order == [1, 2, 3, 1, 2, 3]
 
 
-def test_empty_letters_need_no_slot() -> None:
+def test_empty_messages_need_no_slot() -> None:
     a, _, c = boxes(3, Needs(elements=8, mail=1))
     assert a.post(Channel.MAIL, (1,), (vector(1),), Note()) is None
     assert a.post(Channel.MAIL, (2,), (vector(1),), Note()) == 0  # no free slot
@@ -104,7 +104,7 @@ def test_empty_letters_need_no_slot() -> None:
     assert letter is not None and letter.note.marker and letter.vector.size == 0
 
 
-def test_released_twice_is_released_once() -> None:
+def test_a_second_release_has_no_effect() -> None:
     a, b = boxes(2)
     a.post(Channel.MAIL, (1,), (vector(1),), Note())
     first = b.take(Channel.MAIL)
@@ -116,11 +116,11 @@ def test_released_twice_is_released_once() -> None:
     assert second is not None and second.vector[0] == 2
 
 
-def test_the_dead_hold_nothing_and_are_read() -> None:
+def test_dead_ranks_hold_no_slots_and_their_messages_are_received() -> None:
     a, b, c = boxes(3, Needs(elements=8, mail=1, publish=True))
     a.post(Channel.MAIL, (1,), (vector(1),), Note())
     b.post(Channel.MAIL, (2,), (vector(5),), Note())
-    for value in range(SLOTS):  # b holds one slot, and another shows the newest vector
+    for value in range(SLOTS):  # b holds the slot of the first vector
         a.publish((vector(value),), Note())
         if value == 0:
             assert isinstance(b.latest(0), Letter)
@@ -134,13 +134,13 @@ def test_the_dead_hold_nothing_and_are_read() -> None:
     assert letter is not None and letter.vector[0] == 5
 
 
-def test_message_longer_than_asked_for() -> None:
+def test_message_longer_than_requested() -> None:
     a, _ = boxes(2)
     with pytest.raises(MinidlError, match="a message of 68 bytes, but the method requested slots of 64 bytes"):
         a.post(Channel.MAIL, (1,), (vector(0, 17),), Note())
 
 
-def test_servers_answer_and_replicas_ask() -> None:
+def test_replicas_call_and_servers_answer() -> None:
     ranks = boxes(3, Needs(elements=4, call=True), servers=(2,))
     for rank in (0, 1):
         assert ranks[rank].post(Channel.CALL, (2,), (vector(rank, 4),), Note()) is None
@@ -156,7 +156,7 @@ def test_servers_answer_and_replicas_ask() -> None:
 
 
 @given(st.lists(st.sampled_from(["publish", "look 1", "look 2", "release 1", "release 2"]), max_size=60))
-def test_published_is_newest_and_whole(actions: list[str]) -> None:
+def test_readers_get_the_newest_complete_vector(actions: list[str]) -> None:
     ranks = boxes(3)
     shown = 0
     seen, held = {1: 0, 2: 0}, dict[int, tuple[Letter, int]]()
@@ -180,7 +180,7 @@ def test_published_is_newest_and_whole(actions: list[str]) -> None:
             assert (letter.vector == value).all()
 
 
-def test_a_reader_holds_one_letter_of_a_peer_at_a_time() -> None:
+def test_a_reader_holds_one_published_vector_of_a_peer_at_a_time() -> None:
     a, b = boxes(2)
     a.publish((vector(1),), Note())
     letter = b.latest(0)
@@ -193,7 +193,7 @@ def test_a_reader_holds_one_letter_of_a_peer_at_a_time() -> None:
 # -- long vectors, real memory, other processors ---------------------------------------------------------------------
 
 
-def test_long_vectors_pass_the_caches() -> None:
+def test_vectors_longer_than_the_cache() -> None:
     size = mailbox.CACHE // 4 + 1000
     a, b = boxes(2, Needs(elements=size, mail=1))
     source = np.arange(size, dtype=np.float32)
@@ -213,7 +213,7 @@ def test_another_process_opens_a_segment_through_proc() -> None:
         memory.Segment.open(f"/proc/{os.getpid()}/fd/9999")
 
 
-def test_memory_limits_are_told() -> None:
+def test_memory_limits_are_reported() -> None:
     with pytest.raises(ConfigError, match=r"MiB are needed and [0-9,.]+ MiB are free"):
         memory.Segment.create(1 << 50)
     code = ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
@@ -222,13 +222,13 @@ def test_memory_limits_are_told() -> None:
     assert "ConfigError: shared memory: 2.0 MiB are needed" in result.stderr
 
 
-def test_constants_are_those_of_the_fabric() -> None:
+def test_constants_equal_those_of_the_fabric() -> None:
     assert (memory.JOINING, memory.PAUSED, memory.DEAD) == (State.JOINING, State.PAUSED, State.DEAD)
     assert atomic.DEAD == State.DEAD
 
 
 def test_arm_gets_ordered_loads_and_stores() -> None:
-    """Compiled for aarch64, the functions contain the instructions for ordered memory access, ldar and stlr."""
+    """Compiled for aarch64, the functions contain its instructions for ordered memory access: ldar and stlr."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     words, rows = numba.types.int64[::1], numba.types.int64[:, ::1]

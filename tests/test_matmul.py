@@ -1,4 +1,4 @@
-"""Matrix products of vectors, matrices and batches; the linear layer."""
+"""Products of vectors, matrices and batches of matrices; the linear layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics: what is counted, in which thread, and how the reports of several ranks are merged."""
+"""Communication statistics: what a meter counts, in which thread, and how the reports of several ranks are merged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Thread:
-    """Run work in a separate thread, as a fabric's `start` does."""
+    """A thread that runs `work`, like the result of a fabric's `start`."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.thread = threading.Thread(target=work)
@@ -48,7 +48,7 @@ def test_time_by_kind() -> None:
     meter.waited(4, 5)
     meter.worked("mix", 5, 6)
     meter.worked("update", 6, 8)
-    meter.worked("compress", 8, 9)  # not a separate kind: counted as other
+    meter.worked("compress", 8, 9)  # not one of the kinds: counted as other
     clock.time = 12
     meter.stop()
     meter.waited(12, 50)  # during an evaluation
@@ -61,7 +61,7 @@ def test_time_by_kind() -> None:
     assert report["wait_fraction"] == 1 / 8
 
 
-def test_edges_and_what_is_off_the_clock() -> None:
+def test_edges_and_messages_while_the_clock_is_stopped() -> None:
     meter = Meter(rank=1, size=3, now=Clock())
     meter.sent(0, 1000)  # the initial weights
     meter.start()
@@ -73,7 +73,7 @@ def test_edges_and_what_is_off_the_clock() -> None:
     meter.stop()
     meter.stop()
     meter.sent(0, 500)  # an evaluation
-    for _ in range(2):  # the report is the same on and off the clock
+    for _ in range(2):  # the report is the same whether the clock runs or not
         report = meter.report()
         assert (report["bytes_sent"], report["messages"]) == (1530, 5)
         assert (report["bytes_off_the_clock"], report["messages_off_the_clock"]) == (1500, 2)
@@ -82,7 +82,7 @@ def test_edges_and_what_is_off_the_clock() -> None:
         meter.start()
 
 
-def test_held_counts_an_edge_until_it_is_free() -> None:
+def test_repeated_attempts_on_a_busy_edge_count_once() -> None:
     meter = Meter(size=2)
     for _ in range(100):
         meter.held(1)
@@ -113,7 +113,7 @@ def test_bins_hold_what_their_labels_say(steps: int) -> None:
     assert _bin(steps) < BINS
 
 
-def test_nothing_happened() -> None:
+def test_empty_statistics() -> None:
     for report in (Meter().report(), merge([]), merge([Meter(rank, size=2).report() for rank in range(2)])):
         assert report["wait_fraction"] == report["bytes_sent"] == report["staleness"]["p99"] == 0
         json.dumps(report, allow_nan=False)
@@ -122,13 +122,13 @@ def test_nothing_happened() -> None:
 # -- threads ---------------------------------------------------------------------------------------------------------
 
 
-def test_waiting_beside_the_gradient_is_not_the_replicas_own() -> None:
+def test_waiting_during_the_gradient_is_counted_separately() -> None:
     clock = Clock()
     meter = Meter(size=2, now=clock)
     meter.start()
 
     class Start(Thread):
-        """Its `wait` reports to the meter itself, as the fabric's own wait does."""
+        """A thread whose `wait` also reports to the meter, as the fabric's `wait` does."""
 
         def wait(self) -> None:
             super().wait()
@@ -146,13 +146,13 @@ def test_waiting_beside_the_gradient_is_not_the_replicas_own() -> None:
     pending.wait()
     meter.waited(9, 10)
     report = meter.report()
-    assert report["seconds"]["waiting"] == 1 + 2 + 1  # 7 to 9 is counted once
+    assert report["seconds"]["waiting"] == 1 + 2 + 1  # the time from 7 to 9 counts once here
     assert report["seconds"]["mix"] == 0
     assert report["beside"] == {"working": 1, "waiting": 4 + 2}
 
 
 def test_beside_in_one_thread() -> None:
-    """The replicas of a simulation are greenlets, and a new greenlet starts with its own context."""
+    """In a simulation, replicas and their concurrent operations are greenlets, each with a separate context."""
     greenlet = pytest.importorskip("greenlet")
     meter = Meter()
     meter.start()
@@ -178,7 +178,7 @@ def test_beside_in_one_thread() -> None:
     assert 10 <= meter.report()["seconds"]["waiting"] < 11
 
 
-def test_errors_pass_and_leave_the_lane() -> None:
+def test_an_error_in_concurrent_work_propagates() -> None:
     meter = Meter()
     fabric = Alone(meter)
     meter.start()
@@ -192,7 +192,7 @@ def test_errors_pass_and_leave_the_lane() -> None:
     assert meter.report()["seconds"]["waiting"] == 1
 
 
-def test_two_threads_lose_nothing() -> None:
+def test_concurrent_threads_lose_no_counts() -> None:
     meter = Meter(size=2, trace=True)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -214,7 +214,7 @@ def test_two_threads_lose_nothing() -> None:
     assert report["received"] == [[1, 0, 400000, 80000]]
 
 
-def test_fabric_tells_its_meter_size_and_time() -> None:
+def test_fabric_sets_size_and_clock_of_its_meter() -> None:
     meter = Meter()
     fabric = Alone(meter)
     assert meter.size == 1
@@ -254,10 +254,10 @@ def meters(draw: st.DrawFn) -> Meter:
 
 @settings(max_examples=60, deadline=None)
 @given(meters())
-def test_a_report_survives_as_vector(meter: Meter) -> None:
+def test_report_from_vector(meter: Meter) -> None:
     vector = meter.vector()
     assert vector.dtype == np.float64
-    assert len(vector) == len(Meter(size=meter.size).vector())  # all have one length, as `gather` needs
+    assert len(vector) == len(Meter(size=meter.size).vector())  # equal lengths on all ranks, as `gather` requires
     report = from_vector(vector.copy())
     assert report["rank"] == meter.rank
     assert report["bytes_sent"] == sum(meter.sent_bytes)
@@ -274,7 +274,7 @@ def test_a_report_survives_as_vector(meter: Meter) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(meters())
-def test_books_go_on(meter: Meter) -> None:
+def test_statistics_continue(meter: Meter) -> None:
     again = Meter(meter.rank, size=meter.size)
     again.go_on(meter.vector())
     assert again.report() == meter.report()
@@ -288,7 +288,7 @@ def test_books_go_on(meter: Meter) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(meters(), min_size=1, max_size=3))
-def test_books_of_others_are_taken_over(others: list[Meter]) -> None:
+def test_statistics_of_other_ranks_are_added(others: list[Meter]) -> None:
     books = [meter.vector() for meter in others]
     again = Meter(size=2)
     again.take_over(books)
@@ -336,8 +336,8 @@ def test_merge(ranks: int) -> None:
     assert merge(meter.report() for meter in books)["bytes_between_nodes"] == 0
 
 
-def test_who_counted_more_knows() -> None:
-    books = [Meter(rank, size=4) for rank in range(3)]  # rank 3 is a server, or dead
+def test_merge_takes_the_larger_count_of_sender_and_receiver() -> None:
+    books = [Meter(rank, size=4) for rank in range(3)]  # no report of rank 3: it is a server, or dead
     books[0].sent(1, 10)
     books[0].sent(1, 10)
     books[1].received(0, 10)  # the second message is in flight
@@ -354,11 +354,11 @@ def test_who_counted_more_knows() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, BLOCK, BLOCK + 1, 3 * BLOCK - 5])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_consensus_is_its_definition(size: int, ranks: int) -> None:
+def test_consensus_agrees_with_its_definition(size: int, ranks: int) -> None:
     x = np.random.default_rng(size).normal(1.0, 2.0, (ranks, size)).astype(np.float32)
     consensus = Consensus(size)
     buffer = np.empty(size, np.float32)
-    for row in x:  # as `gather` yields them: all in one buffer
+    for row in x:  # all in one buffer, as `gather` yields them
         buffer[:] = row
         consensus.add(buffer)
     mean = x.mean(axis=0, dtype=np.float64)

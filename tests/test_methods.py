@@ -1,4 +1,4 @@
-"""Methods equal their papers' formulas in float64, repeat bit for bit, and with one replica are plain SGD."""
+"""Methods agree with their papers' formulas in float64, repeat bit-identically, and are plain SGD for one replica."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same(a: Group, b: Group) -> bool:
 
 
 class Diary:
-    """Records of each step and replica: x (theta) and m (velocity) before the step, g (gradient) after it."""
+    """Copies for each step and replica: x (the parameters) and m (velocity) before the step, g (gradient) after it."""
 
     def __init__(self) -> None:
         self.notes: dict[tuple[int, int, str], np.ndarray] = {}
@@ -40,7 +40,7 @@ class Diary:
         self.notes[step, method.fabric.rank, "g"] = method.replica.grad.astype(np.float64)
 
     def all(self, step: int, what: str) -> np.ndarray:
-        """One quantity of all replicas at a step, (P, n) float64."""
+        """Return x, m or g of all P replicas at a step, (P, n) float64."""
         ranks = sorted({rank for at, rank, _ in self.notes if at == step})
         return np.array([self.notes[step, rank, what] for rank in ranks])
 
@@ -84,7 +84,7 @@ def test_the_size_of_buckets_changes_no_bit() -> None:
     assert same(run("allreduce", 3, 3, bucket=1e-6), run("allreduce", 3, 3, bucket=1.0))
 
 
-def test_buckets_are_whole_layers_from_the_last() -> None:
+def test_buckets_consist_of_whole_layers_from_the_last() -> None:
     layers = [(0, 100), (100, 110), (110, 200), (200, 205)]
     assert buckets(layers, 1) == [0, 100, 110, 200, 205]
     assert buckets(layers, 50) == [0, 110, 205]
@@ -94,7 +94,7 @@ def test_buckets_are_whole_layers_from_the_last() -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "resnet20"])
 def test_a_gradient_in_parts_has_the_same_bits(name: str) -> None:
-    """Each part is final when it is yielded."""
+    """When a part is yielded, it has its final value."""
     shape = (16, 16, 3)
     nn.seed(0)
     model = models.build(name, shape, 10)
@@ -114,12 +114,12 @@ def test_a_gradient_in_parts_has_the_same_bits(name: str) -> None:
         seen.append((start, stop))
         before = done
         if len(seen) == 1:
-            assert np.isnan(arena.grad[0]) and done < 0.9  # most of the gradient is not computed yet
+            assert np.isnan(arena.grad[0]) and done < 0.9  # the rest of the gradient is not computed yet
     assert seen == list(itertools.pairwise(cuts))[::-1]
     assert gradient.result == whole
 
 
-def test_parts_where_nothing_is_recorded() -> None:
+def test_parts_of_a_step_that_cannot_be_recorded() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             self.linear = nn.Linear(16, 3)
@@ -137,8 +137,8 @@ def test_parts_where_nothing_is_recorded() -> None:
     assert gradient.result == gradient.by_tape(x, y)
 
 
-def test_a_replica_keeps_its_place_when_the_program_is_recorded_anew() -> None:
-    """A new model anywhere in the process causes the program to be recorded again."""
+def test_replicas_stay_separate_when_the_step_is_recorded_again() -> None:
+    """If a model is built anywhere in the process, the next gradient records the step again."""
     one, other = alone(1), alone(1)
     other.theta[:] = 0
     models.mlp((2, 2, 1), 2, hidden=(3,))
@@ -162,7 +162,7 @@ def test_local_sgd_averages_every_period(ranks: int) -> None:
     assert same(run("local-sgd", ranks, 4, period=9), run("local", ranks, 4))
 
 
-def test_local_sgd_averages_momentum_where_asked_to() -> None:
+def test_local_sgd_averages_momentum_with_velocity_mixed() -> None:
     for velocity, apart in (("local", True), ("mixed", False)):
         trained = run("local-sgd", 3, 4, period=2, velocity=velocity, **MOMENTUM)
         one, *others = (trained.methods[rank].replica for rank in range(3))
@@ -178,7 +178,7 @@ def test_local_sgd_averages_momentum_where_asked_to() -> None:
 @pytest.mark.parametrize("topology", ["ring", "torus", "one-peer-exponential", "base-2", "matching", "uniform"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7])
 def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap: bool) -> None:
-    """A step of all replicas is one product, in float64: X <- W (X - eta G), with overlap X <- W X - eta G."""
+    """With a row per replica, a step in float64 is X <- W (X - eta G), and with overlap X <- W X - eta G."""
     if topology == "torus" and ranks == 7:
         pytest.skip("7 replicas make no torus")
     diary = Diary()
@@ -192,7 +192,7 @@ def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_dpsgd_mixes_momentum_where_asked_to() -> None:
+def test_dpsgd_mixes_momentum_with_velocity_mixed() -> None:
     diary = Diary()
     run("dpsgd", 3, 3, topology="ring", velocity="mixed", momentum=0.9, around=(diary.before, diary.after))
     w = build("ring", 3).matrix(0)
@@ -201,7 +201,7 @@ def test_dpsgd_mixes_momentum_where_asked_to() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov"])
-def test_quasi_global_momentum_is_that_of_its_paper(optimizer: str) -> None:
+def test_quasi_global_momentum_agrees_with_its_paper(optimizer: str) -> None:
     diary = Diary()
     run("dpsgd", 3, 4, topology="ring", velocity="quasi-global", momentum=0.9, optimizer=optimizer,
         around=(diary.before, diary.after))  # fmt: skip
@@ -216,7 +216,7 @@ def test_quasi_global_momentum_is_that_of_its_paper(optimizer: str) -> None:
 
 
 def test_quasi_global_momentum_stays_closer_together_than_local() -> None:
-    """Each replica sees its own batch in every step: local momentum drives the replicas apart."""
+    """Each replica repeats one batch, which differs between replicas, so local momentum drives them apart."""
 
     ends = {
         velocity: spread(run("dpsgd", 6, 60, topology="ring", velocity=velocity, momentum=0.9, lr=0.02,
@@ -232,13 +232,13 @@ def test_quasi_global_momentum_stays_closer_together_than_local() -> None:
 def test_a_parameter_server_applies_every_gradient_once() -> None:
     trained = run("ps", 4, 6, **MOMENTUM)
     assert trained.methods[3].replica.optimizer_steps == 18
-    assert spread(trained.theta()) == 0  # all ranks end with the weights of the center
+    assert spread(trained.theta()) == 0  # all ranks end with the weights of the server
     velocities = [m.replica.state["velocity"] for m in trained.methods.values()]
     assert all(np.array_equal(velocity, velocities[0]) for velocity in velocities)
     assert all(trained.methods[rank].replica.steps == 6 for rank in range(3))
 
 
-def test_a_parameter_server_needs_a_rank_of_its_own() -> None:
+def test_a_parameter_server_needs_a_separate_rank() -> None:
     with pytest.raises(ConfigError, match="2 ranks"):
         run("ps", 1, 1)
 
@@ -254,8 +254,8 @@ def runs() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
-def test_a_run_repeats_and_goes_on_exactly(options: dict[str, Any]) -> None:
-    """Two runs have the same bits. 3 steps, a pause and 3 more steps from the saved state equal 6 steps in one run."""
+def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
+    """Runs and resumed runs repeat exactly. Except for asynchronous methods, 3 steps resumed for 3 more equal 6."""
     options = {**MOMENTUM, "period": 2, **options}
     name = options.pop("name")
     first = run(name, 4, 6, **options)
@@ -263,13 +263,13 @@ def test_a_run_repeats_and_goes_on_exactly(options: dict[str, Any]) -> None:
     half = run(name, 4, 3, **options)
     second = run(name, 4, 6, start=half, **options)
     assert same(second, run(name, 4, 6, start=half, **options))
-    if name not in ("gossip", "ps"):  # methods that do not wait mix in another order
+    if name not in ("gossip", "ps"):  # asynchronous methods mix in a different order
         assert same(first, second)
 
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
 def test_everything_learns(options: dict[str, Any]) -> None:
-    """Except for `local`, the replicas train one model: the average of all is as good as each."""
+    """Except with `local`, the replicas train one model: their average is about as good as each of them."""
     options = dict(options)
     name = options.pop("name")
     trained = run(name, 4, 100, batch=easy_batch, momentum=0.9, lr=0.03, **options)
@@ -285,7 +285,7 @@ def test_everything_learns(options: dict[str, Any]) -> None:
         assert abs(losses[-1] - np.mean(losses[:-1])) < 0.05
 
 
-def test_what_does_not_fit_is_refused_in_one_line() -> None:
+def test_options_that_do_not_fit_together_are_refused_in_one_line() -> None:
     from minidl.comm.methods import method
 
     for name, options, words in (

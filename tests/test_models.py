@@ -1,4 +1,4 @@
-"""The models: shapes, sizes, and the inputs they reject."""
+"""The models: shapes, sizes, gradients, and the inputs that they reject."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_build_deep(name: str) -> None:
     assert len(layers) == depth
 
 
-def test_the_list_of_models_is_tested_whole() -> None:
+def test_all_models_are_tested() -> None:
     assert sorted(models.MODELS) == sorted(BASIC + DEEP)
 
 
@@ -75,7 +75,7 @@ def test_flops_of_lenet() -> None:
 
 
 def test_flops_of_resnet20() -> None:
-    stages = [(32, 16, 16), (16, 16, 32), (8, 32, 64)]  # pixels along an edge, channels in and out
+    stages = [(32, 16, 16), (16, 16, 32), (8, 32, 64)]  # pixels along an edge, input channels, output channels
     macs = 32 * 32 * 9 * 3 * 16 + 64 * 10
     for edge, inputs, outputs in stages:
         macs += edge * edge * 9 * (inputs * outputs + 5 * outputs * outputs)
@@ -96,7 +96,7 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", BASIC)
 def test_activations_keep_their_size(name: str) -> None:
-    """The loss of an untrained model is about log(10): no layer makes its input explode or vanish."""
+    """The loss of an untrained model is about log(10): no activation explodes or vanishes."""
     minidl.seed(0)
     model = models.build(name, (16, 16, 3))
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_activations_keep_their_size(name: str) -> None:
 
 
 def test_a_block_doubles_channels_without_weights_in_the_shortcut() -> None:
-    """With f(x) = 0 the block is the shortcut: every second pixel, and zeros in the new channels."""
+    """If its residual is 0, a block is relu of the shortcut: every second pixel, and zeros in the new channels."""
     minidl.seed(0)
     block = models.Block(3, 5, stride=2)
     block.bn2.weight.copy_(np.zeros(5))
@@ -132,7 +132,7 @@ def test_the_smallest_images(name: str, shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", BASIC)
-def test_images_of_another_size_than_it_was_built_for(name: str) -> None:
+def test_images_of_a_size_that_the_model_was_not_built_for(name: str) -> None:
     model = models.build(name, (16, 16, 3))
     with pytest.raises(MinidlError, match=r"layer [0-9a-z.]+, [A-Z].*: ") as caught:
         model(np.ones((2, 16, 16, 1) if name == "resnet20" else (2, 24, 24, 3), np.float32))

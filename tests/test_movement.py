@@ -1,4 +1,4 @@
-"""Ops that only move elements: of independent tensors, and of parameters that are views into an arena."""
+"""Ops that only move elements, on independent tensors and on parameters that are views into an arena."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_transpose_reverses_the_axes() -> None:
 
 
 @pytest.mark.parametrize("axes", [(0, 1), (0, 1, 1), (0, 1, 3), (0, 1, -4), (0, 4, 2)])
-def test_transpose_wants_a_permutation(axes: tuple[int, ...]) -> None:
+def test_transpose_needs_a_permutation(axes: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match=r"not a permutation of the axes of \(2, 3, 5\)"):
         Tensor(np.zeros((2, 3, 5))).transpose(*axes)
 
@@ -99,7 +99,7 @@ KEYS: list[Any] = [
 
 @pytest.mark.parametrize("key", KEYS, ids=repr)
 def test_index(key: Any) -> None:
-    places = np.array(np.arange(60).reshape(4, 5, 3)[key])  # PyTorch has no negative steps
+    places = np.array(np.arange(60).reshape(4, 5, 3)[key])  # flat indices: PyTorch has no negative steps
     check_op(lambda x: x[key], lambda x: x.reshape(-1)[torch.from_numpy(places)], (4, 5, 3))
 
 
@@ -146,7 +146,7 @@ def test_rows_out_of_range() -> None:
         ops.take(Tensor(1.0), [0])
 
 
-def test_rows_of_nothing() -> None:
+def test_rows_of_empty_arrays() -> None:
     assert ops.take(Tensor(np.zeros((0, 3))), np.zeros(0, int)).shape == (0, 3)
     assert ops.take(Tensor(np.zeros((4, 0))), [1, 2, 1]).shape == (3, 0)
 
@@ -204,7 +204,7 @@ IN_AN_ARENA: dict[str, Op] = {
 
 @pytest.mark.parametrize("name", IN_AN_ARENA)
 def test_views_into_an_arena(name: str) -> None:
-    """The same numbers as from an independent array; nothing outside the parameter's place is read or written."""
+    """Each op has the same result and gradient as for an independent array; it reads and writes no other parameter."""
     op = IN_AN_ARENA[name]
     array = np.random.default_rng(0).standard_normal((3, 5))
     alone = Tensor(array, requires_grad=True)

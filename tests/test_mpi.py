@@ -1,4 +1,4 @@
-"""The fabric of MPI jobs, under a real mpiexec: Open MPI or MPICH, whichever this Python finds."""
+"""The fabric of MPI jobs, under the mpiexec of Open MPI or MPICH, whichever this Python finds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 HELPER = ROOT / "tests" / "replicas" / "mpi.py"
 SECONDS = 30
 MODES = {
-    "memory": {},  # all on one node
+    "memory": {},  # all ranks on one node
     "messages": {"MINIDL_MPI_ONLY": "1"},
     "both": {"NODES": "2"},
 }
@@ -44,7 +44,7 @@ def memory_of_libraries() -> set[Path]:
 
 @cache
 def mpiexec() -> tuple[str, ...]:
-    """The mpiexec command, with the option for more ranks than cores. Skips the test if there is no mpiexec."""
+    """Return the mpiexec command, with the option for more ranks than cores, or skip the test if there is none."""
     beside = Path(sys.executable).parent / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
@@ -79,7 +79,7 @@ def several(mode: str, ranks: int) -> list[Any]:
 
 
 def tree(vectors: list[np.ndarray], at: int = 0) -> np.ndarray:
-    """The sum in the order of the tree: (own + left) + right."""
+    """Return the sum of the vectors in the order of the tree of ranks: (parent + left subtree) + right subtree."""
     total = vectors[at]
     for child in (2 * at + 1, 2 * at + 2):
         if child < len(vectors):
@@ -101,7 +101,7 @@ cases = pytest.mark.parametrize("mode, ranks", [("memory", 3), ("messages", 2), 
 
 
 @cases
-def test_sums_have_the_bits_of_the_tree(mode: str, ranks: int) -> None:
+def test_sums_are_bit_identical_to_the_tree(mode: str, ranks: int) -> None:
     check_allreduce(several(mode, ranks))
 
 
@@ -111,7 +111,7 @@ def test_sums_of_other_numbers_of_ranks(ranks: int) -> None:
 
 
 @cases
-def test_nodes_and_the_memory_they_share(mode: str, ranks: int) -> None:
+def test_nodes_and_their_shared_memory(mode: str, ranks: int) -> None:
     found = several(mode, ranks)
     nodes = [0, 0, 1, 1] if mode == "both" else [0] * ranks
     assert found[0]["nodes"] == nodes
@@ -121,11 +121,11 @@ def test_nodes_and_the_memory_they_share(mode: str, ranks: int) -> None:
 
 
 @cases
-def test_messages_and_what_is_published(mode: str, ranks: int) -> None:
+def test_messages_and_published_vectors(mode: str, ranks: int) -> None:
     found = several(mode, ranks)
     assert found[0]["gather"] == [[rank, float(rank)] for rank in range(ranks)]
     assert all(result["gather"] == [] for result in found[1:])
-    assert all(result["newest"] == [50] * ranks for result in found)  # the newest wins, and is whole
+    assert all(result["newest"] == [50] * ranks for result in found)  # all have read the last version of each peer
     assert sum(result["drain"] for result in found) == pytest.approx(ranks, rel=1e-12)  # mass is conserved
     assert all(result["stress"]["torn"] == 0 and result["stress"]["seen"] > 0 for result in found)
     assert len({result["stop"] for result in found}) == 1
@@ -143,7 +143,7 @@ def test_sums_by_mpi() -> None:
 
 
 @pytest.mark.parametrize("only", ["0", "1"])
-def test_who_waits_burns_no_core(only: str) -> None:
+def test_waiting_uses_little_cpu_time(only: str) -> None:
     for result in results(2, "several", "idle", MINIDL_MPI_ONLY=only):
         assert result["idle"] < 1.0  # of 2 s
 
@@ -154,18 +154,18 @@ def test_who_waits_burns_no_core(only: str) -> None:
     ("exit", "minidl: error: replica 1 ended before the others"),
     ("kill", ""),
 ])  # fmt: skip
-def test_one_that_fails_ends_the_job(how: str, line: str) -> None:
+def test_a_rank_that_fails_ends_the_job(how: str, line: str) -> None:
     done = run(3, "fail", how)
     assert done.returncode != 0
     assert line in done.stderr.splitlines() or not line, done.stderr
     assert "replica 0" not in done.stderr
 
 
-def test_leaving_with_a_message_on_its_way() -> None:
+def test_exit_with_messages_in_flight() -> None:
     assert results(3, "late", MINIDL_MPI_ONLY="1") == [3, 0, 0]
 
 
-def test_what_is_wrong_for_all_is_said_once() -> None:
+def test_an_error_of_all_ranks_is_printed_once() -> None:
     done = run(3, "early")
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if "minidl" in line] == ["minidl: error: no such file"]

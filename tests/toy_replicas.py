@@ -31,7 +31,7 @@ def config_of(name: str, **options: Any) -> Config:
 
 @cache
 def engine_of(optimizer: str, momentum: float, weight_decay: float, lr: float) -> Engine:
-    """The engine that all replicas of a test share: an MLP with three layers."""
+    """Return the engine that all replicas of a test share: an MLP with three layers."""
     nn.seed(3)
     model = models.mlp(SHAPE, CLASSES, hidden=(9, 7))
     return Engine(model, config_of("local", optimizer=optimizer, momentum=momentum, weight_decay=weight_decay, lr=lr))
@@ -43,7 +43,7 @@ def batch_of(rank: int, step: int, size: int = 8) -> Batch:
 
 
 def easy_batch(rank: int, step: int, size: int = 8) -> Batch:
-    """A batch that can be learned: each class has a prototype, and an image is a prototype plus noise."""
+    """Return a batch that can be learned: an image is the prototype of its class plus noise."""
     x, y = batch_of(rank, step, size)
     prototypes = np.random.default_rng(0).standard_normal((CLASSES, *SHAPE))
     return (prototypes[y] + 0.5 * x).astype(np.float32), y
@@ -51,19 +51,19 @@ def easy_batch(rank: int, step: int, size: int = 8) -> Batch:
 
 @dataclass
 class Group:
-    """The end of a run: methods and fabrics by rank, including those of dead ranks."""
+    """The methods and fabrics of all ranks at the end of a run, dead ranks included."""
 
     methods: dict[int, Method] = field(default_factory=dict)
     fabrics: dict[int, Fabric] = field(default_factory=dict)
     seconds: float = 0.0
 
     def theta(self, ranks: Sequence[int] | None = None) -> np.ndarray:
-        """The parameters of `ranks` (default: all ranks), (P, n) float64."""
+        """Return the n parameters of each of P ranks (default: all ranks), (P, n) float64."""
         return np.array([self.methods[r].replica.theta for r in ranks or sorted(self.methods)], np.float64)
 
 
 def spread(theta: np.ndarray) -> float:
-    """The consensus distance: the root mean square of all deviations from the mean row."""
+    """Return how far apart the replicas are: the root mean square of theta minus its mean row, over all elements."""
     return float(np.sqrt(((theta - theta.mean(axis=0)) ** 2).mean()))
 
 
@@ -82,8 +82,8 @@ def run(
     """Train a group of replicas on a simulated cluster.
 
     steps: one number for all replicas, or one number per replica. lr: replaces the config's learning rate.
-    cluster: or the number of replicas on each node. start: "equal" or "scattered" weights, or a group to resume from.
-    batch: a function of (rank, step). around: called before and after each step, in each replica.
+    cluster: a cluster, or the replicas per node. start: "equal" or "scattered" weights, or a group to resume from.
+    batch(rank, step) returns a batch. around: two functions that each replica calls before and after each step.
     """
     config = config_of(name, **{**PLAIN, **options})
     engine = engine_of(config.optimizer, config.momentum, config.weight_decay, config.lr)
@@ -132,7 +132,7 @@ def _restore(replica: Replica, saved: Replica) -> None:
 
 
 def alone(steps: int, batch: Callable[[int], Batch] = lambda step: batch_of(0, step), **options: Any) -> Replica:
-    """Plain SGD: one replica without communication."""
+    """Train one replica without communication and return it."""
     config = config_of("local", **{**PLAIN, **options})
     engine = engine_of(config.optimizer, config.momentum, config.weight_decay, config.lr)
     replica = Replica(engine, Alone(), lambda: config.lr, own=True)

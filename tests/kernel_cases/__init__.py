@@ -1,6 +1,6 @@
-"""Shared by the cases of all kernels: tests/test_kernels.py runs kernel_cases/<op>.py for each folder kernels/<op>.
+"""Arguments for the tests of kernels: for each folder kernels/<op>, tests/test_kernels.py uses kernel_cases/<op>.py.
 
-Such a file has a function `cases`, which yields the name of a kernel and the arguments of one call by parameter name.
+Each of these files has a function `cases`. It yields the name of a kernel and {parameter: argument} of one call.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Cases = Iterator[tuple[str, Arguments]]
 
 
 class Arrays:
-    """Makes the arguments: `normal` draws inputs, `empty` contains sevens that must be overwritten."""
+    """A source of arrays: `normal` returns a random input, `empty` an output full of sevens, all to be overwritten."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self.random = np.random.default_rng(0)
 
     def constant(self, value: float) -> np.floating:
-        """Return a number of the arrays' type, so that sums with it have the same type."""
+        """Return a number of the arrays' type, so that adding it to an array keeps the array's type."""
         return np.dtype(self.dtype).type(value)
 
     def normal(self, *shape: int) -> np.ndarray:

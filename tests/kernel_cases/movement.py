@@ -8,7 +8,7 @@ from kernel_cases import Arrays, Cases
 def cases(a: Arrays) -> Cases:
     transpose = dict(source_offset=0, target_offset=0, source_strides=np.array([1, 7]), target_strides=np.array([5, 1]))
     yield "copy", dict(source=a.normal(35), **transpose, shape=np.array([7, 5]), target=a.empty(35))
-    for n, rows, columns in ((3, 70, 131), (2, 300, 3), (40, 7, 260)):  # transposes, some large
+    for n, rows, columns in ((3, 70, 131), (2, 300, 3), (40, 7, 260)):  # transposes of n matrices, some large
         size = n * rows * columns
         yield "copy", dict(
             source=a.normal(size), source_offset=0, source_strides=np.array([rows * columns, 1, columns]),

@@ -8,11 +8,11 @@ from minidl.kernels.optim.cpu import norms_partial
 
 def cases(a: Arrays) -> Cases:
     yield from of_size(a, 5003)
-    yield from of_size(a, 70_001)  # several threads
+    yield from of_size(a, 70_001)  # enough for several threads
 
 
 def of_size(a: Arrays, n: int) -> Cases:
-    segments = dict(starts=np.array([0, 33, 40]), stops=np.array([1, 40, n - 2]))  # with gaps
+    segments = dict(starts=np.array([0, 33, 40]), stops=np.array([1, 40, n - 2]))  # gaps between the segments
     rates = dict(lr=np.array([0.1, 0.2, 0.05]), weight_decay=np.array([0.01, 0.0, 0.1]))
     for nesterov, decoupled, momentum in ((False, False, 0.9), (True, False, 0.9), (False, True, 0.0)):
         yield "sgd", dict(

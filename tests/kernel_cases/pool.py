@@ -9,13 +9,13 @@ def cases(a: Arrays) -> Cases:
     for image, kernel, stride, padding in (
         ((1, 1, 1, 1), (1, 1), (1, 1), (0, 0)),
         ((2, 8, 8, 33), (2, 2), (2, 2), (0, 0)),
-        ((2, 9, 7, 3), (2, 2), (2, 2), (0, 0)),  # a row and a column are omitted
+        ((2, 9, 7, 3), (2, 2), (2, 2), (0, 0)),  # no window contains the last row and column
         ((3, 6, 6, 1), (2, 2), (2, 2), (1, 1)),
         ((3, 7, 9, 5), (3, 2), (2, 1), (1, 1)),  # windows overlap and extend beyond the image
         ((3, 9, 9, 17), (3, 3), (2, 2), (1, 1)),
-        ((5, 7, 7, 3), (2, 3), (3, 4), (0, 0)),  # pixels between windows and at the end are omitted
+        ((5, 7, 7, 3), (2, 3), (3, 4), (0, 0)),  # no window contains the pixels between windows and at the end
         ((2, 5, 7, 17), (5, 7), (1, 1), (0, 0)),
-        ((1, 17, 18, 3), (17, 16), (1, 1), (1, 0)),  # more pixels than a byte can represent
+        ((1, 17, 18, 3), (17, 16), (1, 1), (1, 0)),  # a window of 272 pixels: a position needs more than one byte
     ):
         n, *pixels, channels = image
         out_pixels = [(p + 2 * d - k) // s + 1 for p, k, s, d in zip(pixels, kernel, stride, padding, strict=True)]
@@ -35,7 +35,7 @@ def _places(
     a: Arrays, like: np.ndarray, pixels: list[int], kernel: tuple[int, int], stride: tuple[int, int],
     padding: tuple[int, int],
 ) -> np.ndarray:  # fmt: skip
-    """Return for each window a random place that is within the image."""
+    """Return a random position in each window, inside the image."""
     places = np.empty_like(like)
     for index in np.ndindex(*like.shape):
         inside = []

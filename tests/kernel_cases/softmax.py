@@ -24,7 +24,7 @@ def cases(a: Arrays) -> Cases:
                 dlogits=a.empty(*shape),
             )  # fmt: skip
         yield "correct", dict(logits=a.integers(3, *shape).astype(a.dtype), labels=labels, count=np.full(1, 7))
-    for label in (-1, 3, -(2**62), 2**62):  # no such class: NaN, and no access outside the arrays
+    for label in (-1, 3, -(2**62), 2**62):  # not a class: the result is NaN, without access outside the arrays
         wrong = dict(labels=np.array([0, label]), smoothing=0.1)
         yield "cross_entropy", dict(
             logits=a.normal(2, 3), **wrong, probabilities=a.empty(2, 3), loss=a.empty(1)

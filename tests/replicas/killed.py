@@ -1,6 +1,6 @@
-"""Run a rank of `python -m minidl.train`: killed.py VICTIMS MODULE:FUNCTION OPTIONS...
+"""Run a rank of `python -m minidl.train OPTIONS`: killed.py VICTIMS MODULE:FUNCTION OPTIONS...
 
-VICTIMS: ranks, separated by commas. A victim kills itself with SIGKILL when it calls FUNCTION of minidl.MODULE.
+VICTIMS: ranks, separated by commas. Each of them kills itself with SIGKILL when it calls FUNCTION of minidl.MODULE.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The program of a rank in the tests of MPI: mpiexec -n 4 python tests/replicas/mpi.py SCENARIO ARGUMENTS...
 
 A scenario is a function of the fabric. Its return value is written as JSON to the file $RESULTS/<rank>.
-The environment variable NODES=2 distributes the ranks, $RANKS in number, over two nodes.
+If the environment variable NODES is 2, the $RANKS ranks act as if they were on two nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minidl.errors import MinidlError
 
 
 def several(fabric: MpiFabric, *names: str) -> dict[str, Any]:
-    """Run several scenarios in one job: MPI can be started only once in a process, and a start takes a second."""
+    """Run several scenarios in one job, because MPI starts only once in a process, and a start takes a second."""
     fabric.join(Needs(elements=20_000, mail=3, publish=True), "layout")
     results: dict[str, Any] = {"nodes": fabric.nodes, "beside": fabric.beside}
     for name in names:
@@ -36,9 +36,9 @@ def several(fabric: MpiFabric, *names: str) -> dict[str, Any]:
 
 
 def allreduce(fabric: MpiFabric) -> dict[str, Any]:
-    """Sum random vectors, one per rank. Returns {"TYPE ELEMENTS": hash of the bits}, and one sum in full as "values".
+    """Sum random vectors, one per rank. Return {"TYPE ELEMENTS": hash of the sum}, and one full sum under "values".
 
-    The first sum is started with `allreduce_start`.
+    The first sum is computed by `allreduce_start`.
     """
     sums = {}
     for kind, size in (("float32", 5), ("float32", 1000), ("float64", CHUNK // 8 + 3), ("float32", 0)):
@@ -55,7 +55,7 @@ def allreduce(fabric: MpiFabric) -> dict[str, Any]:
 
 
 def drain(fabric: MpiFabric) -> float:
-    """Push half of the own mass to random peers: the sum over all ranks is conserved."""
+    """Repeatedly push half of this rank's mass to a random peer. The sum of all masses is conserved."""
     random = np.random.default_rng(fabric.rank)
     mass = np.ones(1)
     for _ in range(200):
@@ -70,7 +70,7 @@ def drain(fabric: MpiFabric) -> float:
 
 
 def newest(fabric: MpiFabric) -> list[int]:
-    """Publish 50 versions, and read until the last version of each other rank is seen. Versions only increase."""
+    """Publish 50 versions, and read the peers' versions, which only increase, until the last one of each is seen."""
     last = [0] * fabric.size
     last[fabric.rank] = 50
     for version in range(1, 51):
@@ -81,7 +81,7 @@ def newest(fabric: MpiFabric) -> list[int]:
 
 
 def publish(fabric: MpiFabric, version: int) -> bool:
-    """Publish a version. Returns False if there is no free slot: readers may hold all slots."""
+    """Publish a version. Return False if no slot is free, because readers hold them."""
     misses = fabric.meter.misses
     fabric.publish((np.full(10_000, version, np.float32),), Note(round=version))
     return fabric.meter.misses == misses
@@ -98,7 +98,7 @@ def look(fabric: MpiFabric, last: list[int]) -> bool:
 
 
 def ring(fabric: MpiFabric) -> int:
-    """Send to the next rank and wait for the previous one. Each round receives the message of that round."""
+    """Send to the next rank and receive from the previous one. Each round receives the message of that round."""
     right, left = (fabric.rank + 1) % fabric.size, (fabric.rank - 1) % fabric.size
     for round in range(200):
         own = np.full(20_000, 1000 * fabric.rank + round, np.float32)
@@ -109,7 +109,7 @@ def ring(fabric: MpiFabric) -> int:
 
 
 def stress(fabric: MpiFabric, steps: str) -> dict[str, int]:
-    """Publish, read and send. All elements of a vector are one number; the header repeats it and gives the length."""
+    """Publish, read and send. All elements of a vector are equal; the header holds their value and the length."""
     random = np.random.default_rng(fabric.rank)
     buffer = np.empty(20_000, np.float32)
     peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
@@ -145,7 +145,7 @@ def gather(fabric: MpiFabric) -> list[Any]:
 
 
 def board(fabric: MpiFabric) -> list[float]:
-    """Write to the status table, and read the last value of every rank."""
+    """Write to the status table, and wait until it shows the last value of every rank."""
     for speed in range(1000):
         fabric.announce(Column.SPEED, speed + fabric.rank)
     expected = [999.0 + rank for rank in range(fabric.size)]
@@ -155,7 +155,7 @@ def board(fabric: MpiFabric) -> list[float]:
 
 
 def idle(fabric: MpiFabric) -> float:
-    """Return the CPU seconds that two seconds of waiting cost."""
+    """Return the CPU seconds of this rank while rank 0 sleeps for two seconds and the others wait."""
     fabric.barrier()
     began = time.process_time()
     if fabric.rank == 0:
@@ -195,7 +195,7 @@ def serve(fabric: MpiFabric) -> list[float]:
 
 
 def late(fabric: MpiFabric) -> int:
-    """The other ranks exit while their messages to rank 0 are in flight."""
+    """The other ranks return while their messages to rank 0 are in flight."""
     fabric.join(Needs(), "layout")
     if fabric.rank == 0:
         time.sleep(0.5)
@@ -226,7 +226,7 @@ def early(fabric: MpiFabric) -> None:
 
 
 def main() -> int:
-    faulthandler.dump_traceback_later(25, exit=True)  # a rank that hangs prints where
+    faulthandler.dump_traceback_later(25, exit=True)  # a rank that hangs prints its stack and exits
     job = find_job()
     assert job is not None
     nodes = os.environ.get("NODES")

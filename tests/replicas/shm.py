@@ -21,7 +21,7 @@ from minidl.errors import MinidlError
 
 
 def say(**words: Any) -> None:
-    """Print a line of JSON in a single write: other ranks write to the same pipe."""
+    """Print a line of JSON in a single write, because other ranks write to the same pipe."""
     os.write(1, json.dumps(words).encode() + b"\n")
 
 
@@ -42,7 +42,7 @@ SUMS = ((0, np.float32), (5, np.float32), (CHUNK, np.float32), (3 * CHUNK // 8 +
 
 
 def several(fabric: ShmFabric) -> dict[str, Any]:
-    """Run the scenarios that need nothing but all ranks alive."""
+    """Run the scenarios in which no rank fails."""
     join(fabric, elements=1000, mail=3, shared=(("theta", 100),))
     return {what.__name__: what(fabric) for what in (allreduce, exchange, drain, shared)}
 
@@ -61,7 +61,7 @@ def allreduce(fabric: ShmFabric) -> list[str]:
 
 
 def exchange(fabric: ShmFabric) -> int:
-    """A ring: each rank sends its vector to both neighbours, 200 times."""
+    """Exchange vectors with both neighbours in a ring, 200 times."""
     sides = sorted({(fabric.rank - 1) % fabric.size, (fabric.rank + 1) % fabric.size} - {fabric.rank})
     own, rounds = np.zeros(1000, np.float32), 200
     for round in range(rounds):
@@ -76,7 +76,7 @@ def exchange(fabric: ShmFabric) -> int:
 
 
 def drain(fabric: ShmFabric) -> list[float]:
-    """Push half of the own mass to random peers, as two vectors of one element: both sums over ranks are conserved."""
+    """Repeatedly push half of two masses, as two vectors, to a random peer. Each sum over all ranks is conserved."""
     random = np.random.default_rng(fabric.rank)
     mass = np.array([1, fabric.rank], np.float64)
     for _ in range(300):
@@ -128,10 +128,10 @@ def serve(fabric: ShmFabric) -> list[float]:
 
 
 def steps(fabric: ShmFabric, kind: str, last: str = "1000000", sleep: str = "0") -> int:
-    """Take steps of unequal length until the run is stopped. After its third step each rank prints a line and sleeps.
+    """Make `last` steps, or fewer if a signal stops the run. After its third step each rank prints a line and sleeps.
 
-    kind: "alone": each rank takes its own number of steps. "together": all ranks take the same number.
-    "ring": in addition each rank waits for its neighbours in every step.
+    The steps of higher ranks are longer. kind: "alone": the numbers of steps are independent. "together": all ranks
+    make the same number of steps. "ring": in addition each rank waits for its neighbours in every step.
     """
     join(fabric, elements=1, mail=2)
     fabric.fail_fast = kind != "alone"
@@ -165,7 +165,7 @@ def stuck(fabric: ShmFabric) -> None:
 
 
 def hang(fabric: ShmFabric) -> None:
-    """Rank 1 hangs. Another rank waits for it, and a third rank waits for that one."""
+    """Rank 1 hangs. Rank 0 waits for rank 1, and rank 2 waits for rank 0."""
     join(fabric)
     fabric.announce(Column.STEP, 7)
     fabric.stall = 0.1
@@ -183,9 +183,9 @@ def greedy(fabric: ShmFabric) -> None:
 
 
 def stress(fabric: ShmFabric, exchanges: str, elements: str) -> dict[str, int]:
-    """Publish, read and send. All elements of a vector are one number, so a torn vector is detected.
+    """Publish, read and send. All elements of a vector are equal, so a torn vector is detected.
 
-    The header repeats the number. Lengths vary, so a header with the data of another message is detected too.
+    The header holds their value and the length, so a header with the data of another message is detected too.
     """
     size = int(elements)
     join(fabric, elements=size, mail=2, publish=True)
