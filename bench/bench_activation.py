@@ -1,4 +1,4 @@
-"""Activations: arithmetic without memory traffic, the ladder of tanh, and each kernel compared with PyTorch.
+"""Activations: arithmetic without memory traffic, the ladder of tanh, and all kernels (forward also in PyTorch).
 
     python bench/bench_activation.py [--quick] [--json] [--threads 1]
 

@@ -58,7 +58,7 @@ def calls(kind: str, rows: int, depth: int, columns: int) -> dict[str, Call]:
 
 
 def rungs() -> dict[str, Call]:
-    """Return the versions of the ladder, and the last one on all threads."""
+    """Return the versions of the ladder, and cpu.nn on all threads."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((STEP, STEP), np.float32) for _ in range(2))
     found: dict[str, Call] = {}

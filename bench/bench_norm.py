@@ -2,7 +2,7 @@
 
     python bench/bench_norm.py [--quick] [--json]
 
-The bytes counted: forward reads x twice and writes y once; backward reads dy and x twice each and writes dx once.
+Bytes are counted so: forward reads x twice and writes y once; backward reads dy and x twice each and writes dx once.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
 
 
 def _float64(image: np.ndarray, kernel: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return y, dx and dweight from PyTorch in float64, for dy = image. (minidl's would compile for a minute.)"""
+    """Return y, dx, dweight from PyTorch in float64 for dy = image. (minidl's float64 takes a minute to compile.)"""
     x = torch.from_numpy(image).double().permute(0, 3, 1, 2).requires_grad_()
     weight = torch.from_numpy(kernel).double().permute(3, 2, 0, 1).requires_grad_()
     y = torch.nn.functional.conv2d(x, weight, padding=kernel.shape[0] // 2)

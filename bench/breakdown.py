@@ -1,4 +1,4 @@
-"""Time per kernel of a training step: each call of the recorded program is timed separately.
+"""Time per kernel of a training step: each call of the recorded step is timed separately.
 
     python bench/breakdown.py resnet20 --batch 128
     python bench/breakdown.py vgg --calls          every call in order, instead of one line per kernel

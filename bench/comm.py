@@ -41,7 +41,7 @@ LENET = ["--data", "mnist", "--model", "lenet", "--batch-size", "64", "--lr", "0
 
 
 def publish(report: measure.Report, args: argparse.Namespace) -> None:
-    """Measure publishing and mixing one vector between two processes, relative to copying and mixing in one."""
+    """Measure publishing and mixing one vector between two processes, relative to one process."""
     size = 8_000_000 if args.quick else 100_000_000
     times = jobs.launched(2, "handoff", {"bytes": size, "turns": 5 if args.quick else 20})[0]
     middle = {name: statistics.median(each) for name, each in times.items()}

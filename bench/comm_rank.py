@@ -50,7 +50,7 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
     both          each rank publishes its vector, then mixes the other rank's; both ranks do so at the same time
     both_alone    each rank copies and mixes its own vector; both ranks do so at the same time
 
-    options: bytes of the vector, turns. Returns the seconds of each turn of each of these.
+    options: bytes of the vector, turns. Returns {name: seconds of each turn}.
     """
     from minidl.comm import launch
     from minidl.comm.mailbox import _copy

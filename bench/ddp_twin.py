@@ -74,7 +74,7 @@ def batches(data: Any, rank: int, size: int) -> Any:
 
 
 def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Train LeNet as this rank; return images/s, the seconds to the target accuracy (0: not reached), the accuracy.
+    """Train LeNet as this rank; return images/s, seconds to the target accuracy (0: not reached), and accuracy.
 
     options: steps, batch, lr, data_dir, channels_last; tuned: use faster settings of DDP and, in `run`, of malloc;
     every: number of steps between copies of the weights (0: no copies); target: accuracy to reach; topology and bucket:
@@ -112,7 +112,7 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
         model = DecentralizedDataParallel(plain, optimizer_of, topology=options["topology"],
                                           bucket_size_in_mb=options.get("bucket", 25))  # fmt: skip
-        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # it updates during backward
+        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # used in the backward pass
     else:
         own = optimizer_of(plain.named_parameters())
         optimizers = partial(list, [own])

@@ -1,4 +1,4 @@
-"""Figures of the command line: accuracy of standard runs, and the times for which a user waits.
+"""Figures of the command line: accuracy of standard runs, and how long a user waits.
 
     python bench/figures.py                                  digits: 5 seeds, cold and warm start, --help
     python bench/figures.py --data-dir ../shared/data        also MNIST and Fashion-MNIST

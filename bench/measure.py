@@ -327,7 +327,7 @@ class Report:
         return flops / self.alternate({"peak": loop})["peak"].median / 1e9
 
     def streaming(self, bytes_: int) -> float:
-        """Measure the GB/s (read and written) of the fastest copy of a vector of this size. Print all ways to copy."""
+        """Measure GB/s (read and written) of the fastest copy of a vector of this size; print the rate of each way."""
         ways = copies(bytes_, self.threads)
         times = self.alternate({name: function for name, (function, _) in ways.items()})
         rates = {name: traffic / times[name].median / 1e9 for name, (_, traffic) in ways.items()}

@@ -76,7 +76,7 @@ class Worker:
         )
 
     def request(self, timeout: float = 300, **request: Any) -> dict[str, Any]:
-        """Send a request; return the reply. Raises RuntimeError on an error, a dead process or `timeout` seconds."""
+        """Return the reply to a request. Raises RuntimeError on an error, an exit, or no reply within `timeout` s."""
         assert self.process.stdin and self.process.stdout
         try:
             print(json.dumps(request), file=self.process.stdin, flush=True)
@@ -192,7 +192,7 @@ def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
         times: dict[str, list[float]] = {library: [] for library in workers}
         for _ in range(10 if args.quick else args.turns):
             for library, worker in workers.items():
-                time.sleep(0.005)  # by then the threads of the previous worker sleep
+                time.sleep(0.005)  # then the previous worker's threads sleep
                 worker.steps(1)  # wakes the threads and loads the data into the caches
                 times[library] += worker.steps(steps[library])
             rates += workers["minidl"].request(do="peak")["gflops"]

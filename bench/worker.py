@@ -5,8 +5,8 @@ bench/training.py starts it (`python -m bench.worker LIBRARY`). Requests and rep
     {"do": "build", "net": "lenet", "batch": 64, "predict": false, "options": {...}}      -> {"seconds": ...}
     {"do": "steps", "steps": 5}                                                           -> {"seconds": [...]}
 
-`serve` has the other requests: peak, flops, memory, compare. A step is a complete training step (forward, loss,
-backward, momentum SGD) or, with "predict", a forward pass in evaluation mode.
+`serve` also handles peak, flops, memory and compare. A step is a complete training step (forward, loss, backward,
+momentum SGD), with "predict" a forward pass in evaluation mode, or for the net "sgd" only an update.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -
 
 
 def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
-    """Return a forward pass as `predict` makes it. eager: run the model's Python code instead of a recorded one."""
+    """Return a forward pass as `predict` makes it. eager: run the model without recording it."""
     from minidl import no_grad
     from minidl.program.replay import Prediction
 

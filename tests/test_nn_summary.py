@@ -75,7 +75,7 @@ def test_summary_of_an_input_that_does_not_fit_changes_nothing(net: Net) -> None
     with pytest.raises(ShapeError, match=r"layer layer1\.0\.conv1"):
         net.summary((9, 6, 2))
     assert all(module.training for _, module in net.named_modules())
-    net.summary((9, 6, 3))  # must work after the failed call
+    net.summary((9, 6, 3))  # the watcher of the failed call is gone
 
 
 def test_summary_of_a_float64_model_and_of_tied_weights() -> None:

@@ -69,7 +69,7 @@ def adam(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float, decoup
 
 
 def lars(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float) -> np.ndarray:
-    """Algorithm 1 of You, Gitman, Ginsburg 2017. Vectors (biases, norm layers) and zero norms use the plain rate."""
+    """Algorithm 1 of You, Gitman, Ginsburg 2017; the plain rate for parameters with one axis or for zero norms."""
     norms = np.linalg.norm(w), np.linalg.norm(g)
     rate = 0.02 * norms[0] / (norms[1] + decay * norms[0]) if w.ndim > 1 and min(norms) > 0 else 1.0
     s["v"] = 0.9 * s.get("v", 0) + lr * rate * (g + decay * w)
@@ -333,7 +333,7 @@ def test_every_optimizer_learns(name: str) -> None:
     x = rng.standard_normal((64, 5)).astype(np.float32)
     y = x @ rng.standard_normal((5, 3)).astype(np.float32) + np.float32(0.5)
     model = nn.Linear(5, 3)
-    # LARS moves a weight by a fraction of its norm, whatever the size of the gradient. The default is too slow here.
+    # LARS moves a weight by a fraction of its norm, whatever the size of the gradient. The default trust is too small.
     optimizer = optim.LARS(model, lr=0.3, trust=0.01) if name == "lars" else optim.build(name, model, lr=0.05)
     losses = []
     for _ in range(100):

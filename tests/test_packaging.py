@@ -25,7 +25,7 @@ LINKS = ("kernels", "comm")
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv", "venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
-# An environment in which pip uses no network, and without the checkout on the Python path.
+# An environment without the checkout on the Python path, in which pip uses no network.
 CLEAN = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "COVERAGE_PROCESS_START")}
 CLEAN |= {"PIP_NO_INDEX": "1", "PIP_QUIET": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
 

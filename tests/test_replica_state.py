@@ -1,4 +1,4 @@
-"""States of replicas: means, statistics of an averaged model, collecting and restoring; the images of each replica."""
+"""States of replicas: means, statistics of an averaged model, collecting and restoring; how they divide the images."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def sessions(tmp_path: Path) -> Callable[..., Sessions]:
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip", "ps"])
 def test_one_dies_at_the_end(sessions: Callable[..., Sessions], method: str) -> None:
-    """A replica dies between two of the last messages. The last of all carry the scores: then only these are lost."""
+    """A replica dies between two of the last messages. The very last carry scores; a death there loses only scores."""
     whole = sessions(method=method)
     whole.check()
     for moment in sorted(whole.moments)[-8:]:
@@ -51,7 +51,7 @@ def test_some_die_at_random_moments(sessions: Callable[..., Sessions], method: s
 
 
 def test_all_workers_die(sessions: Callable[..., Sessions]) -> None:
-    """Only the parameter server holds the center: unless it saves it, the steps after the last epoch are lost."""
+    """Only the parameter server holds the center. It must save it, or the steps after the last epoch are lost."""
     whole = sessions(method="ps")
     half = whole.simulation.time / 2
     run = sessions({0: half, 1: half + 1e-9}, method="ps")

@@ -101,7 +101,7 @@ def test_a_gradient_takes_its_flops_and_a_straggler_longer():
 
 
 def test_a_gradient_in_parts_takes_as_long_as_in_one_piece():
-    """So a seed gives the same stragglers with every method, whether or not it divides the gradient into parts."""
+    """Therefore a seed gives the same stragglers whether or not the method divides the gradient into parts."""
 
     def work(parts):
         def steps(fabric):

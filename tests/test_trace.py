@@ -1,4 +1,4 @@
-"""The timeline: rows are packed into a vector without loss, and the file conforms to the Trace Event Format."""
+"""The timeline: rows are packed into a vector and restored, and the file conforms to the Trace Event Format."""
 
 from __future__ import annotations
 
