@@ -1,8 +1,8 @@
-"""Accuracy compared with PyTorch, with the same initial weights, batches, augmentation, schedule and update rule.
+"""Test accuracy of minidl and PyTorch with the same initial weights, batches, augmentation, schedule and update rule.
 
     python bench/accuracy.py --data cifar10 --data-dir ../shared/data --model resnet20 --epochs 15 --seeds 3
 
-For each seed, prints the test accuracy of both after the last epoch; then the means and their difference.
+Prints both test accuracies after the last epoch for each seed, then their means over the seeds and the difference.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet20", choices=list(TWINS))
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0, help="to divide the seeds among several processes")
+    parser.add_argument("--first-seed", type=int, default=0, help="to divide the seeds among processes")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--weight-decay", type=float, default=5e-4)

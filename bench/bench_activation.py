@@ -1,8 +1,8 @@
-"""Activations, computed by polynomials in vector registers: arithmetic alone, the ladder, single kernels, PyTorch.
+"""Activations: arithmetic without memory traffic, the ladder of tanh, and all kernels (forward also in PyTorch).
 
     python bench/bench_activation.py [--quick] [--json] [--threads 1]
 
-Reports GB/s read and written, also relative to the fastest copy in the same run.
+Reports GB/s (read and written) and the percentage of the fastest copy in the same run.
 """
 
 from __future__ import annotations

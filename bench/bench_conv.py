@@ -62,7 +62,7 @@ QUICK = ("lenet-2", "resnet-16", "depthwise")
 
 
 def calls(layer: tuple[tuple[int, int, int, int], int, int, int, int, int, int]) -> tuple[dict[str, Call], float]:
-    """Return the passes of one layer in minidl and PyTorch, and the number of operations of a pass."""
+    """Return (the passes of one layer in minidl and PyTorch, the number of operations of a pass)."""
     x_shape, kernel, outputs, stride, padding, dilation, groups = layer
     out = tuple(output_length(x_shape[i], kernel, stride, padding, dilation) for i in (1, 2))
     random = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def calls(layer: tuple[tuple[int, int, int, int], int, int, int, int, int, int])
 
 
 def rungs() -> tuple[dict[str, Call], float]:
-    """Return the steps of the ladder and the number of operations of each."""
+    """Return (the versions of the ladder, the number of operations of each)."""
     random = np.random.default_rng(0)
     x, weight = (random.standard_normal(shape, np.float32) for shape in ((16, 16, 16, 64), (3, 3, 64, 64)))
     found: dict[str, Call] = {}
@@ -110,7 +110,7 @@ def main() -> None:
     report.ladder("the ladder: 3 x 3, 64 -> 64 channels, 16 images of 16 x 16, one thread", *rungs())
     jit.set_threads(threads)
     report.threads = threads
-    report.seconds /= 2  # there are many layers
+    report.seconds /= 2  # less time for each layer, because there are many
     if torch is not None:
         torch.set_num_threads(threads)
     for name in QUICK if report.args.quick else LAYERS:

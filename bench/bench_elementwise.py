@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, relative to memory bandwidth: the ladder and single kernels.
+"""Elementwise arithmetic relative to memory bandwidth: the ladder of `affine`, and other kernels.
 
     python bench/bench_elementwise.py [--quick] [--json] [--threads 1]
 """

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# NumPy's OpenBLAS treats recent AMD chips as Haswell. Select the kernels that use the full vector width, and allow it
-# all threads (minidl.engine.jit would limit it to one). Both must be set before NumPy is imported.
+# NumPy's OpenBLAS treats recent AMD chips as Haswell. Select its kernels for the full vector width, and let it use all
+# threads (minidl.engine.jit would limit it to one). Both must be set before NumPy is imported.
 os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", str(os.cpu_count()))
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -38,7 +38,7 @@ Call = Callable[[], object]
 
 
 def calls(kind: str, rows: int, depth: int, columns: int) -> dict[str, Call]:
-    """Return one product in minidl, NumPy and PyTorch. kind: nn, nt or tn."""
+    """Return functions that compute one product in minidl, NumPy and PyTorch. kind: nn, nt or tn (t: transposed)."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(shape, np.float32) for shape in ((rows, depth), (depth, columns)))
     left = np.ascontiguousarray(a.T) if kind[0] == "t" else a
@@ -58,7 +58,7 @@ def calls(kind: str, rows: int, depth: int, columns: int) -> dict[str, Call]:
 
 
 def rungs() -> dict[str, Call]:
-    """Return the steps of the ladder."""
+    """Return the versions of the ladder, and cpu.nn on all threads."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((STEP, STEP), np.float32) for _ in range(2))
     found: dict[str, Call] = {}

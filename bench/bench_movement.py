@@ -1,4 +1,4 @@
-"""Strided copies (transposes, every second pixel) relative to the fastest contiguous copy, compared with PyTorch."""
+"""Strided copies (transposes, every second pixel) relative to the fastest contiguous copy, NumPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = list(ladder.RUNGS)[-1]
 
 
 def steps(x: np.ndarray, view: np.ndarray, target: np.ndarray) -> dict[str, Callable[[], object]]:
-    """Return the ladder for copying to `target` a view of x that starts at the first element of x."""
+    """Return the ladder for copying `view`, which starts at the first element of x, to `target`."""
     strides, into = (np.array(array.strides) // array.itemsize for array in (view, target))
     shape = np.array(view.shape)
     return measure.rungs(ladder.RUNGS, x.reshape(-1), 0, strides, shape, 0, into, target.reshape(-1))

@@ -2,7 +2,7 @@
 
     python bench/bench_norm.py [--quick] [--json]
 
-Bytes counted: forward reads x twice and writes y once; backward reads dy and x twice each and writes dx once.
+Bytes are counted so: forward reads x twice and writes y once; backward reads dy and x twice each and writes dx once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHAPES = ((128, 32, 32, 16), (128, 16, 16, 32), (128, 8, 8, 64))
 
 
 def ours(x: ndarray, dy: ndarray) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return (forward, backward) of minidl for x, dy (rows, channels)."""
+    """Return minidl's (forward, backward) for x, dy (rows, channels)."""
     device = Device("cpu")
     rows, channels = x.shape
     weight, bias = np.ones(channels, np.float32), np.zeros(channels, np.float32)
@@ -48,7 +48,7 @@ def ours(x: ndarray, dy: ndarray) -> tuple[Callable[[], None], Callable[[], None
 
 
 def theirs(shape: tuple[int, ...], threads: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return (forward, backward) of PyTorch for images of this shape (N, H, W, C)."""
+    """Return PyTorch's (forward, backward) for random images of this shape (N, H, W, C)."""
     torch.set_num_threads(threads)
     n, height, width, channels = shape
     x = torch.randn(n, channels, height, width).to(memory_format=torch.channels_last).requires_grad_()

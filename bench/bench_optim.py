@@ -2,7 +2,7 @@
 
     python bench/bench_optim.py [--quick] [--json] [--threads 1]
 
-Reports GB/s read and written, also relative to the fastest copy in the same run.
+Reports GB/s (read and written) and the percentage of the fastest copy in the same run.
 """
 
 from __future__ import annotations

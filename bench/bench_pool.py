@@ -1,4 +1,4 @@
-"""2 x 2 max pooling, relative to the fastest copy of the same number of bytes and to PyTorch (channels last)."""
+"""2 x 2 max pooling, relative to the fastest copy of a vector as large as x and to PyTorch (channels last)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums relative to the fastest copy of the same number of bytes: bias gradient, global average, whole array."""
+"""Sums relative to the fastest copy of a vector as large as x: bias gradient, global average, sum of all elements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = {"bias gradient": (0, 1, 2), "global average": (1, 2), "everything": (0,
 
 
 def measure_ladder(report: measure.Report) -> None:
-    """Measure the ladder of sums over the middle axis, and the relative errors of its results."""
+    """Measure the ladder of sums over the middle axis, and the relative error of each version."""
     numbers = np.random.default_rng(0).random(1 << 21, np.float32)
     for x in (numbers.reshape(1, -1, 1), numbers.reshape(1, -1, 16)):
         partial, out = partial_sums(Device("cpu"), x.shape[1], 1, x.shape[2]), np.empty(x.shape[::2], np.float32)

@@ -2,8 +2,8 @@
 
     python bench/bench_winograd.py [--quick] [--json] [--threads 2]
 
-All rates count the operations of the direct sum, so they are comparable. The upper limit with F(4x4,3x3) is therefore
-four times the machine's peak. The last table lists the rounding errors, relative to float64.
+All rates count the operations of the direct convolution, so they are comparable. The upper limit for F(4x4,3x3) is
+therefore four times the machine's peak. The last table lists the rounding errors, relative to float64.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
 
 
 def _float64(image: np.ndarray, kernel: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return y, dx and dweight in float64 by PyTorch, with dy = image. minidl's float64 would compile for a minute."""
+    """Return y, dx, dweight from PyTorch in float64 for dy = image. (minidl's float64 takes a minute to compile.)"""
     x = torch.from_numpy(image).double().permute(0, 3, 1, 2).requires_grad_()
     weight = torch.from_numpy(kernel).double().permute(3, 2, 0, 1).requires_grad_()
     y = torch.nn.functional.conv2d(x, weight, padding=kernel.shape[0] // 2)
@@ -89,9 +89,9 @@ def _float64(image: np.ndarray, kernel: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def accuracy() -> None:
-    """Print the errors of each form on normal data with 64 channels.
+    """Print two errors of each form on normally distributed data with 64 channels.
 
-    Two errors: the largest, relative to the largest exact value, and the relative error in the L2 norm.
+    They are the largest error relative to the largest exact value, and the relative error in the L2 norm.
     """
     print(f"\n{'float32 against float64':<30}{'largest':>10}{'L2':>10}")
     random = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def accuracy() -> None:
 
 def main() -> None:
     report = measure.Report(measure.arguments(__doc__).parse_args())
-    report.seconds = min(report.seconds, 0.5)  # there are 27 tables
+    report.seconds = min(report.seconds, 0.5)  # less time for each of the 27 tables
     jit.set_threads(report.threads)
     if torch is not None:
         torch.set_num_threads(report.threads)

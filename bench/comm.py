@@ -2,15 +2,15 @@
 
     python bench/comm.py --data-dir ../shared/data                    all parts; --only NAME for one part:
 
-    publish     send a vector of 100 MB to another process and mix it there, compared with one process that does both
-    torn        exchanges under stress, every vector with a checksum
+    publish     publish a vector of 100 MB and mix it in another process, compared with copying and mixing in one
+    torn        count torn vectors: all ranks exchange vectors with checksums as fast as possible
     gossip      images/s and waiting time of two gossiping replicas, compared with two independent ones
     ddp         images/s, and seconds to 99% on MNIST, compared with PyTorch's DistributedDataParallel and decent-dp
     two-hosts   seconds to 98.5% on MNIST, four replicas on two hosts with a link of 100 Mbit/s (needs root, MPICH)
     sim         cost of a simulation: time per event, and memory of 4,096 replicas
-    bits        compares the losses of a run on a virtual clock, in shared memory and under mpiexec
+    bits        bitwise comparison of a run's losses on a virtual clock, in shared memory and under mpiexec
 
-Accuracies are those of the average of the replicas. They are computed after the run, from copies of the weights.
+An accuracy is the test accuracy of the average of the replicas, computed after the run from copies of their weights.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ GOSSIPS: dict[str, tuple[list[str], str]] = {
 
 
 def gossip(report: measure.Report, args: argparse.Namespace) -> None:
-    """Measure images/s and the waiting time of gossip, alternating with `local`."""
+    """Measure images/s and the waiting time of gossip, alternating with `local` (independent replicas)."""
     steps, turns = (20, 1) if args.quick else (args.steps, args.turns)
     speeds: dict[str, list[float]] = {name: [] for name in GOSSIPS}
     waits: dict[str, list[float]] = {name: [] for name in GOSSIPS}
@@ -109,7 +109,7 @@ OURS = {
 
 
 def ddp(report: measure.Report, args: argparse.Namespace) -> None:
-    """Measure images/s in turns; then one complete run of each to 99%."""
+    """Measure images/s in turns, then make a complete run of each method for the time to the target accuracy."""
     from bench import ddp_twin
 
     steps, turns = (12, 1) if args.quick else (args.steps, args.turns)
@@ -152,7 +152,7 @@ Twin = tuple[str, dict[str, Any], str]  # kind, options, Python
 
 
 def time_to_accuracy(report: measure.Report, args: argparse.Namespace, theirs: Mapping[str, Twin]) -> None:
-    """Measure the seconds to a test accuracy with a cosine schedule over --epochs; tests every 30 steps."""
+    """Measure the seconds to a test accuracy with a cosine schedule over --epochs, tested every 30 steps."""
     from bench import ddp_twin
 
     total = args.epochs * (60_000 // 128)
@@ -204,8 +204,8 @@ def timed(
 ) -> tuple[float | None, float]:  # fmt: skip
     """Run training; return (seconds until the average reaches the target accuracy or None, accuracy at the end).
 
-    start: runs the job with given options. Each replica copies its weights after each `every` steps. The time starts
-    with the first step of any replica; the k-th average exists when the last replica has made its k-th copy.
+    start: a function that runs the job with given options. Each replica copies its weights every `every` steps. Time
+    starts with the first step of any replica; the k-th average exists when the last replica has made its k-th copy.
     """
     with tempfile.TemporaryDirectory() as folder:
         found = start({"argv": argv, "every": every, "keep": folder})
@@ -225,7 +225,7 @@ def timed(
 
 # -- two hosts ---------------------------------------------------------------------------------------------------------
 
-HOST_METHODS: dict[str, list[str]] = {  # gossip, local and methods that wait for other replicas
+HOST_METHODS: dict[str, list[str]] = {  # the last three wait for other replicas
     "hierarchical": ["--method", "gossip", "--peer", "hierarchical", "--period", "4", "--inside", "0.9"],
     "gossip-mass": ["--method", "gossip", "--peer", "hierarchical", "--period", "4", "--mix", "mass"],
     "local": ["--method", "local"],
@@ -240,8 +240,8 @@ def two_hosts(report: measure.Report, args: argparse.Namespace) -> None:
     """Measure the seconds to the target accuracy for four replicas on two hosts.
 
     The methods of EACH_STEP wait for the link in each step. The number of steps that they need is measured in shared
-    memory, where the results are the same to the bit. Over the link they make that many steps, or at most --link-steps,
-    from which the total time is extrapolated.
+    memory, where the results are bit-identical. Over the link they make that number of steps, but at most --link-steps;
+    the total time is the number of steps times the time of a step over the link.
     """
     steps, every = (20, 10) if args.quick else (args.hosts_steps, 10)
     base = [*mnist_options(args), "--schedule", "constant", "--seed", "1"]
@@ -362,17 +362,17 @@ def main() -> None:
     parser = measure.arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--data-dir", default=os.environ.get("MINIDL_DATA", ""), help="folder with MNIST")
-    parser.add_argument("--turns", type=int, default=5, help="turns of each run, for alternating runs")
+    parser.add_argument("--turns", type=int, default=5, help="repetitions of the alternating runs")
     parser.add_argument("--steps", type=int, default=300, help="steps of a run whose images/s are measured")
-    parser.add_argument("--epochs", type=int, default=3, help="epochs of runs to an accuracy, in ddp; 0: only images/s")
-    parser.add_argument("--target", type=float, default=0.99, help="target accuracy, in ddp")
+    parser.add_argument("--epochs", type=int, default=3, help="ddp: epochs of the runs to an accuracy; 0: none")
+    parser.add_argument("--target", type=float, default=0.99, help="ddp: target accuracy")
     parser.add_argument("--decent-dp", metavar="PYTHON", help="a Python with decent-dp installed")
     hosts = parser.add_argument_group("two-hosts")
     hosts.add_argument("--mpich", metavar="PYTHON", help="a Python with MPICH in the same folder (default: this one)")
     hosts.add_argument("--rate", default="100mbit", help="rate of the link")
     hosts.add_argument("--hosts-target", type=float, default=0.985, help="target accuracy of the average")
     hosts.add_argument("--hosts-steps", type=int, default=500, help="steps of a replica")
-    hosts.add_argument("--link-steps", type=int, default=0, help="maximum for methods that wait in each step; 0: none")
+    hosts.add_argument("--link-steps", type=int, default=0, help="limit for methods that wait in each step; 0: none")
     hosts.add_argument("--hosts-methods", nargs="+", choices=list(HOST_METHODS))
     hosts.add_argument("--no-single", action="store_true", help="omit the run of a single replica")
     hosts.add_argument("--shards", nargs="+", default=["iid", "skewed:0.3"])

@@ -1,7 +1,7 @@
 """Start the jobs of bench/comm.py, which have several ranks, and collect their results.
 
-    found = launched(2, "handoff", {...})                   ranks of this node, started by minidl's launcher
-    found = mpi(4, "train", {...})                          ranks of this node, started by mpiexec
+    found = launched(2, "handoff", {...})                   ranks on this machine, started by minidl's launcher
+    found = mpi(4, "train", {...})                          ranks on this machine, started by mpiexec
     found, traffic = hosts.run(4, "train", {...})           hosts = TwoHosts(...): half of the ranks on each of two
                                                             hosts with a slow link between them
     found = simulated(4, argv)                              all ranks in this process, on a virtual clock
@@ -33,9 +33,9 @@ Found = dict[int, Any]
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment for a rank with this number of threads: this process's, without MPI and Slurm variables.
+    """Return the environment for a rank with this number of threads.
 
-    Open MPI may run as root.
+    It is this process's environment without MPI and Slurm variables, and it allows Open MPI to run as root.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
     path = f"{ROOT}{os.pathsep}{kept.get('PYTHONPATH', '')}"
@@ -44,7 +44,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def _results(command: Sequence[str], scenario: str, options: Mapping[str, Any], threads: int, timeout: float) -> Found:
-    """Run the command; read the file that each rank writes. Raises RuntimeError if it fails. timeout: seconds."""
+    """Run the command; return what each rank writes. Raises RuntimeError if the command fails. timeout: seconds."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [scenario, json.dumps({**options, "results": folder})]
         given = [json.dumps(arguments)] if START in command else arguments
@@ -59,7 +59,7 @@ def _results(command: Sequence[str], scenario: str, options: Mapping[str, Any], 
 def launched(
     ranks: int, scenario: str, options: Mapping[str, Any], threads: int = 1, timeout: float = 600
 ) -> Found:  # fmt: skip
-    """Run a scenario on ranks of this node, started by minidl's launcher."""
+    """Run a scenario on ranks on this machine, started by minidl's launcher."""
     command = [sys.executable, "-c", START, str(ranks), str(threads)]
     return _results(command, scenario, options, threads, timeout)
 
@@ -70,7 +70,7 @@ def alone(scenario: str, options: Mapping[str, Any], threads: int = 1, timeout: 
 
 
 def mpiexec() -> list[str] | None:
-    """Return the mpiexec beside this Python or on the PATH, or None, with the option for more ranks than cores."""
+    """Return the command mpiexec for more ranks than cores; None if neither this Python's folder nor PATH has it."""
     beside = Path(sys.executable).parent / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
@@ -80,7 +80,7 @@ def mpiexec() -> list[str] | None:
 
 
 def mpi(ranks: int, scenario: str, options: Mapping[str, Any], threads: int = 1, timeout: float = 600) -> Found:
-    """Run a scenario on ranks of an MPI job on this machine. Needs an `mpiexec`."""
+    """Run a scenario on ranks on this machine, started by mpiexec, which must exist."""
     command = [*(mpiexec() or []), "-n", str(ranks), sys.executable, "-m", "bench.comm_rank"]
     return _results(command, scenario, options, threads, timeout)
 
@@ -153,5 +153,5 @@ def simulated(ranks: int, argv: Sequence[str]) -> Found:
 
 
 def losses(found: Found) -> list[list[str]]:
-    """Return the loss of each step of each rank, exact to the bit."""
+    """Return the loss of each step of each rank as exact hexadecimal text."""
     return [found[rank]["losses"] for rank in sorted(found)]

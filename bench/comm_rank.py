@@ -1,7 +1,7 @@
 """One rank of bench/comm.py: `python -m bench.comm_rank SCENARIO OPTIONS`, started by comm_jobs.py.
 
-A scenario is a function of the job and of options (JSON). Its result is written to the file RANK.json in the folder
-options["results"].
+A scenario is a function of this module; its arguments are the job and OPTIONS (JSON). Its result is written to the
+file RANK.json in the folder options["results"].
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
 
     between       rank 0 publishes its vector, then rank 1 mixes it
     alone         rank 0 copies and mixes in one process, with the same kernels
-    both          both ranks simultaneously publish their own vector and mix that of the other
-    both_alone    both ranks simultaneously copy and mix their own vector
+    both          each rank publishes its vector, then mixes the other rank's; both ranks do so at the same time
+    both_alone    each rank copies and mixes its own vector; both ranks do so at the same time
 
-    options: bytes of the vector, turns. Returns the seconds of each turn.
+    options: bytes of the vector, turns. Returns {name: seconds of each turn}.
     """
     from minidl.comm import launch
     from minidl.comm.mailbox import _copy
@@ -98,15 +98,16 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
             ends = flat.reshape(2, 2)
             used = ends[:1] if name == "alone" else ends
             if number >= 2:
-                began = used[0, 0] if name == "between" else used[:, 0].min()  # in "between", rank 0 starts to publish
+                began = used[0, 0] if name == "between" else used[:, 0].min()  # "between" starts on rank 0
                 times[name].append(float(used[:, 1].max() - began))
     return times
 
 
 def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
-    """Publish, read and send vectors as fast as possible on all ranks, and count those that are torn.
+    """Publish, read and send vectors as fast as possible on all ranks; count the torn vectors.
 
-    Every vector has a checksum, which the reader verifies twice. options: elements of a vector, exchanges in total.
+    Every vector has a checksum, which the reader verifies twice. options: elements (maximum of a vector), exchanges
+    (total of all ranks).
     """
     fabric, elements = job.join({}), int(options["elements"])
     fabric.join(Needs(elements=elements, mail=3, publish=True), "torn")
@@ -153,7 +154,7 @@ class StepRecorder:
     def __init__(self, trainer: Trainer, every: int = 0) -> None:
         self.losses: list[str] = []
         self.snapshots: list[tuple[float, np.ndarray]] = []  # (time, theta)
-        self.began = self.excluded = 0.0  # start of the first step; seconds that do not count
+        self.began = self.excluded = 0.0  # start of the first step; seconds that are not counted
         self.ends: list[float] = []  # time at the end of each step
         step = trainer.method.step
 
@@ -169,7 +170,7 @@ class StepRecorder:
         trainer.method.step = recorded  # type: ignore[method-assign]
 
     def speed(self, batch: int) -> float:
-        """Return images/s, without the first steps, because kernels are loaded on first use."""
+        """Return images/s without the first steps, in which kernels are loaded."""
         warmup = min(WARMUP, len(self.ends) // 2)
         steps, seconds = len(self.ends) - 1 - warmup, self.ends[-1] - self.ends[warmup]
         return steps * batch / seconds if seconds else 0.0

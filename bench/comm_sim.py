@@ -1,4 +1,4 @@
-"""The cost of a simulation without the arithmetic of training (bench/comm.py, part `sim`)."""
+"""The cost of a simulation (bench/comm.py, part `sim`): time per event without training arithmetic, memory of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINK = {"alpha": 1e-4, "beta": 1e-9}
 
 
 class IdleReplica(Replica):
-    """A replica that computes nothing: its gradients and updates only take virtual time."""
+    """A replica that computes nothing: its gradients and updates only advance the virtual clock."""
 
     def gradient_parts(self, batch: Batch, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
         cuts = cuts or (0, self.grad.size)
@@ -43,7 +43,7 @@ class IdleReplica(Replica):
 
 
 def event_cost(ranks: int, name: str, steps: int) -> tuple[float, int]:
-    """Run simulator, fabric and method with a model of 81 parameters. Return (microseconds per event, events)."""
+    """Run simulator, fabric and method with a model of 25 parameters. Return (microseconds per event, events)."""
     config = resolve({"method": name, "quiet": True})
     nn.seed(0)
     engine = Engine(models.mlp(SHAPE, CLASSES, hidden=(1,)), config)
@@ -75,7 +75,7 @@ def event_cost(ranks: int, name: str, steps: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """`python -m bench.comm_sim RANKS`: simulate a run of a model with 10,017 parameters and print its cost."""
+    """`python -m bench.comm_sim RANKS`: simulate a run of a model with 10,021 parameters and print its cost."""
     ranks = int(sys.argv[1])
 
     def small(config: Config) -> tuple[data.Dataset, nn.Module]:

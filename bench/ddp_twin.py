@@ -2,7 +2,7 @@
 
     python -m bench.ddp_twin KIND OPTIONS      one rank, started by bench/comm.py; RANK and WORLD_SIZE identify it
 
-Uses the same data, batch size, update rule and schedule as minidl. The backend is gloo, which is for CPUs.
+Uses the same data, batch size, update rule and schedule as minidl. The backend is gloo, PyTorch's backend for CPUs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run(kind: str, options: Mapping[str, Any], python: str = sys.executable, tim
 
 
 def batches(data: Any, rank: int, size: int) -> Any:
-    """Yield batches of this rank's half of the images without end."""
+    """Yield batches of this rank's half of the images, endlessly."""
     import torch
 
     x, y = torch.from_numpy(data.x_train).permute(0, 3, 1, 2), torch.from_numpy(data.y_train).long()
@@ -74,11 +74,11 @@ def batches(data: Any, rank: int, size: int) -> Any:
 
 
 def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Train LeNet as this rank; return images/s, the seconds to the target accuracy, and the accuracy.
+    """Train LeNet as this rank; return images/s, seconds to the target accuracy (0: not reached), and accuracy.
 
-    options: steps, batch, lr, data_dir, channels_last; tuned: use the faster settings of DDP (`run` also of malloc);
-    every: number of steps between copies of the weights (0: no copies); target: accuracy to reach; for decent-dp
-    topology and bucket.
+    options: steps, batch, lr, data_dir, channels_last; tuned: use faster settings of DDP and, in `run`, of malloc;
+    every: number of steps between copies of the weights (0: no copies); target: accuracy to reach; topology and bucket:
+    for decent-dp. The accuracy is that of the last copy tested: the first that reaches the target, or the last one.
     """
     import torch
     import torch.distributed as dist
@@ -112,7 +112,7 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
         model = DecentralizedDataParallel(plain, optimizer_of, topology=options["topology"],
                                           bucket_size_in_mb=options.get("bucket", 25))  # fmt: skip
-        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # it updates in the backward pass
+        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # used in the backward pass
     else:
         own = optimizer_of(plain.named_parameters())
         optimizers = partial(list, [own])

@@ -1,4 +1,4 @@
-"""Figures of the command line: accuracy of standard runs, and waiting times of the user.
+"""Figures of the command line: accuracy of standard runs, and how long a user waits.
 
     python bench/figures.py                                  digits: 5 seeds, cold and warm start, --help
     python bench/figures.py --data-dir ../shared/data        also MNIST and Fashion-MNIST
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def train(*options: str, cache: str | None = None) -> dict[str, float]:
-    """Return the result of one run. Its "wall" is the seconds from command to prompt.
+    """Return the result of one run; its item "wall" is the duration of the command in seconds.
 
     cache: folder for compiled kernels; None uses the default cache.
     """

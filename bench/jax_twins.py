@@ -1,7 +1,7 @@
 """minidl's models in JAX, layer by layer: functions of (parameters, statistics, x) on images x (N, H, W, C).
 
-The parameters are a list of dictionaries, one for each layer with parameters. The statistics of the batch norm layers
-have the same form.
+The parameters are a list of dictionaries, one for each layer with parameters. The running statistics are a list of
+dictionaries, one for each batch norm layer.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ TWINS = {"mlp": mlp, "lenet": lenet, "vgg": vgg, "resnet20": resnet20}
 
 
 def training_step(name: str, x: np.ndarray, y: np.ndarray, lr: float) -> Callable[[], Any]:
-    """Return a function that makes one step of momentum SGD, waits until it is finished, and returns the loss."""
+    """Return a function that makes one step of momentum SGD, waits for its results, and returns the loss."""
     net = Net(TWINS[name], x.shape[1:])
     images, labels = jnp.asarray(x), jnp.asarray(y)
 

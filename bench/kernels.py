@@ -5,7 +5,7 @@
 
 gemm       matrix products                  percentage of the rate of a loop of multiply-adds on registers
 conv       direct convolution               the same; layers of LeNet and VGG (batch 64) and of ResNet-20 (batch 128)
-stream     optimizers, mixing, activations  percentage of the fastest copy, for vectors of 2.7 MB and 256 MB
+stream     optimizers, mixing, activations  percentage of the rate of the fastest copy; vectors of 2.7 MB and 256 MB
 threads    convolutions                     speedup of all threads over one
 
 Kernels are called as in a recorded step: from a table of addresses.
@@ -104,11 +104,11 @@ def convolution(layer: Layer, which: str, winograd: bool) -> tuple[Function, flo
 
 def conv(report: measure.Report) -> None:
     for net, layers in NETS.items():
-        total_seconds, total_flops = 0.0, 0.0  # seconds: relative to the peak rate
+        total_seconds, total_flops = 0.0, 0.0  # seconds: in a unit in which the peak rate is 100
         for number, layer in enumerate(layers):
             passes = {}
             for which in PASSES:
-                if which != "backward_input" or number:  # the gradient of the images is not needed
+                if which != "backward_input" or number:  # the first layer needs no gradient of its input
                     passes[which], flops = convolution(layer, which, winograd=False)
             for which, share in report.ladder(f"{net}, {layer}, direct", passes, flops=flops).items():
                 report.row(f"conv-{net}-{layer}-{which}", share, "% of peak", ">= 85")
@@ -143,7 +143,7 @@ def stream(report: measure.Report) -> None:
 
 
 def against_pytorch(report: measure.Report, bytes_: int, ours: Function) -> None:
-    """Measure SGD, alternating with PyTorch's fused kernel in a separate process."""
+    """Measure SGD, alternating with PyTorch's fused kernel, which runs in a separate process."""
     theirs: list[float] = []
     own: list[float] = []
     options = {"channels_last": False, "compile": False, "threads": report.threads}
@@ -157,7 +157,7 @@ def against_pytorch(report: measure.Report, bytes_: int, ours: Function) -> None
 
 
 def threads(report: measure.Report) -> None:
-    """Measure the passes of all layers of a net on all threads and on one."""
+    """Measure the passes of all layers of each net with all threads and with one."""
     every = report.threads
     for winograd in (False, True):
         kind = "as trained" if winograd else "direct"

@@ -1,16 +1,15 @@
-"""Tools of the benchmarks: alternating measurements, the limits of the machine, and a common form of output.
+"""Tools for the benchmarks: alternating measurements, the limits of the machine, and a common form of output.
 
     report = measure.Report(measure.arguments(__doc__).parse_args())    # --quick, --json, --threads; prints the machine
     share = report.ladder("GEMM 512", {"naive loops": f, "tiles": g}, flops=2 * 512**3)      # prints a table
     report.row("gemm-512", share["tiles"], "% of peak", ">= 92")                             # printed by --json
     report.finish()
 
-(Before it, `sys.path.insert(0, str(Path(__file__).parent.parent))` and `from bench import measure`, as in the other
-benchmarks.)
+(Each benchmark starts with `sys.path.insert(0, str(Path(__file__).parent.parent))` and `from bench import measure`.)
 
-Machines are shared and their clocks vary. Therefore the functions under comparison take turns, and the result is the
-median of at least ten turns. Limits are measured on the same machine in the same run: multiply-adds on registers, and
-the fastest of several ways to copy memory.
+Machines are shared and their clock rates vary. Therefore the functions under comparison take turns, and the result is
+the median of at least ten turns. The limits are measured in the same run: the rate of multiply-adds on registers, and
+the fastest of several ways to copy memory. A ladder is the list of versions of a kernel in kernels/<op>/ladder.py.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-# Before numba: it selects the instruction set.
+# Imported before numba, because minidl.engine.jit selects the instruction set.
 from minidl.engine.jit import HAS_FMA, REGISTERS, VECTOR_BYTES, jit, parallel_jit, prange  # isort: skip
 from minidl.engine.jit import set_threads, threads  # isort: skip
 
@@ -43,7 +42,7 @@ from numba.extending import intrinsic
 
 from minidl.engine.environment import isa
 
-SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector: the weights of the MLP; larger than any cache
+SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector: the size of the MLP's weights; a size larger than any cache
 TURNS = 10
 IN_PLACE = "add in place"
 
@@ -87,8 +86,8 @@ def alternate(
     """Measure the time per call of each function, in at least `turns` turns and for at least `seconds` in total.
 
     A turn makes as many calls as fit into half a millisecond, so that the cost of the clock is negligible. The first
-    two calls (compilation, first use of memory) are not counted. In each turn, the first call of a short function is
-    not counted either: the caches still contain the data of the function before it.
+    two calls (compilation, first use of memory) are not timed. In each turn, the first call of a short function is not
+    timed either: the caches still contain the data of the previous function.
     """
     calls = {}
     for name, function in functions.items():
@@ -110,12 +109,12 @@ def alternate(
 
 
 def rungs(ladder: Mapping[str, Callable[..., object]], *arguments: Any) -> dict[str, Callable[[], object]]:
-    """Return the steps of a kernels/<op>/ladder.py as functions that call them with these arguments."""
+    """Return the versions of a ladder as functions without parameters, bound to these arguments."""
     return {name: partial(rung, *arguments) for name, rung in ladder.items()}
 
 
 def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]:
-    """Return a function that makes `calls` calls of a kernel like a recorded step: without Python in between."""
+    """Return a function that calls a kernel `calls` times as a recorded step does: without Python in between."""
     from minidl.program import call
 
     signature = tuple(call.numba_type(value) for value in arguments)
@@ -137,7 +136,7 @@ def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]
 # -- the machine's limits ------------------------------------------------------------------------------------------
 
 LANES = VECTOR_BYTES // 4  # float32 in a vector register
-SUMS = 16 if REGISTERS == 32 else 14  # independent sums; registers for x and y remain
+SUMS = 16 if REGISTERS == 32 else 14  # independent sums; the remaining registers hold x and y
 PEAK_STEPS = 50_000
 _vector = ir.VectorType(ir.FloatType(), LANES)
 
@@ -237,7 +236,7 @@ def _copy_past_caches(source: np.ndarray, target: np.ndarray, parts: int) -> Non
 
 @parallel_jit
 def _in_place(source: np.ndarray, target: np.ndarray, parts: int) -> None:
-    """Add in place. Reads two vectors and writes one: no cache line is fetched only to be overwritten."""
+    """Add in place. This reads two vectors and writes one: no cache line is fetched only to be overwritten."""
     size = target.size // parts
     for part in prange(parts):
         begin = np.int64(part) * size
@@ -268,7 +267,7 @@ def aligned(size: int, value: float = 1.0) -> np.ndarray:
 def copies(bytes_: int, threads: int) -> dict[str, tuple[Callable[[], object], float]]:
     """Return ways to move a vector of this many bytes: name -> (function, bytes read and written).
 
-    Adding in place is not a copy and not used as a limit. It shows that two reads and one write reach a higher rate
+    Adding in place is not a copy and is not used as a limit. It shows that two reads and one write reach a higher rate
     than one read and one write.
     """
     size = bytes_ // 4 // (16 * threads) * 16 * threads
@@ -286,7 +285,7 @@ def copies(bytes_: int, threads: int) -> dict[str, tuple[Callable[[], object], f
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts about this machine on which the figures depend."""
+    """Return the properties of this machine on which the results depend."""
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as file:
@@ -323,12 +322,12 @@ class Report:
         return alternate(functions, self.seconds * len(functions))
 
     def peak_of(self, threads: int) -> float:
-        """Measure GFLOP/s of multiply-adds on registers."""
+        """Measure the GFLOP/s of multiply-adds on registers with this number of threads."""
         loop, flops = peak_loop(threads)
         return flops / self.alternate({"peak": loop})["peak"].median / 1e9
 
     def streaming(self, bytes_: int) -> float:
-        """Measure GB/s, read and written, of the fastest copy of a vector of this many bytes. Prints all ways."""
+        """Measure GB/s (read and written) of the fastest copy of a vector of this size; print the rate of each way."""
         ways = copies(bytes_, self.threads)
         times = self.alternate({name: function for name, (function, _) in ways.items()})
         rates = {name: traffic / times[name].median / 1e9 for name, (_, traffic) in ways.items()}
@@ -343,7 +342,7 @@ class Report:
         traffic: float = 0.0,
         bytes_: int = SMALL,
     ) -> dict[str, float]:
-        """Measure the functions in turns with the limit of the machine. Return the percentage of the limit of each.
+        """Measure the functions, alternating with the machine's limit. Return each function's percentage of the limit.
 
         Prints a line for each function. Give either flops or traffic. flops: floating-point operations per call; the
         limit is the loop on registers. traffic: bytes read and written per call; the limit is the fastest copy of a
@@ -369,7 +368,7 @@ class Report:
         self.rows.append({"name": name, "value": float(f"{value:.4g}"), "unit": unit, "goal": goal})
 
     def finish(self) -> None:
-        """Print the rows; with --json also as one line of JSON."""
+        """Print the rows; with --json, also print them as one line of JSON."""
         print()
         for row in self.rows:
             goal = row["goal"] and f"goal {row['goal']}"

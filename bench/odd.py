@@ -48,11 +48,11 @@ def pytorch_net(name: str) -> Any:
 
 
 def compare(name: str, size: int) -> dict[str, Any]:
-    """Return the largest differences of loss and gradients from PyTorch in float64, relative to the largest element.
+    """Return the errors of loss and gradients relative to PyTorch in float64. size: images in the batch.
 
-    Compares minidl's recorded step in float64 and in float32, and for reference PyTorch's own float32. In float32, a
-    value that falls on the other side of a ReLU's kink changes a small gradient by up to 1%, in both libraries. size:
-    images in the batch.
+    A gradient's error is its largest difference, relative to the gradient's largest element. "loss" and "gradient" are
+    those of minidl's recorded step in float32, "gradient64" in float64, and "pytorch_gradient" is PyTorch's in float32.
+    In float32, a value that rounding moves across a ReLU's kink changes a small gradient by up to 1% in both libraries.
     """
     import torch
     import torch.nn.functional as F

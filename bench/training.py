@@ -2,15 +2,16 @@
 
     python bench/training.py                                  all rows, takes 15 minutes
     python bench/training.py --quick --only lenet-b64 vgg-b64
-    python bench/training.py --odd                            nets with odd channels, strides, dilations, groups; also
-                                                              compares gradients with PyTorch's in float64
+    python bench/training.py --odd                            unusual nets (bench/odd.py): speed, and gradients
+                                                              compared with PyTorch's in float64
     python bench/training.py --memory --startup               peak memory of a step; seconds to the first step
 
 A row NET-bBATCH is a complete training step: forward, loss, backward, momentum SGD. NET-bBATCH-predict is a forward
-pass of a trained model. In NET-bBATCH-avx2 the libraries may use AVX2 only. Each library runs in its own process. The
-processes take turns, one at a time, so that changes of the machine's clock affect all of them equally. First all
-settings of PyTorch (layout, malloc, threads, torch.compile) are tried; minidl is compared with the fastest. The peak is
-that of a loop of multiply-adds on registers; Winograd's method needs fewer multiplications than the definition.
+pass in evaluation mode. In NET-bBATCH-avx2 the libraries may only use AVX2. Each library runs in its own process. The
+processes take turns, one at a time, so that changes of the clock rate affect all of them equally. minidl is compared
+with PyTorch's fastest setting, which is determined first (layout and malloc, then one thread and torch.compile). The
+peak is the rate of a loop of multiply-adds on registers; the operations of a net are counted as its layers define them,
+although Winograd's method needs fewer.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ AVX2 = {
     "minidl": {"MINIDL_ISA": "avx2"},
     "pytorch": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
 }
-# By default glibc returns large blocks to the system immediately, which causes page faults. PyTorch is faster if glibc
-# keeps them.
+# By default glibc returns large freed blocks to the system at once, so that their next use causes page faults. PyTorch
+# is faster if glibc keeps them.
 KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
@@ -49,7 +50,7 @@ KEEP_MEMORY = {
 
 
 def allocators() -> dict[str, dict[str, str]]:
-    """Return environments for malloc: glibc's defaults, glibc's keeping memory, and other installed allocators."""
+    """Return {name: environment}: glibc's malloc, the same with KEEP_MEMORY, and other installed allocators."""
     found = {"malloc": {}, "malloc that keeps memory": KEEP_MEMORY}
     for name in ("tcmalloc_minimal", "jemalloc"):
         library = ctypes.util.find_library(name)
@@ -75,7 +76,7 @@ class Worker:
         )
 
     def request(self, timeout: float = 300, **request: Any) -> dict[str, Any]:
-        """Send a request; return the reply. timeout: seconds. Raises RuntimeError if it fails or the process ends."""
+        """Return the reply to a request. Raises RuntimeError on an error, an exit, or no reply within `timeout` s."""
         assert self.process.stdin and self.process.stdout
         try:
             print(json.dumps(request), file=self.process.stdin, flush=True)
@@ -92,7 +93,7 @@ class Worker:
         return reply
 
     def build(self, net: str, batch: int, predict: bool, timeout: float = 300, **options: Any) -> float:
-        """Build a net; return the seconds of a warm step."""
+        """Build a net; return the seconds of its third step."""
         seconds = self.request(timeout, do="build", net=net, batch=batch, predict=predict, options=options)["seconds"]
         return float(seconds[-1])
 
@@ -130,7 +131,7 @@ def candidates(net: str, args: argparse.Namespace) -> Iterator[tuple[str, dict[s
 def best_pytorch(
     net: str, batch: int, predict: bool, isa: dict[str, str], args: argparse.Namespace
 ) -> tuple[Worker, str]:
-    """Find PyTorch's fastest setting. Return its worker, with the net built, and its name.
+    """Find PyTorch's fastest setting. Return (a worker that has built the net with it, the name of the setting).
 
     isa: environment that restricts the instruction set.
     """
@@ -169,7 +170,7 @@ def best_pytorch(
 
 
 def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Build the net in each library, then measure the libraries in turns. Return and print the row."""
+    """Build the net in each library, then measure the libraries in turns. Print and return the row."""
     base = name.removesuffix("-avx2").removesuffix("-predict")
     predict, avx2 = name.endswith("-predict"), name.endswith("-avx2")
     net, batch = NETS[base] if base in NETS else (base.removeprefix("odd-"), args.odd_batch)
@@ -191,7 +192,7 @@ def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
         times: dict[str, list[float]] = {library: [] for library in workers}
         for _ in range(10 if args.quick else args.turns):
             for library, worker in workers.items():
-                time.sleep(0.005)  # until the threads of the previous worker sleep
+                time.sleep(0.005)  # then the previous worker's threads sleep
                 worker.steps(1)  # wakes the threads and loads the data into the caches
                 times[library] += worker.steps(steps[library])
         rates += workers["minidl"].request(do="peak")["gflops"]
@@ -213,7 +214,7 @@ def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def goals(base: str, predict: bool, avx2: bool) -> tuple[float | None, float | None]:
-    """Return the goals: how many times as fast as (PyTorch, JAX)."""
+    """Return the goals for minidl's speed as multiples of (PyTorch's, JAX's); None: no goal."""
     if base not in NETS:
         return None, None
     return (2.0, 1.35) if predict else (1.3, None) if avx2 else GOALS[base]
@@ -225,10 +226,10 @@ def print_row(row: dict[str, Any]) -> None:
             line = f"    {library:<8} {row[f'{library}_ms']:>9.3f} ms, best {row[f'{library}_best']:>9.3f}"
             if library != "minidl":
                 goal = row[f"{library}_goal"]
-                line += f"   minidl {row[f'{library}_ratio']:.2f}x, of bests {row[f'{library}_ratio_of_best']:.2f}x"
+                line += f"   minidl {row[f'{library}_ratio']:.2f}x, best times {row[f'{library}_ratio_of_best']:.2f}x"
                 line += f" (goal {goal}x)" if goal else ""
             print(line + (f"   {row['pytorch_setting']}" if library == "pytorch" else ""), flush=True)
-    print(f"    minidl: {row['share_of_peak']:.0%} of the peak, by the multiplications of the definition", flush=True)
+    print(f"    minidl: {row['share_of_peak']:.0%} of the peak, operations counted by definition", flush=True)
 
 
 def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -250,11 +251,7 @@ def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_memory(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure the peak memory of a training step.
-
-    "peak" is that of the process; "growth" is the difference from the memory after importing the library and making
-    the data.
-    """
+    """Measure the peak memory of a training step; see `peak_memory` in worker.py."""
     rows = []
     for name in [name for name in args.only or NETS if name in NETS]:
         net, batch = NETS[name]
@@ -300,7 +297,7 @@ def measure_startup(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer turns and settings of PyTorch, no torch.compile")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns, fewer settings of PyTorch")
     parser.add_argument("--json", action="store_true", help='print one JSON object, {"rows": [...]}, as the last line')
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"rows: {', '.join(ROWS)}; with --odd, odd-NET")
     parser.add_argument("--no-torch", action="store_true")

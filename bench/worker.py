@@ -1,11 +1,12 @@
-"""A process with one library: it builds a net, makes steps on request, and sleeps in between.
+"""A process that uses one library: it builds a net, makes steps on request, and sleeps in between.
 
 bench/training.py starts it (`python -m bench.worker LIBRARY`). Requests and replies are lines of JSON:
 
     {"do": "build", "net": "lenet", "batch": 64, "predict": false, "options": {...}}      -> {"seconds": ...}
     {"do": "steps", "steps": 5}                                                           -> {"seconds": [...]}
 
-Every step is complete: forward, loss, backward, momentum SGD, with all weights and gradients.
+`serve` also handles peak, flops, memory and compare. A step is a complete training step (forward, loss, backward,
+momentum SGD), with "predict" a forward pass in evaluation mode, or for the net "sgd" only an update.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def batch(shape: tuple[int, int, int], size: int) -> tuple[np.ndarray, np.ndarra
 
 
 def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -> Step:
-    """Return the step that `fit` makes for each batch. eager: use the tape instead of a recorded program."""
+    """Return a training step as `fit` makes it. eager: use the tape instead of a recorded step."""
     from minidl import ops, optim
     from minidl.program.replay import Gradient
 
@@ -51,7 +52,7 @@ def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -
 
 
 def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
-    """Return the step that `predict` makes for each batch. eager: run the model without a recorded program."""
+    """Return a forward pass as `predict` makes it. eager: run the model without recording it."""
     from minidl import no_grad
     from minidl.program.replay import Prediction
 
@@ -65,7 +66,7 @@ def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
 
 
 def build_minidl(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
-    """Return a training step or prediction of a net. options: eager (default False)."""
+    """Return a training step, or a forward pass if `predict`. options: eager (default False)."""
     from bench import odd
     from minidl import models
 
@@ -80,7 +81,7 @@ def build_minidl(net: str, size: int, predict: bool, options: dict[str, Any]) ->
 
 
 def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -> Step:
-    """Return a training step or prediction of a net. options: threads, channels_last, compile."""
+    """Return a training step, or a forward pass if `predict`. options: threads, channels_last, compile."""
     import torch
     import torch.nn.functional as F
 
@@ -98,7 +99,7 @@ def build_pytorch(net: str, size: int, predict: bool, options: dict[str, Any]) -
     if options["compile"]:
         from torch._inductor import config
 
-        config.freezing = predict  # folds batch norm into the convolutions, packs weights in advance
+        config.freezing = predict  # fold batch norm into the convolutions, pack weights in advance
         if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
             config.cpp.simdlen = 256
     if predict:
@@ -165,9 +166,9 @@ def resident(field: str) -> int:
 
 
 def peak_memory(library: str, net: str, size: int) -> dict[str, int]:
-    """Return the peak memory of three training steps in bytes.
+    """Return the peak resident memory of the process during three training steps, in bytes.
 
-    "peak": in total. "growth": minus the memory after importing the library and making the data.
+    "growth" is "peak" minus the memory in use before the net was built, with the library imported.
     """
     batch(SHAPES[net], size)
     if library == "minidl":
@@ -187,7 +188,7 @@ def peak_memory(library: str, net: str, size: int) -> dict[str, int]:
 
 
 def fma_peak() -> list[float]:
-    """Measure GFLOP/s of multiply-adds on registers, on all threads, 20 times."""
+    """Measure the GFLOP/s of multiply-adds on registers with all threads, 20 times."""
     from bench import measure
     from minidl.engine.jit import threads
 
@@ -197,9 +198,10 @@ def fma_peak() -> list[float]:
 
 
 def count_flops(net: str, size: int, predict: bool) -> float:
-    """Count the multiplications and additions of the layers' definitions in a step or prediction of one batch.
+    """Count the floating-point operations of a step (or forward pass) of one batch, as the layers define them.
 
-    A step computes the output, the gradient of the weights, and, in all layers but the first, that of the input.
+    Linear layers and convolutions are counted. A step computes their outputs, the gradients of their weights and,
+    except in the first of them, the gradients of their inputs.
     """
     from bench import odd
     from minidl import models, nn
@@ -221,14 +223,14 @@ def count_flops(net: str, size: int, predict: bool) -> float:
 def serve(library: str) -> None:
     """Process requests from standard input until it is closed."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # redirects the library's output to standard error
+    os.dup2(2, 1)  # the library's own output goes to standard error
     step: Step = lambda: None  # noqa: E731
     for line in sys.stdin:
         request = json.loads(line)
         reply: dict[str, Any]
         try:
             if request["do"] == "build":
-                step = lambda: None  # noqa: E731 (frees the old net before the new one is built)
+                step = lambda: None  # noqa: E731 (frees the previous net before the next one is built)
                 if library == "pytorch" and request["net"] == "sgd":
                     step = build_pytorch_sgd(request["batch"])
                 else:
@@ -252,7 +254,7 @@ def serve(library: str) -> None:
 
 
 def first_step(library: str) -> None:
-    """For --startup: make one step of LeNet, then exit."""
+    """Make one step of LeNet and print "done" (`bench/training.py --startup` measures the time until then)."""
     options = {"threads": len(os.sched_getaffinity(0)), "channels_last": False, "compile": False}
     BUILD[library]("lenet", 64, False, options)()
     print("done", flush=True)

@@ -1,4 +1,4 @@
-"""Modules: names, tied weights, training mode, element types, and errors that name the layer."""
+"""Modules: names, tied weights, training and evaluation mode, errors that name the layer, and conversion to float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_names_in_order_of_assignment(net: Net) -> None:
 
 
 def test_modules_in_attributes_with_the_names_of_methods(net: Net) -> None:
-    """Users write `self.flatten = nn.Flatten()`: optimizers must still find the arena."""
+    """`self.flatten = nn.Flatten()` hides Module.flatten: the optimizer must still put the parameters into an arena."""
     assert net(images(2, 9, 6, 3)).shape == (2, 5)
     optimizer = minidl.optim.build("sgd", net, lr=0.1)
     assert net.arena is optimizer.arena and net.fc.weight.arena is net.arena
@@ -64,7 +64,7 @@ def test_module_list_is_a_list_whose_modules_are_found() -> None:
     assert model(images(5, 3)).shape == (5, 9)
 
 
-def test_a_module_without_forward_says_so() -> None:
+def test_a_module_without_forward_raises_an_error() -> None:
     class Empty(nn.Module):
         pass
 
@@ -116,7 +116,7 @@ def test_train_and_eval_reach_every_module(net: Net) -> None:
     ]
 
 
-def test_batch_norm_keeps_statistics_in_training_only(net: Net) -> None:
+def test_batch_norm_updates_its_statistics_only_in_training(net: Net) -> None:
     x = images(4, 9, 6, 3)
     before = net.state_dict()["layer1.0.bn.running_mean"]
     net.eval()(x)
@@ -209,7 +209,7 @@ def test_wrong_values_are_refused_in_one_line(make: object, message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_modules_appended_to_a_plain_list_are_noticed() -> None:
+def test_modules_appended_to_a_plain_list_are_refused() -> None:
     class Appends(nn.Module):
         def __init__(self) -> None:
             self.layers: list[nn.Module] = []
@@ -236,6 +236,6 @@ def test_astype_converts_parameters_and_buffers(net: Net) -> None:
         net.astype(np.float32)
 
 
-def test_mixed_types_say_what_to_do(net: Net) -> None:
+def test_mixed_types_are_refused(net: Net) -> None:
     with pytest.raises(MinidlError, match=r"float64 .* float32 .* do not mix"):
         net(images(2, 9, 6, 3).astype(np.float64))

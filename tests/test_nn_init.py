@@ -1,4 +1,4 @@
-"""Initial weights: a seed reproduces them, and they have the variance and shape of their distribution."""
+"""Initial weights: they are reproducible by a seed, and have the variance and kurtosis of their distribution."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHAPE = (3, 5, 20, 30)  # (kh, kw, in, out): fan_in 300, fan_out 450
         (lambda p: nn.init.torch_default(p, None), 1 / 300 / 3, UNIFORM),
     ],
 )
-def test_initial_weights_have_the_variance_they_promise(fill: object, variance: float, kurtosis: float) -> None:
+def test_initial_weights_have_the_expected_variance(fill: object, variance: float, kurtosis: float) -> None:
     minidl.seed(0)
     parameter = nn.Parameter(np.empty(SHAPE, np.float32))
     fill(parameter)  # type: ignore[operator]
@@ -49,7 +49,7 @@ def test_initial_weights_have_the_variance_they_promise(fill: object, variance: 
     assert abs(x.mean()) < 4 * math.sqrt(variance / x.size)
     assert abs((x**4).mean() / x.var() ** 2 - kurtosis) < 0.2
     if kurtosis == UNIFORM:
-        assert 0.998 < abs(x).max() / math.sqrt(3 * variance) < 1 + 1e-6  # one of 9,000 draws comes this close
+        assert 0.998 < abs(x).max() / math.sqrt(3 * variance) < 1 + 1e-6  # at least one of 9,000 draws is this close
 
 
 def test_initial_weights_of_layers() -> None:
@@ -63,6 +63,6 @@ def test_initial_weights_of_layers() -> None:
     assert nn.init.fans(conv.weight) == (2 * 9, 12 * 9)
 
 
-def test_initial_weights_of_a_bias_have_no_fans() -> None:
+def test_a_bias_has_no_fans() -> None:
     with pytest.raises(ShapeError, match=r"a parameter of shape \(4,\) has no fan_in"):
         nn.init.xavier_uniform(nn.Linear(3, 4).bias)

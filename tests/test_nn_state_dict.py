@@ -1,4 +1,4 @@
-"""Weights in and out of modules: `state_dict` and `load_state_dict`."""
+"""Saving and loading the weights of modules: `state_dict` and `load_state_dict`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def changed(state: dict[str, np.ndarray], **other: np.ndarray) -> dict[str, np.n
     return {**state, **{name.replace("__", "."): value for name, value in other.items()}}
 
 
-def test_load_state_dict_takes_what_state_dict_gives(net: Net) -> None:
+def test_load_state_dict_accepts_the_result_of_state_dict(net: Net) -> None:
     minidl.seed(1)
     other = Net()
     x = images(3, 9, 6, 3)
     for _ in range(3):
-        other(x)  # running statistics that are not the initial ones
+        other(x)  # changes the running statistics
     assert (other.eval()(x).numpy() != net.eval()(x).numpy()).any()
     net.load_state_dict(other.state_dict())
     np.testing.assert_array_equal(net(x).numpy(), other(x).numpy())
@@ -65,7 +65,7 @@ def test_load_state_dict_that_does_not_fit_changes_nothing(
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_load_state_dict_names_three_of_many(net: Net) -> None:
+def test_load_state_dict_names_three_of_many_missing_weights(net: Net) -> None:
     with pytest.raises(CheckpointError, match=r"scale, layer1.0.conv1.weight, layer1.0.bn.weight and 7 more"):
         net.load_state_dict({})
 
@@ -77,7 +77,7 @@ def test_load_state_dict_ignores_num_batches_tracked(net: Net) -> None:
     np.testing.assert_array_equal(net.fc.bias.data, np.arange(5))
 
 
-def test_load_state_dict_not_strict_takes_what_is_there(net: Net) -> None:
+def test_load_state_dict_not_strict_loads_matching_names(net: Net) -> None:
     before = net.state_dict()
     net.load_state_dict({"fc.bias": np.arange(5.0), "head.weight": np.zeros(3)}, strict=False)
     np.testing.assert_array_equal(net.fc.bias.data, np.arange(5))

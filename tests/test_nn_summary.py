@@ -1,4 +1,4 @@
-"""The text of modules: `repr` and `summary`; and `watching`, which `summary` uses."""
+"""Modules as text: `repr`, `summary`, and `watching`, which `summary` uses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_summary_counts_parameters_and_flops(net: Net) -> None:
         "layer1.2": ["0", "0"],
         "flatten": ["0", "0"],
         "fc": ["65", f"{fc:,}"],
-        "scale": ["1", "0"],  # belongs to no layer
+        "scale": ["1", "0"],  # a parameter of the model itself
     }
     assert "(9, 6, 4)" in lines[1] and "Conv2d(3, 4, 3x3, padding=1, bias=False)" in lines[1]
     total = 108 + 8 + 42 + 65 + 1
@@ -75,7 +75,7 @@ def test_summary_of_an_input_that_does_not_fit_changes_nothing(net: Net) -> None
     with pytest.raises(ShapeError, match=r"layer layer1\.0\.conv1"):
         net.summary((9, 6, 2))
     assert all(module.training for _, module in net.named_modules())
-    net.summary((9, 6, 3))  # nothing watches any longer: otherwise this call would fill the table twice
+    net.summary((9, 6, 3))  # the watcher of the failed call is gone
 
 
 def test_summary_of_a_float64_model_and_of_tied_weights() -> None:

@@ -76,7 +76,7 @@ def test_running_statistics_after_several_steps(dtype: str, momentum: float) -> 
 
 
 def test_backward_in_eval_uses_the_statistics_of_its_forward_pass() -> None:
-    """Another training step between forward and backward changes the running arrays in place."""
+    """Changing the running statistics between the forward and backward passes must not change the gradients."""
     x = Tensor(np.random.default_rng(0).standard_normal((7, 3)), requires_grad=True)
     weight, bias = Tensor(np.ones(3), requires_grad=True), Tensor(np.zeros(3), requires_grad=True)
     mean, var = np.zeros(3), np.full(3, 4.0)
@@ -121,8 +121,8 @@ def test_eps(eps: float) -> None:
 @pytest.mark.parametrize("axis", [0, 1], ids=["batch", "layer"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_numbers_far_from_zero(dtype: str, axis: int) -> None:
-    """x = 1e4 +- 1. In float32 the mean itself is rounded by up to 5e-4; the variance must not be less accurate:
-    E[x^2] - E[x]^2 in float32 would have no correct digits."""
+    """x is about 1e4 +- 1, so float32 rounds its mean by up to 5e-4. Its variance must be accurate nevertheless:
+    computed as E[x^2] - E[x]^2 in float32, it would have no correct digit."""
     x = far.astype(dtype) if axis == 0 else np.ascontiguousarray(far.T.astype(dtype))
     channels = x.shape[1]
     one, zero = Tensor(np.ones(channels, dtype)), Tensor(np.zeros(channels, dtype))
@@ -152,7 +152,7 @@ def test_a_batch_without_a_variance(shape: tuple[int, ...]) -> None:
     assert ops.batch_norm(Tensor(np.zeros(shape)), one, one, *running, training=False).shape == shape
 
 
-def test_what_does_not_fit() -> None:
+def test_shapes_that_do_not_fit() -> None:
     good = np.ones(3)
     for x, weight in (((7, 4), 3), ((3,), 3), ((7, 3), 4)):
         with pytest.raises(ShapeError, match=r"batch_norm: input .* channels"):

@@ -1,4 +1,4 @@
-"""Optimizers against their papers' rules in plain NumPy (against PyTorch: test_parity_optim.py)."""
+"""Optimizers compared with their rules in plain NumPy (compared with PyTorch: test_parity_optim.py)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import minidl
 from minidl import Tensor, nn, ops, optim
 from minidl.errors import CheckpointError, ConfigError
 
-SHAPES = {"conv": (3, 3, 2, 5), "scale": (5,), "w": (7, 11), "single": (1,), "bias": (11,)}  # odd sizes: gaps in arenas
+SHAPES = {"conv": (3, 3, 2, 5), "scale": (5,), "w": (7, 11), "single": (1,), "bias": (11,)}  # leaves gaps in arenas
 State = dict[str, Any]
 
 
 class Bag(nn.Module):
-    """A model of parameters only: the tests set the gradients."""
+    """A model that only has parameters: the tests set their gradients."""
 
     def __init__(self, dtype: str = "float64") -> None:
         rng = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def adam(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float, decoup
 
 
 def lars(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float) -> np.ndarray:
-    """Algorithm 1 of You, Gitman, Ginsburg 2017, with the plain rate for norms and biases."""
+    """Algorithm 1 of You, Gitman, Ginsburg 2017; the plain rate for parameters with one axis or for zero norms."""
     norms = np.linalg.norm(w), np.linalg.norm(g)
     rate = 0.02 * norms[0] / (norms[1] + decay * norms[0]) if w.ndim > 1 and min(norms) > 0 else 1.0
     s["v"] = 0.9 * s.get("v", 0) + lr * rate * (g + decay * w)
@@ -104,8 +104,8 @@ def test_rule(name: str, decay: float) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_groups_have_rates_and_decays_of_their_own(name: str) -> None:
-    """Covers LARS without decay, a group's own lr, and a learning rate that changes every step."""
+def test_groups_have_separate_rates_and_decays(name: str) -> None:
+    """Covers LARS without decay, a group with a different lr, and a learning rate that changes every step."""
     make, options, rule, rule_options = CASES[name]
     model = Bag()
     weights, others = [model.conv, model.w], [model.bias, model.single]  # model.scale is in no group: frozen
@@ -145,7 +145,7 @@ def test_gaps_stay_zero(name: str) -> None:
 
 @pytest.mark.parametrize("how", ["left out", "requires_grad"])
 def test_frozen_parameters_stay_between_trained_ones(how: str) -> None:
-    """A small frozen parameter between two trained ones with equal options: their segments must not be joined."""
+    """Trained parameters with equal options must not become one segment if a small frozen one lies between them."""
     model = Bag()
     frozen = [model.scale, model.single]
     for parameter in frozen:
@@ -181,7 +181,7 @@ def test_frozen_parameters_do_not_count_for_clipping() -> None:
     assert math.isclose(np.linalg.norm(model.w.data - before), 1.0, rel_tol=1e-12)
 
 
-def test_parameter_groups_spare_norms_and_biases() -> None:
+def test_parameter_groups_do_not_decay_norms_and_biases() -> None:
     minidl.seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
     weights, others = optim.parameter_groups(model)
@@ -206,7 +206,7 @@ def test_clip_scales_the_whole_gradient() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 1e6])
-def test_clip_leaves_a_small_gradient_alone(clip: float | None) -> None:
+def test_clip_does_not_change_a_small_gradient(clip: float | None) -> None:
     model, other = Bag(), Bag()
     run(optim.SGD(model, lr=0.1, clip=clip), model, range(1))
     run(optim.SGD(other, lr=0.1), other, range(1))
@@ -220,7 +220,7 @@ def test_clip_of_a_zero_gradient() -> None:
     assert all((value == before[name]).all() for name, value in values(model).items())
 
 
-def test_lars_with_zero_norms_takes_the_plain_rate() -> None:
+def test_lars_with_zero_norms_uses_the_plain_rate() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False)).astype(np.float64)
     model[0].weight.copy_(np.zeros((3, 4)))
     optimizer = optim.LARS(model, lr=0.1, weight_decay=0.1, trust=0.02)
@@ -235,7 +235,7 @@ def test_lars_with_zero_norms_takes_the_plain_rate() -> None:
 
 
 @pytest.mark.parametrize("name", optim.OPTIMIZERS)
-def test_state_continues_with_the_same_bits(name: str) -> None:
+def test_a_loaded_state_continues_bit_identically(name: str) -> None:
     whole, first, second = Bag("float32"), Bag("float32"), Bag("float32")
     run(optim.build(name, whole, lr=0.05, weight_decay=0.01, clip=3.0), whole, range(7))
 
@@ -250,8 +250,8 @@ def test_state_continues_with_the_same_bits(name: str) -> None:
     assert all((value == values(whole)[key]).all() for key, value in values(second).items())
 
 
-def test_loading_a_state_forgets_the_one_before() -> None:
-    """The state of a fresh optimizer has no vectors: loading it resets all vectors to zero."""
+def test_loading_a_state_replaces_the_previous_state() -> None:
+    """The vectors of a fresh optimizer are zero: loading them resets the momentum."""
     model, other = Bag(), Bag()
     fresh = optim.SGD(other, lr=0.1, momentum=0.9)
     optimizer = optim.SGD(model, lr=0.1, momentum=0.9)
@@ -288,7 +288,7 @@ def test_state_dict_is_a_copy() -> None:
     np.testing.assert_array_equal(vectors["velocity"], before)
 
 
-def test_two_optimizers_of_one_arena_keep_states_of_their_own() -> None:
+def test_two_optimizers_of_one_arena_have_separate_states() -> None:
     model, other = Bag(), Bag()
     nn.Module.flatten(model)
     one = optim.SGD([model.w], lr=0.1, momentum=0.9)
@@ -333,7 +333,7 @@ def test_every_optimizer_learns(name: str) -> None:
     x = rng.standard_normal((64, 5)).astype(np.float32)
     y = x @ rng.standard_normal((5, 3)).astype(np.float32) + np.float32(0.5)
     model = nn.Linear(5, 3)
-    # LARS moves a weight by a fixed fraction of its norm, whatever its gradient: 100 steps need a larger fraction.
+    # LARS moves a weight by a fraction of its norm, whatever the size of the gradient. The default trust is too small.
     optimizer = optim.LARS(model, lr=0.3, trust=0.01) if name == "lars" else optim.build(name, model, lr=0.05)
     losses = []
     for _ in range(100):

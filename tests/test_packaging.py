@@ -25,7 +25,7 @@ LINKS = ("kernels", "comm")
 NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv", "venv", "build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
-# An environment without network access, and without the checkout on the Python path.
+# An environment without the checkout on the Python path, in which pip uses no network.
 CLEAN = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "COVERAGE_PROCESS_START")}
 CLEAN |= {"PIP_NO_INDEX": "1", "PIP_QUIET": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
 
@@ -67,7 +67,7 @@ def names(wheel: Path) -> set[str]:
 
 
 def source_files() -> set[str]:
-    """Return the files that a wheel must hold: Python, data, licences, lessons in `minidl/` and the linked folders."""
+    """Return the files that a wheel must have: Python, data, licences, lessons in `minidl/` and the linked folders."""
     kinds = {".py", ".gz", ".typed", ".md", ".txt", ".toml"}
     top = {f"minidl/{name}": ROOT / name for name in LINKS} | {"minidl": ROOT / "minidl"}
     return {
@@ -85,7 +85,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(space: Path) -> tuple[Path, Path]:
-    """The checkout's sdist and wheel."""
+    """Return the sdist and the wheel of the checkout."""
     return build(copy_checkout(space / "checkout"), space / "dist")
 
 
@@ -183,7 +183,7 @@ def test_importing_minidl_imports_no_numpy(space: Path) -> None:
     assert python(code, space, ROOT) == f"set() {minidl.__version__}"
 
 
-def test_every_export_is_there_and_known_to_type_checkers() -> None:
+def test_every_export_exists_and_is_known_to_type_checkers() -> None:
     for name in minidl.__all__:
         assert getattr(minidl, name) is not None and name in dir(minidl)
     with pytest.raises(AttributeError, match="no attribute 'tensr'"):

@@ -1,18 +1,18 @@
-"""minidl against PyTorch: weights loaded in both directions, and whole runs from the same weights and batches.
+"""minidl compared with PyTorch: weights loaded in both directions, and training from the same weights and batches.
 
-Runs. Both engines start with the same weights and take 50 steps of momentum SGD on the same batches, in float64 and
-in float32. In float64 they must agree to 1e-9: every loss, and at the end every parameter and running statistic.
+In each run, both engines start with the same weights and take 50 steps of momentum SGD on the same batches, in
+float64 and in float32. In float64 they must agree to 1e-9: every loss, and at the end every parameter and statistic.
 
-In float32 neither of two roundings is the right one, so both engines are compared with PyTorch's float64 run. The
-distance of minidl's run from it may be at most three times the distance of PyTorch's. The distance of a run is
-|w - w64| / |w64| over all parameters. It measures the state of training itself, and its thousands of terms leave little
-noise. A loss is a single number, which a lucky rounding can match.
+In float32 neither engine's rounding is the correct one, so both are compared with PyTorch's float64 run. The distance
+of a run from it is |w - w64| / |w64| over all parameters w. minidl's distance may be at most three times PyTorch's. The
+distance measures the state of training itself, and its thousands of terms leave little noise; a loss is a single
+number, which may agree by chance.
 
-The test compares medians of several runs (five of a small model), because ReLU and max pooling have kinks. At some step
-of a run, a value lies so close to a kink that two roundings of it fall on different sides. The gradient then jumps by
-many orders of magnitude more than a rounding. This happens in both engines, by chance earlier in one of them. Up to
-that step the two distances agree to within a few percent. If only one engine has such a step in a run, that run shows
-nothing about its kernels.
+The test compares the medians of several runs (five of a small model), because ReLU and max pooling have kinks. At some
+step of a run, a value is so close to a kink that float32 and float64 round it to different sides. The gradient then
+jumps by many orders of magnitude more than a rounding error. This happens in both engines, by chance earlier in one of
+them. Up to that step the two distances agree to within a few percent. If only one engine reaches such a step in a run,
+that run shows nothing about its kernels.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Arrays = dict[str, np.ndarray]
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Limit both engines to one thread: threads spin while they wait, which takes ten times as long on busy cores.
+    """Limit both engines to one thread: waiting threads spin, and on busy cores runs take ten times as long.
 
-    (minidl's results do not depend on the number of threads: test_kernels.py.)
+    (minidl's results do not depend on the number of threads; test_kernels.py checks this.)
     """
     before = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
@@ -54,7 +54,7 @@ def one_thread() -> Iterator[None]:
 
 
 def custom(shape: Shape, classes: int) -> nn.Module:
-    """Build a model with what the others lack: strides, dilation, groups, non-square kernels and padding."""
+    """Build a model with features that the others lack: strides, dilation, groups, non-square kernels and padding."""
     height, width, channels = shape
     return nn.Sequential(
         nn.Conv2d(channels, 6, (3, 5), stride=(1, 2), padding=(1, 2)),
@@ -119,7 +119,7 @@ def images(shape: Shape, seed: int = 0) -> np.ndarray:
 
 
 def same_outputs(ours: nn.Module, theirs: Any, shape: Shape) -> None:
-    """Assert equal outputs to 1e-5, in evaluation mode (which uses the running statistics) and in training mode."""
+    """Assert that outputs agree to 1e-5 in evaluation mode (which uses the running statistics) and training mode."""
     x = images(shape, seed=9)
     for mode in (False, True):
         with no_grad(), torch.no_grad():
@@ -132,7 +132,7 @@ def same_outputs(ours: nn.Module, theirs: Any, shape: Shape) -> None:
 def test_pytorch_loads_our_checkpoint(name: str, shape: Shape, tmp_path: Path) -> None:
     minidl.seed(3)
     ours, theirs = build_ours(name, shape), build_theirs(name, shape)
-    for seed in range(3):  # running statistics that are not the initial ones
+    for seed in range(3):  # changes the running statistics
         ours(images(shape, seed))
     checkpoint.save(tmp_path, 7, checkpoint.Checkpoint(ours.state_dict(), {}, {}))
     theirs.load_state_dict(safetensors_torch.load_file(checkpoint.folder_of(tmp_path, 7) / checkpoint.MODEL))
@@ -140,7 +140,7 @@ def test_pytorch_loads_our_checkpoint(name: str, shape: Shape, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("name", "shape"), MODELS)
-def test_we_load_a_file_of_pytorch(name: str, shape: Shape, tmp_path: Path) -> None:
+def test_minidl_loads_a_file_of_pytorch(name: str, shape: Shape, tmp_path: Path) -> None:
     torch.manual_seed(3)
     ours, theirs = build_ours(name, shape), build_theirs(name, shape)
     for seed in range(3):
@@ -192,7 +192,7 @@ class Run(NamedTuple):
     last: Arrays  # parameters and running statistics after the last step
 
 
-EARLY = 5  # so few steps that a run of a small model rarely reaches a kink: only the arithmetic differs
+EARLY = 5  # steps after which a run of a small model has rarely reached a kink: only the rounding differs
 
 QUICK = [
     Case("mlp", "digits", batch=16, lr=0.05),

@@ -1,4 +1,4 @@
-"""minidl against PyTorch: update rules, parameter groups, clipping, schedules and the loss."""
+"""minidl compared with PyTorch: update rules, parameter groups, clipping, schedules and the loss."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_parameter_groups() -> None:
 
 @pytest.mark.parametrize("clip", [1.0, 1e3])
 def test_clipping(clip: float) -> None:
-    """PyTorch divides by |grad| + 1e-6: for a norm of about 14 its result is smaller by 1e-7, relatively."""
+    """PyTorch divides by |grad| + 1e-6: for a norm of about 14, its result is smaller by a relative 1e-7."""
     sides = both_sides("float64")
     own = optim.SGD(sides.ours, lr=1.0, momentum=0.9, clip=clip)
     other = torch.optim.SGD(sides.theirs, lr=1.0, momentum=0.9)

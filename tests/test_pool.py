@@ -48,7 +48,7 @@ def test_the_first_of_equal_pixels_gets_the_gradient(window: dict[str, Any]) -> 
     )
 
 
-def test_padding_never_wins() -> None:
+def test_padding_is_never_the_maximum() -> None:
     y = ops.max_pool2d(Tensor(np.full((1, 3, 3, 1), -5.0)), 3, 1, 1)
     np.testing.assert_array_equal(y.numpy(), np.full((1, 3, 3, 1), -5.0))
     assert ops.max_pool2d(Tensor(np.full((1, 2, 2, 1), -np.inf)), 2, 1, 1).numpy().max() == -np.inf
@@ -56,7 +56,7 @@ def test_padding_never_wins() -> None:
 
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d"])
 @pytest.mark.parametrize("device", ["cpu", "reference"])
-def test_nan_reaches_every_window_that_it_lies_in(name: str, device: str) -> None:
+def test_nan_propagates_to_every_window_that_contains_it(name: str, device: str) -> None:
     for at in ((0, 0), (2, 3), (4, 6)):
         x = np.random.default_rng(0).standard_normal((1, 5, 7, 1))
         x[0, at[0], at[1], 0] = np.nan
@@ -89,7 +89,7 @@ def test_global_average() -> None:
         ((1, 5, 7, 2), dict(kernel=2, padding=-1), "padding at most half the kernel"),
     ],
 )
-def test_what_does_not_fit(shape: tuple[int, ...], window: dict[str, Any], message: str) -> None:
+def test_shapes_and_windows_that_do_not_fit(shape: tuple[int, ...], window: dict[str, Any], message: str) -> None:
     for name in ("max_pool2d", "avg_pool2d"):
         with pytest.raises(ShapeError, match=f"{name}: .*{message}"):
             getattr(ops, name)(Tensor(np.zeros(shape)), **window)

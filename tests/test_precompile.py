@@ -1,4 +1,4 @@
-"""Several processes compile kernels into the cache; every kernel is compiled even if a process or the cache fails."""
+"""Several processes compile kernels into the cache. If a process or the cache fails, every kernel is still compiled."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_other_processes_compile_and_this_one_loads(tmp_path: Path, root: Path) 
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
-def test_the_kernel_of_a_process_that_dies_is_compiled_here(tmp_path: Path, root: Path) -> None:
+def test_the_kernel_of_a_process_that_dies_is_compiled_in_this_process(tmp_path: Path, root: Path) -> None:
     *progress, last = run(tmp_path, root, KILL)
     assert progress[-1] == "3 3" and last.endswith("True") and "0" in last
 
@@ -86,7 +86,7 @@ def test_one_thread_means_one_process(tmp_path: Path, root: Path) -> None:
     assert run(tmp_path, root, NONE, NUMBA_NUM_THREADS="1")[-1] == "0 0 0 True"
 
 
-def test_without_a_cache_everything_is_compiled_here(tmp_path: Path, root: Path) -> None:
+def test_without_a_cache_everything_is_compiled_in_this_process(tmp_path: Path, root: Path) -> None:
     (tmp_path / "minidl").write_text("not a folder")
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / f"minidl-{os.getuid()}").write_text("not a folder")
@@ -118,12 +118,12 @@ precompile._request = ask_and_tell
     process.communicate()
     assert process.returncode == -number
     for pid in map(int, lines[1:]):
-        with suppress(OSError):  # it has ended, or is about to be reaped
+        with suppress(OSError):  # the process is gone; a zombie (Z) will soon be
             while "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
                 time.sleep(0.05)
 
 
-def test_types_survive_being_words() -> None:
+def test_types_are_encoded_and_decoded_without_loss() -> None:
     values = [np.zeros((1, 2, 3, 4), "f"), np.zeros(1), np.zeros((1, 1), np.uint8), True, 3, 0.5, (1, 2)]
     for value in values:
         kind = numba_type(value)
@@ -132,7 +132,7 @@ def test_types_survive_being_words() -> None:
 
 
 @pytest.mark.parametrize("name", list(optim.OPTIMIZERS))
-def test_an_optimizer_says_which_kernels_it_calls(name: str) -> None:
+def test_an_optimizer_lists_the_kernels_that_it_calls(name: str) -> None:
     model = models.build("mlp", (4, 4, 1), 3)
     optimizer = optim.build(name, model, lr=0.1, clip=1.0)
     before = model.flatten().theta.copy()

@@ -1,4 +1,4 @@
-"""A recorded step computes the same bits as the tape, for any model; what cannot be recorded gives a warning."""
+"""A recorded step is bit-identical to the tape, for any model. A model that cannot be recorded causes a warning."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def batch(shape: tuple[int, ...], count: int, classes: int = 10, seed: int = 0) 
 
 
 def spoil(gradient: Gradient) -> None:
-    """Fill all gradients with NaN, to detect one that is added to but not written first. The gaps stay zero."""
+    """Fill all gradients with NaN, to detect one that is added to before it is written. The gaps stay zero."""
     for _, view in gradient.arena.views(gradient.arena.grad):
         view[...] = np.nan
 
 
 class Everything(nn.Module):
-    """A model with at least one of each op."""
+    """A model with many different ops, a layer that is used twice, and a layer that is not used."""
 
     def __init__(self) -> None:
         self.first = nn.Conv2d(3, 8, 3, padding=1)
@@ -63,7 +63,7 @@ class Everything(nn.Module):
 
 
 def model_of(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
-    """(model, shape of an image, classes)"""
+    """Return (model, shape of an image, classes)."""
     nn.seed(1)
     if name == "everything":
         return Everything(), (11, 9, 3), 5
@@ -72,7 +72,7 @@ def model_of(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "vgg", "resnet20", "everything"])
-def test_replay_and_tape_have_the_same_bits(name: str) -> None:
+def test_replay_and_tape_are_bit_identical(name: str) -> None:
     """Compare gradients, loss, statistics and dropout's counter over three steps, the second with a shorter batch."""
     runs = []
     for replay in (True, False):
@@ -95,7 +95,7 @@ def test_replay_and_tape_have_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet20", "everything"])
-def test_prediction_is_what_the_model_says(name: str) -> None:
+def test_a_prediction_equals_the_output_of_the_model(name: str) -> None:
     model, shape, classes = model_of(name)
     x, y = batch(shape, 7, classes)
     Gradient(model, cross_entropy)(x, y)  # changes the running statistics
@@ -109,13 +109,13 @@ def test_prediction_is_what_the_model_says(name: str) -> None:
     assert all(module.training for _, module in model.named_modules())
 
 
-def test_prediction_leaves_a_model_without_an_arena_as_it_is() -> None:
+def test_prediction_does_not_create_an_arena() -> None:
     model, shape, _ = model_of("lenet")
     x, _ = batch(shape, 3)
     before = Prediction(model)(x).copy()
     assert model.arena is None
     weight = next(model.parameters())
-    weight.data[...] *= 2  # in place: the program reads the parameter's own memory
+    weight.data[...] *= 2  # in place
     prediction = Prediction(model)
     assert not np.array_equal(prediction(x), before)
 
@@ -137,7 +137,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     assert found[0] == found[1]
 
 
-def test_what_can_be_one_call_is_one() -> None:
+def test_calls_are_fused() -> None:
     model, shape, _ = model_of("resnet20")
     x, y = batch(shape, 4)
     gradient, prediction = Gradient(model, cross_entropy), Prediction(model)
@@ -145,7 +145,7 @@ def test_what_can_be_one_call_is_one() -> None:
     (program,), (predicting,) = gradient.programs.values(), prediction.programs.values()
     assert "elementwise.copy" not in program.calls  # kernels write gradients directly into the arena
     assert program.calls.count("activation.relu_backward") == 9
-    # Fused into other kernels, the additions of shortcuts included.
+    # ReLUs and additions (of shortcuts) are fused into other kernels.
     assert not {"elementwise.add", "activation.relu"} & {*program.calls, *predicting.calls}
     assert "norm.affine" not in predicting.calls
     assert predicting.calls.count("conv.forward") == 19
@@ -173,7 +173,7 @@ def test_an_array_added_to_itself() -> None:
     assert Prediction(model)(x).tobytes() == model(x).numpy().tobytes()
 
 
-def test_relu_goes_backward_on_pooled_numbers() -> None:
+def test_relu_backward_runs_on_pooled_numbers() -> None:
     model, shape, _ = model_of("vgg")
     gradient = Gradient(model, cross_entropy)
     gradient(*batch(shape, 4))
@@ -183,7 +183,7 @@ def test_relu_goes_backward_on_pooled_numbers() -> None:
     assert backward.count("activation.relu_backward") == 6
 
 
-def test_a_frozen_layer_has_no_gradient_and_a_thawed_one_has() -> None:
+def test_a_parameter_has_a_gradient_only_while_it_is_not_frozen() -> None:
     model, shape, _ = model_of("mlp")
     x, y = batch(shape, 4)
     gradient = Gradient(model, cross_entropy)
@@ -196,7 +196,7 @@ def test_a_frozen_layer_has_no_gradient_and_a_thawed_one_has() -> None:
         assert bool(weight.grad.any()) is requires_grad
 
 
-def test_one_program_serves_replicas_with_vectors_of_their_own() -> None:
+def test_one_program_serves_replicas_with_separate_vectors() -> None:
     model, shape, _ = model_of("mlp")
     gradient = Gradient(model, cross_entropy)
     x, y = batch(shape, 4)
@@ -220,7 +220,7 @@ def test_a_program_can_be_cut_where_part_of_the_gradient_is_final() -> None:
     x, y = batch(shape, 4)
     gradient(x, y)
     (program,) = gradient.programs.values()
-    # The last weight: its gradient is the first to be final.
+    # The slot of the last weight, whose gradient is the first to be final.
     expected, slot = gradient.arena.grad.copy(), gradient.arena.slots[-2]
     cut = program.final("grad", slot.start * 4, slot.stop * 4)
     assert 0 < cut < len(program.calls)
@@ -235,7 +235,7 @@ def test_a_program_can_be_cut_where_part_of_the_gradient_is_final() -> None:
     np.testing.assert_array_equal(gradient.arena.grad, expected)
 
 
-def test_arrays_that_moved_and_layers_that_changed_are_noticed() -> None:
+def test_arrays_that_moved_and_layers_that_changed_are_detected() -> None:
     nn.seed(0)
     inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     outer = nn.Sequential(inner, nn.Linear(8, 3))
@@ -251,7 +251,7 @@ def test_arrays_that_moved_and_layers_that_changed_are_noticed() -> None:
     assert prediction(x).tobytes() == inner(x).numpy().tobytes()
 
 
-def test_a_copy_has_programs_of_its_own() -> None:
+def test_a_copy_has_separate_programs() -> None:
     model, shape, _ = model_of("mlp")
     gradient = Gradient(model, cross_entropy)
     x, y = batch(shape, 4)
@@ -278,7 +278,7 @@ def test_inputs_of_other_types() -> None:
 
 
 class Peeks(nn.Module):
-    """A model that reads values in the middle of its forward pass, in the way that `how` names."""
+    """A model that reads values or draws random numbers in its forward pass, in the way that `how` names."""
 
     def __init__(self, how: str) -> None:
         self.fc, self.how = nn.Linear(4, 3), how
@@ -297,7 +297,7 @@ class Peeks(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["item", "numpy", "array", "noise"])
-def test_what_cannot_be_recorded_goes_by_the_tape_with_one_warning(how: str) -> None:
+def test_what_cannot_be_recorded_runs_on_the_tape_with_one_warning(how: str) -> None:
     model = Peeks(how)
     gradient = Gradient(model, cross_entropy)
     x, y = batch((4,), 8, 3)
@@ -310,7 +310,7 @@ def test_what_cannot_be_recorded_goes_by_the_tape_with_one_warning(how: str) -> 
     np.testing.assert_array_equal(gradient.arena.grad, grad)
 
 
-def test_a_model_that_tosses_coins_is_not_frozen() -> None:
+def test_a_model_that_branches_at_random_causes_a_warning() -> None:
     np.random.seed(0)  # with this seed, two of the first few recordings differ
     gradient = Gradient(Peeks("chance"), cross_entropy)
     with pytest.warns(UserWarning, match="differ from one recording to the next"):
@@ -318,7 +318,7 @@ def test_a_model_that_tosses_coins_is_not_frozen() -> None:
             gradient(*batch((4,), count, 3))
 
 
-def test_a_label_that_there_is_not_is_refused_as_by_the_tape() -> None:
+def test_an_unknown_label_is_refused_as_by_the_tape() -> None:
     model, shape, _ = model_of("mlp")
     gradient = Gradient(model, cross_entropy)
     x, y = batch(shape, 4)
@@ -333,7 +333,7 @@ def test_a_wrong_shape_is_refused_as_by_the_tape() -> None:
         Gradient(model, cross_entropy)(*batch((12, 12, 3), 4))
 
 
-def test_a_flattened_anew_model_is_recorded_anew() -> None:
+def test_a_model_flattened_again_is_recorded_again() -> None:
     model, shape, _ = model_of("mlp")
     gradient = Gradient(model, cross_entropy)
     x, y = batch(shape, 4)
@@ -344,7 +344,7 @@ def test_a_flattened_anew_model_is_recorded_anew() -> None:
     assert gradient(x, y) == gradient.by_tape(x, y)
 
 
-def test_a_replay_allocates_next_to_nothing() -> None:
+def test_a_replay_allocates_almost_no_memory() -> None:
     model, shape, _ = model_of("lenet")
     gradient = Gradient(model, cross_entropy)
     x, y = batch(shape, 8)
@@ -353,7 +353,7 @@ def test_a_replay_allocates_next_to_nothing() -> None:
     gradient(x, y)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # In bytes, for names and each thread's tables of offsets. One activation has 147,456 bytes.
+    # Bytes for names and for each thread's tables of offsets. A single activation has 147,456 bytes.
     assert peak < 20_000 + 30_000 * threads()
 
 
@@ -364,7 +364,7 @@ def test_unknown_memory_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1, 500)), max_size=12))
-def test_arrays_that_live_together_lie_apart(spans: list[tuple[int, int, int]]) -> None:
+def test_buffers_that_are_live_at_the_same_time_do_not_overlap(spans: list[tuple[int, int, int]]) -> None:
     buffers = [Memory(np.empty(size, np.uint8)) for _, _, size in spans]
     calls = []
     for i in range(13):

@@ -45,7 +45,7 @@ def test_a_long_sum_in_float32_is_as_good_as_one_rounding() -> None:
 
 
 @given(st.data())
-def test_any_axes_that_numpy_takes(data: st.DataObject) -> None:
+def test_any_axes_that_numpy_accepts(data: st.DataObject) -> None:
     shape = data.draw(npst.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4))
     axes = data.draw(npst.valid_tuple_axes(len(shape)))
     keepdims = data.draw(st.booleans())
@@ -72,7 +72,7 @@ def test_empty() -> None:
             getattr(ops, name)(Tensor(np.zeros((0, 3))), 0)
 
 
-def test_the_first_of_equal_ones_gets_the_gradient_of_a_maximum() -> None:
+def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
     ties = np.array([[1.0, 2, 2], [3, 3, 0], [5, 5, 5]])
     check_op(lambda x: x.max(1), lambda x: torch.stack([x[0, 1], x[1, 0], x[2, 0]]), ties, differences=False)
     check_op(lambda x: x.max(0), lambda x: x[2], ties, differences=False)
@@ -85,7 +85,7 @@ def test_maximum_of_nan_is_nan() -> None:
 
 
 @pytest.mark.parametrize("axis", [2, -3, (0, 2), (0, 0), (1, -1)])
-def test_axes_that_are_not_there(axis: Axis) -> None:
+def test_axes_that_do_not_exist(axis: Axis) -> None:
     for name in ("sum", "mean", "max"):
         with pytest.raises(ShapeError, match=rf"{name}: axis .* \(3, 2\)"):
             getattr(ops, name)(Tensor(np.zeros((3, 2))), axis)

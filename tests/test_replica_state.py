@@ -1,4 +1,4 @@
-"""The states of all replicas, collected: means, statistics of an averaged model, states sent as text and vectors."""
+"""States of replicas: means, statistics of an averaged model, collecting and restoring; how they divide the images."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def trainer(model: nn.Module | None = None) -> Trainer:
     return Trainer(model or models.build("lenet", dataset.input_shape, dataset.classes), dataset, CONFIG)
 
 
-def test_mean_is_of_float64() -> None:
+def test_mean_is_computed_in_float64() -> None:
     vectors = [np.array([1e8, 1], np.float32), np.array([1, 1], np.float32), np.array([-1e8, 4], np.float32)]
     assert mean(vectors).dtype == np.float32 and mean(vectors).tolist() == [np.float32(1 / 3), 2]
 
 
 def test_statistics_are_the_means_over_batches() -> None:
-    """They are computed from the norm's inputs under the current weights, not under the weights of earlier steps."""
+    """`reestimate` computes the statistics with the current weights; the running ones stem from earlier weights."""
     model = normed()
     one = trainer(model)
     list(one.run())
@@ -65,7 +65,7 @@ def test_statistics_are_the_means_over_batches() -> None:
     assert nn.random_state() == state[1], "dropout continues from the same random state"
 
 
-def test_an_average_lasts_as_long_as_it_is_looked_at() -> None:
+def test_the_average_replaces_the_model_only_in_its_context() -> None:
     one = trainer(normed())
     list(one.run())
     own = own_state(one)
@@ -79,7 +79,7 @@ def test_an_average_lasts_as_long_as_it_is_looked_at() -> None:
         assert np.array_equal(vector, before[name]), name
 
 
-def test_restored_replica_goes_on_to_the_bit() -> None:
+def test_a_restored_replica_continues_bit_identically() -> None:
     whole = trainer()
     entries = whole.run()
     for _ in range(5):
@@ -95,7 +95,7 @@ def test_restored_replica_goes_on_to_the_bit() -> None:
     assert all(np.array_equal(vector, whole.replica.state[name]) for name, vector in again.replica.state.items())
 
 
-def test_a_member_of_another_optimizer_is_refused() -> None:
+def test_the_state_of_another_optimizer_is_refused() -> None:
     one = trainer()
     saved = own_state(one)
     del saved.vectors["second_moment"]
@@ -103,7 +103,7 @@ def test_a_member_of_another_optimizer_is_refused() -> None:
         restore_replica(one, saved)
 
 
-def test_alone_one_collects_oneself() -> None:
+def test_a_single_replica_collects_its_state() -> None:
     one = trainer()
     [only] = collect(one) or []
     assert only.rank == 0 and np.array_equal(only.vectors["theta"], one.replica.theta)
@@ -114,7 +114,7 @@ def test_alone_one_collects_oneself() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 7])
-def test_shares_are_equal_and_apart(replicas: int) -> None:
+def test_shares_are_equal_and_disjoint(replicas: int) -> None:
     dataset = data.load(CONFIG.data, None, 0.0, 0)
     labels = np.arange(len(dataset.y_train))  # the label identifies the image
     dataset = replace(dataset, y_train=labels)
@@ -128,7 +128,7 @@ def test_shares_are_equal_and_apart(replicas: int) -> None:
     assert len(np.unique(every)) == every.size >= labels.size - replicas + 1
 
 
-def test_skewed_shares_belong_to_the_replica() -> None:
+def test_skewed_shares_stay_with_their_replica() -> None:
     dataset = data.load(CONFIG.data, None, 0.0, 0)
     dataset = replace(dataset, x_train=np.arange(96, dtype=np.float32).reshape(96, 1, 1, 1))
     owners = []
@@ -146,6 +146,6 @@ def test_seeds_of_replicas() -> None:
 
 
 @pytest.mark.parametrize("words", ["skewed:", "skewed:0", "skewed:-1", "skewed:inf", "skewed:nan", "skewed:a"])
-def test_a_skew_that_is_none(words: str) -> None:
+def test_invalid_skews(words: str) -> None:
     with pytest.raises(ValueError, match="skewed:ALPHA"):
         parse_skew(words)

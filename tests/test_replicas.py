@@ -1,4 +1,4 @@
-"""Several replicas on one machine, started as by a user: what they write, and what happens when one is killed."""
+"""Several replicas on one machine, started as a user does: what they write, and what happens if one is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEARNT = 0.6  # test accuracy: a single replica reaches about 0.75 on these data
 
 
 class Command:
-    """Runs `python -m minidl.train ...` with several replicas, in its own folder."""
+    """Runs `python -m minidl.train ...` with several replicas in the given folder."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
@@ -72,7 +72,7 @@ def command(root: Path, tmp_path: Path) -> Iterator[Command]:
 
 
 def gone(processes: dict[int, int]) -> bool:
-    """Return whether all processes exit within two seconds."""
+    """Return whether all processes have exited within two seconds."""
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         if not any(Path(f"/proc/{pid}").exists() for pid in processes.values()):
@@ -86,7 +86,7 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "allreduce", "local-sgd"])
-def test_a_seed_means_the_same_bits(command: Command, method: str) -> None:
+def test_a_run_with_the_same_seed_is_bit_identical(command: Command, method: str) -> None:
     options = [*SMALL, "--workers", "3", "--method", method, "--epochs", "2"]
     result = command.run(*options, "--out", "a")
     command.run("--config", "a/config.toml", "--out", "b")
@@ -109,7 +109,7 @@ def test_local_replicas_drift_apart(command: Command) -> None:
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "local-sgd"])
-def test_stopped_and_resumed_to_the_bit(command: Command, method: str) -> None:
+def test_a_resumed_run_is_bit_identical(command: Command, method: str) -> None:
     options = [*SMALL, "--workers", "3", "--method", method, "--topology", "ring", "--period", "3", "--epochs", "12"]
     command.run(*options, "--out", "whole")
     process = command.start(*options, "--out", "run", "--quiet")
@@ -174,7 +174,7 @@ def test_replicas_that_stopped_in_different_epochs(command: Command) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_gossip_goes_on_without_a_killed_replica(command: Command, victim: int) -> None:
+def test_gossip_continues_without_a_killed_replica(command: Command, victim: int) -> None:
     process = command.start(*SMALL, "--workers", "4", "--method", "gossip", "--epochs", "40", "--out", "run", "--json")
     command.wait_for_epoch("run")
     os.kill(command.replicas()[victim], signal.SIGKILL)
@@ -203,7 +203,7 @@ def test_dpsgd_stops_and_saves_when_a_replica_is_killed(command: Command, victim
         time.sleep(0.05)
 
 
-def test_gossip_killed_as_a_whole_goes_on_from_its_last_epoch(command: Command) -> None:
+def test_gossip_resumes_from_its_last_epoch_after_all_are_killed(command: Command) -> None:
     options = [*SMALL, "--workers", "2", "--method", "gossip", "--epochs", "60", "--out", "run", "--quiet"]
     process = command.start(*options)
     command.wait_for_epoch("run", 2)
@@ -213,7 +213,7 @@ def test_gossip_killed_as_a_whole_goes_on_from_its_last_epoch(command: Command) 
     assert result["epochs"] == 60 and result["replicas_alive"] == 2 and result["test_accuracy"] > LEARNT
 
 
-def test_launcher_killed(command: Command) -> None:
+def test_replicas_exit_when_the_launcher_is_killed(command: Command) -> None:
     process = command.start(*SMALL, "--workers", "3", "--epochs", "100000", "--out", "run", "--quiet")
     command.wait_for_epoch("run")
     replicas = command.replicas()
@@ -228,7 +228,7 @@ def test_launcher_killed(command: Command) -> None:
     (["--workers", "2", "--shards", "skewed:x"], "skewed:ALPHA"),
     (["--workers", "2", "--method", "gossip", "--mix", "mass", "--exchange", "pull"], "mass"),
 ])  # fmt: skip
-def test_one_line_for_what_is_wrong_with_all(command: Command, options: list[str], message: str) -> None:
+def test_an_error_of_all_replicas_is_one_line(command: Command, options: list[str], message: str) -> None:
     data = [] if "--data" in options else SMALL[:4]
     error = command.run(*data, *options, "--quiet", code=2)["error"]
     assert error.startswith("minidl: error: ") and message in error and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""A run that is stopped at any moment and resumed has the same bits as a run that is never stopped."""
+"""A run that is stopped at any moment and resumed is bit-identical to a run that is never stopped."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trainer(dataset: Dataset, config: Config, **more: Any) -> Trainer:
 
 
 def bits(of: Trainer) -> dict[str, Any]:
-    """Return all that must agree: weights, statistics, optimizer, dropout, and progress except the clock."""
+    """Return everything that must agree: weights, statistics, optimizer, dropout, and progress except the clock."""
     checkpoint = make_checkpoint(of)
     arrays = {**checkpoint.weights, **{"vector " + name: v for name, v in checkpoint.vectors.items()}}
     progress = {name: value for name, value in asdict(of.progress).items() if name not in CLOCK}
@@ -92,7 +92,7 @@ def test_stopped_while_validating(dataset: Dataset) -> None:
     steps = len(whole.sampler)
 
     def check() -> None:
-        if next(calls) == steps:  # there is one call before each step, then one per validation batch
+        if next(calls) == steps:  # one call before each step, then one per validation batch
             raise Stopped(signal.SIGINT)
 
     first = trainer(dataset, CONFIG, check=check)
@@ -164,7 +164,7 @@ def test_stopped_and_resumed(whole: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert result[name] == expected[name]
 
 
-def test_config_reruns_to_the_bit(whole: Path, tmp_path: Path) -> None:
+def test_a_run_from_config_toml_is_bit_identical(whole: Path, tmp_path: Path) -> None:
     assert main(["--config", str(whole / "config.toml"), "--quiet", "--out", str(tmp_path / "again")]) == 0
     assert weights(tmp_path / "again") == weights(whole)
     assert (tmp_path / "again" / "config.toml").read_text().splitlines()[1:] == (
@@ -174,7 +174,7 @@ def test_config_reruns_to_the_bit(whole: Path, tmp_path: Path) -> None:
     assert weights(other) != weights(whole)
 
 
-def test_a_finished_run_tells_its_result_again(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_a_finished_run_prints_its_result(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--resume", str(whole), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((whole / "summary.json").read_text())
 
@@ -234,7 +234,7 @@ def wait_for(process: subprocess.Popen[str], words: str) -> str:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signal_saves_and_says_how_to_go_on(tmp_path: Path, root: Path, number: int, code: int) -> None:
+def test_signal_saves_and_says_how_to_resume(tmp_path: Path, root: Path, number: int, code: int) -> None:
     with start(tmp_path / "run", root) as process:
         wait_for(process, "epoch   2/")
         process.send_signal(number)
@@ -260,7 +260,7 @@ def test_signal_before_training(tmp_path: Path, root: Path) -> None:
 def test_signal_in_the_middle_of_a_print(root: Path) -> None:
     """A signal handler that uses `print` would sometimes raise "reentrant call"."""
     code = "import os, signal, sys\nfrom minidl.run.signals import Signals\n"
-    code += "sys.stderr = None\n"  # a handler that uses `print` fails
+    code += "sys.stderr = None\n"  # makes a handler that uses `print` fail
     code += "with Signals() as signals:\n    signals.defer()\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0 and "minidl: stopping after this step" in done.stderr
@@ -301,7 +301,7 @@ def test_second_signal_stops_at_once(root: Path) -> None:
     assert "saving" in done.stdout and "never" not in done.stdout
 
 
-def test_kill_leaves_a_run_that_goes_on(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_run_can_be_resumed(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     with start(run, root) as process:
         wait_for(process, "epoch   3/")

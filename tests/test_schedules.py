@@ -52,7 +52,7 @@ def test_warm_up_is_a_straight_line_to_the_schedule(name: str) -> None:
 def test_every_factor_lies_between_zero_and_one(name: str, total: int, data: st.DataObject) -> None:
     warmup = data.draw(st.integers(0, total))
     schedule = schedules.build(name, total, warmup)
-    factors = [schedule(step) for step in range(total + 10)]  # a resumed run may continue past the end
+    factors = [schedule(step) for step in range(total + 10)]  # also after the last step
     assert all(0 <= factor <= 1 for factor in factors)
     assert warmup == total or set(factors[total:]) == {factors[total]}
     assert all(factor > 0 for factor in factors[:total]), "a step with learning rate 0 is wasted"
@@ -60,7 +60,7 @@ def test_every_factor_lies_between_zero_and_one(name: str, total: int, data: st.
 
 @given(name=st.sampled_from(list(schedules.SCHEDULES)), total=st.integers(1, 300), step=st.integers(0, 400))
 def test_a_schedule_is_a_function_of_the_step_alone(name: str, total: int, step: int) -> None:
-    """A resumed run needs only the number of its step."""
+    """A resumed run needs to know only the number of its step."""
     used = schedules.build(name, total, total // 10)
     for other in range(total):
         used(other)

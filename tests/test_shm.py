@@ -12,7 +12,7 @@ from replicas.shm import SUMS, digest, vector
 
 
 def tree_sum(vectors: list[np.ndarray], at: int = 0) -> np.ndarray:
-    """Add as (own + left) + right, the order in which every fabric adds."""
+    """Return the sum in the order in which every fabric adds: (own + left subtree) + right subtree."""
     total = vectors[at].copy()
     for child in (2 * at + 1, 2 * at + 2):
         if child < len(vectors):
@@ -21,7 +21,7 @@ def tree_sum(vectors: list[np.ndarray], at: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_what_replicas_do_together(ranks: int) -> None:
+def test_sums_shared_vectors_and_messages(ranks: int) -> None:
     code, said, errors = job(ranks, "several")
     assert (code, errors) == (0, "") and len(said) == ranks
     sums = [digest(tree_sum([vector(rank, size, dtype) for rank in range(ranks)])) for size, dtype in SUMS]
@@ -32,19 +32,19 @@ def test_what_replicas_do_together(ranks: int) -> None:
     assert np.allclose(mass, [ranks, ranks * (ranks - 1) / 2], rtol=1e-12)
 
 
-def test_gathering_goes_on_without_the_dead() -> None:
+def test_gathering_continues_without_a_dead_replica() -> None:
     code, said, errors = job(4, "gather", "2")
     assert code == 0 and errors == "minidl: replica 2 was killed by SIGKILL\n"
     assert said == {0: [[0, 0.0], [1, 1.0], [3, 3.0]], 1: [], 3: []}
 
 
-def test_questions_and_answers() -> None:
+def test_calls_and_replies() -> None:
     code, said, errors = job(3, "serve")
     assert (code, errors) == (0, "")
     assert said == {0: [], 1: [], 2: [200.0] * 4}
 
 
-def test_who_waits_too_long_says_for_whom() -> None:
+def test_a_replica_that_waits_too_long_names_its_peers() -> None:
     words = r"minidl: replica 0 has waited \d+ s for a collective .*; peers: 1 \(last heard of \d+ s ago, in step 7\)"
     with Launched(3, "hang") as launched:
         assert launched.process.stderr
@@ -65,7 +65,7 @@ def test_too_little_memory() -> None:
 
 @pytest.mark.parametrize("size", [1000, 300_000])
 def test_nothing_is_torn(size: int) -> None:
-    """Each of three ranks reads what the others write at full speed."""
+    """Three ranks write at full speed, and each reads what the others write."""
     code, said, errors = job(3, "stress", "1500", str(size))
     assert (code, errors) == (0, "")
     assert all(said[rank]["torn"] == 0 and said[rank]["seen"] >= 1500 for rank in range(3))

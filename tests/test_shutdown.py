@@ -1,4 +1,4 @@
-"""Whichever replica dies, at any moment, the run ends: with a result, or with the saved state of the others."""
+"""Whichever replica dies at any moment, the run ends with a result or with a checkpoint of the other replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sessions(tmp_path: Path) -> Callable[..., Sessions]:
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip", "ps"])
 def test_one_dies_at_the_end(sessions: Callable[..., Sessions], method: str) -> None:
-    """A replica dies between two of the last messages. The very last carry the scores: then only these are lost."""
+    """A replica dies between two of the last messages. The very last carry scores; a death there loses only scores."""
     whole = sessions(method=method)
     whole.check()
     for moment in sorted(whole.moments)[-8:]:
@@ -41,7 +41,7 @@ def test_one_dies_at_the_end(sessions: Callable[..., Sessions], method: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("dead", [1, 2, 3])
 @pytest.mark.parametrize("method", ["dpsgd", "allreduce", "local-sgd", "gossip", "ps", "local"])
-def test_some_die_whenever(sessions: Callable[..., Sessions], method: str, dead: int) -> None:
+def test_some_die_at_random_moments(sessions: Callable[..., Sessions], method: str, dead: int) -> None:
     moments = sorted(sessions(method=method, ranks=4).moments)
     random = np.random.default_rng(dead)
     for _ in range(40):
@@ -51,7 +51,7 @@ def test_some_die_whenever(sessions: Callable[..., Sessions], method: str, dead:
 
 
 def test_all_workers_die(sessions: Callable[..., Sessions]) -> None:
-    """Only the server has the center: it must save it, or the steps after the last epoch would be lost."""
+    """Only the parameter server holds the center. It must save it, or the steps after the last epoch are lost."""
     whole = sessions(method="ps")
     half = whole.simulation.time / 2
     run = sessions({0: half, 1: half + 1e-9}, method="ps")

@@ -1,4 +1,4 @@
-"""The simulation: times calculated by hand, sums exact to the bit, a thousand ranks."""
+"""The simulation: times calculated by hand, bit-identical sums, a thousand ranks."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_a_gradient_takes_its_flops_and_a_straggler_longer():
     assert results[0][0] == pytest.approx(2.4)
 
 
-def test_a_gradient_in_parts_takes_as_long_as_whole():
-    """A gradient takes the same time in parts as whole, so a seed gives the same stragglers with every method."""
+def test_a_gradient_in_parts_takes_as_long_as_in_one_piece():
+    """Therefore a seed gives the same stragglers whether or not the method divides the gradient into parts."""
 
     def work(parts):
         def steps(fabric):
@@ -158,7 +158,7 @@ def test_one_message_on_its_way_and_a_copy_of_what_was_sent():
     assert simulate({0: sender, 1: receiver}).results[0] == pytest.approx(1.002)
 
 
-def test_memory_for_messages_is_as_short_as_on_real_machines():
+def test_memory_for_messages_is_limited_as_on_real_machines():
     def work(fabric):
         if fabric.rank == 0:
             assert [fabric.send(peer, ones()) for peer in (1, 2, 3)] == [True, True, False]  # NEEDS.mail is 2
@@ -208,7 +208,7 @@ def test_a_sum_is_added_in_the_order_of_the_tree():
         np.testing.assert_array_equal(result, expected)
 
 
-def test_gather_and_questions():
+def test_gather_and_calls():
     def client(fabric):
         out = np.zeros(3, np.float32)
         note = fabric.call(2, [np.full(3, fabric.rank, np.float32)], out)
@@ -259,7 +259,7 @@ def test_a_thousand_ranks():
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7, 16])
-def test_a_sum_comes_down_while_the_rest_of_it_rises(ranks):
+def test_parts_of_a_sum_are_broadcast_while_others_are_added(ranks):
     parts = 12
     size = parts * CHUNK // 4
 
@@ -269,5 +269,5 @@ def test_a_sum_comes_down_while_the_rest_of_it_rises(ranks):
         assert own.min() == own.max() == ranks * (ranks + 1) / 2
 
     one_way = parts * CHUNK * LINKS["beta"]  # the time of one vector through a network card
-    through_one = {2: 1, 3: 2}.get(ranks, 3)  # vectors that one card sends: one up, one down to each of two children
+    through_one = {2: 1, 3: 2}.get(ranks, 3)  # vectors that a rank sends: one to its parent and to each child
     assert one_way < simulate(work, ranks).time < (through_one + 0.75) * one_way

@@ -19,7 +19,7 @@ def test_a_death_among_replicas_that_do_not_wait_for_each_other():
     assert simulation.fabric(0).survivors() == [0, 1, 2, 4, 5, 6, 7]
 
 
-def test_a_death_ends_the_waiting_of_those_who_waited_for_it_and_cleans_up_behind_it():
+def test_a_death_ends_waits_for_the_dead_rank_and_runs_its_cleanup():
     cleaned = []
 
     def work(fabric):
@@ -38,7 +38,7 @@ def test_a_death_ends_the_waiting_of_those_who_waited_for_it_and_cleans_up_behin
     assert sorted(cleaned) == [0, 1, 2]
 
 
-def test_what_waits_forever_is_named():
+def test_a_deadlock_names_what_each_rank_waits_for():
     with pytest.raises(Deadlock, match=r"after 1 virtual s, all wait .*: rank 0 waits for the mail, peers: 1; rank 1 "
                                        r"waits for the exchange of round 4, peers: 0"):  # fmt: skip
         def work(fabric):
@@ -51,7 +51,7 @@ def test_what_waits_forever_is_named():
         simulate(work)
 
 
-def test_an_error_ends_the_simulation_and_says_whose_it_was():
+def test_an_error_ends_the_simulation_and_names_its_rank():
     def work(fabric):
         if fabric.rank == 1:
             after(fabric, 2.0)
@@ -63,7 +63,7 @@ def test_an_error_ends_the_simulation_and_says_whose_it_was():
     assert caught.value.__notes__ == ["rank 1 of the simulation, after 2 virtual s"]
 
 
-def test_one_that_joins_late_is_dead_to_others_until_then():
+def test_a_rank_that_joins_late_counts_as_dead_until_then():
     def work(fabric):
         seen = [fabric.survivors()]
         after(fabric, 3.0)
@@ -73,7 +73,7 @@ def test_one_that_joins_late_is_dead_to_others_until_then():
     assert results == {0: [[0], [0, 1], 3.0], 1: [[0, 1], [0, 1], 5.0]}
 
 
-def test_all_stop_after_equally_many_steps():
+def test_all_stop_after_the_same_step():
     def work(fabric):
         for step in range(100):
             if not fabric.begin_step(step, synchronous=True):

@@ -63,7 +63,7 @@ def test_a_run_and_its_folder(tmp_path, capsys):
     assert other["seconds"] != result["seconds"] and other["test_loss"] != result["test_loss"]
 
 
-def test_one_replica_is_plain_training_to_the_bit(tmp_path, capsys):
+def test_one_replica_is_bit_identical_to_plain_training(tmp_path, capsys):
     result = simulate(tmp_path, capsys, "--ranks", "1", "--epochs", "1")
     config = resolve({"data": "digits", "model": "mlp"})
     digits = data.load("digits")
@@ -115,7 +115,7 @@ def test_a_timeline_in_virtual_time(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "allreduce"])
-def test_processes_train_the_same_model_to_the_bit(tmp_path, capsys, method):
+def test_processes_train_a_bit_identical_model(tmp_path, capsys, method):
     options = ["--steps", "6", "--method", method]
     simulated = simulate(tmp_path, capsys, "--ranks", "3", *options)
     command = [sys.executable, "-m", "minidl.train", "--workers", "3", "--threads", "1", *QUICK, *options]
@@ -216,13 +216,13 @@ def test_a_signal_stops_all_after_their_step(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_simulations_of_a_model_with_layers_that_need_a_state(tmp_path, capsys):
-    """Each replica has its own batch-norm statistics; those of the average are computed again."""
+def test_a_model_with_batch_norm(tmp_path, capsys):
+    """Each replica has its own batch-norm statistics; the statistics of the average are computed again."""
     result = simulate(tmp_path, capsys, "--ranks", "3", "--steps", "2", "--model", "resnet20", "--batch-size", "8")
     assert result["replicas_alive"] == 3
 
 
-def test_training_does_not_go_on_with_a_simulation(tmp_path, capsys):
+def test_training_does_not_resume_a_simulation(tmp_path, capsys):
     simulate(tmp_path, capsys, "--ranks", "2", "--steps", "2")
     assert train.main(["--resume", str(tmp_path / "run")]) == 2
     assert "holds a simulated run" in capsys.readouterr().err

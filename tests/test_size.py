@@ -13,7 +13,7 @@ LINES, PARAMETERS, FILES = 400, 8, 16
 MANY_PARAMETERS = {  # allowed exceptions, each with the reason
 }
 def python_files(*folders: str) -> Iterator[Path]:
-    """Every Python file of these folders, once: `minidl/kernels` and `minidl/comm` are links."""
+    """Yield each Python file of these folders once: skip the links `minidl/kernels` and `minidl/comm`."""
     links = (ROOT / "minidl" / "kernels", ROOT / "minidl" / "comm")
     for folder in folders:
         for file in sorted((ROOT / folder).rglob("*.py")):
@@ -45,7 +45,7 @@ def test_the_package_has_few_files() -> None:
     assert len([path for path in (ROOT / "minidl").iterdir() if path.is_file()]) <= FILES
 
 
-def test_words_that_mean_many_things_name_one_class_each() -> None:
+def test_ambiguous_names_are_used_for_one_class_only() -> None:
     classes = Counter(
         node.name
         for file in python_files("minidl", "comm", "kernels")

@@ -34,7 +34,7 @@ def test_a_tensor_shares_the_memory_of_its_array() -> None:
         np.testing.assert_array_equal(x.numpy(), [0, 7, 0])
 
 
-def test_a_tensor_for_python_and_numpy() -> None:
+def test_a_tensor_in_python_and_numpy_functions() -> None:
     x = Tensor([[1.0, 2, 3], [4, 5, 6]], requires_grad=True)
     rows = list(x)
     assert [row.shape for row in rows] == [(3,), (3,)] and rows[1].numpy().tolist() == [4, 5, 6]
@@ -61,7 +61,7 @@ def test_a_tensor_as_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda a: Tensor(a, requires_grad=True), Parameter])
-def test_a_gradient_of_ones_own_is_added_to(make: object) -> None:
+def test_backward_adds_to_an_assigned_gradient(make: object) -> None:
     x = make(np.ones((2, 3)))  # type: ignore[operator]
     x.grad = np.arange(6.0).reshape(3, 2).T  # not contiguous
     (x * 2).sum().backward()
@@ -81,14 +81,14 @@ def test_there_is_one_device_of_each_kind() -> None:
         Device("gpu")
 
 
-def test_arrays_are_no_tensors() -> None:
+def test_ops_refuse_arrays() -> None:
     for op in (ops.relu, ops.exp, lambda x: ops.add(x, x), lambda x: ops.add(x, 1.0)):
         with pytest.raises(TypeError, match=r"convert it with Tensor\(array\)") as caught:
             op(np.ones(3))
         assert "\n" not in str(caught.value)
 
 
-def test_what_a_tensor_is_made_of() -> None:
+def test_values_that_a_tensor_accepts() -> None:
     assert Tensor([1, 2]).dtype == Tensor(np.ones(2, np.float16)).dtype == Tensor(True).dtype == np.float32
     assert Tensor(np.ones(2)).dtype == np.float64 and Tensor(3).shape == ()
     assert Tensor(np.ones((2, 3)).T).numpy().flags.c_contiguous
@@ -97,7 +97,7 @@ def test_what_a_tensor_is_made_of() -> None:
             Tensor(data)
 
 
-def test_what_a_tensor_tells() -> None:
+def test_attributes_of_a_tensor() -> None:
     x = Tensor(np.arange(6.0).reshape(2, 3), requires_grad=True)
     assert (x.shape, x.ndim, x.size, len(x)) == ((2, 3), 2, 6, 2)
     assert "requires_grad=True" in repr(x) and Tensor([[4.5]]).item() == 4.5
@@ -107,7 +107,7 @@ def test_what_a_tensor_tells() -> None:
         len(Tensor(1.0))
 
 
-def test_data_can_be_replaced_by_the_same_kind() -> None:
+def test_data_can_be_replaced_by_an_array_of_the_same_kind() -> None:
     for x in (Tensor(np.zeros((2, 3))), Parameter(np.zeros((2, 3))), Tensor(np.array(0.0))):
         x.data = np.ones(x.shape, order="F")
         assert x.numpy().flags.c_contiguous and x.numpy().all() and x.numpy().shape == x.shape

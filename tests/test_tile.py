@@ -25,7 +25,7 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
 def run_panel(dtype: str, rows: int, width: int, taps: int, depth: int, accumulate: bool, a_step: int) -> None:
-    """Compare a panel with float64, for rows and taps at random offsets; memory around c must not change."""
+    """Compare a panel with float64 for rows and taps at random offsets; memory around c's rows must not change."""
     random = np.random.default_rng(rows * 1000 + width)
     columns = panel_width(np.empty(0, dtype))
     a, b = (random.standard_normal(4000).astype(dtype) for _ in range(2))
@@ -128,7 +128,7 @@ def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
     assert len(re.findall(instruction, assembly)) >= 3 * MR  # MR x 2 in the wide tile, MR x 1 in the narrow one
 
 
-@pytest.mark.skipif(bool(isa()), reason="this is such a run itself")
+@pytest.mark.skipif(bool(isa()), reason="this run already selects an instruction set")
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_other_instruction_sets(isa: str) -> None:
     tests = [f"{__file__}::{name}" for name in (

@@ -1,4 +1,4 @@
-"""Every topology, for every number of replicas from 1 to 64, has the properties that the papers state."""
+"""Every topology has the properties that the papers state, for every supported number of replicas from 1 to 64."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_size_is_a_sequence_of_mixing_matrices(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_replicas_come_to_agree_on_their_average(name: str) -> None:
+def test_replicas_converge_to_their_average(name: str) -> None:
     for size in (1, 2, 3, 5, 8, 16, 23, 64):
         if topology := make(name, size):
             x = np.random.default_rng(size).standard_normal((size, 3))
@@ -68,7 +68,7 @@ def test_replicas_come_to_agree_on_their_average(name: str) -> None:
                 assert np.allclose(x, mean, atol=1e-3)
 
 
-def test_exact_where_promised() -> None:
+def test_topologies_declared_exact_are_exact() -> None:
     for size in SIZES:
         for name in ("base-2", "base-3", "base-4", "base-5", "base-7", "complete", "one-peer-exponential", "hypercube"):
             topology = make(name, size)
@@ -137,7 +137,7 @@ def test_random_rounds_follow_from_seed_and_round(name: str) -> None:
 
 def test_torus_of_any_shape() -> None:
     wide = build("torus:2x6", 12)
-    assert wide.sources(0, 0) == (1, 5, 6)  # the neighbours above and below are the same rank
+    assert wide.sources(0, 0) == (1, 5, 6)  # the neighbours above and below are the same
     assert build("torus", 12).sources(0, 0) == (1, 3, 4, 8)  # 3 x 4
     assert build("torus:4x3", 12).sources(0, 0) == (1, 2, 3, 9)
     assert np.array_equal(build("torus", 7).matrix(0), build("ring", 7).matrix(0))  # 1 x 7
@@ -156,7 +156,7 @@ def test_hierarchical_sends_one_vector_out_of_a_node_and_into_it() -> None:
             assert sorted(a for a, _ in across) == sorted(b for _, b in across) == [0, 1, 2] and len(links) == 3
             leaders |= {rank for _, rank in links}
     assert all(topology.without([leader]).connected for leader in leaders)
-    assert build("hierarchical", 8, nodes=[0, 0, 1, 1, 2, 2, 3, 3]).exact_after == 5  # exchanges replace half of a node
+    assert build("hierarchical", 8, nodes=[0, 0, 1, 1, 2, 2, 3, 3]).exact_after == 5  # a node keeps half of its value
     assert build("hierarchical", 3, nodes=[4, 4, 4]).exact_after == 1
 
 
@@ -234,7 +234,7 @@ def test_metropolis_hastings_keeps_the_stationary_distribution(adjacency: np.nda
     assert np.allclose(np.linalg.matrix_power(matrix, 2**40) @ x, pi @ x, atol=1e-3)
 
 
-def test_replicas_agree_on_the_average_that_the_weights_ask_for() -> None:
+def test_replicas_agree_on_the_weighted_average() -> None:
     shares = np.array([0.5, 0.2, 0.2, 0.1])
     topology = from_matrix(metropolis_hastings(build("ring", 4).matrix(0), shares))
     assert not topology.doubly and topology.spectral_gap() > 0
@@ -245,7 +245,7 @@ def test_replicas_agree_on_the_average_that_the_weights_ask_for() -> None:
     assert np.allclose(mixed, shares @ x)
 
 
-def test_matrices_that_are_none() -> None:
+def test_invalid_matrices() -> None:
     split = np.kron(np.eye(2), np.ones((2, 2)))
     for adjacency, pi, words in [
         (np.ones((2, 3)), None, "square"),
@@ -268,7 +268,7 @@ def test_matrices_that_are_none() -> None:
             from_matrix(matrix)
 
 
-def test_promises_are_checked() -> None:
+def test_declared_properties_are_checked() -> None:
     chain = [{0: 0.5, 1: 0.5}, {0: 0.25, 1: 0.75}]
     for rounds, doubly, exact, words in [
         ([chain], True, False, "columns"),
@@ -295,7 +295,7 @@ def test_thousands_of_replicas() -> None:
     assert sum(build("complete", size).without([1]).weights(0, 0).values()) == pytest.approx(1)
 
 
-def test_the_options_of_training_name_topologies_that_there_are() -> None:
+def test_the_options_of_training_name_topologies_that_exist() -> None:
     assert set(config.TOPOLOGIES) <= set(TOPOLOGIES)
     for name in (config.Config.topology, "torus:2x4", "base-9"):
         assert build(name, 8).size == 8

@@ -15,7 +15,7 @@ NAMES = tuple(name for name in TOPOLOGIES if name != "file")
 
 
 def png_size(path: Path) -> tuple[int, int]:
-    """Return the width and height of a PNG file; fails if the file is not a complete PNG."""
+    """Return the width and height of a PNG file; assert that the file is complete."""
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n") and data.endswith(b"IEND\xaeB`\x82")
     return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])

@@ -58,7 +58,7 @@ def test_bad_files(tmp_path: Path, ending: str, text: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_asks_for_much_memory_gets_none(tmp_path: Path) -> None:
+def test_a_huge_rank_in_a_file_allocates_no_matrix(tmp_path: Path) -> None:
     (tmp_path / "graph").write_text("0 9999999\n")
     with pytest.raises(ConfigError, match="not connected: 10000000 ranks, 1 edges"):
         build(f"file:{tmp_path}/graph", 0)

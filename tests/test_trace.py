@@ -1,4 +1,4 @@
-"""The timeline: rows reach the leader unchanged, and the file conforms to the Trace Event Format."""
+"""The timeline: rows are packed into a vector and restored, and the file conforms to the Trace Event Format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROW = st.tuples(
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
-    """Return the file's events, after checks against the format's documentation and Perfetto's further requirements."""
+    """Check the file against the format's documentation and Perfetto's requirements; return its events."""
     file = json.loads(path.read_text())
     assert isinstance(file["traceEvents"], list)
     assert file["displayTimeUnit"] in ("ms", "ns")
@@ -66,7 +66,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
     return file["traceEvents"]
 
 
-def test_a_run_of_two_on_two_nodes(tmp_path: Path) -> None:
+def test_a_run_of_two_replicas_on_two_nodes(tmp_path: Path) -> None:
     time = [0.0]
     books = [Meter(rank, trace=True, size=2, now=lambda: time[0]) for rank in range(2)]
     for step in range(3):
@@ -100,7 +100,7 @@ def test_a_run_of_two_on_two_nodes(tmp_path: Path) -> None:
     assert sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) == 9
 
 
-def test_work_beside_has_a_thread_of_its_own(tmp_path: Path) -> None:
+def test_background_work_has_a_separate_thread(tmp_path: Path) -> None:
     meter = Meter(trace=True)
 
     class Pending:
@@ -123,7 +123,7 @@ def test_work_beside_has_a_thread_of_its_own(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ROW, max_size=30), st.integers(1, 20), st.integers(0, 4095))
-def test_rows_survive_as_vector(rows: list[tuple[float, float, int, int, int, int]], limit: int, rank: int) -> None:
+def test_a_vector_keeps_all_rows(rows: list[tuple[float, float, int, int, int, int]], limit: int, rank: int) -> None:
     trace = Trace(limit)
     for row in rows:
         trace.keep(*row)
@@ -137,11 +137,11 @@ def test_rows_survive_as_vector(rows: list[tuple[float, float, int, int, int, in
     assert sorted(map(tuple, timeline.rows.tolist())) == sorted(kept)
     assert (np.diff(timeline.rows[:, 1]) >= 0).all()
     vector[:] = 0
-    assert sorted(map(tuple, timeline.rows.tolist())) == sorted(kept)  # a copy: the buffer belongs to `gather`
+    assert sorted(map(tuple, timeline.rows.tolist())) == sorted(kept)  # a copy, because `gather` reuses the vector
 
 
 def test_arrows_where_older_sends_are_lost(tmp_path: Path) -> None:
-    """If a ring buffer has lost its oldest sends, no arrow leads to a wrong message."""
+    """If the oldest sends were overwritten in the ring buffer, no arrow leads to a wrong message."""
     sender, receiver = Trace(4), Trace(100)
     for step in range(10):
         sender.keep(step, step, 5, MESSAGES, 1, 8)
@@ -194,6 +194,6 @@ def test_a_vector_of_a_wrong_length() -> None:
         from_vector(np.zeros(10))
 
 
-def test_timeline_is_made_by_hand_too(tmp_path: Path) -> None:
+def test_a_timeline_can_be_constructed_directly(tmp_path: Path) -> None:
     write(tmp_path / "t.json", [Timeline(2, np.zeros((0, COLUMNS)), 0)], nodes=[0, 0, 1])
     assert events_of(tmp_path / "t.json")[0]["args"] == {"name": "node 1"}

@@ -125,7 +125,7 @@ def test_bar_on_a_terminal(tmp_path: Path, root: Path) -> None:
         try:
             while chunk := os.read(screen, 4096):
                 shown += chunk
-        except OSError:  # the terminal closes with the process
+        except OSError:  # the terminal closes when the process exits
             pass
         output, _ = process.communicate()
     os.close(screen)
@@ -167,7 +167,7 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("--resume none", "holds no run"),
     ("--resume folder", "holds no run"),
     ("--resume run --lr 1", "--lr cannot be given with --resume"),
-    ("--resume run --evaluate run", "give one of"),
+    ("--resume run --evaluate run", "give only one of"),
     ("--evaluate none", "none does not exist"),
     ("--evaluate folder", "incomplete"),
     ("--evaluate bad.safetensors", "not a safetensors file"),
@@ -244,7 +244,7 @@ def test_full_disk(refused: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Simulate a full disk: a file whose name contains `name`, or its temporary copy, cannot be written completely."""
+    """Simulate a full disk: `write_bytes` to a file whose name contains `name` writes three bytes and fails."""
     real = Path.write_bytes
 
     def write_bytes(path: Path, content: bytes) -> int:
@@ -282,7 +282,7 @@ def test_full_disk_at_the_end(name: str, monkeypatch: pytest.MonkeyPatch, capsys
     assert main(["--resume", "run", "--json"]) == 0 and result(capsys)["steps"] == 3
 
 
-def test_name_of_a_folder_is_no_part_of_its_config() -> None:
+def test_the_name_of_a_folder_does_not_change_its_config() -> None:
     assert main([*SMALL, "--steps", "1", "--quiet", "--out", "a\nlr = 1 b"]) == 0
     assert main(["--config", "a\nlr = 1 b/config.toml", "--quiet"]) == 0
 
@@ -294,7 +294,7 @@ def test_more_threads_than_cores(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--threads" not in capsys.readouterr().err
 
 
-def test_weights_beside_their_sums_are_held_against_them(a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_are_checked_against_their_checksums(a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = a_run / "checkpoints" / "step-00000001" / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-3] ^= 1

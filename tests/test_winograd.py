@@ -1,4 +1,4 @@
-"""Winograd's convolution: the matrices, every form against PyTorch in float64, and the rule that chooses."""
+"""Winograd's convolution: the matrices, every form compared with PyTorch in float64, and the rule that selects one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GEOMETRIES = [  # N, H, W, C, O, padding
     (1, 6, 6, 16, 48, (4, 5)),  # more padding than a kernel is wide
     (2, 14, 13, 40, 16, (2, 1)),
     (16, 16, 16, 32, 32, (1, 1)),  # several partial sums of dweight
-    (4, 24, 24, 96, 128, (1, 1)),  # one sum, in several groups
+    (4, 24, 24, 96, 128, (1, 1)),  # one sum of dweight, several groups of tiles
 ]
 
 

@@ -135,7 +135,8 @@ class Courier:
         return not self._thread.is_alive()
 
     def abort(self, code: int) -> None:
-        """End all ranks of the job immediately."""
+        """End all ranks of the job."""
+        time.sleep(0.2)  # mpiexec discards output that it has not forwarded when a job aborts
         self._orders.put(lambda: self.world.Abort(code))
         self._thread.join(10)
         os._exit(code)
