@@ -8,7 +8,8 @@ stays below a critical value, nothing is lost. `relative` can be compared betwee
 0.01 means that a replica's weights differ from the mean of all replicas by about 1%.
 
 The vectors come one at a time, as `Fabric.gather` yields them. Mean and squares are updated together (Welford 1962), in
-float64. The difference of two large sums, sum |x_i|^2 - P |mean|^2, would lose a small distance to rounding.
+float64. The difference of two large sums, sum |x_i|^2 - P |mean|^2, would be mostly rounding error if the distance is
+small.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def run(
 ) -> int:
     """Run `python PROGRAM ARGV` as this number of ranks; return the exit code of the whole run.
 
-    threads: of each rank; 0: one for each core of its share. grace: seconds after an error until the launcher kills the
-    other ranks. program: the arguments of Python that select the program of a rank.
+    threads: of each rank; 0: cores / ranks, rounded down, at least 1. grace: seconds after an error until the launcher
+    kills the other ranks. program: the arguments of Python that select the program of a rank.
     Raises ConfigError if a rank cannot be started.
     """
     cores = sorted(os.sched_getaffinity(0), key=_where)
@@ -161,10 +161,10 @@ class ProcessGroup:
                 _tell(f"replica {rank} was killed by {signal.Signals(-code).name}")
         elif code == 0:
             self.finished = True
-        else:  # a rank that was stopped does not know the launcher's signal
+        else:  # a stopped rank cannot know which signal came: use the launcher's
             stopped = self.words[memory.STOP] and code >= 128
             self.code = self.code or (128 + self.words[memory.STOP] if stopped else code)
-        if 0 < code < 128:  # an error: the state is not set to DEAD, because the others must end silently
+        if 0 < code < 128:  # an error: not DEAD, or the others would report a lost peer; they must end silently
             self.words[memory.ABORT] = 1
         elif code < 0 or self.numbers[self._state(rank)] <= memory.PAUSED:
             self.numbers[self._state(rank)] = memory.DEAD

@@ -97,7 +97,7 @@ class Replica:
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
         began = fabric.now()
         parts = self._bound_engine().gradient.parts(*batch, cuts)
-        if self.own:  # other replicas use the engine between parts: compute all parts now, and divide only the time
+        if self.own:  # other replicas use the engine between parts: compute all now, spread only the simulated time
             parts = iter(list(parts))
             self._count(batch)
         for start, stop, done in chain(parts, [(0, 0, 1.0)]):

@@ -9,7 +9,7 @@ from minidl import Tensor, nn, ops
 
 
 def model() -> nn.Sequential:
-    """Return a network with odd sizes. Its batch norm adds buffers."""
+    """Return a network whose parameters leave gaps in an arena. Its batch norm adds buffers."""
     minidl.seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 5 * 7, 11)

@@ -114,7 +114,7 @@ def test_errors_of_the_command_line(argv: list[str], message: str) -> None:
     ("lr = " + "9" * 400, "lr: expected a number"),
     ("seed = " + "9" * 5000, "not readable as TOML"),
     ("epochs = 3.0", "epochs: expected a whole number"),
-    ("augment = [1]", "augment: expected words a,b,c, got [1]"),
+    ("augment = [1]", "augment: expected names separated by commas, got [1]"),
     ("data_dir = \"a\\u0000\"", "data-dir: expected text"),
     ("out = 'x'", "key 'out' is for the command line only: give --out"),
     ("[model]\nname = 'mlp'", "model: expected text"),

@@ -50,7 +50,7 @@ def test_idx_round_trip(tmp_path_factory: pytest.TempPathFactory, shape: tuple, 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), shape=SHAPES, suffix=st.sampled_from(list(WRITE)))
-def test_damaged_idx_is_an_error_or_the_same_size(
+def test_damaged_idx_raises_or_gives_an_array_of_the_same_size(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, shape: tuple, suffix: str
 ) -> None:
     content = bytearray(WRITE[suffix](idx(np.zeros(shape))))
@@ -68,7 +68,7 @@ def test_damaged_idx_is_an_error_or_the_same_size(
     except DataError as error:
         assert str(path) in str(error) and "\n" not in str(error)
     else:
-        # Only a changed pixel, swapped sizes or bytes outside the compressed stream can remain undetected.
+        # Only a changed pixel, or bytes outside the compressed data, can remain undetected.
         assert array.size == np.prod(shape) and (kind == "change" or suffix)
 
 
@@ -139,7 +139,7 @@ def test_inconsistent_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has 6 images, .* 5 labels"):
         load("mnist", data_dir=tmp_path)
     labels.write_bytes(idx(np.array([0, 1, 10, 2, 3, 4])))
-    with pytest.raises(DataError, match="label 10 at 2, expected 0 to 9"):
+    with pytest.raises(DataError, match="label 10 at index 2, expected 0 to 9"):
         load("mnist", data_dir=tmp_path)
     labels.unlink()
     with pytest.raises(DataError, match="but not train-labels-idx1-ubyte"):

@@ -27,7 +27,7 @@ def modules(root: Path) -> dict[str, Path]:
     for folder, package in (("minidl", "minidl"), ("kernels", "minidl.kernels"), ("comm", "minidl.comm")):
         for file in sorted((root / folder).rglob("*.py")):
             parts = file.relative_to(root / folder).with_suffix("").parts
-            if folder != "minidl" or parts[0] not in ("kernels", "comm"):  # links to the folders at the top
+            if folder != "minidl" or parts[0] not in ("kernels", "comm"):  # skip the links of these names
                 found[".".join([package, *parts]).removesuffix(".__init__")] = file
     return found
 

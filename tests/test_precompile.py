@@ -97,7 +97,7 @@ def test_without_a_cache_everything_is_compiled_in_this_process(tmp_path: Path, 
 def test_a_cache_that_becomes_read_only(tmp_path: Path, root: Path) -> None:
     fill = "import minidl.engine.jit; open(minidl.engine.jit._folder + '/lock', 'w').close(); import shutil, os"
     gone = fill + "; os.remove(minidl.engine.jit._folder + '/lock')"
-    gone += "; os.mkdir(minidl.engine.jit._folder + '/lock')"  # not chmod: root may write everywhere
+    gone += "; os.mkdir(minidl.engine.jit._folder + '/lock')"  # no save works then, also for root
     assert run(tmp_path, root, gone)[-1] == "0 0 0 True"
 
 
@@ -118,7 +118,7 @@ precompile._request = ask_and_tell
     process.communicate()
     assert process.returncode == -number
     for pid in map(int, lines[1:]):
-        with suppress(OSError):  # the process is gone; a zombie (Z) will soon be
+        with suppress(OSError):  # OSError: the process is gone; a zombie (Z) has exited, too
             while "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
                 time.sleep(0.05)
 

@@ -58,7 +58,7 @@ class Command:
                 if any(json.loads(line)["epoch"] > epoch for line in lines):
                     return
             time.sleep(0.02)
-        raise AssertionError("no epoch was finished in 60 s")
+        raise AssertionError(f"epoch {epoch} was not finished in 60 s")
 
 
 @pytest.fixture

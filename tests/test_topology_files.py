@@ -25,7 +25,8 @@ def test_graphs_from_files(tmp_path: Path) -> None:
     for path in (edges, typed, links, graphml):
         assert np.allclose(build("file:" + path, 10).matrix(0), want)
         assert build("file", 0, file=path).size == 10
-    assert build("file:" + edges, 10).spectral_gap() == pytest.approx(1 - (1 + 2 * 0 + 1) / 4)  # eigenvalues 3, 1, -2
+    # W = (I + A) / 4, and the eigenvalues of A are 3, 1 and -2.
+    assert build("file:" + edges, 10).spectral_gap() == pytest.approx(1 - (1 + 1) / 4)
 
     arrows = networkx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)])
     networkx.write_graphml(arrows, graphml)

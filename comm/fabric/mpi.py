@@ -53,7 +53,7 @@ TOLD = 0.02  # seconds between messages about changes of the other columns
 NOTHING = np.zeros(0, np.uint8)
 WORD = 256  # bytes: length of the texts that ranks exchange at the start
 MARK = 7  # the word of a segment's header that holds a random number, which identifies the segment
-PATIENCE = 2.0  # seconds that a rank without `close` waits at exit for the other ranks to leave
+PATIENCE = 2.0  # seconds that a rank that exits without calling `close` waits for the others to leave
 
 
 class MpiFabric(BoxedFabric):

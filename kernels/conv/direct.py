@@ -2,13 +2,16 @@
 
 Both consist of passes, sums of the form in geometry.py, which are cut into blocks of outputs (blocks.py). For a block,
 
-1. `gather` copies what the block reads, with zeros around it, into memory that stays in the core's cache.
-2. For each panel of output channels and each chunk of pixels, `_sum` runs the micro-kernel. Its rows are pixels (a
-   table contains the offset of each: any stride is possible, and a tile continues in the next row of the image). Its
-   taps are the rows of the kernel: kw pixels of C channels are contiguous in memory and are one depth of kw C.
+1. Unless the source can be read in place, `gather` copies what the block reads, with zeros around it, into memory
+   that stays in the core's cache.
+2. For each panel of output channels and each chunk of pixels, `_sum` runs the micro-kernel, or for groups of few
+   channels the tile of channels.py. Its rows are pixels (a table contains the offset of each: any stride is possible,
+   and a tile continues in the next row of the image). Its taps are the rows of the kernel: without dilation, kw pixels
+   of C channels are contiguous and are one depth of kw C.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
-About KC products (across groups, all) are summed in one go: sums of sums have smaller errors (README, "Accuracy").
+About KC products are summed in one go (all of them if vectors extend across groups): sums of sums have smaller errors
+(README, "Accuracy").
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
 
 @jit
 def _packed_size(layer: Layer) -> int:
-    """Return an upper limit of the numbers of all packed weights and of `end` (rows.py)."""
+    """Return an upper limit of the length of all packed weights and `end` (rows.py) together."""
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     taps = layer.kernel[0] * (layer.kernel[1] + (MAX_BUNDLE * layer.stride[1] if bundled else 0))
     return (taps * layer.inner + 5) * layer.groups * (layer.outer + NR) + NR + LINE
@@ -201,7 +204,7 @@ def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray,
             h = geometry.gradient_bundles(layer, 1, out_wide, wide, bundle)
     else:
         v, h = forward_axis(layer, 0, high, out_high, 1), forward_axis(layer, 1, wide, out_wide, bundle)
-    contiguous = layer.groups == 1 or v.taps * h.taps == 1  # the channels of neighbouring taps, in the source?
+    contiguous = layer.groups == 1 or v.taps * h.taps == 1  # are neighbouring taps adjacent in the source?
     in_place = contiguous and not by_channels(layer) and geometry.inside(v) and geometry.inside(h)
     pixels = min(MC, max(8, batch * v.pixels * h.pixels // (4 * tasks)))
     return cut_into_blocks(layer, v, h, batch, in_place, 0, pixels, source)
@@ -242,7 +245,10 @@ def convolve(
     shortcut: ndarray, relu: bool,
     groups: int, stride: Pair, padding: Pair, dilation: Pair, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute out = y from source = x or, if `backward`, out = dx from source = dy (only the shortcut is added)."""
+    """Compute out = y from source = x or, if `backward`, out = dx from source = dy.
+
+    Backward only the shortcut is added: bias, scale and shift are empty, without relu.
+    """
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
     each = copy_size(layer, out.shape[2] if backward else source.shape[2], 0)[1]
     tasks = (scratch.size - _packed_size(layer)) // each

@@ -1,9 +1,8 @@
 """The sizes of direct convolution. Block sizes have BLIS's names: a register tile has MR rows (matmul/blocks.py) and
 NR columns, KC products are summed in one go, and a block of MC rows stays in cache."""
 
-from minidl.engine.jit import VECTOR_BYTES
+from minidl.kernels.matmul.blocks import NR as NR
 
-NR = VECTOR_BYTES // 2  # panel_width of float32; that of float64 is smaller
 MC = 512  # pixels of a block, at most, unless a single row of outputs has more
 KC = 384  # products that are summed in one go, about: a sum of such sums has a smaller rounding error
 WEIGHT_KC = 256  # the same in the weight gradient, which sums over the pixels of a block

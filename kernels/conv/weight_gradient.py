@@ -1,7 +1,8 @@
 """Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] dy[pixel, o].
 
 It uses the micro-kernel of matmul/tile.py in a different way: the tile's rows are weights (u, v, c), its columns are
-output channels, and it sums over pixels: each row of output pixels is a tap, and its pixels are the depth.
+output channels. In the tile's sum over t and k, t is a row of output pixels and k a pixel of it. (Groups of few outputs
+use channels.py, where each pixel is a tap.)
 
 The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
 and the pixels into `splits` parts. `_part` sums one piece over one part. At the end the parts are added in order.
@@ -33,7 +34,7 @@ from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, W
 @jit
 def _pieces(layer: Layer) -> tuple[int, int, int]:
     """Return how dweight is cut: kernel rows of a piece, outputs of a piece, number of pieces."""
-    kernel, row = layer.kernel, layer.kernel[1] * layer.inner * NR  # numbers of a panel of one kernel row
+    kernel, row = layer.kernel, layer.kernel[1] * layer.inner * NR  # weights in one kernel row of a panel
     if by_channels(layer):
         return kernel[0], layer.groups * layer.outer, 1
     panels, rows = ceildiv(layer.outer, NR), kernel[0] if kernel[0] * row <= MAX_PIECE else 1
@@ -49,7 +50,7 @@ def _splits(pixels: int, pieces: int) -> int:
 
 @jit
 def _task_memory(layer: Layer, width: int) -> int:
-    """Return the numbers that a task needs: copies of a block of dy and of x (width), and the gradient of a bundle."""
+    """Return how many numbers a task stores: copies of a block of dy and of x, and the gradient of a bundle."""
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     columns, copy = copy_size(layer, width, NR)
     gradient = layer.kernel[0] * (layer.kernel[1] + MAX_BUNDLE * layer.stride[1]) * layer.inner * NR if bundled else 0
@@ -94,7 +95,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     part = Layer((rows, kernel[1]), layer.inner, layer.outer, layer.groups, layer.stride, padding, layer.dilation)
     bundle = bundle_of(part, False, x.shape[2], dy.shape[2], x) if rows == kernel[0] else 1
     v, h = forward_axis(part, 0, x.shape[1], dy.shape[1], 1), forward_axis(part, 1, x.shape[2], dy.shape[2], bundle)
-    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels 64 numbers apart would share few sets of L1
+    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels 64 numbers apart would all fall into a few sets of L1
     in_place = not across and inside(v) and inside(h)
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
 
@@ -109,7 +110,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
 
 @jit
 def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the rows of the tiles: where each weight of a piece begins in the copy of x and in the sum."""
+    """Return the tiles' rows: for each weight of a piece, an offset in (a copy of) x and one in the sum."""
     layer, h, outputs = cut.layer, cut.h, cut.layer.groups * cut.layer.outer
     weights = layer.kernel[0] * h.taps * layer.inner
     a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
@@ -122,7 +123,7 @@ def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray]:
-    """Return what is summed over: where each run of `depth` output pixels begins in (a copy of) x and of dy."""
+    """Return the taps of the sum: where each run of `depth` output pixels begins in x and in dy (or their copies)."""
     taps = cut.images * cut.rows * cut.h.pixels // depth
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
     for t in range(taps):
@@ -148,7 +149,7 @@ def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, wi
 
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
-    """Return a block of dy: an array, the offset of its column 0, and a factor: column p is p times that further on."""
+    """Return a block of dy: an array, the offset of its column 0, and a factor f: the panel of column p is p f on."""
     layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
     outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
@@ -164,7 +165,7 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
 
 @apart_jit
 def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
-    """Add bundles (kh, taps, C, panel_width) up to total (kh, kw, C, O); pixel p has tap v at v - p tap_pixel."""
+    """Sum bundles (kh, taps, C, panel_width) into total (kh, kw, C, O): tap v of pixel p is tap v - p tap_pixel."""
     layer, h, kernel, outer = cut.layer, cut.h, cut.layer.kernel, cut.layer.outer
     total[:] = 0
     for u in range(kernel[0]):
@@ -234,7 +235,7 @@ def _task(
     phase: int, task: int, tasks: int, pieces: int, splits: int, layer: Layer, each: int, x: ndarray, dy: ndarray,
     memory: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    """In phase 0 sum some pieces over some parts; in phase 1, if there are several, add a share of dweight."""
+    """Phase 0: sum some pieces over some parts. Phase 1, if there are several parts: add up a share of dweight."""
     total = dweight.reshape(-1)
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     if phase == 1:

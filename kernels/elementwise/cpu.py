@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, compiled: for each operation a loop that LLVM turns into vector instructions.
+"""Elementwise arithmetic, compiled: a loop for each operation, which LLVM turns into vector instructions (not power).
 
 Numbers (scale, shift, exponent) arrive as float64 and are converted to the arrays' type before the loop: a single
 float64 would make the compiler compute everything in float64, with half as many numbers in a vector. stream.py divides

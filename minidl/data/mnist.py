@@ -66,5 +66,5 @@ def _read_pair(image_file: Path, label_file: Path) -> tuple[np.ndarray, np.ndarr
             f"{image_file} has {len(images)} images, {label_file} {len(labels)} labels: they do not belong together"
         )
     if labels.max() >= CLASSES:
-        raise DataError(f"{label_file}: label {labels.max()} at {labels.argmax()}, expected 0 to {CLASSES - 1}")
+        raise DataError(f"{label_file}: label {labels.max()} at index {labels.argmax()}, expected 0 to {CLASSES - 1}")
     return images[..., np.newaxis], labels

@@ -1,11 +1,11 @@
 """Calls of compiled kernels by address, with arguments prepared in memory.
 
 Calling a kernel from Python costs microseconds, because Numba unpacks every argument. A recorded step (record.py)
-unpacks them only once. After that, a call consists of two addresses: that of an entry, and that of a block
+unpacks them only once. After that, a call consists of two addresses: that of an entry, and that of a block:
 
     block   | kernel's address | argument | argument | ...      slots of 8 bytes; an array takes 5 + 2 ndim of them
 
-which holds the arguments in the form in which Numba passes them. An entry is a function of a few instructions that
+A block holds the arguments in the form in which Numba passes them. An entry is a function of a few instructions that
 loads the arguments and calls the kernel. It depends only on the types of the arguments, so kernels with equal types
 share an entry. `run` executes a table of such pairs without the GIL.
 """

@@ -27,7 +27,7 @@ from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.nn.module import Module, evaluating, structure, watched
 from minidl.ops.conv import uses_winograd
-from minidl.program import call as machine
+from minidl.program.call import run as run_calls
 from minidl.program.precompile import Kernel, OnProgress
 from minidl.program.record import Recorder, Unrecordable
 from minidl.program.table import WORKSPACE, Program
@@ -210,7 +210,7 @@ class Gradient(Replayed):
         x, y = self._batch(x, y)
         program = self.program({"x": x, "y": y})
         if program is not None:
-            machine.run(program.table, 0, 0)  # no calls: only compiles or loads `run`
+            run_calls(program.table, 0, 0)  # no calls: only compiles or loads `run`
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if np.asarray(y).dtype.kind not in "iu":

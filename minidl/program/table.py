@@ -14,7 +14,9 @@ import numpy as np
 
 from minidl.engine import random
 from minidl.engine.device import address
-from minidl.program import call as machine
+from minidl.program.call import DATA, SLOT, entry_address, kernel_address, numba_type
+from minidl.program.call import run as run_calls
+from minidl.program.call import slots as slots_of
 from minidl.program.fuse import fuse
 from minidl.program.plan import plan, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all
@@ -49,8 +51,8 @@ class Program:
         kernels = [_kernel(recorder.name, call) for call in calls]
         compile_all([*kernels, *also], progress)
         starts = self._lay_out(calls, kernels, offsets)
-        entries = [machine.entry_address(kernel.signature) for kernel in kernels]
-        blocks = address(self._blocks) + machine.SLOT * np.array(starts, np.int64)
+        entries = [entry_address(kernel.signature) for kernel in kernels]
+        blocks = address(self._blocks) + SLOT * np.array(starts, np.int64)
         self.table = np.stack([np.array(entries, np.int64), blocks], axis=1)
 
         self.calls = [call.name for call in calls]
@@ -72,20 +74,20 @@ class Program:
         self._constants: list[Memory] = []  # keeps them alive: blocks hold their addresses
         for call, kernel in zip(calls, kernels, strict=True):
             starts.append(len(slots))
-            slots.append(machine.kernel_address(call.function, kernel.signature))
+            slots.append(kernel_address(call.function, kernel.signature))
             for argument in call.arguments.values():
                 at = len(slots)
-                slots.extend(machine.slots(_value(argument)))
+                slots.extend(slots_of(_value(argument)))
                 if isinstance(argument, Drawn):
                     self._counters[argument.kind].append((at, int(argument)))
                 elif isinstance(argument, Place):
                     memory, offset = argument.memory, argument.offset
                     if memory.name == "constant":
                         self._constants.append(memory)
-                        slots[at + machine.DATA] = memory.address + offset
+                        slots[at + DATA] = memory.address + offset
                     else:
                         offset += 0 if memory.name else offsets[memory]
-                        relocations[memory.name or WORKSPACE].append((at + machine.DATA, offset))
+                        relocations[memory.name or WORKSPACE].append((at + DATA, offset))
         self._blocks = np.array(slots, np.int64)
         self._relocations = {name: np.array(pairs, np.int64).T for name, pairs in relocations.items()}
         return starts
@@ -103,7 +105,7 @@ class Program:
                 for slot, offset in counters:
                     self._blocks[slot] = state["seed"] if kind == "seed" else state["offset"] + offset
             random.draw(self._drawn)
-        machine.run(self.table, first, len(self.table) if last is None else last)
+        run_calls(self.table, first, len(self.table) if last is None else last)
 
     def final(self, region: str, start: int, stop: int) -> int:
         """Return the number of calls after which no call uses the bytes [start, stop) of a region: they are final."""
@@ -123,7 +125,7 @@ def _value(argument: object) -> object:
 
 
 def _kernel(device: str, call: Call) -> Kernel:
-    types = (machine.numba_type(_value(argument)) for argument in call.arguments.values())
+    types = (numba_type(_value(argument)) for argument in call.arguments.values())
     return Kernel(device, call.op, call.kernel, tuple(types))
 
 
