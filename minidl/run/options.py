@@ -93,7 +93,8 @@ class Option:
             raise ConfigError(f"unknown {self.words} {word!r}.{nearest(word, self.choices)} Known: {known}")
 
     def _wrong(self, value: Any) -> ConfigError:
-        kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "names separated by commas"}
+        kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text",
+                 tuple: "names separated by commas"}  # fmt: skip
         limits = f" {self.limits.words}" if self.limits else ""
         return ConfigError(f"{self.words}: expected {kinds[self.kind]}{limits}, got {value!r}")
 
