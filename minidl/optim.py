@@ -231,7 +231,7 @@ class AdamW(Adam):
 class LARS(SGD):
     """v <- momentum v + lr r (g + decay w);  w <- w - v   for each parameter w (You, Gitman, Ginsburg 2017)
 
-    with r = trust |w| / (|g| + decay |w|), or 1 for norms and biases (at most one axis) and if |w| or |g| is zero.
+    with r = trust |w| / (|g| + decay |w|), or 1 if w has at most one axis (a bias, for example) or if |w| or |g| is 0.
     """
 
     fuses_neighbours = False  # each parameter needs separate norms

@@ -26,7 +26,7 @@ examples:
   python -m minidl.topology file:cluster.txt
 """
 FORMATS = (".png", ".svg", ".pdf")
-MOST_ROWS = 16  # per round
+MOST_ROWS = 16  # printed per round; also the maximum number of ranks in a list
 MOST_ROUNDS = 24
 RANDOM_ROUNDS = 3
 
@@ -146,7 +146,7 @@ def table(topology: Any) -> Iterator[str]:
 
 
 def _same_rows(topology: Any, round: int) -> list[tuple[list[int], dict[int, float]]]:
-    """Return (ranks, row) for each different row; last, with an empty row, the ranks that read from no other."""
+    """Return (ranks, row) for each distinct row. Ranks that read from no other come last, with an empty row."""
     found: dict[tuple[Any, ...], tuple[list[int], dict[int, float]]] = {}
     idle: list[int] = []
     for rank in topology.alive:
@@ -173,7 +173,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _weight(weight: float) -> str:
-    """Format a weight as a fraction with a denominator below 100, such as 1/3, if it equals one; else as a decimal."""
+    """Format a weight as a fraction, such as 1/3, if a denominator below 100 is exact; else as a decimal."""
     fraction = Fraction(weight).limit_denominator(99)
     return str(fraction) if abs(float(fraction) - weight) < 1e-12 else f"{weight:.4f}"
 

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if job is None or job.leads:
                 with suppress(OSError):  # the terminal may be gone
                     print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)
-            # Closing waits for the other ranks. Before `defer`, they may not know of the signal: leave without it.
+            # Closing waits for the other ranks. Before `defer`, they may not know of the signal: do not wait.
             if job is not None and job.fabric is not None and signals.deferred:
                 job.fabric.close()
             return stopped.code

@@ -63,7 +63,7 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
     if result := result_of(folder):
         return result
     session = Session(resolve(read_run(folder), given), signals, fabric)
-    with session.output.opened(lambda: reopen(folder)):  # the others read it after the leader has reopened it
+    with session.output.opened(lambda: reopen(folder)):  # the other ranks read it after the leader has reopened it
         last = files.last(folder / "checkpoints")
         if last:
             _restore(session, last)
@@ -77,7 +77,7 @@ def _restore(session: Session, folder: Path) -> None:
         checkpoint = files.load(folder)
         if local_snapshots.exist(folder.parent):
             checkpoint = local_snapshots.add(folder.parent, checkpoint)
-            found = len(checkpoint.state.get("members", ()))  # none: a single replica has continued the run since then
+            found = len(checkpoint.state.get("members", ()))  # 0 if a single replica has continued the run
             mass = ", with a mass of 1 each" if session.config.mix == "mass" else ""
             session.origin = f", from the states that {found} replicas saved after an epoch{mass}" if found else ""
         restore(session.trainer, checkpoint)
@@ -114,8 +114,8 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
 def find_weights(path: Path) -> tuple[Path, dict[str, Any]]:
     """Return the weights file at a path (of a run, of a checkpoint, or the file itself), and the options of its run.
 
-    A run folder: its best checkpoint on the validation images; without validation, the last one. Outside a run, the
-    options are empty. Raises CheckpointError if there is no such file, or if it is damaged.
+    For a run folder, the file of its best checkpoint on the validation images; without validation, of the last one.
+    Outside a run, the options are empty. Raises CheckpointError if there is no such file, or if it is damaged.
     """
     if (path / "config.toml").is_file():
         last = files.last(path / "checkpoints")

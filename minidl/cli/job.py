@@ -17,7 +17,7 @@ PATIENCE = 1.0  # seconds that a rank waits for the leader to report the same er
 
 
 class Job:
-    """This process as a rank of a job. launched: whether comm/launch.py started it, not a launcher of MPI."""
+    """This process as a rank of a job. launched: True if comm/launch.py started it, False if MPI did."""
 
     def __init__(self, rank: int, launched: bool) -> None:
         self.rank, self.launched = rank, launched

@@ -36,7 +36,7 @@ class Slot(NamedTuple):
 
 
 class Arena:
-    """Flat storage for parameters. The constructor moves them into it.
+    """Flat storage for parameters. The constructor moves the parameters into it.
 
     parameters: name -> Parameter, all of one data type. A parameter with two names (tied weights) gets one slot. If a
         parameter is in another arena, that arena is dissolved: all its parameters get separate arrays first.

@@ -2,7 +2,7 @@
 
     @jit            serial machine code, without the GIL, cached on disk
     @apart_jit      the same for long functions, compiled once: callers call this code and contain no copy of it
-    @parallel_jit   apart, with `prange` loops distributed over the threads
+    @parallel_jit   the same as @apart_jit, with `prange` loops distributed over the threads
     @in_parts(...)  a parallel kernel, made from a function that computes one part of the result
 
 Three choices hold for every kernel:
@@ -44,7 +44,7 @@ UNUSED = 30 * 24 * 3600  # seconds after which the unused cache folder of anothe
 
 
 def _cache_folder() -> str | None:
-    """Return a writable folder for compiled kernels, named by this hash; None if no folder is writable."""
+    """Return a writable folder for compiled kernels, named by the hash described above; None if there is none."""
     target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
     digest = hashlib.sha256(repr(target).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"

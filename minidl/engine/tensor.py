@@ -27,7 +27,7 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "_data", "_grad", "creator", "device", "requires_grad")
-    __array_ufunc__ = None  # ndarray + Tensor calls Tensor.__radd__; np.sqrt(tensor) fails, not to lose the graph
+    __array_ufunc__ = None  # ndarray + Tensor calls Tensor.__radd__; np.sqrt(tensor) fails instead of losing the graph
 
     _data: np.ndarray
     _grad: np.ndarray | None

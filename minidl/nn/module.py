@@ -147,7 +147,7 @@ class Module:
         """Move all parameters into one arena, and all buffers into another. Return the parameters' arena.
 
         A second call returns the same arena. If a layer has been replaced, or a part of the model is in another arena,
-        a new arena replaces the old one: the values stay, and the next step of an optimizer of the old one fails.
+        a new arena replaces the old one: the values are kept, and an optimizer of the old arena fails at its next step.
 
         buffer: memory for the parameters (see `Arena`), for example shared memory. Raises MinidlError if a buffer is
         given but the model already has an arena with all its parameters.
@@ -188,8 +188,8 @@ class Module:
     def load_state_dict(self, state: Mapping[str, np.ndarray], strict: bool = True) -> None:
         """Load values from `state_dict()`, or from the state_dict of a PyTorch model with the same structure.
 
-        strict: the names must be exactly the model's. Otherwise missing and unknown names are ignored, and in any case
-        PyTorch's `num_batches_tracked`. Raises CheckpointError, before any change, if names, shapes or types differ.
+        strict: the names must be exactly the model's; if False, missing and unknown names are ignored. PyTorch's
+        `num_batches_tracked` is always ignored. Raises CheckpointError, before any change, if the values do not fit.
         """
         own = {name: tensor for kind in (Parameter, Buffer) for name, tensor in self._named_tensors(kind)}
         given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}

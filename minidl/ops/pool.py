@@ -61,7 +61,7 @@ def _geometry(
 def max_pool2d(x: Tensor, kernel: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
     """Return the largest value in each window: images (N, H, W, C) -> (N, Ho, Wo, C); stride defaults to `kernel`.
 
-    Raises ShapeError if x has not four axes, the window does not fit, or an option is out of range.
+    Raises ShapeError if x does not have four axes, the window does not fit, or an option is out of range.
     """
     return MaxPool2d.apply(x, **_geometry("max_pool2d", x, kernel, stride, padding))
 
@@ -72,7 +72,7 @@ def avg_pool2d(x: Tensor, kernel: int | Pair, stride: int | Pair | None = None, 
 
 
 def global_avg_pool2d(x: Tensor) -> Tensor:
-    """Return the mean over all pixels: (N, H, W, C) -> (N, 1, 1, C). Raises ShapeError if x has not four axes."""
+    """Return the mean over all pixels: (N, H, W, C) -> (N, 1, 1, C). Raises ShapeError unless x has four axes."""
     if x.ndim != 4:
         raise ShapeError(f"global_avg_pool2d: a tensor of shape {x.shape}; expected images (N, H, W, C)")
     return x.mean((1, 2), keepdims=True)

@@ -1,4 +1,4 @@
-"""Fusion: rules that merge two calls of a recorded step, or swap them. They save memory traffic and change no bit.
+"""Fusion: rules that merge or swap two calls of a recorded step. They save memory traffic and change no bit of results.
 
 A rule applies to two calls, a producer and a consumer, if the producer writes an array that only the consumer reads.
 The array must be a temporary, because the merged call does not create it.

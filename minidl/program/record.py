@@ -55,7 +55,7 @@ for _name in _COMPUTING.split():
 
 @dataclass(eq=False)
 class Memory:
-    """A piece of memory. name: "" for a temporary of the step; "constant"; or a region, which each run provides."""
+    """A piece of memory. name: "" (a temporary of the step), "constant" or a region's; each run provides regions."""
 
     array: np.ndarray  # bytes
     name: str = ""
@@ -205,7 +205,7 @@ class Recorder(Device):
         return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
 
     def record(self, op: str, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
-        """Append a call. Raises Unrecordable if the kernel is not a Numba function, or for an argument: see `place`."""
+        """Append a call. Raises Unrecordable if the kernel is not a Numba function, or as `place` does."""
         if not hasattr(function, "py_func"):
             raise Unrecordable(f"{op}.{name} of device {self.name!r} is not a Numba function")
         constants = (op, name) == ("movement", "copy")

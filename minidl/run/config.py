@@ -45,7 +45,7 @@ SHARDS = Limits("skewed:ALPHA", lambda value: value.startswith("skewed:"))
 PROBABILITY = Limits("of 0 to 1", lambda value: 0 <= value <= 1)
 SEED = Limits("between 0 and 2^32 - 1", lambda value: 0 <= value < 2**32)
 
-# Options that may differ when a run is resumed. With another `workers`, all replicas start from the average.
+# Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
 FREE = ("data_dir", "threads", "keep", "stall", "workers")
 
 WHAT, HOW, TOGETHER = "what to train", "optimization", "several replicas"

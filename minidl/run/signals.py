@@ -38,7 +38,7 @@ class Signals:
         self._previous: dict[int, object] = {}
 
     def defer(self, quiet: bool = False) -> None:
-        """Delay `Stopped` until `check`, from now on. Unless `quiet`, a signal prints that the run will stop."""
+        """From now on, raise `Stopped` only in `check`. Unless `quiet`, a signal prints that the run will stop."""
         self.deferred, self.quiet = True, quiet
 
     def check(self) -> None:

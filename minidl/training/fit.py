@@ -89,7 +89,7 @@ def fit(
 
 
 def _library_config(data: Data, given: dict[str, Any]) -> Config:
-    others = ("model", "data", "keep")  # two are arguments; `fit` keeps no checkpoints. TOGETHER: it trains one replica
+    others = ("model", "data", "keep")  # model and data are arguments; `fit` keeps no checkpoints and has one replica
     names = [name for name, entry in options(Config).items()
              if entry.saved and entry.group != TOGETHER and name not in others]  # fmt: skip
     for name in given:

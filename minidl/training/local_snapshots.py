@@ -24,7 +24,7 @@ FOLDER = "parts"
 
 
 def snapshot(trainer: Trainer) -> ReplicaState:
-    """Return the state of this replica, without that of the method: masses and counters start again."""
+    """Return the state of this replica without the method's state: its masses and counters start again."""
     state = own_state(trainer)
     return replace(state, numbers=state.numbers | {"method": None}, meter=trainer.fabric.meter.vector())
 
@@ -47,7 +47,7 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
     for folder in (checkpoints / FOLDER).glob("[0-9]*"):
         last = files.last(folder)
         part = files.load(last) if last and folder.name not in members else None
-        if part and part.state["batches"] == checkpoint.state["batches"]:  # else it is from another number of replicas
+        if part and part.state["batches"] == checkpoint.state["batches"]:  # else the number of replicas differed
             vectors |= part.vectors
             members |= part.state["members"]
     ordered = {rank: members[rank] for rank in sorted(members, key=int)}

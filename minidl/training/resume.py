@@ -123,8 +123,8 @@ def _restore_other_replicas(
 
 
 def _continue_from(trainer: Trainer, before: Sequence[Progress], batches: int) -> None:
-    """Continue at the average position of the replicas `before`, in passes over the data. With --steps, the schedule
-    continues after their average number of steps. batches: of each of them in an epoch. `step` never decreases."""
+    """Continue at the average of the positions `before`, in passes over the data of `batches` steps each. With --steps,
+    the schedule continues after the average number of steps. `step` becomes the largest: it never decreases."""
     at, own, count = trainer.progress, len(trainer.sampler), len(before)
     passes = Fraction(sum(one.epoch * batches + one.batch for one in before), batches * count)
     made = sum(one.step - one.shift for one in before) // count

@@ -31,7 +31,7 @@ LOG_EVERY = 100  # steps between two lines of metrics.jsonl within an epoch
 
 
 class Session:
-    """The part of one process in a run, from the first step to the result.
+    """One process's part in a run, from the first step to the result.
 
     The leader (the first live replica) holds the run's folder, shows the progress, and tests the average of all.
     origin: a note at the end of the first printed line, if the run was resumed from states of different moments
@@ -55,7 +55,7 @@ class Session:
         self.origin = ""
 
     def check(self) -> None:
-        """If a signal has arrived, raise Stopped (one replica), or ask all to stop (`Fabric.begin_step` says where)."""
+        """If a signal has arrived, raise Stopped; with several replicas, ask all to stop (see `Fabric.begin_step`)."""
         if self.fabric.size == 1:
             self.signals.check()
         elif self.signals.received is not None:
@@ -132,7 +132,7 @@ class Session:
             self.output.log(entry)
 
     def _epoch_done(self, entry: Entry) -> None:
-        """Report the epoch, and save: the average for a synchronous method, else each replica without waiting."""
+        """Report the epoch, and save: all replicas and their average (synchronous), or this replica without waiting."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
         if output.alone:
             output.report(entry)

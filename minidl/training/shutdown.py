@@ -76,7 +76,7 @@ def _save(
         verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
         fabric.announce(Column.STATE, verdict)
         return states, verdict
-    # Until the leader is PAUSED, it may still collect states for the end of an epoch, not these.
+    # Until the leader is PAUSED, it may still be collecting states for the end of an epoch.
     fabric.wait(lambda: fabric.state(leader) >= State.PAUSED or None, (leader,), "the checkpoint")
     states = collect(trainer)
     verdict = fabric.wait(lambda: _one_of(VERDICTS, fabric.state(leader)), (leader,), "the verdict")
@@ -117,7 +117,7 @@ def serve(output: RunOutput) -> None:
     begun = fabric.board[list(fabric.replicas), Column.STEP]
     at.step = max(0, int(np.mean(begun)) - 1)
     at.epoch, at.batch = divmod(at.step - at.shift, len(trainer.sampler))
-    with averaged(trainer, [own_state(trainer)]):  # a server trains nothing, so it has no batch norm statistics
+    with averaged(trainer, [own_state(trainer)]):  # estimates batch norm statistics, which a server lacks
         output.write(make_checkpoint(trainer))
     raise MinidlError(f"all workers have died; the center is saved; to continue from it: {output.command}")
 

@@ -226,14 +226,14 @@ class SimulatedRun:
 
     @property
     def first(self) -> Trainer:
-        """The first live replica."""
+        """The trainer of the first live replica."""
         return self.trainers[self.simulation.fabrics[0].leader]
 
     def validate(self, step: int) -> Entry:
         """Return the score of the present weights on the validation images, if there are any; save the best weights."""
         first = self.first
         for name, value in self.best.items():
-            setattr(first.progress, name, value)  # another replica may have been the first at the best step
+            setattr(first.progress, name, value)  # at the best step, another replica may have been the first
         scores = first.validate(step)
         self.best = {name: getattr(first.progress, name) for name in BEST}
         if self.best["best_step"] == step:

@@ -19,7 +19,7 @@ class Snapshots:
     """The weights of this replica at the end of each epoch, for asynchronous methods.
 
     The averages over all replicas are evaluated after training, so that no replica waits. Replicas that were resumed in
-    different epochs take snapshots only of epochs that none had finished, so that all have the same number of them.
+    different epochs take snapshots only of epochs that none had finished, so that all have the same number.
     """
 
     def __init__(self, output: RunOutput) -> None:

@@ -96,7 +96,7 @@ class Trainer:
         for x, y in self.sampler.epoch(0):
             self.engine.gradient.prepare(x, y)
             break
-        mix(self.fabric, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5)  # received messages are writable, too
+        mix(self.fabric, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5)  # writable, like received messages
 
     def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Make one step on a batch x (B, H, W, C), y (B,); return its mean loss and the number of correct answers."""
