@@ -8,7 +8,7 @@ for float64, so LLVM computes 16 or 8 elements simultaneously. All but `log` use
    nodes, computed with mpmath);
 3. combine: e^x = 2^n e^r, where 2^n is obtained by writing n into the exponent's bits.
 
-README.md lists the largest errors, in units of the last place. NaN gives NaN, an infinite x the limit of the function.
+README.md lists the largest errors, in units of the last place. NaN stays NaN; infinite x give the function's limits.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
 def _power_of_2(typing: Any, shifted: Any) -> Any:
     """Return 2^n, in two instructions; `_times_power_of_2`, which includes the product, needs nine.
 
-    2^n must be a normal number, except that n one too low gives 0 and n one too high gives infinity.
+    2^n must be a normal number. Two more n are allowed: the next lower n gives 0, the next higher n infinity.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -229,7 +229,7 @@ def _normal_tail(x: float) -> tuple[float, float, float]:
     u = limit if u > limit else u
     half = choose(x, -0.5, -0.5) * u
     n, shifted = _nearest(half * u)
-    # The square was rounded to find n. Here it is exact: for a large u its rounding error would matter.
+    # For n, u^2 / 2 was rounded. In r it must be exact: for a large u, the rounding error would matter.
     r = multiply_add(half, u, choose(x, -0.693359375, -0.693145751953125) * n)
     power = _power_of_2(shifted)
     density = multiply_add(_rise(r, n), power, power)

@@ -54,7 +54,7 @@ def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndar
 
 @jit
 def _across_blocks(x: ndarray, p: float, seed: int, position: np.uint64, y: ndarray, past: bool) -> None:
-    """Do the same for numbers of one or two blocks: up to the end of the first number's block, then the rest."""
+    """Do the same for numbers from one or two blocks: first those up to the end of the first block, then the rest."""
     room = np.int64(MASK32 - (position & MASK32)) + 1
     if y.size <= room:
         _dropout(x, p, np.uint64(seed), position, y, past)

@@ -1,6 +1,6 @@
 """The steps of README.md as code. bench/bench_dropout.py prints the table.
 
-Each step drops a fraction p of x. The elements differ: only the last two steps use the numbers of reference.py.
+Each step drops a fraction p of x, but not the same elements: only the last two use the numbers of reference.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Elementwise arithmetic, compiled: a loop for each operation, which LLVM turns into vector instructions (not power).
+"""Elementwise arithmetic, compiled: a loop for each operation, which LLVM turns into vector instructions, except power.
 
 Numbers (scale, shift, exponent) arrive as float64 and are converted to the arrays' type before the loop: a single
 float64 would make the compiler compute everything in float64, with half as many numbers in a vector. stream.py divides
-vectors into chunks, and loads and stores their elements. The last operations are rarely needed, and run on one thread.
+vectors into chunks, and loads and stores their elements. Operations with @jit are rarely needed, and run on one thread.
 """
 
 from __future__ import annotations

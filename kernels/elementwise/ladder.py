@@ -17,7 +17,7 @@ def in_numpy(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
 
 @jit
 def one_loop(x: ndarray, scale: float, shift: float, out: ndarray) -> None:
-    """Make one pass with vector instructions. In the third-level cache several cores together read faster."""
+    """Make one pass with vector instructions, on one core: several cores would read the third-level cache faster."""
     factor, summand = x.dtype.type(scale), x.dtype.type(shift)
     for i in range(out.size):
         out[i] = factor * x[i] + summand

@@ -34,7 +34,7 @@ def chunks(x: ndarray) -> int:
 
 @jit
 def chunk(x: ndarray, k: int, chunks: int) -> ndarray:
-    """Return chunk k of x (n,). The last one extends to the end, and a single one is all of x."""
+    """Return chunk k of x (n,). The last chunk extends to the end of x; a single chunk is all of x."""
     return x[k * CHUNK : (k + 1) * CHUNK if k + 1 < chunks else x.size]
 
 
@@ -48,7 +48,7 @@ def _passes_caches(out: ndarray, k: int, chunks: int) -> bool:
     return out.size * out.itemsize >= CACHE and out.ctypes.data % VECTOR_BYTES == 0
 
 
-# A decorator: makes a kernel from a function for one chunk of its vectors, which may have two computed parameters:
+# A decorator that makes a kernel from a function for one chunk. The function may have two computed parameters:
 # past: whether stores to the last vector bypass the caches (it is large, and aligned for non-temporal vector stores);
 # begin: the index of the chunk's first element.
 chunked = in_parts(chunks, chunk, begin=_begin, past=_passes_caches)
@@ -83,7 +83,7 @@ def get(typing: Any, x: Any, i: Any) -> Any:
 
 @intrinsic
 def put(typing: Any, out: Any, i: Any, value: Any, past: Any) -> Any:
-    """Store out[i] = value; if `past`, bypass the caches. For a loop over i from 0 in which `past` does not change.
+    """Store out[i] = value; if `past`, bypass the caches. Use it in a loop over i from 0 with a constant `past`.
 
     LLVM makes one loop for each value of `past`. It vectorises the non-temporal stores only if they declare the
     alignment of a whole vector, which the vector stores have: `out` is aligned and i begins at 0.

@@ -4,8 +4,8 @@ share the planes.
 A copy reads and writes each number once, so memory limits it, and memory moves whole cache lines of 16 numbers. If
 source and target are contiguous along the last axis, whole lines are used. In a transpose, the target is contiguous
 within a row of the plane, and the source within a column. Four rows are written simultaneously, so that four neighbours
-in the source are read together. They are written in pieces of COLUMNS columns, so that the source's lines are still in
-the first-level cache for the next four rows.
+in the source are read together. The rows are written in pieces of COLUMNS columns, so that the source's lines are still
+in the first-level cache for the next four rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 
 from .reference import __all__ as __all__
 
-SERIAL = 32768  # numbers: fewer than these are copied by one thread
+SERIAL = 32768  # one thread copies arrays with fewer numbers
 TASKS = 32
 COLUMNS = 128
 

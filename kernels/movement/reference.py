@@ -28,7 +28,7 @@ def copy(
 ) -> None:
     """target[index . target_strides + target_offset] = source[index . source_strides + source_offset]
 
-    source, target: vectors; shape and strides: int64 (rank,), strides in elements. index: every index below shape.
+    source, target: vectors; shape and strides (in elements): int64 (rank,). index: each index of an array (shape).
     """
     for index in itertools.product(*(range(n) for n in shape)):
         s, t = source_offset, target_offset
@@ -39,7 +39,7 @@ def copy(
 
 
 def take(x: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """out (n, C) = the rows of x (N, C) with the numbers rows (n,), each in [0, N)"""
+    """out[i] = x[rows[i]] for out (n, C), x (N, C) and rows (n,), with values in [0, N)"""
     for i in range(rows.size):
         for c in range(x.shape[1]):
             out[i, c] = x[rows[i], c]

@@ -26,7 +26,7 @@ from minidl.kernels.reduce.rows import narrow, repeat, wide
 from ..elementwise.stream import get, put
 from .reference import __all__ as __all__
 
-BLOCK_SIZE = 16384  # numbers in a block, at least, if there are several
+BLOCK_SIZE = 16384  # if there are several blocks, each has about this many numbers or more
 MAX_BLOCKS = 64
 
 
@@ -53,7 +53,7 @@ by_partial_sums = in_parts(_partial_sums, _block)  # the function receives parti
 
 @jit
 def _total(partial: ndarray) -> ndarray:
-    """Return the sum (2, C) of partial (blocks, 2, C) over the blocks, in order; it overwrites the first block."""
+    """Return the sum (2, C) of partial (blocks, 2, C) over the blocks, in order; the sum overwrites the first block."""
     total = partial[0]
     for block in range(1, partial.shape[0]):
         for k in range(2):
@@ -148,7 +148,7 @@ def _passing(dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarr
 def _gradient_moments(
     dy: Part, x: Part, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, partial: Part
 ) -> None:
-    """Compute partial[0] (2, C) = sum of dy, sum of dy (x - mean) over the rows; with relu, if the output was positive.
+    """Compute partial[0] (2, C) = sum of dy, sum of dy (x - mean) over the rows; with relu, over positive outputs only.
 
     Four rows are added in the type of the arrays, then in float64: unlike in a variance, nothing cancels.
     """

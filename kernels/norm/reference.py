@@ -1,8 +1,8 @@
 """Batch and layer normalisation: the definition and the oracle of the tests.
 
 x, y, dx, dy (rows, C); an image batch (N, H, W, C) is N * H * W rows. weight, bias and their gradients (C,).
-rstd is 1 / sqrt(variance + eps), kept for the backward pass. A variance is the sum of the squares divided by the number
-of values, unless stated otherwise. relu: at the end, values below 0 become 0; the gradient is 0 where the output is 0.
+rstd is 1 / sqrt(variance + eps), kept for the backward pass. A variance is the mean of the squared distances to the
+mean, unless stated otherwise. relu: at the end, values below 0 become 0; the gradient is 0 where the output is 0.
 partial: scratch of a fast kernel, not used here.
 """
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def _mean_and_variance(values: ndarray) -> tuple[float, float]:
-    """Return both for a vector; the variance is computed from distances to the mean, so a large mean does no harm."""
+    """Return mean and variance of a vector. The variance uses distances to the mean: a large mean does no harm."""
     mean = sum(values) / len(values)
     return mean, sum((value - mean) ** 2 for value in values) / len(values)
 
@@ -58,7 +58,7 @@ def batch_norm_backward(
 
     dx = weight rstd (dy - dbias / rows - z dweight / rows).
 
-    relu: dy is used only where the output, which is recomputed, is above 0, and is 0 elsewhere.
+    relu: the output is recomputed, and dy counts as 0 where the output is not above 0.
     """
     rows, channels = x.shape
     for c in range(channels):
@@ -71,7 +71,7 @@ def batch_norm_backward(
 
 
 def _passed(dy: ndarray, y: ndarray, relu: bool) -> list[float]:
-    """Return the gradient (rows,) of the input y of a relu whose output has the gradient dy; without relu, dy."""
+    """Return dy (rows,), but with relu, 0 where the relu's input y is not above 0."""
     return [dy[r] if y[r] > 0 or not relu else 0.0 for r in range(len(dy))]
 
 
@@ -89,7 +89,7 @@ def fold_backward(
     dscale: ndarray, dshift: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
     dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """Compute dweight and dbias from dscale and dshift, which are float64, since dweight is a difference."""
+    """Compute dweight and dbias from dscale and dshift in float64, since the difference in dweight loses digits."""
     for c in range(dweight.size):
         dweight[c] = (dscale[c] - running_mean[c] * dshift[c]) / math.sqrt(running_var[c] + eps)
         dbias[c] = dshift[c]

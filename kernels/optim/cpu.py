@@ -25,14 +25,14 @@ LANES = 128  # independent sums of squares
 
 @jit
 def _overlap(start: int, stop: int, begin: int, size: int) -> slice:
-    """Return the part, often empty, of the segment [start, stop) in the chunk of `size` elements from `begin` on."""
+    """Return the slice, often empty, of the chunk [begin, begin + size) that is in the segment [start, stop)."""
     low = max(start - begin, 0)
     return slice(low, max(low, min(stop - begin, size)))
 
 
 @jit
 def _decay(lr: float, weight_decay: float, decoupled: bool) -> tuple[float, float]:
-    """Return the factor of theta itself, and the factor of the theta that is added to the gradient."""
+    """Return the factor that multiplies theta, and the multiple of theta that is added to the gradient."""
     return (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
 
 
@@ -72,7 +72,7 @@ def _adam(
     shrink, pull = _decay(lr, weight_decay, decoupled)
     shrink_, pull_, scale_, eps_ = number(shrink), number(pull), number(scale), number(eps)
     keep1, add1, keep2, add2 = number(beta1), number(1 - beta1), number(beta2), number(1 - beta2)
-    # Bias corrections: that of `first` is part of the rate, that of `second` is applied after the square root.
+    # The rate includes the bias correction of `first`; the correction of `second` is applied after the square root.
     rate = number(lr / (1 - beta1**step))
     correction = number(1 / math.sqrt(1 - beta2**step))
     for i in range(theta.size):

@@ -22,7 +22,7 @@ VECTOR_CHANNELS = 8  # fewer channels do not fill a vector: they are processed n
 
 @jit
 def _span(out: int, size: int, kernel: int, stride: int, padding: int) -> tuple[int, int, int]:
-    """Return, along one axis, (start, stop) of the pixels that output `out` depends on, and where its window begins."""
+    """Return, for output `out` along one axis, (start, stop) of its window in the image, and start before clipping."""
     start = out * stride - padding
     return max(start, 0), min(start + kernel, size), start
 

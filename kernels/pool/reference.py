@@ -29,10 +29,10 @@ def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: 
 
 
 def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, place: ndarray) -> None:
-    """Compute y = the largest pixel of each window, and place = its place in the window.
+    """Compute y = the largest pixel of each window, and place = the index of this pixel in the window.
 
-    place: uint8 if a window has at most 256 pixels, else int32. That is one byte for each float32; the index of the
-    pixel in the image would need four or eight, which are written here and read in the backward pass.
+    place: uint8 if a window has at most 256 pixels, else int32. It is written here and read in the backward pass;
+    the index of the pixel in the image would need four or eight bytes instead of one.
     Of equal pixels the first wins. A NaN wins over every number and over an earlier NaN, as in PyTorch.
     """
     for n, oh, ow, c in _indices(y):

@@ -14,7 +14,7 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from .reference import __all__ as __all__
 from .rows import narrow, wide
 
-SERIAL = 32768  # numbers: fewer than these are summed by one thread
+SERIAL = 32768  # one thread sums arrays with fewer numbers
 
 
 @jit

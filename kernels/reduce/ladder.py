@@ -1,4 +1,4 @@
-"""The steps of README.md as code: sums over the middle axis of x (outer, n, inner). bench/bench_reduce.py measures.
+"""The steps of README.md as code: sums over the middle axis of x (outer, n, inner). Timed by bench/bench_reduce.py.
 
 partial (chunks, outer, inner) float64 is scratch for partial sums, as in cpu.py.
 """
@@ -25,7 +25,7 @@ def in_float32(x: ndarray, partial: ndarray, out: ndarray) -> None:
 
 @jit
 def row_by_row(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """Add rows to one sum for each number of a row, loaded and stored for each row (a plain vector: to four sums)."""
+    """Keep one sum for each column, loaded and stored for each row; for a plain vector, keep four sums."""
     for o in range(x.shape[0]):
         cpu._sum_few(x[o], partial[0, o])
         for i in range(x.shape[2]):

@@ -24,7 +24,7 @@ WIDE_ROW = 256  # numbers: four wide rows of float32 are a page of memory, and t
 
 @jit
 def wide(channels: int) -> int:
-    """Return the width of a wide row, in numbers: a whole number of rows, at least one."""
+    """Return the length of a wide row: the largest multiple of `channels` up to WIDE_ROW, at least one row."""
     return max(1, channels) * max(1, WIDE_ROW // max(1, channels))
 
 
@@ -39,7 +39,7 @@ def repeat(values: ndarray, width: int) -> ndarray:
 
 @jit
 def narrow(sums: ndarray, total: ndarray) -> None:
-    """Compute total (C,) = the sums (width,) of a wide row, added over its rows."""
+    """Compute total (C,) = the sum of the rows of length C that form `sums` (width,)."""
     total[:] = 0
     for start in range(0, sums.size, max(1, total.size)):
         part = sums[start : start + total.size]

@@ -15,8 +15,8 @@ from minidl.engine.jit import jit
 from ..activation import functions
 from .reference import __all__ as __all__
 
-BLOCK_SIZE = 4096  # elements of a block of rows, at most, unless a single row has more
-SHORT_ROW = 16  # elements: in a row of up to this many, the maximum is searched one by one
+BLOCK_SIZE = 4096  # a block of rows has at most this many elements, unless a single row has more
+SHORT_ROW = 16  # up to this number of elements in a row, they are compared one by one to find the maximum
 
 
 @jit
