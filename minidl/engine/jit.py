@@ -20,6 +20,7 @@ Three choices hold for every kernel:
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import hashlib
 import inspect
@@ -180,7 +181,9 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
         function.__qualname__ += "_part"
         scope = {"_part": apart_jit(function), "_count": count, "_cut": cut, "prange": prange}
         scope |= {f"_{p}": compute for p, compute in computed.items()} | {"__name__": function.__module__}
-        exec(compile(source, function.__code__.co_filename, "exec"), scope)  # Numba caches no function without a file
+        code = function.__code__  # Numba caches no function without a file, and reads its source: that of `function`
+        tree = ast.increment_lineno(ast.parse(source), code.co_firstlineno - 2)  # the source begins with an empty line
+        exec(compile(tree, code.co_filename, "exec"), scope)
         kernel = parallel_jit(scope[name])
         kernel.part = scope["_part"]
         return kernel
