@@ -23,8 +23,8 @@ class Cut(NamedTuple):
     """How a pass is cut into blocks, and the layout of what a block reads: (images, lines, columns, pixel)."""
 
     layer: Layer
-    v: Axis
-    h: Axis
+    v: Axis  # the vertical axis
+    h: Axis  # the horizontal axis
     batch: int  # images of the pass
     blocks: int
     images: int  # images of a block
@@ -32,8 +32,8 @@ class Cut(NamedTuple):
     in_place: bool  # blocks read the source, not a copy
     lines: int
     columns: int
-    pixel: int  # numbers from one pixel to the next
-    channel: int  # numbers from one input channel to the next
+    pixel: int  # the distance from one pixel to the next, in numbers
+    channel: int  # the distance from one input channel to the next, in numbers
 
 
 class Block(NamedTuple):
@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
 @jit
 def copy_size(layer: Layer, width: int, gap: int) -> Pair:
-    """Return upper limits of a block's copy, for x with lines of `width` pixels: its columns, and its numbers."""
+    """Return upper limits for a block's copy, with `width` pixels in a line of x: its columns, and its size."""
     rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # one row of outputs always fits
     window = (layer.kernel[1] - 1) * layer.dilation[1] + 2 * MAX_BUNDLE * layer.stride[1]
     columns = width + 2 * layer.padding[1] + window
@@ -57,7 +57,7 @@ def copy_size(layer: Layer, width: int, gap: int) -> Pair:
 
 @jit
 def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
-    """Return the size of a row with all outputs of a bundle: whole vectors across groups, or whole panels of each."""
+    """Return the size of a row with all outputs of a bundle: whole vectors across groups, or whole panels per group."""
     if by_channels(layer):
         return ceildiv(layer.groups * layer.outer, lanes(array)) * lanes(array)
     return layer.groups * ceildiv(bundle * layer.outer, panel_width(array)) * panel_width(array)
@@ -76,7 +76,7 @@ def cut_into_blocks(
     elif not in_place:
         pixel = layer.inner + gap
     columns = h.source if in_place else span(h, h.pixels)
-    line = 0 if in_place else columns * pixel  # numbers that are copied
+    line = 0 if in_place else columns * pixel  # numbers that are copied for each line
     images, rows = 1, max(1, min(v.pixels, pixels // h.pixels))
     while rows > 1 and span(v, rows) * line > MAX_COPY:
         rows -= 1
@@ -98,13 +98,13 @@ def block_at(cut: Cut, number: int) -> Block:
 
 @jit
 def place(cut: Cut, image: int, line: int, column: int) -> int:
-    """Return where a pixel begins in the copy of a block."""
+    """Return the offset of a pixel in what a block reads."""
     return ((image * cut.lines + line) * cut.columns + column) * cut.pixel
 
 
 @apart_jit
 def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray) -> tuple[ndarray, int]:
-    """Return what a block reads for a group: the source or a copy in `memory`, and the offset to begin at."""
+    """Return what a block reads for a group: the source or a copy in `memory`, and the offset of its first pixel."""
     inner, outer, height, width = cut.layer.inner, cut.layer.outer, cut.v.source, cut.h.source
     top, left, channel = block.row * cut.v.step + cut.v.offset, cut.h.offset, group * inner
     if cut.in_place:

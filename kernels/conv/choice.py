@@ -24,7 +24,7 @@ from .reference import Pair
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
 FEWEST_CHANNELS = 16
-GAIN = 1.5  # a form is used if the direct kernel needs at least this many times its multiplications
+GAIN = 1.5  # a form is used if the direct kernel needs at least this many times the form's multiplications
 
 
 @jit
@@ -37,7 +37,7 @@ def _multiplications(out: Pair, m: int, n: int) -> int:
 def winograd_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """Return the form for y, with `out` = (Ho, Wo) and `outputs` channels, from x with `channels`; also for dweight.
+    """Return the form that computes y (`outputs` channels, `out` = (Ho, Wo)) from x (`channels` channels), or dweight.
 
     For dx, `out` is (H, W), and channels and outputs are exchanged.
     """

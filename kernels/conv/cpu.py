@@ -1,7 +1,7 @@
-"""Convolution, compiled: calls one of two kinds of kernels. The lesson is README.md, the kernels are in
+"""Compiled convolution. Each function calls one of two kinds of kernels, which README.md and WINOGRAD.md explain:
 
-    direct.py, weight_gradient.py    the sum of the definition, for any geometry
-    winograd.py                      fewer multiplications, for some geometries (choice.py decides for which)
+- direct.py, weight_gradient.py: the sum of the definition, for any geometry;
+- winograd.py: fewer multiplications, for some geometries (choice.py decides for which).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .reference import __all__ as __all__
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return how many numbers of scratch `forward` needs; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    """Return the size of forward's scratch in numbers; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     out = output_size(x_shape, w_shape, stride, padding, dilation)
     form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
@@ -31,7 +31,7 @@ def forward_scratch(
 def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return how many numbers of scratch `backward_input` needs."""
+    """Return the size of backward_input's scratch in numbers."""
     form = winograd_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         return fast.backward_input_scratch(form, x_shape, w_shape, padding)
@@ -41,7 +41,7 @@ def backward_input_scratch(
 def backward_weight_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return how many numbers of scratch `backward_weight` needs."""
+    """Return the size of backward_weight's scratch in numbers."""
     out = output_size(x_shape, w_shape, stride, padding, dilation)
     form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:

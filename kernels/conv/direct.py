@@ -5,9 +5,9 @@ Both consist of passes, sums of the form in geometry.py, which are cut into bloc
 1. Unless the source can be read in place, `gather` copies what the block reads, with zeros around it, into memory
    that stays in the core's cache.
 2. For each panel of output channels and each chunk of pixels, `_sum` runs the micro-kernel, or for groups of few
-   channels the tile of channels.py. Its rows are pixels (a table contains the offset of each: any stride is possible,
-   and a tile continues in the next row of the image). Its taps are the rows of the kernel: without dilation, kw pixels
-   of C channels are contiguous and are one depth of kw C.
+   channels the tile of channels.py. A tile's rows are pixels; a table contains their offsets, so any stride is
+   possible, and a tile may continue on the next line of the image. The taps of the sum are the rows of the kernel:
+   without dilation, kw pixels of C channels are contiguous, so a tap has a depth of kw C.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
 About KC products are summed in one go (all of them if vectors extend across groups): sums of sums have smaller errors
@@ -44,7 +44,7 @@ def scratch_size(
     threads: int, x_shape: Shape, w_shape: Shape, backward: bool, groups: int, stride: Pair, padding: Pair,
     dilation: Pair,
 ) -> int:  # fmt: skip
-    """Return how many numbers of scratch `convolve` needs; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    """Return the size of convolve's scratch in numbers; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     layer = layer_of(w_shape, backward, groups, stride, padding, dilation)
     products = x_shape[0] * x_shape[1] * x_shape[2] * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3]
     tasks = threads if products > SERIAL * stride[0] * stride[1] else 1
@@ -88,7 +88,7 @@ def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarra
 
 @jit
 def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
-    """Return the depth of a tap, and where each tap begins in the copy of a block and in a panel of packed weights."""
+    """Return the depth of a tap, and the offset of each tap in the copy of a block and in a panel of packed weights."""
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
     side_by_side = not across and (h.spacing == 1 or h.taps == 1)  # the taps of a kernel row are one depth
     channels, columns = layer.inner if across else 1, 1 if side_by_side else h.taps
@@ -103,8 +103,8 @@ def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray]:
-    """Return where each pixel (or bundle) of a block begins: in the block's copy, and in the output, counted from the
-    block's first pixel. The first `whole` bundles of each row of outputs come before the last bundles of the rows."""
+    """Return the offsets of each pixel (or bundle) of a block: in the block's copy, and in the output (counted from the
+    block's first pixel). The first `whole` bundles of all rows of outputs come before the last bundles of the rows."""
     v, h, lines = cut.v, cut.h, cut.images * cut.rows
     a_rows, c_rows = np.empty(lines * h.pixels, np.int64), np.empty(lines * h.pixels, np.int64)
     for line in range(lines):
@@ -164,7 +164,7 @@ def _pass(
     a_rows, c_rows = _pixel_offsets(cut, outputs, whole)
     depth, a_taps, b_taps = _tap_offsets(cut, packed)
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
-    size = a_taps.size * depth * width  # numbers of a packed panel
+    size = a_taps.size * depth * width  # the size of a packed panel
     if across:
         groups, columns, width, size = 1, outputs, channel_width(packed), channel_width(packed)
     panels = ceildiv(columns, width)
@@ -204,7 +204,7 @@ def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray,
             h = geometry.gradient_bundles(layer, 1, out_wide, wide, bundle)
     else:
         v, h = forward_axis(layer, 0, high, out_high, 1), forward_axis(layer, 1, wide, out_wide, bundle)
-    contiguous = layer.groups == 1 or v.taps * h.taps == 1  # are neighbouring taps adjacent in the source?
+    contiguous = layer.groups == 1 or v.taps * h.taps == 1  # neighbouring taps are adjacent in the source
     in_place = contiguous and not by_channels(layer) and geometry.inside(v) and geometry.inside(h)
     pixels = min(MC, max(8, batch * v.pixels * h.pixels // (4 * tasks)))
     return cut_into_blocks(layer, v, h, batch, in_place, 0, pixels, source)

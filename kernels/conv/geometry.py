@@ -85,7 +85,7 @@ def by_channels(layer: Layer) -> bool:
     and each number of x is copied to the lane of every output. Measured (float32, 32 channels, 3 x 3 and 5 x 5): with 2
     outputs in a group, this is 3 to 4 times as fast as group by group; with 4, as fast; with 8, a third as fast.
     """
-    return layer.groups > 1 and 8 * layer.outer <= NR  # NR for any float type: the size of scratch depends on it
+    return layer.groups > 1 and 8 * layer.outer <= NR  # NR also for float64: scratch_size does not know the type
 
 
 @jit
@@ -131,8 +131,8 @@ def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) 
 
 @jit
 def _cost(layer: Layer, axis: Axis, array: ndarray) -> int:
-    """Return an estimate of the time of a pass: in a row of one vector, a product costs 3/4 of one in a row of two
-    vectors; in addition, each row costs as much as ten products."""
+    """Return an estimate of the time of a pass: a product takes 4 units in a tile's row of two vectors and 3 units in a
+    row of one vector; each row takes another 40 units."""
     products = layer.kernel[0] * layer.inner  # of one pixel and one output, for each tap of the axis
     return ((3 if axis.bundle * layer.outer <= lanes(array) else 4) * axis.taps * products + 40) * axis.pixels
 

@@ -110,7 +110,7 @@ def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, in
 
 @jit
 def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
-    """Return approximately where the pixels of `count` tiles from `first` on are: (offset, size), in numbers.
+    """Return the approximate range of the pixels of `count` tiles from `first` on: (offset, size), in numbers.
 
     Tiles are in the order of memory. So a share of the `total` tiles is assumed to cover the same share of the array,
     shifted by `ahead` rows.
@@ -134,7 +134,7 @@ def to_planes(
     form: int, spread: bool, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
     planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
 ) -> None:  # fmt: skip
-    """Write BT d B (or, if `spread`, A dy AT) of `count` tiles of x, from `first` on, to tiles `at_tile` ... of planes.
+    """Write BT d B (or, if `spread`, A dy AT) of `count` tiles of x, from `first` on, to planes, from `at_tile` on.
 
     A plane holds blocks of channels: (channels / block, tiles, block). If the channels are not a whole number of
     vectors, a tile is first copied to `patch`.
@@ -210,7 +210,7 @@ def from_planes(
 def weight_to_planes(form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int) -> None:
     """Write u = G g GT for vector `block` of input channels, packed for the micro-kernel in panels (C, panel width).
 
-    flip: for dx. The kernel is rotated by 180 degrees, and its outputs and channels are exchanged.
+    flip (for dx): rotate the kernel by 180 degrees, and exchange its input and output channels.
     """
     r = weight.shape[0]
     vector = lanes(weight)

@@ -53,7 +53,7 @@ def _terms(
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return how many numbers of scratch a kernel needs: none for these loops."""
+    """Return the size of a kernel's scratch in numbers: 0, since these loops need none."""
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The end of a layer, applied to rows of sums after the micro-kernel.
+"""The end of a layer (bias, scale, shift, shortcut, relu), applied to rows of sums after the micro-kernel.
 
 A row has at most panel_width numbers: one or two vectors, of which the last may be partial.
 """
@@ -19,7 +19,7 @@ def _end(
     """Compute y = max((y + end[0]) end[1] + end[2] + shortcut, end[3]), each step rounded; NaN stays NaN.
 
     end[i] begins at end_at + i step. The shortcut has the layout of y; if there is none (`adds` is false), end[4] is
-    added instead. Beyond `width`, nothing of y and of the shortcut is read or written.
+    added instead. Beyond `width`, y is neither read nor written, and the shortcut is not read.
     """
     b, row = e.builder, e.at(y, at)
     ends = [e.at(e.at(end, end_at), e.times(step, i)) for i in range(5)]
@@ -65,6 +65,6 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: 
 
 @jit
 def finish_rows(y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int, shortcut: ndarray) -> None:
-    """Apply the end of a layer to `width` outputs of the pixels at `rows`; `end` comes from fill_end."""
+    """Apply the end of a layer to `width` outputs of the pixels at offsets `rows`; fill_end filled `end`."""
     for r in range(rows.size):
         _end(y, at + rows[r], end, end_at, end.size // 5, shortcut, shortcut.size > 0, width)

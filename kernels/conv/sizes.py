@@ -9,8 +9,8 @@ WEIGHT_KC = 256  # the same in the weight gradient, which sums over the pixels o
 
 CHUNK = 64  # pixels whose sums are computed and then finished (bias, relu) while they are in L1
 MAX_BUNDLE = 8  # pixels that are computed as one, at most (geometry.py): the window of a long bundle has many zeros
-MAX_COPY = 48 * 1024  # numbers in the copy of a block, about: it shares L2 with a panel of weights
+MAX_COPY = 48 * 1024  # numbers in the copy of a block, about: the copy shares L2 with a panel of weights
 MAX_PIECE = 96 * 1024  # numbers of dweight that a task sums at a time, about: they stay in L2
-MAX_UNPACKED = 64  # with up to so many weights for each output, a copy of dy costs more than it saves
+MAX_UNPACKED = 64  # with up to this many weights for each output, a copy of dy costs more than it saves
 MIN_TASKS = 16  # tasks of the weight gradient, about, if there are enough blocks
 SERIAL = 500_000  # products: fewer are not worth a second thread

@@ -1,8 +1,8 @@
 """A tile of one vector of columns and twice MR rows (16 or 12), for Winograd's products with few outputs (up to 16).
 
 The tile of matmul/product.py has eight rows: with one vector of columns these are eight sums, the fewest that keep the
-multiply-adds busy, so any delay costs time. Each row has its address in a register; there are not enough registers for
-sixteen addresses. Here the distance between rows is a constant for the compiler, so one address is enough.
+multiply-adds busy, so any delay costs time. That tile keeps the address of each row in a register; there are too few
+registers for sixteen addresses. Here the distance between rows is known at compile time, so one address is enough.
 """
 
 from __future__ import annotations

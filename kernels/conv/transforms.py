@@ -136,7 +136,7 @@ def _plus(e: Emitter, x: Value, factor: Fraction, y: Value) -> Value:
 def _parts(matrix: Matrix) -> list[slice]:
     """Return the ranges of rows of the matrix that are applied together.
 
-    Between the two axes there is a vector for each row of the matrix and column of X. If there are not enough registers
+    After the first axis there is a vector for each row of the matrix and column of X. If there are not enough registers
     for them, the rows are applied in several parts. (Rows 1 and 2, 3 and 4 ... may be pairs: they stay together.)
     """
     rows = len(matrix)
@@ -145,7 +145,7 @@ def _parts(matrix: Matrix) -> list[slice]:
 
 
 def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Matrix]:
-    """Yield each matrix; the instructions written for it run if n is the larger of its sides, the size of a tile."""
+    """Yield each matrix; the instructions that the caller writes for it run if n, the tile size, is its longer side."""
     first, *others = matrices
     if not others:
         yield first
@@ -199,11 +199,11 @@ def _within(e: Emitter, i: int, pair: Value) -> Value:
 
 
 def make_output_transform(*matrices: Matrix) -> Any:
-    """Return the function for the way back: from planes to an image y or, if `through`, to `patch`. X has no borders.
+    """Return a function like make_transform's, from planes to an image y or, if `through`, to `patch`.
 
     If `finish`, Y becomes (Y + bias) scale + shift; if `adds`, the shortcut is added; if `finish`, the result is at
     least `floor`. Each step is rounded. bias begins at end[end_at], scale, shift and floor each `end_step` numbers
-    later. The shortcut has the layout of y (if `through`, it is in the patch, after Y).
+    later. The shortcut has the layout of y (if `through`, it is in the patch, after Y). All of X is read.
     A store waits for its cache line, so the lines of the next tile, from y[next_at] on, are prefetched.
     """
 

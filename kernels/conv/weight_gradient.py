@@ -1,8 +1,8 @@
 """Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] dy[pixel, o].
 
 It uses the micro-kernel of matmul/tile.py in a different way: the tile's rows are weights (u, v, c), its columns are
-output channels. In the tile's sum over t and k, t is a row of output pixels and k a pixel of it. (Groups of few outputs
-use channels.py, where each pixel is a tap.)
+output channels. In the tile's sum over t and k, t is a row of output pixels, and k is a pixel of this row. (Groups of
+few outputs use channels.py, where each pixel is a tap.)
 
 The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
 and the pixels into `splits` parts. `_part` sums one piece over one part. At the end the parts are added in order.
@@ -50,7 +50,7 @@ def _splits(pixels: int, pieces: int) -> int:
 
 @jit
 def _task_memory(layer: Layer, width: int) -> int:
-    """Return how many numbers a task stores: copies of a block of dy and of x, and the gradient of a bundle."""
+    """Return the size of a task's memory: copies of a block of dy and of x, and the gradient of a bundle."""
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     columns, copy = copy_size(layer, width, NR)
     gradient = layer.kernel[0] * (layer.kernel[1] + MAX_BUNDLE * layer.stride[1]) * layer.inner * NR if bundled else 0
@@ -62,7 +62,7 @@ def _task_memory(layer: Layer, width: int) -> int:
 def scratch_size(
     threads: int, out: Pair, x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
 ) -> int:
-    """Return the numbers of scratch of `backward_weight`; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    """Return the size of backward_weight's scratch in numbers; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     layer = layer_of(w_shape, False, groups, stride, padding, dilation)
     size, pixels = w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3], x_shape[0] * out[0] * out[1]
     splits = _splits(pixels, _pieces(layer)[2])
@@ -73,13 +73,13 @@ def scratch_size(
 class Piece(NamedTuple):
     """A piece of dweight, and how dy is read for it."""
 
-    cut: Cut  # of a layer with only the kernel rows of this piece
+    cut: Cut  # for a layer with only the kernel rows of this piece
     row: int  # the first kernel row
     group: int
     output: int  # the first output, counted over all groups
     columns: int  # outputs of the piece times pixels of a bundle
     dy_in_place: bool
-    dy_step: int  # numbers from one pixel of dy, or of its copy, to the next
+    dy_step: int  # the distance from one pixel of dy, or of its copy, to the next, in numbers
 
 
 @apart_jit
@@ -95,7 +95,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     part = Layer((rows, kernel[1]), layer.inner, layer.outer, layer.groups, layer.stride, padding, layer.dilation)
     bundle = bundle_of(part, False, x.shape[2], dy.shape[2], x) if rows == kernel[0] else 1
     v, h = forward_axis(part, 0, x.shape[1], dy.shape[1], 1), forward_axis(part, 1, x.shape[2], dy.shape[2], bundle)
-    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels 64 numbers apart would all fall into a few sets of L1
+    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels a multiple of 64 numbers apart share few sets of L1
     in_place = not across and inside(v) and inside(h)
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
 
@@ -110,7 +110,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
 
 @jit
 def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the tiles' rows: for each weight of a piece, an offset in (a copy of) x and one in the sum."""
+    """Return the tiles' rows: for each weight of a piece, its offsets in x (or its copy) and in the sum."""
     layer, h, outputs = cut.layer, cut.h, cut.layer.groups * cut.layer.outer
     weights = layer.kernel[0] * h.taps * layer.inner
     a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
@@ -123,7 +123,7 @@ def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray]:
-    """Return the taps of the sum: where each run of `depth` output pixels begins in x and in dy (or their copies)."""
+    """Return the taps of the sum: the offsets of each run of `depth` output pixels in x and in dy (or their copies)."""
     taps = cut.images * cut.rows * cut.h.pixels // depth
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
     for t in range(taps):
@@ -149,7 +149,7 @@ def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, wi
 
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
-    """Return a block of dy: an array, the offset of its column 0, and a factor f: the panel of column p is p f on."""
+    """Return a block of dy: an array, an offset, and a factor f; the panel from column p on begins at offset + p f."""
     layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
     outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
@@ -165,7 +165,7 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
 
 @apart_jit
 def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
-    """Sum bundles (kh, taps, C, panel_width) into total (kh, kw, C, O): tap v of pixel p is tap v - p tap_pixel."""
+    """Sum bundles (kh, taps, C, panel_width) into total (kh, kw, C, O): pixel p's tap v is at v - p tap_pixel."""
     layer, h, kernel, outer = cut.layer, cut.h, cut.layer.kernel, cut.layer.outer
     total[:] = 0
     for u in range(kernel[0]):

@@ -210,7 +210,7 @@ def _block(channels: int) -> int:
 
 @jit
 def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int, int]:
-    """Return the numbers of partial sums and of tiles in a group, and the sizes of a plane of dU, V, D and of a patch.
+    """Return the number of partial sums, the number of tiles in a group, the sizes of a plane of dU, V, D, and a patch.
 
     For a small dU there are several partial sums, each over a range of tiles; they are added in order. For a large dU,
     or few tiles, there is one sum: all tiles of a group are transformed first, then the planes are divided among the
@@ -233,7 +233,7 @@ def _gradient_tiles(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, first: int, count: int, at_tile: int,
     v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
-    """Write V and D of `count` tiles from `first` on, from tile `at_tile` of the planes on."""
+    """Write V and D of `count` tiles from `first` on to the planes, from tile `at_tile` on."""
     n = tile_of(form)[2]
     channels, outputs = x.shape[3], dy.shape[3]
     row = max(row_of(channels), row_of(outputs))

@@ -31,13 +31,13 @@ SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
 
 @jit
 def _packed_size(rows: int, depth: int) -> int:
-    """Return how many numbers a packed panel of b holds, with its depth rounded up to whole vectors."""
+    """Return the size of a packed panel of b in numbers, with its depth rounded up to whole vectors."""
     return (block_depth(rows, depth) + LANES - 1) // LANES * LANES * NR
 
 
 @jit
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
-    """Return how many numbers a thread's scratch holds: a panel of b and, for many panels, a block of a."""
+    """Return the size of a thread's scratch in numbers: a panel of b and, for many panels, a block of a."""
     kc = block_depth(rows, depth)
     mc = min(rows, MC_KC // max(1, kc) + NR)
     # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns.
@@ -47,7 +47,7 @@ def _scratch_size(rows: int, columns: int, depth: int) -> int:
 
 @apart_jit
 def _empty_sums(bias: ndarray, relu: bool, out: ndarray) -> None:
-    """out = 0 [+ bias] [max(., 0)], for depth 0: sums without a product"""
+    """Compute out = 0 [+ bias] [max(., 0)]: with depth 0, the sums have no products."""
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
             total = out.dtype.type(0)
@@ -95,7 +95,7 @@ def _share(
                     pack_rows(b, b_at, b_step, deep, wide, packed)
                 else:
                     pack_columns(b, b_at, b_column, deep, wide, packed)
-                # The last tile of a panel prefetches the next panel: earlier, it would be evicted before its use.
+                # The last tile of a panel prefetches the next panel: if loaded earlier, it would be evicted.
                 soon_at, soon_step = b_at, 0
                 if column + nr < columns and b_column == 1:
                     soon_at, soon_step = b_at + nr, b_step
@@ -160,7 +160,7 @@ def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Return how many numbers scratch holds, for out (rows, columns) and sums of `depth` products."""
+    """Return the size of scratch in numbers, for out (rows, columns) and sums of `depth` products."""
     return (threads() if rows * columns * depth >= SERIAL_BELOW else 1) * int(_scratch_size(rows, columns, depth))
 
 

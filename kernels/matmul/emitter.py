@@ -70,7 +70,7 @@ def _received(kind: Any) -> Any:
 class Emitter:
     """Writes instructions for vectors of one float type: the type of the first array of floats among the arguments.
 
-    builder: llvmlite's, for all other instructions. lanes: numbers in a vector. bytes: the size of a number.
+    builder: llvmlite's IRBuilder, for all other instructions. lanes: numbers in a vector. bytes: the size of a number.
     """
 
     def __init__(self, context: Any, builder: Any, kinds: list[Any]) -> None:
@@ -88,7 +88,7 @@ class Emitter:
         return ir.Constant(self.int64, value) if isinstance(value, int) else value
 
     def filled(self, value: float) -> Value:
-        """Return a vector with this number in each lane."""
+        """Return a constant vector with this number in each lane."""
         return ir.Constant(self.vector, [value] * self.lanes)
 
     def times(self, x: Value, factor: Offset) -> Value:

@@ -5,11 +5,11 @@ A panel is (depth, panel width): row k contains the numbers of b that a tile nee
 transposed in registers, one at a time:
 
     A B C D      A B|C D      A E C G      A E I M
-    E F G H      E F|G H      B F D H      B F J N         4 lanes: swap the off-diagonal halves of neighbouring
-    I J K L      ---+---      I M K O      C G K O         rows in pairs (1 apart), then of rows 2 apart; 16 lanes
-    M N O P      I J|K L      J N L P      D H L P         do it 1, 2, 4 and 8 apart (Eklundh 1972)
+    E F G H      E F|G H      B F D H      B F J N         4 lanes: swap the off-diagonal parts of pairs of
+    I J K L      ---+---      I M K O      C G K O         rows 1 apart, then of pairs 2 apart; for 16 lanes,
+    M N O P      I J|K L      J N L P      D H L P         the rows are 1, 2, 4 and 8 apart (Eklundh 1972)
 
-Columns beyond the requested width hold arbitrary numbers: the tile does not store them.
+Columns beyond the requested width hold arbitrary numbers: the tile does not store the sums of these columns.
 """
 
 from __future__ import annotations

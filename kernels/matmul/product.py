@@ -2,12 +2,12 @@
 
     c[c_at + i c_row + j]  (+)=  sum over k < depth of  a[a_at + i a_row + k a_step]  *  b[b_at + k b_step + j]
 
-The code around the loop over k matters here: 32 products take as long as the code before and after them. So there are
-no tables, the addresses of c are computed when the sums are done, and stores use masks only if a tile is not full. The
-bias and relu of a linear layer are applied while the sums are in registers.
+The code around the loop over k matters here: a sum of 32 products takes as long as the code before and after it.
+So there are no tables, the addresses of c are computed when the sums are done, and stores use masks only if a tile is
+not full. The bias and relu of a linear layer are applied while the sums are in registers.
 
-`soon` is not an argument of tile.py: for each k the tile prefetches two cache lines at soon[soon_at + k soon_step],
-which a later tile reads. The CPU does not wait for them.
+Only this tile has an argument `soon`: for each k it prefetches two cache lines at soon[soon_at + k soon_step], which a
+later tile reads. The CPU does not wait for these lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def product_tile(
     c: Value, c_at: Value, c_row: Value, finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
     soon: Value, soon_at: Value, soon_step: Value,
 ) -> None:  # fmt: skip
-    """Compute the tile above. If `finish`: add bias to the first `biased` columns (all or 0), then relu if set."""
+    """Compute the tile above. If `finish`, add bias to the first `biased` columns (all or 0), and apply relu if set."""
     a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
 
     def tile(vectors: int) -> None:

@@ -33,7 +33,7 @@ def tn(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> No
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Return how many numbers scratch holds, for out (rows, columns) and sums of `depth` products."""
+    """Return the size of scratch in numbers, here 0, for out (rows, columns) and sums of `depth` products."""
     return 0
 
 
