@@ -68,7 +68,7 @@ store_ordered = intrinsic(_store("seq_cst"))
 def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, first: int, last: int) -> int:
     """Return a free slot among first, ..., last - 1, if all peers are alive and have released the previous message.
 
-    Else return -1 - peer for a peer that is dead or has not released it, or -1 - sender if no slot is free.
+    Else return -1 - peer for a peer that is dead or has not released that message, or -1 - sender if no slot is free.
     """
     for peer in peers:
         if load_acquire(cells[peer], sender) != 0 or states[peer] == DEAD:
@@ -141,9 +141,9 @@ def announce(newest: ndarray, writer: int, version: int, slots: int, slot: int) 
 def pin(newest: ndarray, pins: ndarray, writer: int, reader: int, seen: int, slots: int, tries: int) -> int:
     """Pin the newest slot and return newest[writer, 0].
 
-    Returns 0 if that equals `seen`, -1 if it changed during every attempt, -2 if this reader already has a pinned slot.
-    The pin is a hazard pointer (Michael 2004). Before the writer looks for a slot to overwrite, it makes another slot
-    the newest. So if a pinned slot is still the newest, the writer will see the pin when it looks.
+    Returns 0 if its value is `seen`, -1 if it changed during every attempt, -2 if this reader already pins a slot.
+    The pin is a hazard pointer (Michael 2004). The writer makes another slot the newest before it searches for a slot
+    to overwrite. So if a slot is still the newest after it was pinned, that search will find the pin.
     """
     if load_ordered(pins[writer], reader) != 0:
         return -2

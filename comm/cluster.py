@@ -64,7 +64,7 @@ class Device:
 class Link:
     """A link: a message of n bytes takes alpha + n beta seconds.
 
-    With probability `drop` a message is lost. It is sent again after `timeout` seconds.
+    With probability `drop` a message between nodes is lost. It is sent again after `timeout` seconds.
     """
 
     alpha: float = _entry(0.0, NATURAL)
@@ -84,7 +84,7 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class Event:
-    """A death or join, at `time` seconds, of one rank or of all ranks on a node or on a group of nodes."""
+    """A death or join, at `time` seconds, of one rank, or of all ranks on a node or in a group of nodes."""
 
     time: float = _entry(0.0, NATURAL)
     rank: int = _entry(UNSET, NATURAL)
@@ -101,7 +101,7 @@ class Group:
 
 
 class Place(NamedTuple):
-    """The placement of ranks. nodes[r], devices[r]: those of rank r. groups[n], names[n]: those of node n."""
+    """The placement of ranks: nodes[r] and devices[r] of each rank r, groups[n] and names[n] of each node n."""
 
     nodes: tuple[int, ...]
     devices: tuple[Device, ...]
@@ -190,7 +190,7 @@ class Cluster:
         return tuple(sorted(found))
 
     def seconds_per_image(self, device: Device, work: str, flops: float) -> float:
-        """Return the seconds of a gradient per image. work: "model data", a key of [measured]. flops: per image.
+        """Return the time of a gradient in s per image. work: "model data", a key of [measured]. flops: per image.
 
         Raises ConfigError if the device has a `speed` and [measured] has no such key.
         """
@@ -216,7 +216,7 @@ def uniform(ranks: int, per_node: int = 1, **link: float) -> Cluster:
 
 
 def load(path: str | Path) -> Cluster:
-    """Load a cluster from a file, or an example that comes with minidl by its name.
+    """Load a cluster from a file. For an example that comes with minidl, `path` is its name.
 
     Raises ConfigError if there is no such file, or if a key in it is wrong.
     """

@@ -4,8 +4,8 @@
 
 `distance` is the consensus distance of Kong, Lin, Koloskova, Jaggi and Stich (Consensus Control for Decentralized Deep
 Learning, ICML 2021). They use it to explain the loss of accuracy in decentralised training: as long as the distance
-stays below a critical value, nothing is lost. `relative` can be compared between models, and between moments of a run:
-0.01 means that a replica's weights differ from the mean of all replicas by about 1%.
+stays below a critical value, no accuracy is lost. `relative` can be compared between models and between moments of
+a run: 0.01 means that a replica's weights differ from the mean of all replicas by about 1%.
 
 The vectors come one at a time, as `Fabric.gather` yields them. Mean and squares are updated together (Welford 1962), in
 float64. The difference of two large sums, sum |x_i|^2 - P |mean|^2, would be mostly rounding error if the distance is

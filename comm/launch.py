@@ -161,10 +161,10 @@ class ProcessGroup:
                 _tell(f"replica {rank} was killed by {signal.Signals(-code).name}")
         elif code == 0:
             self.finished = True
-        else:  # a stopped rank cannot know which signal came: use the launcher's
+        else:  # a stopped rank does not know which signal the launcher received
             stopped = self.words[memory.STOP] and code >= 128
             self.code = self.code or (128 + self.words[memory.STOP] if stopped else code)
-        if 0 < code < 128:  # an error: not DEAD, or the others would report a lost peer; they must end silently
+        if 0 < code < 128:  # after an error do not set DEAD: the others must end without reporting a lost peer
             self.words[memory.ABORT] = 1
         elif code < 0 or self.numbers[self._state(rank)] <= memory.PAUSED:
             self.numbers[self._state(rank)] = memory.DEAD

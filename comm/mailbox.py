@@ -4,7 +4,7 @@ Every rank has slots that only this rank writes. A slot holds a header (length, 
 Two protocols define which slots may be read and which may be overwritten. Both copy a vector once, into the slot; the
 reader reads it there.
 
-A message is sent to certain ranks, and none is lost. On each channel, each pair (sender, receiver) has a cell, a word:
+A message is sent to certain ranks, and none is lost. Each pair (sender, receiver) has one int64 cell per channel:
 
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
@@ -46,7 +46,7 @@ TRIES = 8  # attempts to pin a published state that changes at each attempt
 
 
 class Pool(NamedTuple):
-    """A rank's slots for one purpose: at `start`, `slots` of `stride` bytes each; then `empty` slots without data."""
+    """A rank's slots for one purpose: from `start` on, `slots` of `stride` bytes each, then `empty` of LINE bytes."""
 
     start: int
     slots: int
@@ -68,7 +68,7 @@ class Plan:
     """The layout of the memory of `size` ranks, which include `servers`. All ranks compute the same layout.
 
     here: the ranks that map this memory, so that they have slots in it; None: all ranks.
-    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write to the earlier bytes.
+    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All write the bytes before parts[0].
     """
 
     def __init__(self, size: int, needs: Needs, servers: Sequence[int] = (), here: Sequence[int] | None = None) -> None:

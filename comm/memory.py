@@ -27,7 +27,7 @@ LIMIT_AND_USE = ("memory.max", "memory.current")  # files of a cgroup (version 2
 WORD = 8  # bytes
 STOP, ABORT, SIZE = 0, 1, 2  # words of the header
 HEADER, ROW = 8, 16  # lengths in words
-STATE, HEARD, LAYOUT = 0, 7, 8  # words of a row, which begins with the columns of the status table
+STATE, HEARD, LAYOUT = 0, 7, 8  # indices in a row, which begins with the columns of the status table
 JOINING, PAUSED, DEAD = 0, 3, 5  # values of fabric/words.py's State, which the launcher does not import
 
 

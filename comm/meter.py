@@ -68,11 +68,11 @@ class Meter:
         self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages = (
             array("q", bytes(8 * size)) for _ in range(4)
         )
-        self.busy = bytearray(size)  # by peer, whether the last attempt to send failed
+        self.busy = bytearray(size)  # by peer, whether the last attempt to send to it failed
         self.held_messages = self.misses = 0
         self.ages = [0] * BINS
         self.age_sum = self.age_max = 0.0
-        self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # of the lanes MAIN and BESIDE
+        self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # [lane][kind], for lanes MAIN and BESIDE
         self.elapsed = self.started = 0.0
         self.apart = [0, 0]  # bytes and messages sent while the clock was stopped
         self.mark = (0, 0)  # bytes and messages sent until the clock last stopped
@@ -100,7 +100,7 @@ class Meter:
             self.trace.keep(now, now, RECEIVED, MESSAGES, peer, size)
 
     def held(self, peer: int) -> None:
-        """Count a message that could not be sent because the edge was busy. Count only the first of its attempts."""
+        """Count a message that could not be sent, usually because the edge was busy. Repeated attempts count once."""
         if not self.busy[peer]:
             self.busy[peer] = 1
             self.held_messages += 1
@@ -132,7 +132,7 @@ class Meter:
             self.trace.keep(began, ended, kind, lane, -1, 0)
 
     def beside(self, start: Callable[[Callable[[], T]], Pending[T]], work: Callable[[], T]) -> Pending[T]:
-        """Call start(work). Waits inside `work` are counted separately; a wait for its result delays the replica."""
+        """Call start(work). Waits inside `work` are not counted as the replica's; a wait for the result is."""
         return Beside(self, start(partial(_apart, work)))
 
     # -- the clock ---------------------------------------------------------------------------------------

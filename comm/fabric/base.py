@@ -121,7 +121,7 @@ class Fabric(Transport):
 
     # -- collectives -------------------------------------------------------------------------------------
     #
-    # A binary tree over positions in the list of members. Nodes are ignored.        0
+    # A binary tree over positions in the list of members, wherever they run.        0
     #                                                                            1       2
     # Sums move up, (own + left) + right; the result moves down.                3 4     5 6
 
@@ -177,8 +177,8 @@ class Fabric(Transport):
 
         The other replicas yield nothing, and end when their last chunk is posted. Every replica must iterate over the
         result. A yielded vector is valid until the next one. All vectors have the same length.
-        Raises PeerLost if the leader dies or is not `led_by`, and, with `fail_fast`, if any replica dies. A header's
-        `round` is int(fail_fast), so a gather without `fail_fast` discards chunks of an interrupted gather with it.
+        Raises PeerLost if the leader dies or is not `led_by`, and, with `fail_fast`, if any replica dies. The chunks
+        have `round` = int(fail_fast), so a later gather without `fail_fast` discards those of an interrupted gather.
         """
         leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):

@@ -95,7 +95,7 @@ class BoxedFabric(Fabric):
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Sleep for this many seconds, or, where the transport supports it, until something arrives."""
+        """Sleep for at most this many seconds. A transport may return earlier, when a message arrives."""
 
     def start(self, work: Callable[[], T]) -> Pending[T]:
         return self._worker.start(work)

@@ -12,7 +12,7 @@ then sleeps for longer and longer. The longest sleep depends on what is in progr
 
     a message in flight        the time in which the link transfers PIECE bytes, measured on the last long message; data
                                that arrive during the sleep stay in the system's buffers
-    none, but a thread waits   AWAITED
+    only a waiting thread      AWAITED
     otherwise                  LONGEST
 
 A new order ends the sleep.
@@ -243,7 +243,7 @@ class Courier:
 
 
 def load(job: MpiJob) -> Any:
-    """Import and return mpi4py.MPI without starting MPI. Raises `refusal` if it is missing or does not fit."""
+    """Import and return mpi4py.MPI without starting MPI. Raises the error of `refusal` if MPI is missing or unfit."""
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False  # the engine's thread does both

@@ -249,7 +249,7 @@ class EventLoop:
         self.dead += 1
         self.board_changed(rank, STATE)
         for other in self.fabrics:
-            other.wake()  # this rank may wait for the dead one
+            other.wake()  # `other` may wait for the dead rank
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
@@ -339,7 +339,7 @@ class EventLoop:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """Release a message for one receiver, to which the sender may then send the next. The last release frees it."""
+        """Release a message for one receiver: the sender may then send it the next. The last release frees memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)

@@ -74,8 +74,8 @@ class MpiFabric(BoxedFabric):
         self._arrived: list[dict[int, Letter]] = [{} for _ in Channel]
         self._news: dict[int, Letter] = {}
         self._asked: set[int] = set()  # peers whose published state this rank has requested
-        self._seen = [0] * self.size  # by peer, the version of the last state that it sent
-        self._askers: dict[int, int] = {}  # peers that requested a state, and the version that each has seen
+        self._seen = [0] * self.size  # by peer, the version of the last state that came from it
+        self._askers: dict[int, int] = {}  # peers that requested this rank's state: version that each has seen
         self._answering = 0  # number of replies that are being sent
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
@@ -107,7 +107,7 @@ class MpiFabric(BoxedFabric):
         """Return the node of every rank. Sets _groups: for every rank, the first rank with which it shares memory."""
         first = self.courier.ask(self.courier.first_of_node)
         name = os.environ.get("MINIDL_NODE")
-        # MPI treats two network namespaces of one machine as one node; here they are two, so that tests can use them.
+        # MPI treats a machine's network namespaces as one node; here each is a node, so that tests can imitate nodes.
         own = f"name {name}"[:WORD] if name else f"{first} {os.stat('/proc/self/ns/net').st_ino}"
         places = self._everyone(own)
         self._groups = [places.index(place) for place in places]
@@ -116,7 +116,7 @@ class MpiFabric(BoxedFabric):
         return nodes
 
     def _share(self) -> None:
-        """Open the memory of this rank's group. If a rank of the group cannot, each becomes a group by itself."""
+        """Open the memory of this rank's group. If any of its ranks cannot, each of them becomes a separate group."""
         head = self._groups[self.rank]
         own, mark = None, 0
         if head == self.rank:

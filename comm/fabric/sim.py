@@ -23,7 +23,7 @@ The arithmetic is real. Durations are computed from the description of the clust
                     node for n beta, and the card sends one message at a time. Inside a node there is no queue. A lost
                     message passes through the card again after the link's timeout.
     latest          inside a node, alpha + n beta to read; between nodes, alpha for the request, then a message back
-    the rest        no time: Python, the status table, the news that a message was taken or that a rank has died
+    the rest        no time: Python, the status table, the news that a message was released or that a rank has died
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from minidl.comm.fabric.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
-LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # channels whose messages have at most needs.elements
+LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # channels whose messages hold at most needs.elements float32
 
 
 class Simulation(EventLoop):

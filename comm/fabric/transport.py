@@ -55,7 +55,7 @@ class Transport(ABC):
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
         """Send a copy of the concatenated parts to each of the peers, without waiting.
 
-        Returns False, and sends nothing, if a peer is dead or has not taken the previous message, or no memory is free.
+        Returns False, and sends nothing, if a peer is dead or has not released the previous message, or memory is full.
         parts: contiguous vectors of one type, float32 or float64.
         """
 

@@ -30,7 +30,7 @@ class Column(IntEnum):
     """A column of the status table. Every rank writes one row of the table, and all ranks read all rows."""
 
     STATE = 0  # a State
-    STEP = 1  # the current step, or the last one, counted from 1
+    STEP = 1  # the number of the current or last step, from 1; 0 before the first step
     STOP = 2  # 1 + the number of steps after which this rank can stop; 0: it has not noticed a request to stop
     SPEED = 3  # recent speed in images/s
 
@@ -62,8 +62,8 @@ class Note(NamedTuple):
 class Letter:
     """A received message: a vector from a peer, and its header.
 
-    vector: a view of the receive buffer, not a copy, valid until `release`. Do not write to it. As a context manager,
-    a message is released at the end of the `with` block.
+    vector: a view of the receive buffer, not a copy, valid until `release`. Do not write to it. A `with` block releases
+    the message at its end.
     """
 
     __slots__ = ("note", "release", "sender", "vector")

@@ -1,4 +1,4 @@
-"""The training methods, by name. A new method is one file and one line here (two, if it has servers)."""
+"""The training methods, by name. To add one: a file, a line here (two with servers), and its name in run/config.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The base class of training methods. A method defines what replicas exchange, and when.
 
-A method's `step` makes one training step of one replica, with the operations in the order of the paper. It computes
+A method's `step` makes one training step of one replica, with the operations in the order of its paper. It computes
 with `self.replica`, sends with `self.fabric` and reads its options from `self.config`. It does not depend on the kind
 of fabric, or on whether time is real or simulated. momentum.py, peers.py and weighing.py hold what methods share.
 """

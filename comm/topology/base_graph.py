@@ -73,7 +73,7 @@ def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
 
 
 def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
-    """Build the hyper-hypercube (algorithm 1): write each index in `members` with one digit per factor of their number.
+    """Build the hyper-hypercube (algorithm 1): write each index with one digit per factor of len(members).
 
     There is one round per digit: members whose indices differ only in that digit average.
     """

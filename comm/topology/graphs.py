@@ -33,7 +33,7 @@ def ring(size: int) -> Graph:
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """Build a grid (rows, columns) whose opposite edges are joined. Rank i is at (i // columns, i % columns).
+    """Build a grid (rows, columns) whose opposite sides are joined. Rank i is at (i // columns, i % columns).
 
     Each rank is joined with the ranks above, below, left and right of it.
     """
@@ -106,7 +106,7 @@ def averaged(size: int, groups: Iterable[Sequence[int]]) -> Round:
 
 
 def hypercube(size: int) -> list[Round]:
-    """Return one round per bit: ranks that differ only in this bit average. Exact after d rounds; size = 2^d."""
+    """Return one round per bit: ranks that differ only in this bit average. Exact after all d rounds; size = 2^d."""
     return [averaged(size, [(i, i ^ bit) for i in range(size) if not i & bit]) for bit in doubling(size)]
 
 
@@ -123,7 +123,7 @@ def hierarchical(nodes: Sequence[int]) -> list[Round]:
     if len(homes) == 1:
         return [inside]
     # A leader reads for its whole node of s replicas. After the next averaging, the node has taken / s of the other
-    # node's weights; s / 2 would make it half. `taken` is at most 1, and equal for all nodes so that columns sum to 1.
+    # node's weights: half, if taken = s / 2. `taken` is at most 1, and equal for all nodes so that columns sum to 1.
     taken = min(1.0, min(sizes) / 2)
     hops = doubling(len(homes))
     rounds: list[Round] = []

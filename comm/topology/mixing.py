@@ -40,7 +40,7 @@ class Topology(ABC):
 
     @abstractmethod
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """Return all ranks that `rank` reads from, or that read from it, in any round; ascending."""
+        """Return all ranks that `rank` reads from, or that read from `rank`, in any round; ascending."""
 
     @abstractmethod
     def spectral_gap(self) -> float:
@@ -83,7 +83,7 @@ class Topology(ABC):
 
         The weight that a row has for a dead replica is added to its diagonal element. So rows still sum to 1, and
         columns also do if W is symmetric. Draws and weights between survivors do not change, so rounds still match if
-        only some of them know of the death. There may no longer be a path between all survivors: see `connected`.
+        only some survivors know of the death. There may no longer be a path between all survivors: see `connected`.
         Raises ConfigError for an unknown rank, or if no replica is left.
         """
         gone = frozenset(dead)
@@ -120,7 +120,7 @@ class Topology(ABC):
         target = self._distance(x) / factor
         rounds = 0
         if self.period:
-            # Whole periods first, by repeated squaring: a ring of 1,024 needs half a million rounds.
+            # Apply whole periods first, by repeated squaring: a ring of 1,024 needs half a million rounds.
             powers = [self._product()]
             while self._distance(powers[-1] @ x) > target and self.period << len(powers) < most:
                 powers.append(powers[-1] @ powers[-1])
@@ -153,7 +153,7 @@ class Topology(ABC):
         product = self._product()[np.ix_(self.alive, self.alive)]
         values = np.linalg.eigvalsh(product) if self.symmetric and self.period == 1 else np.linalg.eigvals(product)
         second = np.sort(np.abs(values))[-2]
-        if second < 1e-7:  # 0: rounding changes such eigenvalues (of a nilpotent part) by sqrt(eps)
+        if second < 1e-7:  # in fact 0: rounding changes zero eigenvalues (of a nilpotent part) by sqrt(eps)
             return 1.0
         return float(max(0.0, 1 - second ** (1 / self.period)))
 
