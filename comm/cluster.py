@@ -22,7 +22,6 @@ and [[joins]]. `python -m minidl.simulate --measure` writes [measured]; all othe
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,15 +29,18 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minidl import errors
+from minidl import errors, reading
 from minidl.errors import ConfigError, nearest
+from minidl.reading import Unreadable
 from minidl.run.options import Limits, option, options
+from minidl.schema import shown
 
 EXAMPLES = Path(errors.__file__).with_name("clusters")  # in the package's folder
 
 POSITIVE = Limits("above 0", lambda value: value > 0)
 NATURAL = Limits("of 0 or more", lambda value: value >= 0)
 CHANCE = Limits("of 0 or more and below 1", lambda value: 0 <= value < 1)
+LARGEST = 1_000_000  # devices of a cluster
 MANY = Limits("of 1 to 1,000,000", lambda value: 1 <= value <= 1_000_000)
 UNSET = -1  # default of an option that may be omitted
 
@@ -169,24 +171,31 @@ class Cluster:
             for name in group.devices[: ranks - len(nodes)]:
                 nodes.append(len(groups) - 1)
                 devices.append(self.devices[name])
-        events = [self._at(key, list_, nodes, groups, names) for key, list_ in
+        ranks_at: dict[str, list[int]] = {}
+        for rank, node in enumerate(nodes):
+            for name in {names[node], groups[node]}:
+                ranks_at.setdefault(name, []).append(rank)
+        events = [self._at(key, list_, ranks, ranks_at) for key, list_ in
                   (("deaths", self.deaths), ("joins", self.joins))]  # fmt: skip
         return Place(tuple(nodes), tuple(devices), tuple(groups), tuple(names), *events)
 
     def _at(
-        self, key: str, events: tuple[Event, ...], nodes: list[int], groups: list[str], names: list[str]
+        self, key: str, events: tuple[Event, ...], ranks: int, ranks_at: Mapping[str, list[int]]
     ) -> tuple[tuple[float, int], ...]:
-        found = []
+        """Return (time, rank) of all deaths or joins. ranks_at: the ranks of each node and each group of nodes."""
+        found: list[tuple[float, int]] = []
         for event in events:
             if event.node:
-                which = [rank for rank, node in enumerate(nodes) if event.node in (names[node], groups[node])]
+                which = ranks_at.get(event.node, [])
             else:
-                which = [event.rank] if event.rank < len(nodes) else []
+                which = [event.rank] if event.rank < ranks else []
             if not which:
-                what = f"node {event.node!r}" if event.node else f"rank {event.rank}"
-                raise self.wrong(f"[[{key}]] {what}: there is no such {what.split()[0]} among {len(nodes)} ranks"
-                                 + nearest(event.node, [*groups, *names]))  # fmt: skip
+                what = f"node {event.node[:60]!r}" if event.node else f"rank {event.rank}"
+                raise self.wrong(f"[[{key}]] {what}: there is no such {what.split()[0]} among {ranks} ranks"
+                                 + nearest(event.node, list(ranks_at)[:1000]))  # fmt: skip
             found += [(event.time, rank) for rank in which]
+            if len(found) > LARGEST:
+                raise self.wrong(f"[[{key}]] of over {LARGEST:,} ranks in all: expected each rank at most once")
         return tuple(sorted(found))
 
     def seconds_per_image(self, device: Device, work: str, flops: float) -> float:
@@ -230,12 +239,12 @@ def read(path: str | Path) -> str:
     if str(path) in known:
         file = EXAMPLES / f"{path}.toml"
     try:
-        return file.read_text(encoding="utf-8")
+        return reading.text(file, reading.TOML_LIMIT)
     except FileNotFoundError:
         raise ConfigError(f"there is no cluster file {str(path)!r}.{nearest(str(path), known)} "
                           f"Examples that come with minidl: {', '.join(known)}") from None  # fmt: skip
-    except UnicodeDecodeError:
-        raise ConfigError(f"cluster file {str(path)!r}: it is not UTF-8 text") from None
+    except Unreadable as error:
+        raise ConfigError(f"cluster file {str(path)!r}: {error}") from None
     except OSError as error:
         raise ConfigError(f"cluster file {str(path)!r}: {error.strerror}") from None
 
@@ -243,13 +252,9 @@ def read(path: str | Path) -> str:
 def parse(text: str, file: str = "cluster") -> Cluster:
     """Return the cluster that a TOML text describes. Raises ConfigError with `file` and the wrong key."""
     try:
-        return _Reader(tomllib.loads(text), file).cluster()
-    except _Wrong as error:
+        return _Reader(reading.toml_table(text), file).cluster()
+    except (_Wrong, Unreadable) as error:
         raise ConfigError(f"cluster file {file!r}: {error}") from None
-    except (ValueError, RecursionError) as error:  # not TOML, or too many digits or nested brackets
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"cluster file {file!r}: not readable as TOML: {error}") from None
 
 
 class _Wrong(Exception):
@@ -270,9 +275,12 @@ class _Reader:
         if not groups:
             raise _Wrong("no replicas: it has no [[nodes]]")
         names = [group.name for group in groups]
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(names).items():
+            if count > 1:
                 raise _Wrong(f"[[nodes]] name: {name!r} is used twice")
+        devices_in_all = sum(group.count * len(group.devices) for group in groups)
+        if devices_in_all > LARGEST:
+            raise _Wrong(f"[[nodes]] have {devices_in_all:,} devices; expected at most {LARGEST:,}")
         repeat = self.top.get("repeat", False)
         if not isinstance(repeat, bool):
             raise _Wrong(f"repeat: expected true or false, got {repeat!r}")
@@ -358,7 +366,7 @@ def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) ->
     for key in table:
         if key not in known:
             place = f"{where} " if where else ""
-            raise _Wrong(f"{place}unknown key {key!r}.{nearest(key, known)} Known: {', '.join(known)}")
+            raise _Wrong(f"{place}unknown key {shown(key)}.{nearest(key, known)} Known: {', '.join(known)}")
 
 
 def _table(tables: Mapping[str, Any], key: str) -> dict[str, Any]:

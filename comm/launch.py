@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from minidl import errors
+from minidl import errors, resources
 from minidl.comm import memory
 from minidl.errors import ConfigError
 
@@ -37,6 +37,9 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRAIN = ("-m", "minidl.train")
 ROOT = str(Path(errors.__file__).parents[1])  # the folder that contains the package minidl
 PR_SET_PDEATHSIG = 1
+PER_CORE = 8  # more ranks on a core are refused, unless the variable OVERSUBSCRIBE is set
+OVERSUBSCRIBE = "MINIDL_OVERSUBSCRIBE"
+RANK_MEMORY = 60_000_000  # bytes that a rank does not share with others, before it has a model
 
 
 def run(
@@ -51,8 +54,9 @@ def run(
 
     threads: of each rank; 0: cores / ranks, rounded down, at least 1. grace: seconds after an error until the launcher
     kills the other ranks. program: the arguments of Python that select the program of a rank.
-    Raises ConfigError if a rank cannot be started.
+    Raises ConfigError if there are too many ranks for this machine, or if a rank cannot be started.
     """
+    require_room(ranks)
     cores = sorted(os.sched_getaffinity(0), key=_where)
     if ranks * max(1, threads) > len(cores) and not quiet:
         _tell(f"{ranks} workers of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
@@ -60,6 +64,18 @@ def run(
         for rank in range(ranks):
             job.start(rank, [*program, *argv], threads or max(1, len(cores) // ranks), _share(cores, rank, ranks))
         return job.watch(grace, quiet)
+
+
+def require_room(ranks: int) -> None:
+    """Raise ConfigError if the machine has too few cores or too little memory for this number of ranks."""
+    cores = resources.cores()
+    if ranks > PER_CORE * cores and not os.environ.get(OVERSUBSCRIBE):
+        raise ConfigError(f"{ranks} workers on {cores} cores: expected at most {PER_CORE * cores}, {PER_CORE} per "
+                          f"core; to start them anyway, set {OVERSUBSCRIBE}=1")  # fmt: skip
+    needed, free = ranks * RANK_MEMORY, resources.available()
+    if needed > free:
+        raise ConfigError(f"{ranks} workers need about {resources.size(needed)} of memory without the model, "
+                          f"and {resources.size(free)} are free: use fewer --workers")  # fmt: skip
 
 
 def _share(cores: Sequence[int], rank: int, ranks: int) -> Sequence[int]:

@@ -17,13 +17,10 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 from minidl.errors import ConfigError
+from minidl.resources import available
 
-LIMIT_AND_USE = ("memory.max", "memory.current")  # files of a cgroup (version 2)
 WORD = 8  # bytes
 STOP, ABORT, SIZE = 0, 1, 2  # words of the header
 HEADER, ROW = 8, 16  # lengths in words
@@ -107,39 +104,3 @@ def _short(needed: int, free: int, reason: str | None = None) -> ConfigError:
         f"shared memory: {needed / 2**20:,.1f} MiB are needed and {free / 2**20:,.1f} MiB are free"
         f"{f' ({reason})' if reason else ''}: use fewer --workers, or a smaller model"
     )
-
-
-def available() -> int:
-    """Return the number of bytes that can be allocated, within the machine's memory and the limits of all cgroups."""
-    return min([_machine(), *_cgroups()])
-
-
-def _machine() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
-
-
-def _cgroups() -> Iterator[int]:
-    """Yield the number of free bytes in each cgroup of this process that has a limit (cgroup versions 1 and 2)."""
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers not in ("", "memory"):
-                continue
-            root = Path("/sys/fs/cgroup") / controllers
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else LIMIT_AND_USE
-            folder = root / path.strip("/")
-            for group in (folder, *folder.parents):
-                with suppress(OSError, ValueError):  # no such file in a container, or "max"
-                    limit, used = (int((group / name).read_text()) for name in names)
-                    yield max(0, limit - used + _reclaimable(group))
-                if group == root:
-                    break
-
-
-def _reclaimable(group: Path) -> int:
-    """Return the number of bytes of cached files, which the kernel drops if memory is needed."""
-    lines = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int(lines.get("total_inactive_file", lines.get("inactive_file", 0)))  # version 1, 2

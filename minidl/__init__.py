@@ -34,8 +34,8 @@ if TYPE_CHECKING:  # the same names as in _EXPORTS, for type checkers and editor
     from minidl.run import checkpoint as checkpoint
     from minidl.run.evaluation import evaluate as evaluate
     from minidl.run.evaluation import predict as predict
+    from minidl.run.trained import load_model as load_model
     from minidl.training.fit import fit as fit
-    from minidl.training.fit import load_model as load_model
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,7 @@ _EXPORTS = {
     "evaluate": "run.evaluation:evaluate",
     "fit": "training.fit:fit",
     "gradcheck": "engine.autograd:gradcheck",
-    "load_model": "training.fit:load_model",
+    "load_model": "run.trained:load_model",
     "models": "models",
     "nn": "nn",
     "no_grad": "engine.autograd:no_grad",

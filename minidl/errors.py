@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+LONGEST = 2000  # characters of a message that is printed: it may quote a hostile file
+
 
 class MinidlError(Exception):
     """The base class of all errors that minidl raises intentionally."""
@@ -60,7 +62,9 @@ class ShapeError(MinidlError, ValueError):
 
 def report(message: str) -> int:
     """Print an error as one line to standard error. Return the exit code 2."""
-    print("minidl: error: " + " ".join(message.split()), file=sys.stderr, flush=True)
+    words = " ".join(message.split())
+    shortened = words if len(words) <= LONGEST else words[:LONGEST] + " ..."
+    print("minidl: error: " + shortened, file=sys.stderr, flush=True)
     return 2
 
 
@@ -68,5 +72,5 @@ def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     """Return " Did you mean 'lenet'?" with the known word most similar to `word`, or "" if none is similar."""
     from difflib import get_close_matches
 
-    match = get_close_matches(word, known, n=1, cutoff=0.5)
+    match = get_close_matches(word[:100], known, n=1, cutoff=0.5)
     return f" Did you mean {match[0]!r}?" if match else ""

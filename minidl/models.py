@@ -139,6 +139,9 @@ def build(name: str, input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.
         raise ConfigError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}.{nearest(name, list(MODELS))}")
     if len(input_shape) != 3:
         raise ConfigError(f"model {name!r}: input_shape {input_shape}; expected (height, width, channels)")
+    if tuple(input_shape[:2]) == (1, 1) and name != "mlp":
+        raise ConfigError(f"model {name!r} needs images, and the data hold {input_shape[2]} features for each sample: "
+                          "use --model mlp")  # fmt: skip
     model = MODELS[name](input_shape, classes)
     if any(not parameter.size for parameter in model.parameters()):
         raise ConfigError(f"model {name!r} cannot take images of {input_shape}: they are too small for its pooling")

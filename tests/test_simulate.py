@@ -16,8 +16,9 @@ from minidl.models import mlp
 from minidl.run.config import resolve
 from minidl.run.evaluation import predict
 from minidl.run.signals import Signals
+from minidl.run.trained import load_model
 from minidl.simulate import main
-from minidl.training.fit import fit, load_model
+from minidl.training.fit import fit
 from minidl.training.simulated import flops_per_image, with_measured
 
 QUICK = ["--data", "digits", "--model", "mlp", "--quiet", "--json"]

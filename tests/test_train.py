@@ -20,8 +20,8 @@ from minidl.errors import CheckpointError
 from minidl.run import checkpoint as files
 from minidl.run import folder as run
 from minidl.run.evaluation import evaluate
+from minidl.run.trained import load_model
 from minidl.train import main
-from minidl.training.fit import load_model
 
 SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--lr", "0.01"]
 RESULT = {"test_accuracy", "test_loss", "train_loss", "epochs", "steps", "images_per_second", "seconds", "parameters",

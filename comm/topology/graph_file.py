@@ -8,11 +8,17 @@ An edge list has one undirected edge per line: two ranks separated by a space. `
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
 from minidl.errors import ConfigError
+from minidl.reading import Unreadable, blaming, json_value, text
+
+LARGEST = 65_536  # ranks
+EDGES = 1_000_000  # lines of an edge list
+LIMIT = 16 << 20  # bytes of an edge list
+NETWORKX_LIMIT = 4 << 20  # bytes: NetworkX needs much more memory for an edge
 
 
 def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
@@ -24,14 +30,11 @@ def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
     if not path:
         raise ConfigError("topology `file` needs the path of a graph: file:PATH")
     suffix = Path(path).suffix.lower()
-    try:
+    with blaming(f"graph {path!r}", ConfigError):
         if suffix in (".json", ".graphml"):
             edges, nodes, directed = _networkx(path, suffix)
         else:
             edges, nodes, directed = _edge_list(path), [], False
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ConfigError(f"cannot read graph {path!r}: {reason}") from None
     highest = max([*nodes, *(rank for edge in edges for rank in edge)], default=-1)
     if highest < 0:
         raise ConfigError(f"graph {path!r} has no nodes")
@@ -39,6 +42,8 @@ def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
         raise ConfigError(f"graph {path!r} has ranks 0 to {highest}: it is for {highest + 1} replicas, not for {size}")
     if highest > len(edges):  # checked before a set per rank is allocated: n connected nodes have n - 1 edges or more
         raise ConfigError(f"graph {path!r} is not connected: {highest + 1} ranks, {len(edges)} edges")
+    if highest >= LARGEST:
+        raise ConfigError(f"graph {path!r} has ranks 0 to {highest}: at most {LARGEST} replicas are supported")
     graph: list[set[int]] = [set() for _ in range(highest + 1)]
     for source, reader in edges:
         if source != reader:  # every rank reads from itself anyway
@@ -50,7 +55,10 @@ def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
 
 def _edge_list(path: str) -> list[tuple[int, int]]:
     edges = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    lines = text(path, LIMIT)
+    if lines.count("\n") > EDGES:
+        raise Unreadable(f"it has over {EDGES:,} lines")
+    for number, line in enumerate(lines.splitlines(), 1):
         words = line.split("#")[0].split("{")[0].split()
         if words:
             if len(words) != 2:
@@ -60,28 +68,31 @@ def _edge_list(path: str) -> list[tuple[int, int]]:
 
 
 def _networkx(path: str, suffix: str) -> tuple[list[tuple[int, int]], list[int], bool]:
-    text = Path(path).read_text(encoding="utf-8")
+    content = text(path, NETWORKX_LIMIT)
     try:
         import networkx
     except ImportError:
         raise ConfigError(f"reading {suffix} graphs needs NetworkX: pip install 'minidl[graph]'") from None
     try:
         if suffix == ".json":
-            data = json.loads(text)
+            data = json_value(content)
             graph = networkx.node_link_graph(data, edges="links" if "links" in data else "edges")
         else:
-            graph = networkx.parse_graphml(text)
+            if re.search("<!(DOCTYPE|ENTITY)", content):
+                raise Unreadable("it declares entities, which may expand to any size")
+            graph = networkx.parse_graphml(content)
     except Exception as error:  # the parsers and NetworkX raise exceptions of many types
         what = "node-link JSON" if suffix == ".json" else "GraphML"
-        raise ConfigError(f"graph {path!r} is not readable as {what}: {type(error).__name__} {error}") from None
+        kind = "" if isinstance(error, Unreadable) else f"{type(error).__name__} "
+        raise ConfigError(f"graph {path!r} is not readable as {what}: {kind}{str(error)[:200]}") from None
     nodes = [_rank(node, path) for node in graph]
     return [(_rank(a, path), _rank(b, path)) for a, b in graph.edges()], nodes, graph.is_directed()
 
 
 def _rank(node: Any, path: str) -> int:
     """Convert a node's name to a rank. Raises ConfigError if it is not a whole number of at most 7 digits."""
-    text = str(node)
-    if not (text.isdecimal() and text.isascii() and len(text) < 8):
-        raise ConfigError(f"graph {path!r}: node {text[:40]!r} is not a rank: expected a number from 0 on, as "
+    name = str(node)
+    if not (name.isdecimal() and name.isascii() and len(name) < 8):
+        raise ConfigError(f"graph {path!r}: node {name[:40]!r} is not a rank: expected a number from 0 on, as "
                           "networkx.convert_node_labels_to_integers assigns them")  # fmt: skip
-    return int(text)
+    return int(name)

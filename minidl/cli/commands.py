@@ -13,9 +13,10 @@ from minidl.errors import CheckpointError, ConfigError
 from minidl.run import checkpoint as files
 from minidl.run.config import FREE, Config, resolve
 from minidl.run.evaluation import evaluate
-from minidl.run.folder import RunFolder, read_options, read_run, result_of
+from minidl.run.folder import RunFolder, read_run, result_of
 from minidl.run.options import read_toml
 from minidl.run.signals import Signals
+from minidl.run.trained import described_options, find_weights, run_options
 from minidl.training import local_snapshots
 from minidl.training.output import parameter_count, reopen
 from minidl.training.resume import restore
@@ -87,13 +88,14 @@ def _restore(session: Session, folder: Path) -> None:
 
 def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     """Test the weights that --evaluate names on the test images; return their scores."""
-    weights, run_options = find_weights(Path(given["evaluate"]))
-    if run_options:
+    weights = find_weights(Path(given["evaluate"]))
+    if known := run_options(weights):
         for name in given:
             if name not in TESTING:  # another seed, for example, would test on training images
                 raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --evaluate of a run: "
                                   "it is tested with the options of its training")  # fmt: skip
-    config = resolve(run_options, _config_file(given), given)
+    file = _config_file(given)
+    config = resolve(known or described_options(weights, {**file, **given}), file, given)
     dataset, model = prepare(config)
     try:
         model.load_state_dict(files.read(weights)[0])
@@ -109,32 +111,6 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
         "data": config.data,
         "checkpoint": str(weights),
     }
-
-
-def find_weights(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the weights file at a path (of a run, of a checkpoint, or the file itself), and the options of its run.
-
-    For a run folder, the file of its best checkpoint on the validation images; without validation, of the last one.
-    Outside a run, the options are empty. Raises CheckpointError if there is no such file, or if it is damaged.
-    """
-    if (path / "config.toml").is_file():
-        last = files.last(path / "checkpoints")
-        if not last:
-            raise CheckpointError(f"{path} holds no checkpoint yet")
-        best = files.load(last).state["progress"]["best_step"]
-        path = files.folder_of(path / "checkpoints", best) if best >= 0 else last
-    if path.is_dir():
-        files.verify(path)
-        path = path / files.MODEL
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist; expected a run folder, a checkpoint or a .safetensors file")
-    if path.name == files.MODEL and (path.parent / files.SUMS).is_file():
-        files.verify(path.parent)
-    # RUN/model.safetensors, or RUN/checkpoints/step-00000480/model.safetensors
-    for folder in (path.absolute().parent, path.absolute().parent.parent.parent):
-        if (folder / "config.toml").is_file():
-            return path, read_options(folder / "config.toml")
-    return path, {}
 
 
 def _config_file(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,13 +85,13 @@ def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> D
     """
     if len(arrays) not in (2, 4):
         raise ConfigError(f"{len(arrays)} arrays were given; expected (x, y) or (x, y, x_test, y_test)")
-    pairs = [(np.asarray(x, np.float32), np.asarray(y)) for x, y in zip(arrays[::2], arrays[1::2], strict=True)]
-    for x, y in pairs:
-        check_labels(y)
-        if len(x) != len(y):
-            raise ConfigError(f"{len(x)} images and {len(y)} labels: there must be one label for each image")
+    pairs = [_pair(x, y) for x, y in zip(arrays[::2], arrays[1::2], strict=True)]
     x, y = pairs[0]
     x_test, y_test = pairs[1] if len(pairs) == 2 else (x[:0], y[:0])
+    if not len(x):
+        raise DataError(f"there are no training images: x has shape {x.shape}")
+    if x.shape[1:] != x_test.shape[1:]:
+        raise DataError(f"training images are {x.shape[1:]}, test images {x_test.shape[1:]}: expected one shape")
     check_classes(y)
     train, held = hold_out(y, validation, seed)
     x_validation, y_validation = (x[held], y[held]) if len(held) else (None, None)
@@ -102,12 +102,62 @@ def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> D
     return Dataset("arrays", x, y, x_validation, y_validation, x_test, y_test, classes, mean, std)
 
 
+def _pair(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return images as float32 and their labels, checked."""
+    try:
+        x, y = np.asarray(x, np.float32), np.asarray(y)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"images and labels must be arrays of numbers: {error}") from None
+    check_labels(y)
+    if x.ndim < 2:
+        raise DataError(f"images have shape {x.shape}; expected (N, H, W, C), or features (N, D)")
+    if len(x) != len(y):
+        raise ConfigError(f"{len(x)} images and {len(y)} labels: there must be one label for each image")
+    if looks_channels_first(x.shape):
+        raise DataError(f"images have shape {x.shape}, which looks like (N, C, H, W); expected (N, H, W, C): give "
+                        "x.transpose(0, 2, 3, 1)")  # fmt: skip
+    return x, y
+
+
+def looks_channels_first(shape: Sequence[int]) -> bool:
+    """Return whether a shape is (N, C, H, W): 1 or 3 channels, then a square of at least 5 pixels."""
+    return len(shape) == 4 and shape[1] in (1, 3) and shape[2] == shape[3] > 4
+
+
+def label_hint(labels: np.ndarray) -> str:
+    """Return a clause that says how to make labels valid, or "" if there is no common mistake."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return ": they have an axis of length 1; give labels[:, 0]"
+    if labels.ndim == 2 and labels.dtype.kind in "uifb" and _is_one_hot(labels):
+        return ": they are one-hot; give labels.argmax(axis=1)"
+    if labels.ndim == 1 and labels.dtype.kind in "fb" and (labels == np.floor(labels)).all():
+        return ": give labels.astype(int)"
+    return ""
+
+
+def _is_one_hot(labels: np.ndarray) -> bool:
+    return bool(((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all())
+
+
+def check_numbering(train: np.ndarray, test: np.ndarray, where: str) -> None:
+    """Raise DataError if labels (N,) start at 1, or if a single one is far above the others.
+
+    where: the beginning of the message.
+    """
+    values, counts = np.unique(np.concatenate([train, test]).astype(np.int64), return_counts=True)
+    if len(values) > 1 and values[0] == 1 and values[-1] == len(values):
+        raise DataError(f"{where}labels go from 1 to {values[-1]}: subtract 1, because classes are numbered from 0")
+    if len(values) > 2 and values[-1] - values[-2] > 1 and counts[-1] <= max(1, counts.sum() // 1000):
+        raise DataError(f"{where}label {values[-1]} in y_train at {train.argmax()}, but the others go from {values[0]} "
+                        f"to {values[-2]}: correct it, or number the classes from 0 without gaps")  # fmt: skip
+
+
 def check_labels(labels: np.ndarray) -> None:
     """Raise DataError unless labels are whole numbers (N,) of 0 or more."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
         lowest = f" down to {labels.min()}" if labels.ndim == 1 and labels.size else ""
         raise DataError(f"labels are {labels.dtype} {labels.shape}{lowest}; expected whole numbers (N,) of 0 or more, "
-                        "the class of each image (for one-hot labels: labels.argmax(axis=1))")  # fmt: skip
+                        f"the class of each image{label_hint(labels)}")  # fmt: skip
 
 
 def check_classes(labels: np.ndarray) -> None:

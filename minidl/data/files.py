@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import gzip
 import lzma
 import os
+import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO, Protocol
 
 from minidl.errors import DataError, MinidlError
+from minidl.reading import Unreadable
+from minidl.reading import opened as open_regular
 
 SUFFIXES = ("", ".gz", ".xz")
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-BLOCK = 1 << 20
+BLOCK = 1 << 20  # bytes read at a time
+PACKED_BLOCK = 1 << 16
+SMALL = 16 << 20  # bytes: any compressed file may unpack to this size
+RATIO = 100
+XZ_MEMORY = 96 << 20  # bytes; the strongest preset of xz needs 65 MiB
+DAMAGE = (EOFError, ValueError, RuntimeError, OverflowError, struct.error, zlib.error, lzma.LZMAError,
+          zipfile.BadZipFile, tarfile.TarError)  # what the standard library raises for a damaged file  # fmt: skip
 SUBFOLDERS = {"mnist": ["mnist"], "fashion-mnist": ["fashion-mnist"], "cifar10": ["cifar10", "cifar-10-batches-bin"]}
+
+
+class Stream(Protocol):
+    """A source of bytes."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 def cache_folder() -> Path:
@@ -68,21 +81,75 @@ def reading(path: str | Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist") from error
-    except (EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError) as e:
-        raise DataError(f"{path} is damaged or cut short ({' '.join(str(e).split())}): get the file again") from e
+    except Unreadable as error:
+        raise DataError(f"{path}: {error}") from None
+    except MemoryError as error:
+        raise DataError(f"{path} needs more memory than there is") from error
+    except DAMAGE as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} is damaged or cut short ({reason}): get the file again") from error
     except OSError as error:
-        hint = ": get the file again" if isinstance(error, gzip.BadGzipFile) else ""
-        raise DataError(f"cannot read {path}: {error.strerror or error}{hint}") from error
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def opened(path: Path) -> Iterator[Stream]:
     """Open a raw, .gz or .xz file as a stream of its contents. Raises DataError if the file is damaged."""
-    with reading(path), OPENERS.get(path.suffix, open)(path, "rb") as stream:
-        yield stream
+    with reading(path), open_regular(path) as file:
+        if path.suffix == ".gz":
+            yield Unpacked(path, file, zlib.decompressobj(31))
+        elif path.suffix == ".xz":
+            yield Unpacked(path, file, lzma.LZMADecompressor(memlimit=XZ_MEMORY))
+        else:
+            yield file
 
 
-def read_at_most(stream: IO[bytes], limit: int) -> bytearray:
+def unpacked_limit(file: BinaryIO) -> int:
+    """Return the number of bytes that a compressed file may unpack to.
+
+    Data sets shrink by a factor of 2 to 30. A file of zeros shrinks by a factor of 1,000 to 7,000: if it is small, it
+    was made to fill the memory.
+    """
+    return max(SMALL, RATIO * os.fstat(file.fileno()).st_size)
+
+
+def bomb(path: Path, limit: int) -> DataError:
+    """Return the error for a file that unpacks to more than `unpacked_limit`."""
+    return DataError(f"{path} unpacks to more than {limit:,} bytes, over {RATIO} times its size: if you trust it, "
+                     "save it without compression")  # fmt: skip
+
+
+class Unpacked:
+    """A stream of the contents of a compressed file. Raises DataError if they exceed `unpacked_limit`.
+
+    decoder: zlib's or lzma's decompressor. Python's gzip.open and lzma.open have no limits for memory or time.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, decoder: Any) -> None:
+        self.path, self.file, self.decoder = path, file, decoder
+        self.limit = self.left = unpacked_limit(file)
+        self.rest = b""  # input that zlib has not used yet
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes, at least one except at the end."""
+        while not self.decoder.eof:
+            wants = not self.rest and getattr(self.decoder, "needs_input", True)  # lzma keeps its unused input
+            block = self.file.read(PACKED_BLOCK) if wants else self.rest
+            out = self.decoder.decompress(block, size)
+            self.rest = getattr(self.decoder, "unconsumed_tail", b"")
+            if out:
+                self.left -= len(out)
+                if self.left < 0:
+                    raise bomb(self.path, self.limit)
+                return out
+            if wants and not block:
+                raise EOFError("it ends too early")
+        if (self.decoder.unused_data + self.file.read(PACKED_BLOCK)).strip(b"\0"):
+            raise DataError(f"{self.path} has more data after the end of its compressed data: unpack it first")
+        return b""
+
+
+def read_at_most(stream: Stream, limit: int) -> bytearray:
     """Read up to `limit` bytes. Allocates as data arrives, so a header that claims terabytes allocates nothing."""
     data = bytearray()
     while len(data) < limit and (block := stream.read(min(BLOCK, limit - len(data)))):

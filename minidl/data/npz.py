@@ -5,18 +5,25 @@ Read without `np.load`, which allocates the size given in a header before it che
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import re
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from minidl.data.dataset import Splits
-from minidl.data.files import read_at_most, reading
+from minidl.data.dataset import Splits, check_numbering, label_hint, looks_channels_first
+from minidl.data.files import bomb, read_at_most, reading, unpacked_limit
 from minidl.errors import ConfigError, DataError, nearest
+from minidl.reading import Npy, Unreadable, npy_header
+from minidl.reading import opened as open_regular
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 LAYOUTS = ("channels-last", "channels-first")
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # compression that NumPy writes; others may need much memory
+AT_ONCE = 1 << 20  # bytes: zipfile reads the directory of an archive at once
 
 
 def read_npz(path: Path, layout: str = "channels-last") -> Splits:
@@ -29,16 +36,10 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r}: expected {' or '.join(LAYOUTS)}.{nearest(layout, LAYOUTS)}")
-    with reading(path), zipfile.ZipFile(path) as archive:
-        held = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-        for name in NAMES:
-            if name not in held:
-                others = [other for other in held if other not in NAMES]
-                raise DataError(
-                    f"{path} has no array {name!r}: expected {', '.join(NAMES)}, "
-                    f"found {', '.join(map(repr, held[:8])) or 'none'}.{nearest(name, others)}"
-                )
-        x_train, y_train, x_test, y_test = (_read_array(archive, path, name) for name in NAMES)
+    with reading(path), open_regular(path) as file, zipfile.ZipFile(_Limited(file)) as archive:
+        _require_names(path, [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")])
+        limit = unpacked_limit(file)
+        x_train, y_train, x_test, y_test = (_read_array(archive, path, name, limit) for name in NAMES)
     x_train, x_test = (_images(x, path, name, layout) for x, name in ((x_train, "x_train"), (x_test, "x_test")))
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"{path}: images of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]} (H, W, C)")
@@ -48,34 +49,82 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
     _check_labels(y_train, len(x_train), path, "y_train", len(x_train), "there cannot be more classes than images")
     classes = int(y_train.max()) + 1
     _check_labels(y_test, len(x_test), path, "y_test", classes, "the classes of y_train")
+    check_numbering(y_train, y_test, f"{path}: ")
     return Splits(x_train, y_train, x_test, y_test, classes)
 
 
-def _read_array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
+def _require_names(path: Path, held: list[str]) -> None:
+    """Raise DataError if an array is missing."""
+    for name in NAMES:
+        if name not in held:
+            others = [other for other in held if other not in NAMES]
+            hint = nearest(name, others)
+            if len(others) == len(held):  # not one of the four names
+                hint = " Save them by name: np.savez(file, x_train=..., y_train=..., x_test=..., y_test=...)"
+            raise DataError(f"{path} has no array {name!r}: expected {', '.join(NAMES)}, "
+                            f"found {', '.join(repr(other[:40]) for other in held[:8]) or 'none'}.{hint}")  # fmt: skip
+
+
+class _Limited(io.BufferedReader):
+    """A file that is never read in large parts: a directory of millions of members is refused."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        super().__init__(file.raw)
+        self.size = os.fstat(file.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self.size - self.tell())
+        if min(left, left if size is None or size < 0 else size) > AT_ONCE:
+            raise Unreadable(f"its directory has over {AT_ONCE:,} bytes; expected an .npz file with four arrays")
+        return super().read(size)
+
+
+def _read_array(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> np.ndarray:
+    """Read an array of at most `limit` bytes."""
+    if archive.getinfo(f"{name}.npy").compress_type not in METHODS:
+        raise DataError(f"{path}: {name} is compressed in another way than NumPy does: save it with NumPy")
     with archive.open(f"{name}.npy") as stream:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-        else:
-            raise DataError(f"{path}: {name} is in .npy format {version}, expected 1.0 or 2.0: save plain numbers")
-        if dtype.kind not in "uif":
-            raise DataError(f"{path}: {name} holds {dtype}, expected whole or floating-point numbers")
-        size = math.prod(shape) * dtype.itemsize
-        data = read_at_most(stream, size + 1)
-    if min(shape, default=0) < 0 or len(data) != size:
+        try:
+            header = npy_header(stream)
+        except Unreadable as error:
+            raise DataError(f"{path}: {name} {error}") from None
+        dtype = _dtype(header, path, name)
+        size = math.prod(header.shape) * dtype.itemsize
+        data = read_at_most(stream, min(size, limit) + 1)
+    if len(data) > limit:
+        raise bomb(path, limit)
+    if len(data) != size:
         found = "more" if len(data) > size else f"{len(data)}"
-        raise DataError(f"{path}: {name} holds {found} bytes, its header ({shape}, {dtype}) says {size}: save it again")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+        raise DataError(f"{path}: {name} holds {found} bytes, its header ({header.shape}, {dtype}) says {size}: "
+                        "save it again")  # fmt: skip
+    return np.frombuffer(data, dtype).reshape(header.shape, order="F" if header.fortran else "C")
+
+
+def _dtype(header: Npy, path: Path, name: str) -> np.dtype:
+    """Return the data type of an array. Raises DataError unless it holds real numbers."""
+    try:
+        dtype = np.dtype(header.descr) if re.fullmatch(r"[<>|=]?[biufcmMOSUV]\d{0,4}", header.descr) else None
+    except (TypeError, ValueError):
+        dtype = None
+    if dtype is None or dtype.kind not in "uif":
+        held = header.descr[:40] if dtype is None else dtype
+        raise DataError(f"{path}: {name} holds {held}, expected whole or floating-point numbers")
+    return dtype
 
 
 def _images(x: np.ndarray, path: Path, name: str, layout: str) -> np.ndarray:
+    """Return images as (N, H, W, C), as uint8 or float32."""
     if x.ndim not in (2, 3, 4) or not x.size:
         raise DataError(
             f"{path}: {name} has shape {x.shape}, expected images (N, H, W) or with 4 axes ({layout}), "
             "or features (N, D), and no size of 0"
         )
+    if layout == "channels-last" and looks_channels_first(x.shape):
+        raise DataError(f"{path}: {name} has shape {x.shape}, which looks like (N, C, H, W): give --layout "
+                        "channels-first")  # fmt: skip
+    if layout == "channels-first" and looks_channels_first((0, x.shape[-1], *x.shape[1:-1])):
+        raise DataError(f"{path}: {name} has shape {x.shape}, which looks like (N, H, W, C): leave out --layout "
+                        "channels-first")  # fmt: skip
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
@@ -95,6 +144,7 @@ def _check_labels(y: np.ndarray, images: int, path: Path, name: str, limit: int,
     if y.shape != (images,) or y.dtype.kind not in "ui":
         raise DataError(
             f"{path}: {name} is {y.dtype} {y.shape}, expected whole numbers ({images},), one for each image"
+            f"{label_hint(y)}"
         )
     for extreme, position in ((y.min(), y.argmin()), (y.max(), y.argmax())):
         if not 0 <= extreme < limit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -9,9 +10,12 @@ import numpy as np
 from minidl.data.dataset import Splits
 from minidl.data.seeds import Purpose, generator
 from minidl.errors import ConfigError
+from minidl.resources import available
+from minidl.resources import size as text_of
 
 DEFAULT = "4096x8x8x1:10"
 NOISE = 2.0
+COPIES = 3  # of the images in memory: float32, an operand of a sum, and standardised
 
 
 def read_synthetic(size: str, seed: int) -> Splits:
@@ -22,7 +26,7 @@ def read_synthetic(size: str, seed: int) -> Splits:
     it. There is at least one test image per class. Raises ConfigError if `size` has another form or does not fit into
     memory.
     """
-    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+):(\d+)", size or DEFAULT)
+    match = re.fullmatch(r"(\d{1,12})x(\d{1,12})x(\d{1,12})x(\d{1,12}):(\d{1,12})", size or DEFAULT, re.ASCII)
     numbers = [int(number) for number in match.groups()] if match else [0]
     if min(numbers) < 1 or numbers[0] < numbers[-1]:
         raise ConfigError(
@@ -30,13 +34,15 @@ def read_synthetic(size: str, seed: int) -> Splits:
             f"and COUNT at least CLASSES, such as synthetic:{DEFAULT}"
         )
     count, *shape, classes = numbers
+    tests = max(count // 4, classes)
+    needed, free = COPIES * 4 * (count + tests + classes) * math.prod(shape), available()
+    if needed > free:
+        raise ConfigError(f"'synthetic:{size}' does not fit into memory: it needs about {text_of(needed)}, and "
+                          f"{text_of(free)} are free: use fewer or smaller images")  # fmt: skip
     rng = generator(Purpose.SYNTHETIC, seed)
-    try:
-        prototypes = rng.standard_normal((classes, *shape), dtype=np.float32)
-        y_train, x_train = _draw(count, prototypes, rng)
-        y_test, x_test = _draw(max(count // 4, classes), prototypes, rng)
-    except (MemoryError, ValueError) as error:  # ValueError: more elements than an array can count
-        raise ConfigError(f"'synthetic:{size}' does not fit into memory: use fewer or smaller images") from error
+    prototypes = rng.standard_normal((classes, *shape), dtype=np.float32)
+    y_train, x_train = _draw(count, prototypes, rng)
+    y_test, x_test = _draw(tests, prototypes, rng)
     return Splits(x_train, y_train, x_test, y_test, classes)
 
 

@@ -6,12 +6,40 @@ The functions write into a parameter. Random values come from the generator that
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 
 from minidl.engine.parameter import Parameter
 from minidl.engine.random import generator
-from minidl.errors import ShapeError
+from minidl.errors import MinidlError, ShapeError
+
+_left: ContextVar[float] = ContextVar("left", default=math.inf)  # values that layers may still allocate
+
+
+class TooLarge(MinidlError):
+    """A model has more values than `limit` allows."""
+
+
+@contextmanager
+def limit(values: int) -> Iterator[None]:
+    """Limit the number of values in the weights of all layers that are created in the `with` block."""
+    token = _left.set(values)
+    try:
+        yield
+    finally:
+        _left.reset(token)
+
+
+def empty(*shape: int) -> np.ndarray:
+    """Return an array for a parameter, float32, without values yet. Raises TooLarge beyond `limit`."""
+    left = _left.get() - math.prod(shape)
+    if left < 0:
+        raise TooLarge(f"a parameter of shape {shape} exceeds the limit for this model")
+    _left.set(left)
+    return np.empty(shape, np.float32)
 
 
 def fans(parameter: Parameter) -> tuple[int, int]:

@@ -20,8 +20,8 @@ class Linear(Module):
     """x (..., in) -> x w + b (..., out). weight (in, out); PyTorch stores its transpose."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        self.weight = Parameter(np.empty((in_features, out_features), np.float32), torch_axes=(1, 0))
-        self.bias = Parameter(np.empty(out_features, np.float32)) if bias else None
+        self.weight = Parameter(init.empty(in_features, out_features), torch_axes=(1, 0))
+        self.bias = Parameter(init.empty(out_features)) if bias else None
         init.torch_default(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,8 +53,8 @@ class Conv2d(Module):
         if isinstance(padding, str):
             raise ConfigError(f"Conv2d: padding={padding!r}; expected a number of pixels, such as kernel_size // 2")
         shape = (*pair(kernel_size), in_channels // groups, out_channels)
-        self.weight = Parameter(np.empty(shape, np.float32), torch_axes=(3, 2, 0, 1))
-        self.bias = Parameter(np.empty(out_channels, np.float32)) if bias else None
+        self.weight = Parameter(init.empty(*shape), torch_axes=(3, 2, 0, 1))
+        self.bias = Parameter(init.empty(out_channels)) if bias else None
         self.stride, self.padding, self.dilation, self.groups = pair(stride), pair(padding), pair(dilation), groups
         init.torch_default(self.weight, self.bias)
 

@@ -17,19 +17,35 @@ import json
 import os
 import re
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
-from minidl.errors import CheckpointError, MinidlError
+from minidl.errors import CheckpointError
+from minidl.reading import Stored, Unreadable, blaming, content, json_value, opened, safetensors_header
+from minidl.run.progress import PROGRESS
+from minidl.schema import mapping, maybe, number, record, sequence, several, text, whole
 
 FORMAT = "minidl checkpoint 1"
 MODEL, STATE, SUMS = "model.safetensors", "state.safetensors", "sha256sums.txt"
 UNKNOWN_TO_NUMPY = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3", "F8_E5M2": "float8_e5m2"}
+TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+         "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}  # fmt: skip
+
+RANDOM = record({"seed": whole(0, 2**32 - 1), "offset": whole()})
+METHOD = maybe(sequence(mapping(several(number(0.0))), mapping(whole())))  # vectors of masses, and counters
+MEMBER = record({"progress": PROGRESS, "optimizer_steps": whole(), "random": RANDOM, "images": whole(),
+                 "steps": whole(), "method": METHOD})  # fmt: skip
+VALID = record(
+    {"progress": PROGRESS, "optimizer": record({"steps": whole()}), "random": RANDOM, "layout": text(),
+     "batches": whole(1), "config": text()},
+    optional={"members": mapping(MEMBER, text("0|[1-9][0-9]{0,6}", "a rank"))},
+)  # the state of a checkpoint: see training/resume.py  # fmt: skip
 
 Arrays = dict[str, np.ndarray]
 
@@ -112,24 +128,31 @@ def clean_up(checkpoints: Path) -> None:
 
 
 def load(folder: Path) -> Checkpoint:
-    """Read a checkpoint. Raises CheckpointError if it is damaged, incomplete or in another format."""
+    """Read a checkpoint. Raises CheckpointError if it is damaged, incomplete, not valid or in another format."""
     verify(folder)
     weights, about = read(folder / MODEL)
     vectors, metadata = read(folder / STATE)
     if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{folder}: expected a {FORMAT!r}, found {metadata.get('format')!r}")
+        raise CheckpointError(f"{folder}: expected a {FORMAT!r}, found {metadata.get('format', '')[:40]!r}")
+    with blaming(f"{folder} is from another version of minidl", CheckpointError):
+        state = json_value(metadata.get("state", ""))
+        VALID(state)
     about.pop("format", None)
-    return Checkpoint(weights, vectors, json.loads(metadata["state"]), about)
+    return Checkpoint(weights, vectors, state, about)
 
 
 def verify(folder: Path) -> None:
     """Compare a checkpoint's files with their checksums. Raises CheckpointError if a file is missing or differs."""
-    try:
-        sums = (folder / SUMS).read_bytes()
-        found = "".join(f"{_sha256((folder / name).read_bytes())}  {name}\n" for name in (MODEL, STATE)).encode()
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} is incomplete: {error.filename}: {error.strerror}") from None
-    if sums != found:
+    def reading(name: str) -> AbstractContextManager[None]:
+        return blaming(f"checkpoint {folder} is incomplete: {name}", CheckpointError)
+
+    found = ""
+    with reading(SUMS):
+        sums = content(folder / SUMS, limit=1000)
+    for name in (MODEL, STATE):
+        with reading(name), opened(folder / name) as file:
+            found += f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n"
+    if sums != found.encode():
         raise CheckpointError(f"checkpoint {folder} is damaged: {SUMS} does not match its files")
 
 
@@ -139,25 +162,33 @@ def verify(folder: Path) -> None:
 def read(path: Path) -> tuple[Arrays, dict[str, str]]:
     """Read the arrays and the metadata of a safetensors file.
 
-    The library compares the header's offsets with the file's size before it allocates memory. Raises CheckpointError
-    if the file is missing, unreadable, damaged or contains a data type that NumPy does not support.
+    The header's offsets are compared with the file's size before memory is allocated. Raises CheckpointError if the
+    file is missing, unreadable, damaged or contains a data type that NumPy does not support.
     """
-    try:
-        with safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118
-                kind = file.get_slice(name).get_dtype()
-                if kind in UNKNOWN_TO_NUMPY:
-                    raise CheckpointError(f"{path}: {name} holds {UNKNOWN_TO_NUMPY[kind]}; expected float32: "
-                                          "convert the file in the program that made it")  # fmt: skip
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except MinidlError:
-        raise
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from None
+    arrays, metadata = header(path)
+    with blaming(str(path), CheckpointError), opened(path) as file:
+        return {name: _array(file, name, stored) for name, stored in arrays.items()}, metadata
+
+
+def header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
+    """Read the header of a safetensors file: its arrays by name, without values, and its metadata. Raises as `read`."""
+    damaged = blaming(f"{path} is damaged or not a safetensors file", CheckpointError)
+    with blaming(str(path), CheckpointError), opened(path) as file, damaged:
+        arrays, metadata = safetensors_header(file)
+    for name, stored in arrays.items():
+        if stored.kind in UNKNOWN_TO_NUMPY:
+            raise CheckpointError(f"{path}: {name} holds {UNKNOWN_TO_NUMPY[stored.kind]}; expected float32: "
+                                  "convert the file in the program that made it")  # fmt: skip
+    return arrays, metadata
+
+
+def _array(file: BufferedReader, name: str, stored: Stored) -> np.ndarray:
+    """Read an array from an open safetensors file."""
+    array = np.empty(stored.shape, TYPES[stored.kind])
+    file.seek(stored.start)
+    if file.readinto(array.reshape(-1).view(np.uint8)) != stored.stop - stored.start:
+        raise Unreadable(f"{name} ends too early")  # the file has become shorter
+    return array
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:

@@ -18,13 +18,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, BinaryIO
 
+from minidl import schema
 from minidl.errors import CheckpointError, ConfigError, MinidlError
+from minidl.reading import Unreadable, blaming, json_value, opened, text
 from minidl.run.config import Config
 from minidl.run.options import options, read_toml, to_toml
+from minidl.schema import Mismatch
 
 HEAD = "# Every option of a run. To repeat the run: `python -m minidl.train --config FILE`\n\n"
+LONGEST_LINE = 1 << 16  # bytes of an entry in metrics.jsonl
+LONGEST_SUMMARY = 8 << 20  # bytes: it lists the edges between all replicas
+ENTRY = schema.record({"event": schema.text(), "step": schema.whole(), "epoch": schema.whole()}, others=True)
+_COUNTS = dict.fromkeys(("epochs", "steps"), schema.whole())
+_NUMBERS = dict.fromkeys(("test_accuracy", "test_loss", "seconds", "images_per_second"), schema.number())
+_RESULT = _COUNTS | _NUMBERS | {"out": schema.text()}
+_OF_REPLICAS = dict.fromkeys(("workers", "replicas_alive", "messages"), schema.whole()) | dict.fromkeys(
+    ("accuracy_best", "accuracy_worst", "consensus_distance", "bytes_sent", "wait_fraction"), schema.number()
+) | {"method": schema.text()}
+BEST_STEP = {"best_step": schema.whole()}
+SUMMARY = schema.record(_RESULT, BEST_STEP, others=True)
+SUMMARY_OF_REPLICAS = schema.record(_RESULT | _OF_REPLICAS, BEST_STEP, others=True)
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 
@@ -103,11 +118,12 @@ class RunFolder:
 
     def rewind(self, step: int, epoch: int) -> None:
         """Remove the lines of metrics.jsonl for steps after `step`, and for ends of epochs after number `epoch`."""
-        if self.metrics.exists():
-            lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
-            kept = "".join(line + "\n" for line in lines if _happened(line, step, epoch))
-            with self._writing(self.metrics):
-                write(self.metrics, kept.encode())
+        if not self.metrics.exists():
+            return
+        with blaming(str(self.metrics), JournalError), opened(self.metrics) as old:
+            lines = iter(lambda: old.readline(LONGEST_LINE), b"")
+            with self._writing(self.metrics), replacing(self.metrics) as new:
+                new.writelines(line.rstrip(b"\r\n") + b"\n" for line in lines if _happened(line, step, epoch))
 
     def finish(self, weights: Path, summary: dict[str, Any]) -> None:
         """Write model.safetensors, a copy of the file `weights`, and summary.json."""
@@ -138,10 +154,11 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 def result_of(folder: str | Path) -> dict[str, Any] | None:
     """Return the content of a run's summary.json; None if the run has not finished, or if the file is damaged."""
     try:
-        summary = json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        summary = json_value(text(Path(folder) / "summary.json", LONGEST_SUMMARY))
+        (SUMMARY_OF_REPLICAS if isinstance(summary, dict) and "workers" in summary else SUMMARY)(summary)
+    except (FileNotFoundError, Unreadable, Mismatch):
         return None
-    return summary if isinstance(summary, dict) and "test_accuracy" in summary else None
+    return summary
 
 
 def read_options(path: Path) -> dict[str, Any]:
@@ -156,9 +173,17 @@ def read_options(path: Path) -> dict[str, Any]:
 
 def write(path: Path, content: bytes) -> None:
     """Replace a file atomically: readers find the old content or the new one, even if this process is killed."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for new content, which replaces the old content atomically at the end of the `with` block."""
     beside = path.with_name(f".{path.name}.new")
     try:
-        beside.write_bytes(content)
+        with open(beside, "wb") as file:
+            yield file
         os.replace(beside, path)
     except BaseException:
         with suppress(OSError):
@@ -166,12 +191,14 @@ def write(path: Path, content: bytes) -> None:
         raise
 
 
-def _happened(line: str, step: int, epoch: int) -> bool:
+def _happened(line: bytes, step: int, epoch: int) -> bool:
+    """Return whether a line of metrics.jsonl is valid, and not later than this step and number of epochs."""
     try:
-        entry = json.loads(line)
-        return entry["step"] <= step and (entry["event"] == "step" or entry["epoch"] <= epoch)
-    except (ValueError, KeyError, TypeError):
+        entry = json_value(line.decode("utf-8", "replace"))
+        ENTRY(entry)
+    except (Unreadable, Mismatch):
         return False  # an incomplete line, left by a killed process
+    return bool(entry["step"] <= step and (entry["event"] == "step" or entry["epoch"] <= epoch))
 
 
 def _next_free(name: str) -> Path:

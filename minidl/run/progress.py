@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from minidl.schema import LARGEST, Kind, Mismatch, number, record, whole
+
 BEST = ("best_step", "best_accuracy", "best_loss")  # the leader measures them; a resume gives them to all replicas
 
 
@@ -47,3 +49,24 @@ class Progress:
             return {}
         return {"validation_accuracy": self.best_accuracy, "validation_loss": self.best_loss,
                 "best_step": self.best_step}  # fmt: skip
+
+
+def _progress() -> Kind:
+    """Return the description of a saved Progress (schema.py)."""
+    counts = ("step", "epoch", "batch", "correct", "images", "timed_images")
+    numbers = ("lr", "loss_sum", "train_loss", "best_loss")
+    seconds = ("seconds", "timed_seconds")
+    fields = record({**dict.fromkeys(counts, whole()), **dict.fromkeys(numbers, number()),
+                     **dict.fromkeys(seconds, number(0.0)), "shift": whole(-LARGEST), "best_step": whole(-1),
+                     "best_accuracy": number(0.0, 1.0)})  # fmt: skip
+
+    def check(value: Any, name: str = "") -> None:
+        fields(value, name)
+        for less, more in (("correct", "images"), ("batch", "images"), ("shift", "step")):
+            if value[less] > value[more]:
+                raise Mismatch(f"{name}.{less} is {value[less]}, but {name}.{more} is {value[more]}")
+
+    return check
+
+
+PROGRESS = _progress()

@@ -1,16 +1,12 @@
-"""`fit` and `load_model`: training from Python.
+"""`fit`: training from Python.
 
     history = fit(model, "digits", epochs=10, optimizer="adam")
     history.test.accuracy
     predict(model, images).argmax(axis=1)
-
-    model, standardise = load_model("runs/mine/model.safetensors")  # later, for new images
-    predict(model, standardise(images)).argmax(axis=1)
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from minidl import models
 from minidl.data import Dataset, from_arrays, load
-from minidl.data.dataset import standardise
 from minidl.engine.jit import set_threads
-from minidl.errors import CheckpointError, ConfigError, nearest
+from minidl.errors import ConfigError, nearest
 from minidl.nn import Module, seed
 from minidl.ops.conv import winograd
-from minidl.run.checkpoint import Arrays, read
+from minidl.run.checkpoint import Arrays
 from minidl.run.config import DATA_PRESETS, TOGETHER, Config, resolve
 from minidl.run.display import epoch_line
 from minidl.run.evaluation import Score, evaluate
@@ -110,19 +104,3 @@ def _as_dataset(data: Data, config: Config) -> Dataset:
     if isinstance(data, (str, Path)):
         return load(data, config.data_dir or None, config.validation, config.seed, config.layout)
     return from_arrays(data, config.validation, config.seed)
-
-
-def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndarray]]:
-    """Return the model in a run's model.safetensors, in evaluation mode, and a function to standardise new images.
-
-    Raises CheckpointError if the file was not written by a run of minidl.
-    """
-    weights, about = read(Path(path))
-    try:
-        shape, classes = json.loads(about["input_shape"]), json.loads(about["classes"])
-        mean, std = (np.array(json.loads(about[name]), np.float32) for name in ("mean", "std"))
-        model = models.build(about["model"], tuple(shape), classes)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} does not name its model ({error}): expected a file written by a run") from None
-    model.load_state_dict(weights)
-    return model.eval(), lambda images: standardise(images, mean, std)

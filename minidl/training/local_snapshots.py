@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from minidl.errors import CheckpointError
 from minidl.run import checkpoint as files
 from minidl.training.replica_state import ReplicaState, own_state
 from minidl.training.resume import make_checkpoint
@@ -47,6 +48,8 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
     for folder in (checkpoints / FOLDER).glob("[0-9]*"):
         last = files.last(folder)
         part = files.load(last) if last and folder.name not in members else None
+        if part and list(part.state.get("members", {})) != [folder.name]:
+            raise CheckpointError(f"{last}: expected the state of replica {folder.name}")
         if part and part.state["batches"] == checkpoint.state["batches"]:  # else the number of replicas differed
             vectors |= part.vectors
             members |= part.state["members"]

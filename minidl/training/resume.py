@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from minidl.errors import CheckpointError
+from minidl.comm.meter import from_vector
+from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.run.checkpoint import Checkpoint
 from minidl.run.config import FREE, Config, resolve
 from minidl.run.options import from_toml, options, to_toml
 from minidl.run.progress import BEST, Progress
+from minidl.schema import LARGEST
 from minidl.training.replica_state import ReplicaState, mean, restore_replica
 from minidl.training.trainer import Trainer
 
@@ -48,13 +50,15 @@ def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Ch
 
 
 def _about(trainer: Trainer) -> dict[str, str]:
-    """Return the metadata that `load_model` needs in addition to the weights."""
+    """Return the metadata that `load_model` and --evaluate need in addition to the weights: see run/trained.py."""
     data = trainer.data
     about = {
         "classes": data.classes,
         "input_shape": data.input_shape,  # (H, W, C)
         "mean": data.mean.tolist(),
         "std": data.std.tolist(),
+        "seed": trainer.config.seed,  # the split of the data
+        "validation": trainer.config.validation,
     }
     return {"model": trainer.config.model, "data": data.name} | {n: json.dumps(v) for n, v in about.items()}
 
@@ -66,32 +70,54 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     Raises CheckpointError if the checkpoint is from another run, model or layout.
     """
     state = checkpoint.state
+    before, layout, batches = state["config"], state["layout"], state["batches"]
+    members = {int(rank): member for rank, member in state.get("members", {}).items()}
     try:
-        before, layout, progress = state["config"], state["layout"], state["progress"]
-        numbers, random, batches = state["optimizer"], state["random"], int(state["batches"])
-        members = {int(rank): member for rank, member in state.get("members", {}).items()}
-        known = {field.name for field in fields(Progress)}
-        if any(set(found) != known for found in (progress, *(member["progress"] for member in members.values()))):
-            raise KeyError("progress")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint is from another version of minidl: {error} is not as expected") from None
-    then = resolve(from_toml(Config, before))
+        then = resolve(from_toml(Config, before))
+    except ValueError as error:  # ConfigError, or an error of tomllib
+        raise CheckpointError(f"the options in the checkpoint are not valid: {error}") from None
     now = asdict(trainer.config)
     for name, value in asdict(then).items():
         if name not in FREE and options(Config)[name].saved and value != now[name]:
             raise CheckpointError(f"the checkpoint was made with {name} = {value!r}, not {now[name]!r}")
     if layout != trainer.engine.arena.layout_hash:
         raise CheckpointError("the checkpoint is from a model with another layout of parameters")
-    trainer.progress = Progress(**progress)
+    _check_arrays(trainer, checkpoint)
+    trainer.progress = Progress(**state["progress"])
     trainer.model.load_state_dict(checkpoint.weights)
     if trainer.fabric.size == 1 and not members:
-        trainer.engine.optimizer.load_state_dict(checkpoint.vectors, numbers)
-        set_random_state(random)
+        trainer.engine.optimizer.load_state_dict(checkpoint.vectors, state["optimizer"])
+        set_random_state(state["random"])
         trainer.replica.steps = trainer.progress.step
     elif list(members) == list(trainer.fabric.replicas) and then.workers == trainer.config.workers:
         _restore_same_replicas(trainer, checkpoint, members)
     else:
         _restore_other_replicas(trainer, checkpoint, members, batches)
+
+
+def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError if a value is not finite, or if a vector has another type or shape than in this run."""
+    theta, statistics = trainer.engine.arena.theta, trainer.engine.statistics
+    for name, values in (*checkpoint.weights.items(), *checkpoint.vectors.items()):
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise CheckpointError(f"{name} holds values that are not finite")
+    for name, vector in checkpoint.vectors.items():
+        kind = name.rpartition("/")[2]
+        own = statistics.theta if kind == "statistics" and statistics is not None else theta
+        if kind == METER:
+            _check_meter(name, vector)
+        elif vector.dtype != own.dtype or vector.shape != own.shape:
+            raise CheckpointError(f"{name} is {vector.dtype} {vector.shape}; expected {own.dtype} {own.shape}")
+
+
+def _check_meter(name: str, vector: np.ndarray) -> None:
+    """Raise CheckpointError unless a vector may be a replica's statistics of communication."""
+    try:
+        if vector.dtype != np.float64 or vector.ndim != 1 or (abs(vector) > LARGEST).any():
+            raise ConfigError(f"{vector.dtype} {vector.shape}; expected float64 (N,) of at most {LARGEST:,}")
+        from_vector(vector)
+    except ConfigError as error:
+        raise CheckpointError(f"{name}: {error}") from None
 
 
 def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]]) -> None:
@@ -100,8 +126,10 @@ def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: di
     rank = fabric.rank if fabric.rank in members else 0
     prefix = f"{rank}/"
     vectors = {n.removeprefix(prefix): v for n, v in checkpoint.vectors.items() if n.startswith(prefix)}
-    numbers, meter = members[rank], vectors.pop(METER)
+    numbers, meter = members[rank], vectors.pop(METER, None)
     if rank == fabric.rank:
+        if meter is None or meter.size != fabric.meter.vector().size:
+            raise CheckpointError(f"{prefix}{METER} is missing, or not for {fabric.size} replicas")
         fabric.meter.go_on(meter)
     restore_replica(trainer, ReplicaState(rank, vectors, numbers))
     shared = {name: checkpoint.state["progress"][name] for name in BEST}
@@ -113,6 +141,9 @@ def _restore_other_replicas(
     trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]], batches: int
 ) -> None:
     """Restore all replicas from the average. batches: batches in an epoch of each replica before the stop."""
+    for name in [f"{rank}/{kind}" for rank in members for kind in ("theta", METER)]:
+        if name not in checkpoint.vectors:
+            raise CheckpointError(f"the checkpoint has no vector {name}")
     before = [Progress(**member["progress"]) for member in members.values()] or [trainer.progress]
     _continue_from(trainer, before, batches)
     if members:

@@ -34,6 +34,7 @@ from minidl.run.folder import CLUSTER, RunFolder, write
 from minidl.run.options import read_toml, to_toml
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Signals, Stopped
+from minidl.training import forecast
 from minidl.training.output import distance, parameter_count
 from minidl.training.replica_state import ReplicaState, averaged
 from minidl.training.resume import make_checkpoint
@@ -69,6 +70,7 @@ class SimulatedRun:
     """A run of all replicas of a virtual cluster, from the first step to the result."""
 
     def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
+        forecast.require_ranks(ranks)
         kind = method(config.method) if ranks > 1 else Local
         roles = kind.roles(ranks)
         if not roles.replicas:
@@ -76,7 +78,9 @@ class SimulatedRun:
         self.config, self.ranks, self.signals = replace(config, workers=len(roles.replicas)), ranks, signals
         self.data, self.model = prepare(self.config)
         self.work = f"{Path(config.model).stem} {Path(config.data).stem}"
+        forecast.require_memory(ranks, parameter_count(self.model), len(self.data.y_train))
         flops = flops_per_image(self.model, self.data.input_shape)
+        self.batch_flops = flops * config.batch_size
         self.simulation = Simulation(cluster, ranks, config.seed, self.work, flops, config.trace)
         self.synchronous = kind.synchronous and ranks > 1
         if self.synchronous and self.simulation.place.joins:
@@ -102,7 +106,8 @@ class SimulatedRun:
         total = self.trainers[0].total_steps
         self.say(f"{run.folder}: {self.config.model} ({parameter_count(self.model):,} parameters) on "
                  f"{self.config.data} ({len(self.data.y_train):,} images), {total:,} steps each, "
-                 f"{self.config.workers} simulated replicas, {self.config.method}")  # fmt: skip
+                 f"{self.config.workers} simulated replicas, {self.config.method}"
+                 f"{forecast.duration(self.config.workers, total, self.batch_flops)}")  # fmt: skip
         self.signals.defer(self.config.quiet)
         try:
             self.simulation.run({rank: self.main(rank) for rank in range(self.ranks)}, self.check)

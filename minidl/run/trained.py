@@ -1,0 +1,117 @@
+"""Trained weights: find them in the folder of a run, and use them for new images.
+
+    model, standardise = load_model("runs/mine")
+    predict(model, standardise(images)).argmax(axis=1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl import models
+from minidl.data.dataset import standardise
+from minidl.errors import CheckpointError, ConfigError
+from minidl.nn import Module, init
+from minidl.reading import blaming, json_value
+from minidl.run import checkpoint as files
+from minidl.run.config import DATASETS
+from minidl.run.folder import read_options
+from minidl.schema import Kind, Mismatch, number, several, text, whole
+
+LARGEST_SIDE = 1 << 16  # of an image
+DESCRIBED: dict[str, Kind] = {
+    "model": text(),
+    "input_shape": several(whole(1, LARGEST_SIDE), 3, 3),
+    "classes": whole(1, 1 << 20),
+    "mean": several(number(-1e30, 1e30), 1, LARGEST_SIDE),
+    "std": several(number(-1e30, 1e30), 1, LARGEST_SIDE),
+}  # metadata that a run writes, as JSON except for `model`: see training/resume.py
+
+
+def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndarray]]:
+    """Return a trained model, in evaluation mode, and a function to standardise new images.
+
+    path: the folder of a run, one of its checkpoints, or a model.safetensors file, anywhere.
+    Raises CheckpointError if the weights were not written by a run of minidl, or are damaged.
+    """
+    weights = find_weights(Path(path))
+    arrays, about = files.header(weights)
+    with blaming(f"{weights} does not name its model, as a file written by a run does", CheckpointError):
+        found = {name: _described(about, name) for name in DESCRIBED}
+    shape, classes, name = tuple(found["input_shape"]), found["classes"], found["model"]
+    mean, std = np.array(found["mean"], np.float32), np.array(found["std"], np.float32)
+    if not len(mean) == len(std) == shape[2] or not (np.isfinite(mean).all() and (std > 0).all()):
+        raise CheckpointError(f"{weights}: expected a mean, and a positive std, for each of {shape[2]} channels")
+    # The model is compared with the header before its memory is allocated.
+    sizes = sum(int(np.prod(stored.shape)) for stored in arrays.values())
+    try:
+        with init.limit(sizes):
+            model = models.build(name, shape, classes)
+    except init.TooLarge:
+        raise CheckpointError(f"{weights} holds {sizes:,} values, too few for {name} with images {shape} and {classes} "
+                              "classes, which its metadata names") from None  # fmt: skip
+    except ConfigError as error:
+        raise CheckpointError(f"{weights}: {error}") from None
+    model.load_state_dict(files.read(weights)[0])
+    return model.eval(), lambda images: standardise(images, mean, std)
+
+
+def _described(about: dict[str, str], name: str) -> Any:
+    if name not in about:
+        raise Mismatch(f"it has no {name!r}")
+    value = about[name] if name == "model" else json_value(about[name])
+    DESCRIBED[name](value, name)
+    return value
+
+
+def find_weights(path: Path) -> Path:
+    """Return the weights file at a path: of a run, of a checkpoint, or the file itself.
+
+    For a run folder, the file of its best checkpoint on the validation images; without validation, of the last one.
+    Raises CheckpointError if there is no such file, or if it is damaged.
+    """
+    if (path / "config.toml").is_file():
+        last = files.last(path / "checkpoints")
+        if not last:
+            raise CheckpointError(f"{path} holds no checkpoint yet")
+        best = files.load(last).state["progress"]["best_step"]
+        path = files.folder_of(path / "checkpoints", best) if best >= 0 else last
+    if path.is_dir():
+        files.verify(path)
+        path = path / files.MODEL
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; expected a run folder, a checkpoint or a .safetensors file")
+    if path.name == files.MODEL and (path.parent / files.SUMS).is_file():
+        files.verify(path.parent)
+    return path
+
+
+def run_options(weights: Path) -> dict[str, Any]:
+    """Return the options of the run that contains a weights file; empty outside a run."""
+    # RUN/model.safetensors, or RUN/checkpoints/step-00000480/model.safetensors
+    for folder in (weights.absolute().parent, weights.absolute().parent.parent.parent):
+        if (folder / "config.toml").is_file():
+            return read_options(folder / "config.toml")
+    return {}
+
+
+def described_options(weights: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a file's metadata names and `given` lacks: the model, the data set and its split.
+
+    Empty if a run of minidl did not write the file. Raises ConfigError if the data set was the user's own file.
+    """
+    about = files.header(weights)[1]
+    found: dict[str, Any] = {name: about[name] for name in ("model", "data") if name in about and name not in given}
+    data = found.get("data", "")
+    if data and data not in DATASETS and not data.startswith("synthetic:"):
+        raise ConfigError(f"{weights} was trained on a file {data[:60]!r}: give --data with the path of this file")
+    with blaming(f"{weights}: its metadata", CheckpointError):
+        for name, kind in (("seed", whole(0, 2**32 - 1)), ("validation", number(0.0, 1.0))):
+            if name in about and name not in given:
+                found[name] = json_value(about[name])
+                kind(found[name], name)
+    return found
