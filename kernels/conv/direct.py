@@ -1,8 +1,8 @@
 """Direct convolution, forward and data gradient: the micro-kernel of matmul/tile.py computes the sum of the definition.
 
-The work consists of passes: a pass computes one sum of the form in geometry.py. The forward direction has one pass, the
-data gradient up to one for each remainder modulo the stride. The outputs of a pass are divided into blocks (blocks.py).
-For each block:
+The work consists of passes; a pass computes one sum of the form in geometry.py. Forward needs one pass. The data
+gradient needs one for each remainder of a pixel's position modulo the stride (see `_cut`). The outputs of a pass are
+divided into blocks (blocks.py). For each block:
 
 1. Unless the source can be read in place, `gather` copies what the block reads, with zeros around it, into memory
    that stays in the core's cache.
@@ -11,9 +11,9 @@ For each block:
    their offsets, so any stride is possible, and a tile may continue on the next line of the image.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
-The micro-kernel sums over taps, each a run of contiguous numbers (its depth). Without dilation, the pixels in a row of
-the window are contiguous, so the row is one tap. With dilation, each pixel is a tap. For channels.py, each channel of
-each pixel is a tap.
+A tap of the micro-kernel is a run of contiguous numbers (`depth` of them), not one position of the window as in
+geometry.py. Without dilation, the pixels in a row of the window are contiguous, so the row is one tap. With dilation,
+each pixel is a tap. For the tile of channels.py, each channel of each pixel is a tap.
 
 The micro-kernel sums about KC products at a time; adding these sums has a smaller rounding error than one long sum
 (README.md, "Accuracy"). The tile of channels.py computes one long sum.
@@ -108,8 +108,8 @@ def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray]:
-    """Return the offset of each bundle of pixels (geometry.py; often of one pixel) in what a block reads, and in the
-    output, counted from the block's first pixel.
+    """Return the offset of each bundle (of one or more pixels, geometry.py) in what a block reads, and in the output,
+    counted from the block's first pixel.
 
     whole: complete bundles in a row of outputs. They come first, row by row; then the incomplete bundle of each row.
     """
@@ -203,7 +203,7 @@ def _pass(
 
 @apart_jit
 def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray, backward: bool, out: ndarray) -> Cut:
-    """Return a pass, cut into blocks. The forward direction has a single pass (remainder 0).
+    """Return a pass, cut into blocks. Forward has a single pass (remainder 0).
 
     The data gradient has a pass for each pair (vertical, horizontal) of remainders modulo the stride; `remainder` is
     the number of the pair. With bundles, the passes for horizontal remainder 0 compute all pixels of their rows.

@@ -36,7 +36,7 @@ LINE = 16  # float32 numbers in a cache line: `aligned` skips fewer numbers than
 class Layer(NamedTuple):
     """The channels and the options of a convolution. Each group computes `outer` channels from `inner` channels.
 
-    In the forward pass and the weight gradient, inner = C / groups and outer = O / groups; in the data gradient,
+    Forward and in the weight gradient, inner = C / groups and outer = O / groups. In the data gradient,
     inner = O / groups and outer = C / groups.
     """
 
@@ -95,7 +95,7 @@ def by_channels(layer: Layer) -> bool:
 
 @jit
 def forward_axis(layer: Layer, axis: int, size: int, out: int, bundle: int) -> Axis:
-    """Return the axis of a pass from x (size,) to y (out,), in bundles of `bundle` pixels; without dilation if > 1."""
+    """Return the axis of a pass from x (size,) to y (out,). With dilation, `bundle` must be 1."""
     kernel, stride = layer.kernel[axis], layer.stride[axis]
     padding, dilation = layer.padding[axis], layer.dilation[axis]
     bundles, taps = ceildiv(out, bundle), kernel + (bundle - 1) * stride
@@ -136,8 +136,8 @@ def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) 
 
 @jit
 def _cost(layer: Layer, axis: Axis, array: ndarray) -> int:
-    """Return an estimate of the time of a pass with this horizontal axis. A tile's row takes 40 units, and 4 units for
-    each product with a number of the source; only 3 if the row is one vector instead of two."""
+    """Return an estimate of the time of a pass with this horizontal axis. A tile's row takes 40 units, plus 4 units (3
+    if the row is one vector, not two) for each number of the source that it multiplies."""
     products = layer.kernel[0] * layer.inner  # numbers of the source for each tap of the axis
     return ((3 if axis.bundle * layer.outer <= lanes(array) else 4) * axis.taps * products + 40) * axis.pixels
 

@@ -100,7 +100,7 @@ def _copy_tile(
 
 @jit
 def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
-    """Return the next tile. This uses no divmod: its divisions take a good part of the time of a small tile."""
+    """Return the next tile, without divmod: its divisions would take a good part of the time of a small tile."""
     across += 1
     if across == tiles[1]:
         down, across = down + 1, 0
@@ -113,8 +113,8 @@ def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, in
 def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
     """Return the approximate range of the pixels of `count` tiles from tile `first` on: (offset, size), in numbers.
 
-    Tiles are numbered in the order of memory. So the range is the same share of the array as the tiles are of all
-    `total` tiles, shifted by `ahead` rows of pixels.
+    Tiles are numbered in the order of memory. So `count` of `total` tiles are assumed to cover the same share of the
+    array. The range is shifted by `ahead` rows of pixels.
     """
     return array.size // total * first + ahead * array.shape[2] * array.shape[3], array.size // total * count
 

@@ -205,7 +205,7 @@ def make_output_transform(*matrices: Matrix) -> Any:
     `through`, to `patch`.
 
     If `finish`, Y becomes (Y + bias) scale + shift. Then, if `adds`, the shortcut is added. Then, if `finish`, values
-    below `floor` are replaced by it. Each step is rounded. bias begins at end[end_at]; scale, shift and floor follow at
+    below `floor` become `floor`. Each step is rounded. bias begins at end[end_at]; scale, shift and floor follow at
     distances of `end_step` numbers. The shortcut has the layout of y; if `through`, it is in the patch, after Y.
     A store waits for its cache line, so the lines of the next tile, from y[next_at] on, are prefetched.
     """

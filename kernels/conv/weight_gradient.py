@@ -152,8 +152,7 @@ def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, wi
 
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
-    """Return a block of dy: an array, an offset, a factor f. The panel whose first column is p begins at offset + p f.
-    """
+    """Return a block of dy: an array, an offset, a factor f. The panel with first column p begins at offset + p f."""
     layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
     outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
@@ -190,7 +189,7 @@ def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
 def _part(
     number: int, split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, memory: ndarray, total: ndarray
 ) -> None:
-    """Sum piece `number` of dweight over one part of the pixels; total: dweight or an array of its size, as a vector."""
+    """Sum piece `number` of dweight over one part of the pixels; total: a vector of the size of dweight."""
     piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
     cut, columns = piece.cut, piece.columns
     depth, width = (1, channel_width(x)) if across else (cut.h.pixels, panel_width(x))
