@@ -13,8 +13,8 @@ micro-kernel, for a tile of MR x NR numbers of c (blocks.py explains the sizes):
     c[0:MR, 0:NR] = sums                       `write`: whole vectors, or only some lanes
 
 The micro-kernels differ in the rest: tile.py finds its rows through tables, and also sums over the taps of a
-convolution; product.py prefetches, and applies bias and relu; conv/channels.py reads vectors of a instead of single
-numbers; conv/tall.py has more rows and fewer columns.
+convolution (the positions in its kernel); product.py prefetches, and applies bias and relu; conv/channels.py reads
+vectors of a instead of single numbers; conv/tall.py has more rows and fewer columns.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class Emitter:
     ) -> Sums:
         """Write a loop: sums = first, then `rounds` times sums = body(sums, number of the round, *counters).
 
-        Returns the last sums. rounds: at least 1, since the loop compares at its end. counters: (begin, step) of each.
-        Each counter and each sum is a `phi` instruction, so LLVM keeps it in a register.
+        Returns the last sums. rounds: at least 1, since the loop compares at its end. counters: (begin, step) for each
+        counter. Each counter and each sum is a `phi` instruction, so LLVM keeps it in a register.
         """
         b, entry = self.builder, self.builder.block
         start = b.append_basic_block("loop")
