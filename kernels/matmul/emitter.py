@@ -159,7 +159,7 @@ class Emitter:
         return self.builder.select(self.builder.fcmp_ordered("<", x, least), least, x)
 
     def prefetch(self, start: Value, offset: Offset, write: bool) -> None:
-        """Begin to load the cache line of start[offset], for writing, or into the second-level cache for reading."""
+        """Begin to load the cache line of start[offset]: for writing, or for reading into the second-level cache."""
         flag, pointer = ir.IntType(32), self.builder.bitcast(self.at(start, offset), ir.IntType(8).as_pointer())
         near, data = 2, 1  # LLVM's codes: the second-level cache; data, not instructions
         self._call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(near), flag(data))
@@ -231,7 +231,7 @@ class Emitter:
         return [self.load(start, v * self.lanes) for v in range(vectors)]
 
     def rank_one(self, sums: Sums, numbers: Iterable[Value], columns: list[Value]) -> Sums:
-        """Return sums + the outer product of `numbers` (pointers to them) and `columns`."""
+        """Return sums + the outer product of the numbers to which `numbers` points and the vectors `columns`."""
         added = {}
         for i, pointer in enumerate(numbers):
             number = self.broadcast(self.builder.load(pointer))
