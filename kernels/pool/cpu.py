@@ -39,8 +39,8 @@ def _take(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
 
 @jit
 def _keep_largest(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
-    """Replace y by a further pixel x, and place by tap, where x is larger. `|`, not `or`: LLVM vectorises the loop only
-    if it has no branches."""
+    """Where a further pixel x is larger than y or NaN, replace y by x, and place by tap. `|`, not `or`: LLVM vectorises
+    the loop only if it has no branches."""
     here = place.dtype.type(tap)
     for c in range(x.size):
         wins = (x[c] > y[c]) | (x[c] != x[c])  # NaN wins
