@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, compiled: a loop for each operation, which LLVM turns into vector instructions, except power.
+"""Elementwise arithmetic, compiled: a loop for each operation. LLVM vectorises most of these loops, but not powers.
 
 Numbers (scale, shift, exponent) arrive as float64 and are converted to the arrays' type before the loop: a single
 float64 would make the compiler compute everything in float64, with half as many numbers in a vector. stream.py divides

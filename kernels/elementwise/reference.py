@@ -70,7 +70,7 @@ def maximum_backward(dy: np.ndarray, a: np.ndarray, b: np.ndarray, da: np.ndarra
 
 
 def affine(x: np.ndarray, scale: float, shift: float, out: np.ndarray) -> None:
-    """out = scale x + shift for two numbers: sums, differences and products of a tensor and a number"""
+    """out = scale x + shift for two numbers scale and shift: computes tensor + number, tensor * number, and the like"""
     for i in range(out.size):
         out[i] = scale * x[i] + shift
 
