@@ -105,14 +105,6 @@ def accumulate(x: Part, out: Part) -> None:
 
 
 @jit
-def add_bias(bias: ndarray, out: ndarray) -> None:
-    for row in range(out.shape[0]):
-        y = out[row]
-        for c in range(y.size):
-            y[c] += bias[c]
-
-
-@jit
 def maximum_backward(dy: ndarray, a: ndarray, b: ndarray, da: ndarray, db: ndarray) -> None:
     one, half, zero = dy.dtype.type(1), dy.dtype.type(0.5), dy.dtype.type(0)
     for i in range(dy.size):

@@ -14,7 +14,6 @@ __all__ = [
     "absolute_backward",
     "accumulate",
     "add",
-    "add_bias",
     "affine",
     "copy",
     "divide",
@@ -91,13 +90,6 @@ def fill(value: float, out: np.ndarray) -> None:
     """out = value, a number"""
     for i in range(out.size):
         out[i] = value
-
-
-def add_bias(bias: np.ndarray, out: np.ndarray) -> None:
-    """out (rows, C) += bias (C,)"""
-    for row in range(out.shape[0]):
-        for c in range(out.shape[1]):
-            out[row, c] += bias[c]
 
 
 def exp(x: np.ndarray, out: np.ndarray) -> None:
