@@ -132,7 +132,7 @@ class Meter:
             self.trace.keep(began, ended, kind, lane, -1, 0)
 
     def beside(self, start: Callable[[Callable[[], T]], Pending[T]], work: Callable[[], T]) -> Pending[T]:
-        """Call start(work). Waits inside `work` do not count as waiting of the replica; a wait for the result does."""
+        """Call start(work). Waits inside `work` are not waiting time of the replica, but a wait for the result is."""
         return Beside(self, start(partial(_apart, work)))
 
     # -- the clock ---------------------------------------------------------------------------------------

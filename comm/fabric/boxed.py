@@ -130,7 +130,10 @@ class Worker:
             task.run()
 
     def close(self) -> None:
-        """Let the thread end after its last function. Return at once: that function may wait for a dead peer."""
+        """Let the thread end after its last function.
+
+        `close` does not wait for the thread, because that function may wait for a dead peer.
+        """
         self._tasks.put(None)
 
 

@@ -58,7 +58,7 @@ def partial_sums(device: Device, rows: int, outer: int, inner: int) -> np.ndarra
     """Return an uninitialised float64 array (parts, outer, inner) for partial sums.
 
     A kernel computes `outer` sums, each over `rows` rows of `inner` elements. It divides the rows of each sum into
-    `parts` parts, which threads add in parallel, and then adds the partial sums.
+    `parts` parts, computes their sums in parallel, and then adds these partial sums.
     """
     parts = max(1, min(CHUNKS // max(1, outer), rows // ROWS, rows * outer * inner // NUMBERS))
     return device.empty((parts, outer, inner), np.dtype(np.float64))
