@@ -185,7 +185,7 @@ def _is_unicode(text: str) -> bool:
 
 
 NPY_KEY = r"""\s* (?: '(\w+)' | "(\w+)" ) \s* : \s*"""
-NPY_VALUE = r"""(?: '([^'\\]*)' | "([^"\\]*)" | (True|False) | \( ([\d\sL,]*) \) ) \s* (?: ,\s* | $ )"""  # text, flag, tuple
+NPY_VALUE = r"""(?: '([^'\\]*)' | "([^"\\]*)" | (True|False) | \( ([\d\sL,]*) \) ) \s* (?: ,\s* | $ )"""
 NPY_ITEM = re.compile(NPY_KEY + NPY_VALUE, re.VERBOSE)
 
 
