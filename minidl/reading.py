@@ -2,7 +2,7 @@
 
     text(path, limit)            the text of a small regular file
     json_value(text)             JSON: numbers are finite, keys are unique, nesting is limited
-    toml_table(text)             TOML, likewise
+    toml_table(text)             TOML, likewise, except that numbers may be infinite
     npy_header(stream)           the header of an array in an .npz file
     safetensors_header(file)     the header of a .safetensors file, compared with the size of the file
 
@@ -112,7 +112,7 @@ def json_value(text: str) -> Any:
         raise Unreadable(f"it is nested deeper than {DEPTH} levels") from None
     except json.JSONDecodeError as error:
         raise Unreadable(f"it is not JSON: {error}") from None
-    _require_plain(value)
+    _require_plain(value, finite=True)
     return value
 
 
@@ -136,7 +136,7 @@ def _integer(digits: str) -> int:
 
 
 def toml_table(text: str) -> dict[str, Any]:
-    """Return the table of a TOML text. Raises Unreadable if it is not TOML, too large, too deep or not finite."""
+    """Return the table of a TOML text. Raises Unreadable if it is not TOML, too large or too deep."""
     import tomllib  # here, because --help does not need it
 
     if len(text) > TOML_LIMIT:
@@ -151,12 +151,15 @@ def toml_table(text: str) -> dict[str, Any]:
     except ValueError as error:  # TOMLDecodeError, or a number of more than 4,300 digits
         reason = error if isinstance(error, tomllib.TOMLDecodeError) else "a number has too many digits"
         raise Unreadable(f"not readable as TOML: {reason}") from None
-    _require_plain(table)
+    _require_plain(table, finite=False)  # options.py names the option that is not finite
     return table
 
 
-def _require_plain(value: Any) -> None:
-    """Raise Unreadable if nesting is deep, a number is long or not finite, or a string is not valid Unicode."""
+def _require_plain(value: Any, finite: bool) -> None:
+    """Raise Unreadable if nesting is deep, a whole number is long, or a string is not valid Unicode.
+
+    finite: whether numbers must be finite.
+    """
     stack: list[tuple[Any, int]] = [(value, 1)]
     while stack:
         value, depth = stack.pop()
@@ -170,7 +173,7 @@ def _require_plain(value: Any) -> None:
             if "\0" in value or not _is_unicode(value):
                 raise Unreadable(f"it contains {schema.shown(value)}; expected Unicode without null characters")
         elif isinstance(value, float):
-            if not math.isfinite(value):
+            if finite and not math.isfinite(value):
                 raise Unreadable(f"it contains {value}; expected finite numbers")
         elif isinstance(value, int) and value.bit_length() > BITS:
             raise Unreadable(f"it contains a number of {value.bit_length():,} bits; expected at most {BITS}")
@@ -243,10 +246,11 @@ def _npy_value(item: re.Match[str]) -> str | bool | tuple[int, ...] | None:
 
 
 def require_shape(shape: tuple[int, ...] | list[int]) -> None:
-    """Raise Unreadable if a shape has too many axes, or more elements than any file can hold."""
-    if len(shape) > AXES or math.prod(max(1, length) for length in shape) > ELEMENTS:
-        raise Unreadable(f"has a shape of {len(shape)} axes, or too many elements; expected at most {AXES} axes and "
-                         f"{ELEMENTS:.3g} elements")  # fmt: skip
+    """Raise Unreadable if a shape has too many axes, or if an axis has the length 0 and others are too long."""
+    if len(shape) > AXES:
+        raise Unreadable(f"has a shape of {len(shape):,} axes; expected at most {AXES}")
+    if 0 in shape and math.prod(filter(None, shape)) > ELEMENTS:  # NumPy cannot represent such an array
+        raise Unreadable(f"has the shape {shape}, which is empty and too long")
 
 
 class Stored(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from minidl.errors import CheckpointError
 from minidl.run import checkpoint as files
 from minidl.run.checkpoint import Checkpoint
+from minidl.run.progress import Progress
 
 
 def example(step: int = 3) -> Checkpoint:
     weights = {"conv.weight": np.arange(24.0, dtype=np.float32).reshape(2, 3, 2, 2), "count": np.array(step)}
     weights["fc.weight"] = np.arange(6.0, dtype=np.float32).reshape(3, 2).T  # not in C order
-    return Checkpoint(weights, {"velocity": np.full(40, 0.1, np.float32)}, {"progress": {"step": step}, "seed": 2**63})
+    state = {"progress": asdict(Progress(step=step)), "optimizer": {"steps": step}, "random": {"seed": 1, "offset": 2},
+             "layout": "a hash", "batches": 7, "config": "lr = 0.1"}  # fmt: skip
+    return Checkpoint(weights, {"velocity": np.full(40, 0.1, np.float32)}, state)
 
 
 def names(folder: Path) -> list[str]:
@@ -138,9 +141,9 @@ def test_no_checkpoints(tmp_path: Path) -> None:
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     files.save(tmp_path, 3, example(3))
     again = example(3)
-    again.state["seed"] = 1
+    again.state["batches"] = 1
     files.save(tmp_path, 3, again)
-    assert files.load(tmp_path / "step-00000003").state["seed"] == 1
+    assert files.load(tmp_path / "step-00000003").state["batches"] == 1
     assert names(tmp_path) == ["step-00000003"]
 
 
@@ -203,7 +206,7 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.Monk
         return call
 
     old, new = example(3), example(3)
-    old.state["seed"], new.state["seed"] = 0, 1
+    old.state["batches"], new.state["batches"] = 2, 1
     files.save(tmp_path, 3, old)
     with monkeypatch.context() as patch:
         for owner, name in [(os, "fsync"), (os, "close"), (Path, "rename"), (Path, "mkdir"), (files.shutil, "rmtree")]:
@@ -216,4 +219,4 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.Monk
     assert survived == (killed_at > CALLS)
     files.clean_up(tmp_path)
     assert names(tmp_path) == ["step-00000003"]
-    assert files.load(tmp_path / "step-00000003").state["seed"] in ([1] if survived else [0, 1])
+    assert files.load(tmp_path / "step-00000003").state["batches"] in ([1] if survived else [2, 1])

@@ -129,7 +129,7 @@ def test_the_examples(tmp_path):
     (tmp_path / "x.toml").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"x.toml': it is not UTF-8 text"):
         load(tmp_path / "x.toml")
-    with pytest.raises(ConfigError, match="Is a directory"):
+    with pytest.raises(ConfigError, match="it is a folder; expected a regular file"):
         load(tmp_path)
 
 

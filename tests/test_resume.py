@@ -106,7 +106,7 @@ def test_stopped_while_validating(dataset: Dataset) -> None:
     assert bits(second) == bits(whole)
 
 
-def test_checkpoint_of_another_run(dataset: Dataset) -> None:
+def test_checkpoint_of_another_run(dataset: Dataset, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(trainer(dataset, CONFIG))
     with pytest.raises(CheckpointError, match=r"made with lr = 0\.05, not 0\.1"):
         restore(trainer(dataset, replace(CONFIG, lr=0.1)), checkpoint)
@@ -115,8 +115,9 @@ def test_checkpoint_of_another_run(dataset: Dataset) -> None:
     with pytest.raises(CheckpointError, match="another layout"):
         restore(trainer(dataset, CONFIG), checkpoint)
     del checkpoint.state["random"]
+    files.save(tmp_path, 1, checkpoint)
     with pytest.raises(CheckpointError, match=r"another version.*'random'"):
-        restore(trainer(dataset, CONFIG), checkpoint)
+        files.load(files.folder_of(tmp_path, 1))
 
 
 # The command line.

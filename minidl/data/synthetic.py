@@ -26,7 +26,7 @@ def read_synthetic(size: str, seed: int) -> Splits:
     it. There is at least one test image per class. Raises ConfigError if `size` has another form or does not fit into
     memory.
     """
-    match = re.fullmatch(r"(\d{1,12})x(\d{1,12})x(\d{1,12})x(\d{1,12}):(\d{1,12})", size or DEFAULT, re.ASCII)
+    match = re.fullmatch(r"(\d{1,18})x(\d{1,18})x(\d{1,18})x(\d{1,18}):(\d{1,18})", size or DEFAULT, re.ASCII)
     numbers = [int(number) for number in match.groups()] if match else [0]
     if min(numbers) < 1 or numbers[0] < numbers[-1]:
         raise ConfigError(

@@ -186,7 +186,7 @@ def _array(file: BufferedReader, name: str, stored: Stored) -> np.ndarray:
     """Read an array from an open safetensors file."""
     array = np.empty(stored.shape, TYPES[stored.kind])
     file.seek(stored.start)
-    if file.readinto(array.reshape(-1).view(np.uint8)) != stored.stop - stored.start:
+    if file.readinto(array.reshape(-1).view(np.uint8).data) != stored.stop - stored.start:
         raise Unreadable(f"{name} ends too early")  # the file has become shorter
     return array
 
