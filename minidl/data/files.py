@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
 import os
 import struct
@@ -89,6 +90,8 @@ def reading(path: str | Path) -> Iterator[None]:
         reason = " ".join(str(error).split())
         raise DataError(f"{path} is damaged or cut short ({reason}): get the file again") from error
     except OSError as error:
+        if error.errno == errno.EINVAL:  # an offset in the file is negative
+            raise DataError(f"{path} is damaged: get the file again") from error
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 

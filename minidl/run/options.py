@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 from minidl.errors import ConfigError, nearest
+from minidl.reading import TOML_LIMIT, Unreadable, text, toml_table
 
 
 class Limits(NamedTuple):
@@ -201,33 +202,21 @@ def _unknown_argument(argument: str, known: list[str]) -> ConfigError:
 
 def read_toml(config: type, path: str | Path) -> dict[str, Any]:
     """Read and check the options in a TOML file. Raises ConfigError, with the file's name, if one is invalid."""
-    import tomllib
-
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ConfigError(f"cannot read config file {str(path)!r}: {reason}") from None
-    try:
-        return from_toml(config, text)
-    except (tomllib.TOMLDecodeError, ConfigError) as error:
+        return from_toml(config, text(path, TOML_LIMIT))
+    except OSError as error:
+        raise ConfigError(f"cannot read config file {str(path)!r}: {error.strerror}") from None
+    except (Unreadable, ConfigError) as error:
         raise ConfigError(f"config file {str(path)!r}: {error}") from None
 
 
-def from_toml(config: type, text: str) -> dict[str, Any]:
+def from_toml(config: type, content: str) -> dict[str, Any]:
     """Read and check the options in TOML text.
 
-    Raises ConfigError if a key is unknown or a value is not allowed, TOMLDecodeError if the text is not TOML.
+    Raises ConfigError if a key is unknown or a value is not allowed, Unreadable if the text is not TOML.
     """
-    import tomllib
-
     known = {name: entry for name, entry in options(config).items() if entry.saved}
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        raise
-    except (ValueError, RecursionError) as error:  # numbers with thousands of digits, or thousands of nested brackets
-        raise ConfigError(f"not readable as TOML: {error}") from None
+    values = toml_table(content)
     for key in values:
         if key in options(config) and key not in known:
             raise ConfigError(f"key {key!r} is for the command line only: give --{key}")

@@ -56,7 +56,11 @@ def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndar
                               "classes, which its metadata names") from None  # fmt: skip
     except ConfigError as error:
         raise CheckpointError(f"{weights}: {error}") from None
-    model.load_state_dict(files.read(weights)[0])
+    values, _ = files.read(weights)
+    try:
+        model.load_state_dict(values)
+    except CheckpointError as error:
+        raise CheckpointError(f"{weights}: {error}") from None
     return model.eval(), lambda images: standardise(images, mean, std)
 
 
