@@ -83,6 +83,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     if layout != trainer.engine.arena.layout_hash:
         raise CheckpointError("the checkpoint is from a model with another layout of parameters")
     _check_arrays(trainer, checkpoint)
+    for name in [f"{rank}/{kind}" for rank in members for kind in ("theta", METER)]:
+        if name not in checkpoint.vectors:
+            raise CheckpointError(f"the checkpoint has no vector {name}")
     trainer.progress = Progress(**state["progress"])
     trainer.model.load_state_dict(checkpoint.weights)
     if trainer.fabric.size == 1 and not members:
@@ -126,10 +129,10 @@ def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: di
     rank = fabric.rank if fabric.rank in members else 0
     prefix = f"{rank}/"
     vectors = {n.removeprefix(prefix): v for n, v in checkpoint.vectors.items() if n.startswith(prefix)}
-    numbers, meter = members[rank], vectors.pop(METER, None)
+    numbers, meter = members[rank], vectors.pop(METER)
     if rank == fabric.rank:
-        if meter is None or meter.size != fabric.meter.vector().size:
-            raise CheckpointError(f"{prefix}{METER} is missing, or not for {fabric.size} replicas")
+        if meter.size != fabric.meter.vector().size:
+            raise CheckpointError(f"{prefix}{METER} is not for {fabric.size} ranks")
         fabric.meter.go_on(meter)
     restore_replica(trainer, ReplicaState(rank, vectors, numbers))
     shared = {name: checkpoint.state["progress"][name] for name in BEST}
@@ -141,9 +144,6 @@ def _restore_other_replicas(
     trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]], batches: int
 ) -> None:
     """Restore all replicas from the average. batches: the batches of a replica in an epoch before the stop."""
-    for name in [f"{rank}/{kind}" for rank in members for kind in ("theta", METER)]:
-        if name not in checkpoint.vectors:
-            raise CheckpointError(f"the checkpoint has no vector {name}")
     before = [Progress(**member["progress"]) for member in members.values()] or [trainer.progress]
     _continue_from(trainer, before, batches)
     if members:
