@@ -72,7 +72,7 @@ def test_load_uses_the_training_batches_that_exist(tmp_path: Path, folder: str) 
         ("b.bin.xz", lzma.compress(batch(2))[:-40], "damaged or cut short"),
         ("b.bin.xz", batch(2), "damaged or cut short"),
         ("b.bin.gz", batch(2), "get the file again"),
-        ("b.bin.xz", lzma.compress(bytes(60_001 * RECORD), preset=0), "unpacks to more than 16,777,216 bytes"),
+        ("b.bin.xz", lzma.compress(bytes(60_001 * RECORD), preset=0), "unpacks to more than 8 MB and 50 times"),
     ],
 )
 def test_damaged_batches(tmp_path: Path, name: str, content: bytes, message: str) -> None:

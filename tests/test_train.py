@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import json
 import os
@@ -244,16 +245,17 @@ def test_full_disk(refused: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Simulate a full disk: `write_bytes` to a file whose name contains `name` writes three bytes and fails."""
-    real = Path.write_bytes
+    """Simulate a full disk: writing a file whose name contains `name` writes three bytes and fails."""
+    real = builtins.open
 
-    def write_bytes(path: Path, content: bytes) -> int:
-        if name in path.name:
-            real(path, content[:3])
+    def opened(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        if name in Path(str(path)).name and mode == "wb":
+            with real(path, mode) as file:
+                file.write(b"abc")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(path, content)
+        return real(path, mode, *arguments, **named)
 
-    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    monkeypatch.setattr(builtins, "open", opened)
 
 
 @pytest.mark.parametrize("out", [["--out", "new"], ["--out", "folder"], []])

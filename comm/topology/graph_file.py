@@ -16,9 +16,9 @@ from minidl.errors import ConfigError
 from minidl.reading import Unreadable, blaming, json_value, text
 
 LARGEST = 65_536  # ranks
-EDGES = 1_000_000  # lines of an edge list
-LIMIT = 16 << 20  # bytes of an edge list
-NETWORKX_LIMIT = 4 << 20  # bytes: NetworkX needs much more memory for an edge
+EDGES = 150_000  # lines of an edge list
+LIMIT = 4 << 20  # bytes of an edge list
+NETWORKX_LIMIT = 2 << 20  # bytes: NetworkX needs much more memory for an edge
 
 
 def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:

@@ -16,7 +16,7 @@ from minidl.run.evaluation import evaluate
 from minidl.run.folder import RunFolder, read_run, result_of
 from minidl.run.options import read_toml
 from minidl.run.signals import Signals
-from minidl.run.trained import described_options, find_weights, run_options
+from minidl.run.trained import described_options, find_weights, load_weights, run_options
 from minidl.training import local_snapshots
 from minidl.training.output import parameter_count, reopen
 from minidl.training.resume import restore
@@ -98,7 +98,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     config = resolve(known or described_options(weights, {**file, **given}), file, given)
     dataset, model = prepare(config)
     try:
-        model.load_state_dict(files.read(weights)[0])
+        load_weights(model, weights)
     except CheckpointError as error:
         raise CheckpointError(f"{weights}, as {config.model} for {config.data}: {error}") from None
     score = evaluate(model, dataset.x_test, dataset.y_test, check=signals.check)

@@ -21,8 +21,8 @@ from minidl.reading import opened as open_regular
 SUFFIXES = ("", ".gz", ".xz")
 BLOCK = 1 << 20  # bytes read at a time
 PACKED_BLOCK = 1 << 16
-SMALL = 16 << 20  # bytes: any compressed file may unpack to this size
-RATIO = 100
+SMALL = 8 << 20  # bytes: any compressed file may unpack to this size
+RATIO = 50
 XZ_MEMORY = 96 << 20  # bytes; the strongest preset of xz needs 65 MiB
 DAMAGE = (EOFError, ValueError, RuntimeError, OverflowError, struct.error, zlib.error, lzma.LZMAError,
           zipfile.BadZipFile, tarfile.TarError)  # what the standard library raises for a damaged file  # fmt: skip
@@ -116,9 +116,9 @@ def unpacked_limit(file: BinaryIO) -> int:
     return max(SMALL, RATIO * os.fstat(file.fileno()).st_size)
 
 
-def bomb(path: Path, limit: int) -> DataError:
+def bomb(path: Path) -> DataError:
     """Return the error for a file that unpacks to more than `unpacked_limit`."""
-    return DataError(f"{path} unpacks to more than {limit:,} bytes, over {RATIO} times its size: if you trust it, "
+    return DataError(f"{path} unpacks to more than {SMALL / 1e6:.0f} MB and {RATIO} times its size: if you trust it, "
                      "save it without compression")  # fmt: skip
 
 
@@ -130,7 +130,7 @@ class Unpacked:
 
     def __init__(self, path: Path, file: BinaryIO, decoder: Any) -> None:
         self.path, self.file, self.decoder = path, file, decoder
-        self.limit = self.left = unpacked_limit(file)
+        self.left = unpacked_limit(file)
         self.rest = b""  # input that zlib has not used yet
 
     def read(self, size: int) -> bytes:
@@ -143,7 +143,7 @@ class Unpacked:
             if out:
                 self.left -= len(out)
                 if self.left < 0:
-                    raise bomb(self.path, self.limit)
+                    raise bomb(self.path)
                 return out
             if wants and not block:
                 raise EOFError("it ends too early")

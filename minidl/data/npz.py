@@ -38,8 +38,11 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
         raise ConfigError(f"unknown layout {layout!r}: expected {' or '.join(LAYOUTS)}.{nearest(layout, LAYOUTS)}")
     with reading(path), open_regular(path) as file, zipfile.ZipFile(_Limited(file)) as archive:
         _require_names(path, [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")])
-        limit = unpacked_limit(file)
-        x_train, y_train, x_test, y_test = (_read_array(archive, path, name, limit) for name in NAMES)
+        limit, arrays = unpacked_limit(file), {}
+        for name in NAMES:
+            arrays[name] = _read_array(archive, path, name, limit)
+            limit -= arrays[name].nbytes
+    x_train, y_train, x_test, y_test = arrays.values()
     x_train, x_test = (_images(x, path, name, layout) for x, name in ((x_train, "x_train"), (x_test, "x_test")))
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(f"{path}: images of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]} (H, W, C)")
@@ -92,7 +95,7 @@ def _read_array(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> 
         size = math.prod(header.shape) * dtype.itemsize
         data = read_at_most(stream, min(size, limit) + 1)
     if len(data) > limit:
-        raise bomb(path, limit)
+        raise bomb(path)
     if len(data) != size:
         found = "more" if len(data) > size else f"{len(data)}"
         raise DataError(f"{path}: {name} holds {found} bytes, its header ({header.shape}, {dtype}) says {size}: "

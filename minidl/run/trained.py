@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,24 @@ def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndar
                               "classes, which its metadata names") from None  # fmt: skip
     except ConfigError as error:
         raise CheckpointError(f"{weights}: {error}") from None
-    values, _ = files.read(weights)
     try:
-        model.load_state_dict(values)
+        load_weights(model, weights)
     except CheckpointError as error:
         raise CheckpointError(f"{weights}: {error}") from None
     return model.eval(), lambda images: standardise(images, mean, std)
+
+
+def load_weights(model: Module, weights: Path) -> None:
+    """Load the values of a weights file into a model. Raises CheckpointError if they do not fit."""
+    # Compare the header first: a file with other arrays may be of any size.
+    shapes = {name: values.shape for name, values in model.state_dict().items()}
+    for name, stored in files.header(weights)[0].items():
+        if name in shapes and stored.shape != shapes[name]:
+            raise CheckpointError(f"{name} has the shape {stored.shape}; expected floats {shapes[name]} (PyTorch's "
+                                  "layout): another model?")  # fmt: skip
+        if name not in shapes and math.prod(stored.shape) > 1:  # PyTorch's counters of batches are ignored
+            raise CheckpointError(f"{name} is unknown to this model: another model?")
+    model.load_state_dict(files.read(weights)[0])
 
 
 def _described(about: dict[str, str], name: str) -> Any:
