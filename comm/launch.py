@@ -39,7 +39,7 @@ ROOT = str(Path(errors.__file__).parents[1])  # the folder that contains the pac
 PR_SET_PDEATHSIG = 1
 PER_CORE = 8  # more ranks on a core are refused, unless the variable OVERSUBSCRIBE is set
 OVERSUBSCRIBE = "MINIDL_OVERSUBSCRIBE"
-RANK_MEMORY = 60_000_000  # bytes that a rank does not share with others, before it has a model
+RANK_MEMORY = 100_000_000  # bytes that a rank does not share with others, with a small model: measured
 
 
 def run(
@@ -74,7 +74,7 @@ def require_room(ranks: int) -> None:
                           f"core; to start them anyway, set {OVERSUBSCRIBE}=1")  # fmt: skip
     needed, free = ranks * RANK_MEMORY, resources.available()
     if needed > free:
-        raise ConfigError(f"{ranks} workers need about {resources.size(needed)} of memory without the model, "
+        raise ConfigError(f"{ranks} workers need about {resources.size(needed)} of memory, "
                           f"and {resources.size(free)} are free: use fewer --workers")  # fmt: skip
 
 

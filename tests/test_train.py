@@ -245,11 +245,11 @@ def test_full_disk(refused: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Simulate a full disk: writing a file whose name contains `name` writes three bytes and fails."""
+    """Simulate a full disk: writing a new version of a file writes three bytes and fails."""
     real = builtins.open
 
     def opened(path: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-        if name in Path(str(path)).name and mode == "wb":
+        if Path(str(path)).name == f".{name}.new" and mode == "wb":
             with real(path, mode) as file:
                 file.write(b"abc")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
