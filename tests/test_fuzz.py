@@ -270,6 +270,15 @@ def test_headers_of_weights_are_checked(tmp_path: Path, header: Any, words: str)
         files.read(safetensors(tmp_path / "a.safetensors", header, bytes(4)))
 
 
+def test_weights_with_holes_that_exceed_the_memory(tmp_path: Path) -> None:
+    length = 1 << 43
+    header = {"a": {"dtype": "F32", "shape": [length // 4], "data_offsets": [0, length]}}
+    path = safetensors(tmp_path / "a.safetensors", header)
+    os.truncate(path, path.stat().st_size + length)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors holds 8\.8 TB, and .* of memory are free"):
+        files.read(path)
+
+
 @pytest.mark.parametrize(("about", "words"), [
     ({"classes": "[" * 3000}, "nested deeper"),  # RecursionError
     ({"std": "[0.0]"}, "a positive std"),  # ZeroDivisionError

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as to_bytes
 
+from minidl import resources
 from minidl.errors import CheckpointError
 from minidl.reading import Stored, Unreadable, blaming, content, json_value, opened, safetensors_header
 from minidl.run.progress import PROGRESS
@@ -175,6 +176,9 @@ def header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
     damaged = blaming(f"{path} is damaged or not a safetensors file", CheckpointError)
     with blaming(str(path), CheckpointError), opened(path) as file, damaged:
         arrays, metadata = safetensors_header(file)
+    needed, free = sum(stored.stop - stored.start for stored in arrays.values()), resources.available()
+    if needed > free:  # a file with holes may be larger than the disk
+        raise CheckpointError(f"{path} holds {resources.size(needed)}, and {resources.size(free)} of memory are free")
     for name, stored in arrays.items():
         if stored.kind in UNKNOWN_TO_NUMPY:
             raise CheckpointError(f"{path}: {name} holds {UNKNOWN_TO_NUMPY[stored.kind]}; expected float32: "
