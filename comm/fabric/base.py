@@ -5,10 +5,11 @@ A training method (methods/) defines what replicas exchange. It is written once,
     shm.py    processes of one node, in shared memory
     mpi.py    ranks of an MPI job: shared memory within a node, messages between nodes
     sim.py    a simulated cluster, in one process, on a virtual clock
+    alone.py  one rank without peers
 
 A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
-this rank's published state, and `latest` reads a peer's; `board` is the status table; `now` reads the clock; `idle`
-lets other processes run. This file builds the other operations from the primitives. Therefore sums add their terms in
+this rank's published state, and `latest` reads the published state of a peer; `board` is the status table; `now` reads
+the clock; `idle` lets other processes run. This file builds the other operations from the primitives. Therefore sums add their terms in
 the same order on all transports and are bit-identical. With `--reduce fast` they are not, because MPI computes them.
 
     state, newest wins     publish, latest               gossip by pull
@@ -147,8 +148,8 @@ class Fabric(Transport):
     def _depth(self) -> int:
         """Return the depth of this replica in the tree: the number of its ancestors.
 
-        Before a replica waits for chunk c from its parent, it has sent it chunk number `c + 2 * depth`, so that several
-        chunks are in flight. A longer lead could deadlock, because an edge holds only one message in each direction.
+        Before a replica waits for chunk c from its parent, it has sent chunk number `c + 2 * depth` to the parent. So
+        several chunks are in flight. A longer lead could deadlock: an edge holds only one message in each direction.
         """
         return (self.replicas.index(self.rank) + 1).bit_length() - 1
 

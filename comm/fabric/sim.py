@@ -214,7 +214,7 @@ class SimFabric(Rank):
             task.peers, task.what = before
 
     def idle(self, attempt: int) -> None:
-        """Suspend until an event that `wait` may depend on: a message, a new state, a change of the status table."""
+        """Suspend until an event that `wait` may depend on: a message or its release, a new state, a new status."""
         self._check_here()
         task = self.simulation.current
         assert task is not None
