@@ -9,8 +9,9 @@ A training method (methods/) defines what replicas exchange. It is written once,
 
 A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
 this rank's published state, and `latest` reads the published state of a peer; `board` is the status table; `now` reads
-the clock; `idle` lets other processes run. This file builds the other operations from the primitives. Therefore sums add their terms in
-the same order on all transports and are bit-identical. With `--reduce fast` they are not, because MPI computes them.
+the clock; `idle` lets other processes run. This file builds the other operations from the primitives. Therefore sums
+add their terms in the same order on all transports and are bit-identical. With `--reduce fast` they are not, because
+MPI computes them.
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD

@@ -262,7 +262,7 @@ class MpiFabric(BoxedFabric):
         return Letter(source, vector, Note(start, weight, clock, round, bool(marker)), release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
-        """Keep a receive buffer for reuse. If it held a message, not a published state, report the release to the sender.
+        """Keep a receive buffer for reuse. Report its release to the sender, unless it held a published state.
 
         A second call does nothing.
         """
