@@ -342,7 +342,7 @@ class EventLoop:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """Release a message for one receiver, which may then be sent another one. The last release frees memory."""
+        """Release a message for one receiver, so that the sender may send it another. The last release frees memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)
