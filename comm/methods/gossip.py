@@ -105,7 +105,7 @@ class Gossip(Method):
                         self.mix(published)
 
     def answer(self, peer: int, block: int) -> None:
-        """Reply to a received model with x_i as it is before mixing. If this fails, `exchange` replies later.
+        """Reply to a received model with x_i as it is before mixing. If sending fails, `exchange` replies later.
 
         If a reply from this peer is expected, the received model counts as that reply, and nothing is sent.
         """
