@@ -78,8 +78,8 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
     options: steps, batch, lr, data_dir, channels_last; tuned: use faster settings of DDP and, in `run`, of malloc;
     every: number of steps between copies of the weights (0: no copies); target: accuracy to reach; topology and bucket:
-    for decent-dp. The copies are tested in order, until one reaches the target. The accuracy is that of this copy, or of
-    the final copy if none reaches it.
+    for decent-dp. The copies are tested in order, until one reaches the target. The accuracy is that of this copy, or
+    of the final copy if none reaches it.
     """
     import torch
     import torch.distributed as dist
