@@ -64,7 +64,9 @@ def report(message: str) -> int:
     """Print an error as one line to standard error. Return the exit code 2."""
     words = " ".join(message.split())
     shortened = words if len(words) <= LONGEST else words[:LONGEST] + " ..."
-    print("minidl: error: " + shortened, file=sys.stderr, flush=True)
+    # A name from a file may contain control characters for terminals.
+    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shortened)
+    print("minidl: error: " + printable, file=sys.stderr, flush=True)
     return 2
 
 

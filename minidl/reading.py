@@ -293,13 +293,14 @@ def safetensors_header(file: BinaryIO) -> tuple[dict[str, Stored], dict[str, str
     METADATA(metadata, "__metadata__")
     arrays, at = {}, 0
     for name, entry in sorted(header.items(), key=_offsets):
-        STORED(entry, name)
+        label = schema.named(name)
+        STORED(entry, label)
         (start, stop), shape, kind = entry["data_offsets"], entry["shape"], entry["dtype"]
         require_shape(shape)
         if kind not in KINDS:
-            raise Unreadable(f"{name} has the unknown type {schema.shown(kind)}")
+            raise Unreadable(f"{label} has the unknown type {schema.shown(kind)}")
         if start != at or stop - start != math.prod(shape) * KINDS[kind]:
-            raise Unreadable(f"{name} is {kind} {shape} at bytes {start} to {stop}; expected "
+            raise Unreadable(f"{label} is {kind} {shape} at bytes {start} to {stop}; expected "
                              f"{math.prod(shape) * KINDS[kind]} bytes from {at}")  # fmt: skip
         at = stop
         arrays[name] = Stored(kind, tuple(shape), 8 + length + start, 8 + length + stop)

@@ -98,7 +98,7 @@ def mapping(kind: Kind, key: Kind | None = None) -> Kind:
         for word, one in value.items():
             if key:
                 key(word, f"{name} key")
-            kind(one, f"{name}.{word[:40]}")
+            kind(one, f"{name}.{named(word)}")
 
     return check
 
@@ -123,6 +123,11 @@ def sequence(*kinds: Kind) -> Kind:
             kind(one, f"{name}[{number}]")
 
     return check
+
+
+def named(name: str) -> str:
+    """Return a name from a file for a message: unchanged if it is short and printable, else as `shown`."""
+    return name if name.isprintable() and len(name) <= 100 else shown(name)
 
 
 def shown(value: Any) -> str:

@@ -213,6 +213,8 @@ def test_a_description_names_what_does_not_fit() -> None:
 def test_a_message_that_quotes_a_large_file_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     report("x" * 100_000)
     assert len(capsys.readouterr().err) < 2100
+    report("a name\x1b[2J with\ncontrol characters")
+    assert capsys.readouterr().err == "minidl: error: a name\\x1b[2J with control characters\n"
 
 
 # Headers of arrays.
@@ -260,6 +262,7 @@ def test_npy_headers_that_are_not_plain_are_refused(header: str) -> None:
     ({"a": {"dtype": "F32", "shape": [1] * 40, "data_offsets": [0, 4]}}, "40 axes"),
     ({"a": {"dtype": "F32", "shape": [1]}}, "a has no 'data_offsets'"),
     ({"a": 3}, "a is 3; expected a table"),
+    ({"a\nb\x1b": 3}, r"'a\\nb\\x1b' is 3; expected a table"),
     ({"__metadata__": {"a": 3}}, "__metadata__.a is 3"),
     ("[" * 5000, "nested deeper"),
     ("[]", "not a table"),

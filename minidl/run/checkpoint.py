@@ -30,7 +30,7 @@ from minidl import resources
 from minidl.errors import CheckpointError
 from minidl.reading import Stored, Unreadable, blaming, content, json_value, opened, safetensors_header
 from minidl.run.progress import PROGRESS
-from minidl.schema import mapping, maybe, number, record, sequence, several, text, whole
+from minidl.schema import mapping, maybe, named, number, record, sequence, several, text, whole
 
 FORMAT = "minidl checkpoint 1"
 MODEL, STATE, SUMS = "model.safetensors", "state.safetensors", "sha256sums.txt"
@@ -181,9 +181,17 @@ def header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
         raise CheckpointError(f"{path} holds {resources.size(needed)}, and {resources.size(free)} of memory are free")
     for name, stored in arrays.items():
         if stored.kind in UNKNOWN_TO_NUMPY:
-            raise CheckpointError(f"{path}: {name} holds {UNKNOWN_TO_NUMPY[stored.kind]}; expected float32: "
+            raise CheckpointError(f"{path}: {named(name)} holds {UNKNOWN_TO_NUMPY[stored.kind]}; expected float32: "
                                   "convert the file in the program that made it")  # fmt: skip
     return arrays, metadata
+
+
+def require_finite(arrays: Arrays) -> None:
+    """Raise CheckpointError if a value is NaN, or is infinite as float32."""
+    for name, values in arrays.items():
+        with np.errstate(over="ignore"):
+            if values.dtype.kind == "f" and not np.isfinite(values.astype(np.float32, copy=False)).all():
+                raise CheckpointError(f"{named(name)} holds values that are not finite")
 
 
 def _array(file: BufferedReader, name: str, stored: Stored) -> np.ndarray:
@@ -191,7 +199,7 @@ def _array(file: BufferedReader, name: str, stored: Stored) -> np.ndarray:
     array = np.empty(stored.shape, TYPES[stored.kind])
     file.seek(stored.start)
     if file.readinto(array.reshape(-1).view(np.uint8).data) != stored.stop - stored.start:
-        raise Unreadable(f"{name} ends too early")  # the file has become shorter
+        raise Unreadable(f"{named(name)} ends too early")  # the file has become shorter
     return array
 
 

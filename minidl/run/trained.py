@@ -21,7 +21,7 @@ from minidl.reading import blaming, json_value
 from minidl.run import checkpoint as files
 from minidl.run.config import DATASETS
 from minidl.run.folder import read_options
-from minidl.schema import Kind, Mismatch, number, several, text, whole
+from minidl.schema import Kind, Mismatch, named, number, several, text, whole
 
 LARGEST_SIDE = 1 << 16  # of an image
 DESCRIBED: dict[str, Kind] = {
@@ -70,11 +70,13 @@ def load_weights(model: Module, weights: Path) -> None:
     shapes = {name: values.shape for name, values in model.state_dict().items()}
     for name, stored in files.header(weights)[0].items():
         if name in shapes and stored.shape != shapes[name]:
-            raise CheckpointError(f"{name} has the shape {stored.shape}; expected floats {shapes[name]} (PyTorch's "
-                                  "layout): another model?")  # fmt: skip
+            raise CheckpointError(f"{named(name)} has the shape {stored.shape}; expected floats {shapes[name]} "
+                                  "(PyTorch's layout): another model?")  # fmt: skip
         if name not in shapes and math.prod(stored.shape) > 1:  # PyTorch's counters of batches are ignored
-            raise CheckpointError(f"{name} is unknown to this model: another model?")
-    model.load_state_dict(files.read(weights)[0])
+            raise CheckpointError(f"{named(name)} is unknown to this model: another model?")
+    values, _ = files.read(weights)
+    files.require_finite(values)
+    model.load_state_dict(values)
 
 
 def _described(about: dict[str, str], name: str) -> Any:

@@ -13,11 +13,11 @@ import numpy as np
 from minidl.comm.meter import from_vector
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
-from minidl.run.checkpoint import Checkpoint
+from minidl.run.checkpoint import Checkpoint, require_finite
 from minidl.run.config import FREE, Config, resolve
 from minidl.run.options import from_toml, options, to_toml
 from minidl.run.progress import BEST, Progress
-from minidl.schema import LARGEST
+from minidl.schema import LARGEST, named
 from minidl.training.replica_state import ReplicaState, mean, restore_replica
 from minidl.training.trainer import Trainer
 
@@ -101,16 +101,15 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if a value is not finite, or if a vector has another type or shape than in this run."""
     theta, statistics = trainer.engine.arena.theta, trainer.engine.statistics
-    for name, values in (*checkpoint.weights.items(), *checkpoint.vectors.items()):
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise CheckpointError(f"{name} holds values that are not finite")
+    require_finite(checkpoint.weights)
+    require_finite(checkpoint.vectors)
     for name, vector in checkpoint.vectors.items():
         kind = name.rpartition("/")[2]
         own = statistics.theta if kind == "statistics" and statistics is not None else theta
         if kind == METER:
             _check_meter(name, vector)
         elif vector.dtype != own.dtype or vector.shape != own.shape:
-            raise CheckpointError(f"{name} is {vector.dtype} {vector.shape}; expected {own.dtype} {own.shape}")
+            raise CheckpointError(f"{named(name)} is {vector.dtype} {vector.shape}; expected {own.dtype} {own.shape}")
 
 
 def _check_meter(name: str, vector: np.ndarray) -> None:
