@@ -47,7 +47,30 @@ OWN = ("training", "arena", "statistics")  # attributes of a module that a progr
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
 NOT_CALLED = CONSTRUCTORS | {"__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
                              "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__dir__"}  # fmt: skip
-SKIPPED = ("builtins", "minidl.nn.module", "minidl.engine.tensor", "minidl.engine.parameter")  # modules of base classes
+DESCRIPTORS = types.MemberDescriptorType | types.GetSetDescriptorType
+SKIPPED = ("builtins", "minidl.nn.module", "minidl.engine.tensor", "minidl.engine.parameter", "minidl.program.replay")
+
+
+def function_of(member: Any) -> types.FunctionType | None:
+    """Return the function of a method or property, as a class stores it; None for other attributes of a class."""
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def library_names(bases: list[type], names: set[str]) -> set[str]:
+    """Return the names in the code of methods of library classes that code with these names may call."""
+    called = [name for base in bases for name in vars(base)
+              if name in names or (name[:2] == name[-2:] == "__" and name not in NOT_CALLED)]  # fmt: skip
+    found: set[str] = set()
+    while called:
+        name = called.pop()
+        for base in bases:
+            function = function_of(vars(base).get(name))
+            if function is not None:
+                new = names_of(function.__code__).attributes - found
+                found |= new
+                called += new
+    return found
 
 
 class Fingerprint:
@@ -76,6 +99,7 @@ class Fingerprint:
         self.refusal = ""
         self._kept: list[Any] = []  # alive, so that no other object gets the same id
         self._seen: dict[Any, int] = {}
+        self._library_names: dict[type, set[str]] = {}
         self._size = 0
         try:
             for path, root in self.roots.items():
@@ -155,8 +179,9 @@ class Fingerprint:
         if self._size > LARGEST:
             raise Unrecordable(f"{path} is too large to compare at every step")
 
-    def _counts(self, name: Any) -> bool:
-        return self.dynamic or name in self.names
+    def _counts(self, name: Any, kind: type = object) -> bool:
+        """Return whether an attribute of an object of this class counts."""
+        return self.dynamic or name in self.names or name in self._library_names.get(kind, ())
 
     def _refuse_varying(self, value: Any, path: str) -> None:
         if varies(value, self.names):
@@ -173,7 +198,7 @@ class Fingerprint:
         self.modules.append(Check(checks.entries, attributes, before, before, path))
         self._class(kind)
         for name, value in zip(*before, strict=True):
-            if name not in OWN and (isinstance(value, Module | Tensor) or self._counts(name)):
+            if name not in OWN and (isinstance(value, Module | Tensor) or self._counts(name, kind)):
                 self.values.append(name)
                 self._visit(value, f"{path}.{name}")
 
@@ -197,14 +222,15 @@ class Fingerprint:
             self._count(len(attributes), path)
             before = tuple(attributes)
             self._watch(getattr, value, "__class__", kind, path)
+            self._watch(getattr, value, "__dict__", attributes, path)
             self._watch(checks.elements, attributes, before, before, path)
             for name in before:
-                if computed or self._counts(name):
+                if computed or self._counts(name, kind):
                     self._follow(dict.get, attributes, name, attributes[name], f"{path}.{name}")
         for base in bases:
             for name, member in vars(base).items():
                 is_slot = isinstance(member, types.MemberDescriptorType) and not is_library(base.__module__)
-                if is_slot and (computed or self._counts(name)):
+                if is_slot and (computed or self._counts(name, kind)):
                     self._follow(checks.slot, value, name, checks.slot(value, name), f"{path}.{name}")
 
     def _class(self, kind: type, constructed: bool = False) -> None:
@@ -216,26 +242,24 @@ class Fingerprint:
             return
         self._seen[kind, constructed] = 0
         bases = [base for base in kind.__mro__ if base.__module__ not in SKIPPED]
-        descriptors = types.MemberDescriptorType | types.GetSetDescriptorType
+        self._library_names[kind] = library_names([base for base in bases if is_library(base.__module__)], self.names)
+        own = [base for base in bases if not is_library(base.__module__)]
         read = set()
-        for base in bases:
+        for base in own and bases:
             for name, member in vars(base).items():
                 special = name[:2] == name[-2:] == "__"
-                function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-                if isinstance(function, types.FunctionType):
+                if (function := function_of(member)) is not None:
                     called = name not in NOT_CALLED if special else name in self.names
                     if called or (constructed and name in CONSTRUCTORS):
-                        self.names |= names_of(function.__code__).attributes
                         read.add(name)
-                elif not special and name not in OWN and self._counts(name) and not isinstance(member, descriptors):
+                        if base in own:
+                            self.names |= names_of(function.__code__).attributes
+                elif not special and name not in OWN and self._counts(name) and not isinstance(member, DESCRIPTORS):
                     read.add(name)
-        for base in bases:
-            if not is_library(base.__module__):
-                members = base.__dict__
-                for name in sorted(read):
-                    self._follow(
-                        types.MappingProxyType.get, members, name, members.get(name), f"{base.__name__}.{name}", base
-                    )
+        for base in own:
+            members, where = base.__dict__, base.__name__
+            for name in sorted(read):
+                self._follow(types.MappingProxyType.get, members, name, members.get(name), f"{where}.{name}", base)
 
     def _type(self, kind: type, path: str) -> None:
         self._refuse_varying(kind, path)
