@@ -11,7 +11,7 @@ import numpy as np
 from minidl import nn, ops
 from minidl.engine import random
 from minidl.engine.tensor import Tensor
-from minidl.program.replay import Gradient
+from minidl.program.replay import Gradient, Prediction
 
 Loss = Callable[[Tensor, np.ndarray], Tensor]
 
@@ -37,6 +37,7 @@ class Twins:
             np.random.seed(1)
             self.pair.append(Gradient(*build()))
         self.replayed, self.tape = self.pair
+        self.prediction = Prediction(self.replayed.model)
         self.seed = 0
 
     def change(self, mutate: Callable[[Gradient], Any]) -> None:
@@ -50,10 +51,28 @@ class Twins:
         one, other = self._run(self.replayed, x, y), self._run(self.tape, x, y)
         assert one == other
 
-    def _run(self, gradient: Gradient, x: np.ndarray, y: np.ndarray) -> list[Any]:
+    def predict(self, x: np.ndarray) -> None:
+        """Assert that a `Prediction` equals the output of the model in evaluation mode."""
+        self.seed += 1
+        found: list[Any] = []
+        for gradient in self.pair:
+            self.restart()
+            try:
+                with nn.evaluating(gradient.model):
+                    y = self.prediction(x) if gradient is self.replayed else gradient.model(x).numpy()
+                found.append(y.tobytes())
+            except Exception as error:
+                found.append(f"{type(error).__name__}: {error}")
+        assert found[0] == found[1]
+
+    def restart(self) -> None:
+        """Restart all random generators."""
         random.seed(self.seed)
         np.random.seed(self.seed)
         python_random.seed(self.seed)
+
+    def _run(self, gradient: Gradient, x: np.ndarray, y: np.ndarray) -> list[Any]:
+        self.restart()
         try:
             found: Any = gradient(x, y) if gradient is self.replayed else gradient.by_tape(x, y)
         except Exception as error:

@@ -152,12 +152,12 @@ class Replayed:
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
         """Return the program for this shape of batch, which is recorded at its first use.
 
-        Return None if the step cannot be recorded (`not_recorded` is the reason), or while a watcher must see the
-        forward passes (`watched`).
+        Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
+        watcher must see the forward passes (`watched`).
         """
         fingerprint = self._renewed()
         self.not_recorded = fingerprint.refusal
-        if self.not_recorded or watched():
+        if self.not_recorded or watched() or not batch["x"].size:
             return None
         key = self.mode(), *((array.shape, array.dtype.str) for array in batch.values())
         program = self.programs.get(key)
