@@ -20,7 +20,7 @@ Self = TypeVar("Self", bound="Module")
 
 _watchers: list[Watcher] = []
 _counter = itertools.count(1)
-_changes = 0  # differs after each change of a module's attribute
+_changes = _mode_changes = 0  # differ after each change of a module's attribute, or of `training`
 _MISSING = object()
 
 
@@ -39,9 +39,17 @@ def changes() -> int:
     return _changes
 
 
-def _count_change() -> None:
-    global _changes
-    _changes = next(_counter)  # not += 1, which loses a change if two threads make one at the same time
+def mode_changes() -> int:
+    """Return a number that differs after each assignment of `training` to a module."""
+    return _mode_changes
+
+
+def _count_change(mode: bool = False) -> None:
+    global _changes, _mode_changes  # not += 1, which loses a change if two threads make one at the same time
+    if mode:
+        _mode_changes = next(_counter)
+    else:
+        _changes = next(_counter)
 
 
 def watched() -> bool:
@@ -95,14 +103,14 @@ class Module:
         if name in ("arena", "statistics", "training") and isinstance(value, Module | Parameter):
             raise ConfigError(f"{type(self).__name__}.{name}: this name is reserved in every module; choose another")
         self._refuse_hidden(name, value)
-        changed = name != "training" and vars(self).get(name, _MISSING) is not value
+        changed = vars(self).get(name, _MISSING) is not value
         super().__setattr__(name, value)
         if changed:
-            _count_change()
+            _count_change(mode=name == "training")
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
-        _count_change()
+        _count_change(mode=name == "training")
 
     def _refuse_hidden(self, name: str, value: Any) -> None:
         """Raise ConfigError for modules or parameters in a plain list: they would be neither trained nor saved."""

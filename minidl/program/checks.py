@@ -10,6 +10,7 @@ that draws from one cannot be recorded.
 
 from __future__ import annotations
 
+import contextvars
 import operator
 import random
 import types
@@ -61,6 +62,10 @@ def cell(owner: types.CellType, _: Any) -> Any:
 
 def slot(owner: Any, name: str) -> Any:
     return getattr(owner, name, MISSING)
+
+
+def variable(owner: contextvars.ContextVar[Any], _: Any) -> Any:
+    return owner.get(MISSING)
 
 
 def absent(owner: dict[str, Any], name: str) -> Any:
@@ -127,6 +132,8 @@ def _write(check: Check) -> None:
         owner.pop(key, None)
     elif read is cell:
         owner.cell_contents = value
+    elif read is variable:
+        owner.set(value)
     elif check.home is not None and value is None:
         delattr(check.home, key)
     elif check.home is not None or read in (getattr, slot):

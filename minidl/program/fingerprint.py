@@ -12,7 +12,9 @@ Libraries (Python's, installed packages, minidl) are assumed to stay as they are
 
 - writes that bypass `Module.__setattr__`: `vars(module)["p"] = 0.5`, `object.__setattr__(module, "p", 0.5)`
 - attributes of a library that are replaced, such as `ops.relu = ops.tanh`
-- the state of objects that have no Python attributes, of files, and of the environment
+- the state of objects of extension modules that offer neither attributes nor a buffer, and the contents of files
+- random generators of other libraries than Python's, NumPy's and minidl's
+- values that a user's own `Function` reads by `np.asarray` of its arguments
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from __future__ import annotations
 import array
 import builtins
 import collections
+import contextvars
 import functools
+import operator
 import random
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -35,7 +39,16 @@ from minidl.engine.tensor import Tensor
 from minidl.nn.module import Module, changes
 from minidl.program import checks
 from minidl.program.checks import GENERATORS, Check
-from minidl.program.names import is_library, names_of, varies
+from minidl.program.names import (
+    CONSTRUCTORS,
+    DYNAMIC_FUNCTIONS,
+    NOT_CALLED,
+    function_of,
+    is_library,
+    library_names,
+    names_of,
+    varies,
+)
 from minidl.program.record import Unrecordable
 
 LARGEST = 2_000  # elements of containers that are compared at every step; 32 bytes of an array count as one
@@ -44,45 +57,20 @@ MOST = 100_000  # values in a fingerprint
 LEAVES = (int, bool, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range)
 BY_TEXT = (float, complex, slice)  # nan equals nan, and 0.0 differs from -0.0
 OWN = ("training", "arena", "statistics")  # attributes of a module that a program's key or its memory cover
-CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
-NOT_CALLED = CONSTRUCTORS | {"__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
-                             "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__dir__"}  # fmt: skip
 DESCRIPTORS = types.MemberDescriptorType | types.GetSetDescriptorType
 SKIPPED = ("builtins", "minidl.nn.module", "minidl.engine.tensor", "minidl.engine.parameter", "minidl.program.replay")
-
-
-def function_of(member: Any) -> types.FunctionType | None:
-    """Return the function of a method or property, as a class stores it; None for other attributes of a class."""
-    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    return function if isinstance(function, types.FunctionType) else None
-
-
-def library_names(bases: list[type], names: set[str]) -> set[str]:
-    """Return the names in the code of methods of library classes that code with these names may call."""
-    called = [name for base in bases for name in vars(base)
-              if name in names or (name[:2] == name[-2:] == "__" and name not in NOT_CALLED)]  # fmt: skip
-    found: set[str] = set()
-    while called:
-        name = called.pop()
-        for base in bases:
-            function = function_of(vars(base).get(name))
-            if function is not None:
-                new = names_of(function.__code__).attributes - found
-                found |= new
-                called += new
-    return found
 
 
 class Fingerprint:
     """The settings of a step, as they are at construction.
 
-    roots: name -> the model, and the loss. earlier: a fingerprint of the same step, whose names are used again.
+    roots: the model, and the loss if there is one. earlier: a fingerprint of the same step, whose names are used again.
 
     refusal: the reason why the settings cannot be compared, or "". generators: path -> random generator.
     """
 
-    def __init__(self, roots: Mapping[str, Any], earlier: Fingerprint | None = None) -> None:
-        self.roots = dict(roots)
+    def __init__(self, roots: tuple[Any, ...], earlier: Fingerprint | None = None) -> None:
+        self.roots = roots
         self.names: set[str] = set(earlier.names) if earlier else {"forward", "__wrapped__"}
         self.dynamic: bool = earlier.dynamic if earlier else False
         self.changes = changes()  # before the walk: another thread may change a setting during it
@@ -102,16 +90,18 @@ class Fingerprint:
         self._library_names: dict[type, set[str]] = {}
         self._size = 0
         try:
-            for path, root in self.roots.items():
+            for path, root in zip((type(self.roots[0]).__name__, "loss"), self.roots):
                 self._visit(root, path)
         except Unrecordable as error:
             self.refusal = str(error)
         except RecursionError:
             self.refusal = "its settings are nested too deeply to compare"
+        except Exception as error:  # an object that does not behave as one expects
+            self.refusal = f"its settings cannot be compared: {type(error).__name__}: {error}"
 
-    def unchanged(self, roots: Mapping[str, Any]) -> bool:
-        """Return whether the roots and all settings are certainly unchanged."""
-        if any([self.roots.get(name) is not root for name, root in roots.items()]):
+    def unchanged(self, roots: tuple[Any, ...]) -> bool:
+        """Return whether these are the same roots, and all settings are certainly unchanged."""
+        if not all(map(operator.is_, roots, self.roots)):
             return False
         now = changes()
         if self.changes != now:
@@ -124,23 +114,8 @@ class Fingerprint:
         return self.values == other.values and self.refusal == other.refusal
 
     def first_change(self) -> str:
-        """Return the path of a setting that differs now, or ""."""
+        """Return the path of a setting that differs now, or an empty string."""
         return checks.first_change([*self.watched, *self.modules])
-
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Raise Unrecordable if the `with` block changes a setting or draws random numbers. Undo what it changed."""
-        before = [*self.watched, *map(checks.renewed, self.modules)]
-        with checks.other_random_states(self.generators) as drawn:
-            try:
-                yield
-                if drawn():
-                    raise Unrecordable(f"it draws random numbers from {drawn()}; minidl's ops.dropout can be recorded")
-                changed = checks.first_change(before)
-                if changed and not self.equals(Fingerprint(self.roots, self)):  # not only by an equal value
-                    raise Unrecordable(f"{changed} changes from step to step")
-            finally:
-                checks.restore(before)
 
     # -- the walk ----------------------------------------------------------------------------------------
 
@@ -155,15 +130,12 @@ class Fingerprint:
         else:
             self._seen[id(value)] = len(self._kept)
             self._kept.append(value)
+            self._refuse_varying(value, path)
             if len(self.values) > MOST:
                 raise Unrecordable(f"its settings are too many to compare ({path})")
-            for kinds, by_value, visit in VISITS:
-                if isinstance(value, kinds):
-                    self.values.append(kind if by_value else id(value))
-                    visit(self, value, path)
-                    return
-            self.values.append(id(value))
-            self._object(value, path)
+            by_value, visit = _visit_of(kind)  # type: ignore[arg-type]
+            self.values.append(kind if by_value else id(value))
+            visit(self, value, path)
 
     def _watch(self, read: Callable[..., Any], owner: Any, key: Any, value: Any, path: str, home: Any = None) -> None:
         self.watched.append(Check(read, owner, key, value, path, home))
@@ -181,11 +153,12 @@ class Fingerprint:
 
     def _counts(self, name: Any, kind: type = object) -> bool:
         """Return whether an attribute of an object of this class counts."""
-        return self.dynamic or name in self.names or name in self._library_names.get(kind, ())
+        everything = self.dynamic and not kind.__module__.startswith("minidl.program")
+        return everything or name in self.names or name in self._library_names.get(kind, ())
 
     def _refuse_varying(self, value: Any, path: str) -> None:
         if varies(value, self.names):
-            raise Unrecordable(f"it calls {path}, which returns other values at each call")
+            raise Unrecordable(f"it uses {path}, whose results differ from call to call")
 
     def _identity(self, value: Any, path: str) -> None:
         """A tensor, or another value of which only the identity counts. `Replayed` compares parameters' arrays."""
@@ -198,14 +171,23 @@ class Fingerprint:
         self.modules.append(Check(checks.entries, attributes, before, before, path))
         self._class(kind)
         for name, value in zip(*before, strict=True):
-            if name not in OWN and (isinstance(value, Module | Tensor) or self._counts(name, kind)):
+            if isinstance(value, Tensor):
+                self.values.append((name, id(value)))
+                self._kept.append(value)
+            elif name not in OWN and (isinstance(value, Module) or self._counts(name, kind)):
                 self.values.append(name)
                 self._visit(value, f"{path}.{name}")
+        self._slots(module, path)
 
     def _object(self, value: Any, path: str) -> None:
         kind = type(value)
-        if is_library(kind.__module__) and isinstance(value, Iterator):
-            raise Unrecordable(f"{path} is an iterator, and reading it would change it")
+        if is_library(kind.__module__):
+            if isinstance(value, Iterator):
+                raise Unrecordable(f"{path} is an iterator, and reading it would change it")
+            with suppress(TypeError):  # such as a number in shared memory
+                self._array(memoryview(value), path)
+            if hasattr(kind, "__array__"):
+                raise Unrecordable(f"{path} is a {kind.__module__}.{kind.__name__}, whose values cannot be compared")
         self._class(kind)
         self._attributes(value, path)
 
@@ -218,20 +200,23 @@ class Fingerprint:
             attributes = object.__getattribute__(value, "__dict__")
         except AttributeError:
             attributes = {}
-        if isinstance(attributes, dict) and attributes:
+        if isinstance(attributes, dict) and (attributes or not isinstance(value, types.FunctionType)):
             self._count(len(attributes), path)
             before = tuple(attributes)
-            self._watch(getattr, value, "__class__", kind, path)
+            self._watch(getattr, value, "__class__", value.__class__, path)
             self._watch(getattr, value, "__dict__", attributes, path)
             self._watch(checks.elements, attributes, before, before, path)
             for name in before:
                 if computed or self._counts(name, kind):
                     self._follow(dict.get, attributes, name, attributes[name], f"{path}.{name}")
-        for base in bases:
-            for name, member in vars(base).items():
-                is_slot = isinstance(member, types.MemberDescriptorType) and not is_library(base.__module__)
-                if is_slot and (computed or self._counts(name, kind)):
-                    self._follow(checks.slot, value, name, checks.slot(value, name), f"{path}.{name}")
+        self._slots(value, path, computed)
+
+    def _slots(self, value: Any, path: str, computed: bool = False) -> None:
+        for base in type(value).__mro__:
+            if not is_library(base.__module__):
+                for name, member in vars(base).items():
+                    if isinstance(member, types.MemberDescriptorType) and (computed or self._counts(name, type(value))):
+                        self._follow(checks.slot, value, name, checks.slot(value, name), f"{path}.{name}")
 
     def _class(self, kind: type, constructed: bool = False) -> None:
         """The methods of a class that the code may call, and the class attributes that it names.
@@ -262,12 +247,10 @@ class Fingerprint:
                 self._follow(types.MappingProxyType.get, members, name, members.get(name), f"{where}.{name}", base)
 
     def _type(self, kind: type, path: str) -> None:
-        self._refuse_varying(kind, path)
         if not is_library(kind.__module__):
             self._class(kind, constructed=True)
 
     def _function(self, function: types.FunctionType, path: str) -> None:
-        self._refuse_varying(function, path)
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             found = checks.cell(cell, None)
@@ -302,7 +285,7 @@ class Fingerprint:
         self._visit(method.__self__, path)
 
     def _builtin(self, function: types.BuiltinMethodType, path: str) -> None:
-        self._refuse_varying(function, path)
+        self.dynamic |= function.__name__ in DYNAMIC_FUNCTIONS
         self.values.append(function.__name__)
         if isinstance(function.__self__, types.ModuleType | type | None):
             self.values.append(id(function.__self__))
@@ -313,6 +296,12 @@ class Fingerprint:
         self._visit(partial.func, path)
         self._visit(partial.args, path)
         self._visit(partial.keywords, path)
+
+    def _getter(self, getter: Any, path: str) -> None:
+        self.dynamic = True
+
+    def _variable(self, variable: contextvars.ContextVar[Any], path: str) -> None:
+        self._follow(checks.variable, variable, path, checks.variable(variable, path), path)
 
     def _wrapper(self, wrapper: Any, path: str) -> None:
         """A property, a static method or a class method."""
@@ -373,12 +362,12 @@ class Fingerprint:
 
     def _generator(self, generator: Any, path: str) -> None:
         if isinstance(generator, random.SystemRandom):
-            raise Unrecordable(f"it calls {path}, which returns other values at each call")
+            raise Unrecordable(f"it uses {path}, whose results differ from call to call")
         self.generators[path] = generator
 
 
 Visit = Callable[[Fingerprint, Any, str], None]
-VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether equal values are the same, what to do
+VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether equal values are the same, how to visit them
     (Tensor, False, Fingerprint._identity),
     (Module, False, Fingerprint._module),
     (np.ndarray | bytearray | memoryview | array.array, True, Fingerprint._array),
@@ -387,10 +376,18 @@ VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether equal values are the
     (types.MethodType, True, Fingerprint._method),
     (types.BuiltinMethodType, True, Fingerprint._builtin),
     (functools.partial, True, Fingerprint._partial),
+    (operator.attrgetter | operator.methodcaller, False, Fingerprint._getter),
+    (contextvars.ContextVar, False, Fingerprint._variable),
     (property | staticmethod | classmethod | functools.cached_property, True, Fingerprint._wrapper),
     (weakref.ref, True, Fingerprint._reference),
     (type, False, Fingerprint._type),
     (types.ModuleType, False, Fingerprint._namespace),
     (dict | types.MappingProxyType, True, Fingerprint._mapping),
     (list | tuple | set | frozenset | collections.deque, True, Fingerprint._sequence),
+    (object, False, Fingerprint._object),
 ]
+
+
+@functools.lru_cache(4096)
+def _visit_of(kind: type) -> tuple[bool, Visit]:
+    return next((by_value, visit) for kinds, by_value, visit in VISITS if issubclass(kind, kinds))

@@ -1,4 +1,4 @@
-"""The names of attributes and globals in a function's code, and functions that return other values at each call."""
+"""The names of attributes and globals in a function's code, and functions whose results differ from call to call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sys
 import time
 import types
 import uuid
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,26 +26,37 @@ DYNAMIC_FUNCTIONS = {"getattr", "setattr", "hasattr", "delattr", "vars", "attrge
                      "exec", "asdict", "astuple"}  # fmt: skip
 DYNAMIC_ATTRIBUTES = {"__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"}
 
-VARYING = [  # functions and classes whose results differ from call to call
+# Special methods that the code of a step does not call; constructors, if it has only instances of a class.
+CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
+NOT_CALLED = CONSTRUCTORS | {"__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
+                             "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__dir__"}  # fmt: skip
+
+VARYING = [  # objects whose results differ from call to call, although nothing that can be compared changes
     np.random.default_rng, np.random.RandomState, np.random.SeedSequence, np.random.PCG64, np.random.PCG64DXSM,
     np.random.Philox, np.random.MT19937, np.random.SFC64, random.Random, random.SystemRandom, os.urandom, uuid.uuid1,
     uuid.uuid4, secrets.token_bytes, secrets.token_hex, secrets.randbelow, secrets.choice, secrets.randbits, time.time,
     time.time_ns, time.perf_counter, time.perf_counter_ns, time.monotonic, time.monotonic_ns, time.process_time,
-    builtins.input,
+    builtins.input, os.environ, os.getenv,
 ]  # fmt: skip
 _VARYING = {id(function) for function in VARYING}
 _CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
 
 
 def varies(value: object, names: set[str]) -> bool:
-    """Return whether a function or class returns other values at each call. names: the attributes that are read."""
-    return id(value) in _VARYING or (value in (datetime.datetime, datetime.date) and not names.isdisjoint(_CLOCKS))
+    """Return whether an object is in VARYING, or a class of dates that is asked for the time.
+
+    names: the attributes that the code reads.
+    """
+    is_date = value is datetime.datetime or value is datetime.date
+    return id(value) in _VARYING or (is_date and not names.isdisjoint(_CLOCKS))
 
 
 @functools.cache
 def is_library(module: str | None) -> bool:
     """Return whether a module belongs to Python, to an installed package or to minidl."""
-    if not module or module.partition(".")[0] in LIBRARIES:
+    if module in (None, "", "__main__"):  # in a notebook, the file of __main__ belongs to an installed package
+        return False
+    if module.partition(".")[0] in LIBRARIES:
         return True
     return (getattr(sys.modules.get(module), "__file__", None) or "").startswith(INSTALLED)
 
@@ -70,6 +81,8 @@ def names_of(code: types.CodeType) -> Names:
             variables.add(instruction.argval)
         elif name == "IMPORT_NAME":
             imports.add(instruction.argval)
+        elif name == "MATCH_CLASS":  # the names of attributes are in constants, or in the class
+            attributes.add("__dict__")
         elif instruction.opcode in dis.hasname:
             attributes.add(instruction.argval)
     for constant in code.co_consts:
@@ -78,7 +91,27 @@ def names_of(code: types.CodeType) -> Names:
             attributes |= inner.attributes
             variables |= inner.globals
             imports |= inner.imports
-        elif isinstance(constant, tuple):  # the keywords of a class pattern: `case Point(x=0)`
-            attributes.update(item for item in constant if isinstance(item, str))
     dynamic = bool(variables & DYNAMIC_FUNCTIONS or attributes & DYNAMIC_ATTRIBUTES)
     return Names(frozenset(attributes), frozenset(variables), frozenset(imports), dynamic)
+
+
+def function_of(member: Any) -> types.FunctionType | None:
+    """Return the function of a method or property, as a class stores it; None for other attributes of a class."""
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def library_names(bases: list[type], names: set[str]) -> set[str]:
+    """Return the names in the code of methods of library classes that code with these names may call."""
+    called = [name for base in bases for name in vars(base)
+              if name in names or (name[:2] == name[-2:] == "__" and name not in NOT_CALLED)]  # fmt: skip
+    found: set[str] = set()
+    while called:
+        name = called.pop()
+        for base in bases:
+            function = function_of(vars(base).get(name))
+            if function is not None:
+                new = names_of(function.__code__).attributes - found
+                found |= new
+                called += new
+    return found

@@ -35,10 +35,11 @@ from minidl.engine.autograd import grad_enabled
 from minidl.engine.device import Device, address, aligned
 from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError, ShapeError
-from minidl.nn.module import Module, evaluating, watched
+from minidl.nn.module import Module, evaluating, mode_changes, watched
 from minidl.ops.conv import uses_winograd
 from minidl.program.call import run as run_calls
 from minidl.program.fingerprint import Fingerprint
+from minidl.program.guard import observed
 from minidl.program.precompile import Kernel, OnProgress
 from minidl.program.record import Labels, Recorder, Unrecordable
 from minidl.program.table import WORKSPACE, Program
@@ -141,13 +142,13 @@ class Replayed:
         """Record the step for a batch; return the recorder and the results."""
         raise NotImplementedError
 
-    def roots(self) -> dict[str, Any]:
-        """Return the objects whose code runs in a step, by name."""
-        return {type(self.model).__name__: self.model}
+    def roots(self) -> tuple[Any, ...]:
+        """Return the objects whose code runs in a step."""
+        return (self.model,)
 
     def mode(self) -> tuple[Hashable, ...]:
         """Return settings that select one of several programs."""
-        return uses_winograd(), *[parameter.requires_grad for parameter in self.parameters]
+        return uses_winograd(), bytes(map(bool, [parameter.requires_grad for parameter in self.parameters]))
 
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
         """Return the program for this shape of batch, which is recorded at its first use.
@@ -189,7 +190,7 @@ class Replayed:
             self.unsettled = 0
         else:
             self.unsettled += 1
-            self.changed = before.first_change() or ", ".join(roots)
+            self.changed = before.first_change() or "the loss"
             self.forget()
         self.fingerprint = found
         return found
@@ -205,21 +206,10 @@ class Replayed:
     def _observed(
         self, fingerprint: Fingerprint, batch: dict[str, np.ndarray]
     ) -> tuple[Recorder, dict[str, np.ndarray]]:
-        """Record the step, and undo what its code changes. Raises Unrecordable if it changes anything, or fails."""
-        mode, flags = self.mode(), [parameter.requires_grad for parameter in self.parameters]
-        try:
-            with fingerprint.guard():
-                recorder, results = self.record(batch)
-                if mode != self.mode():
-                    raise Unrecordable("training or requires_grad changes from step to step")
-        except Unrecordable:
-            raise
-        except Exception as error:  # perhaps only because arrays have no values: the tape will show
-            reason = str(error).partition("\n")[0]
-            raise Unrecordable(f"its code fails during a recording: {type(error).__name__}: {reason}") from error
-        finally:
-            for parameter, flag in zip(self.parameters, flags, strict=True):
-                parameter.requires_grad = flag
+        arenas = [arena for arena in (self.model.arena, self.model.statistics) if arena is not None]
+        recorder, results = observed(
+            lambda: self.record(batch), fingerprint, self.mode, self.parameters, arenas
+        )
         if recorder.refused:  # the code caught the exception
             raise Unrecordable(recorder.refused)
         return recorder, results
@@ -266,13 +256,16 @@ class Gradient(Replayed):
 
     def forget(self) -> None:
         self.model.flatten()  # as the tape does; again if a layer was replaced
+        self.modes = -1  # mode_changes() when `training` was last read
         super().forget()
 
-    def roots(self) -> dict[str, Any]:
-        return {**super().roots(), "loss": self.loss}
+    def roots(self) -> tuple[Any, ...]:
+        return self.model, self.loss
 
     def mode(self) -> tuple[Hashable, ...]:
-        return *super().mode(), grad_enabled(), *[module.training for module in self.modules]
+        if self.modes != mode_changes():
+            self.modes, self.training = mode_changes(), bytes([bool(module.training) for module in self.modules])
+        return *super().mode(), grad_enabled(), self.training
 
     def __call__(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Return the loss and the number of correct predictions for images x (B, H, W, C) and integer labels y (B,).
