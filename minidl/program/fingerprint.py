@@ -197,9 +197,9 @@ class Fingerprint:
         bases = [base for base in kind.__mro__ if base.__module__ not in SKIPPED]
         computed = any(name in vars(base) for base in bases for name in ("__getattr__", "__getattribute__"))
         try:
-            attributes = object.__getattribute__(value, "__dict__")
-        except AttributeError:
-            attributes = {}
+            attributes = vars(value)
+        except TypeError:
+            attributes = None
         if isinstance(attributes, dict) and (attributes or not isinstance(value, types.FunctionType)):
             self._count(len(attributes), path)
             before = tuple(attributes)

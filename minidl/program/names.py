@@ -6,6 +6,7 @@ import builtins
 import datetime
 import dis
 import functools
+import importlib
 import os
 import random
 import secrets
@@ -36,7 +37,7 @@ VARYING = [  # objects whose results differ from call to call, although nothing 
     np.random.Philox, np.random.MT19937, np.random.SFC64, random.Random, random.SystemRandom, os.urandom, uuid.uuid1,
     uuid.uuid4, secrets.token_bytes, secrets.token_hex, secrets.randbelow, secrets.choice, secrets.randbits, time.time,
     time.time_ns, time.perf_counter, time.perf_counter_ns, time.monotonic, time.monotonic_ns, time.process_time,
-    builtins.input, os.environ, os.getenv,
+    builtins.input, os.environ, os.getenv, builtins.__import__, importlib.import_module,
 ]  # fmt: skip
 _VARYING = {id(function) for function in VARYING}
 _CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
