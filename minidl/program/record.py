@@ -236,7 +236,7 @@ class Recorder(Device):
         return values.array if isinstance(values, Labels) else np.asarray(values)
 
     def hidden(self, array: np.ndarray) -> np.ndarray:
-        return array.view(Recorded)
+        return array if type(array) is Recorded else array.view(Recorded)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
         self.elementwise.copy(source.reshape(-1), target.reshape(-1))
