@@ -314,11 +314,9 @@ def test_what_cannot_be_recorded_runs_on_the_tape_with_one_warning(how: str) -> 
 
 
 def test_a_model_that_branches_at_random_causes_a_warning() -> None:
-    np.random.seed(0)  # with this seed, two of the first few recordings differ
     gradient = Gradient(Peeks("chance"), cross_entropy)
-    with pytest.warns(UserWarning, match="differ from one recording to the next"):
-        for count in range(1, 20):
-            gradient(*batch((4,), count, 3))
+    with pytest.warns(UserWarning, match="random"):
+        gradient(*batch((4,), 4, 3))
 
 
 def test_an_unknown_label_is_refused_as_by_the_tape() -> None:

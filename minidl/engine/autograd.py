@@ -122,9 +122,10 @@ class Function:
                     f"{tensor.device.name} do not mix: convert one with {how}"
                 )
         function = cls()
-        function.device = acting(first.device)
+        device = function.device = acting(first.device)
         function.needs = tuple(tensor.requires_grad for tensor in inputs)
-        y = function.forward(*(tensor._data for tensor in inputs), **options)
+        arrays = [tensor._data for tensor in inputs]
+        y = function.forward(*(arrays if device is first.device else map(device.hidden, arrays)), **options)
         output: TensorT = type(first).wrap(np.asanyarray(y, first.dtype, order="C"), first.device)
         if any(function.needs) and grad_enabled():
             function.inputs, function.order = inputs, next(_clock)

@@ -63,6 +63,14 @@ class Device:
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         return np.zeros(shape, dtype)
 
+    def labels(self, values: Any) -> np.ndarray:
+        """Return labels as an array. A recorder also accepts the labels of the recorded batch, which have no values."""
+        return np.asarray(values)
+
+    def hidden(self, array: np.ndarray) -> np.ndarray:
+        """Return the array to pass to a Function. A recorder returns a view whose values cannot be read."""
+        return array
+
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy source into target. Both are contiguous and have the same shape."""
         target[...] = source
@@ -82,7 +90,10 @@ def address(array: np.ndarray) -> int:
 
 
 def require_values(device: Device) -> None:
-    """Raise Unrecordable while a step is being recorded: arrays have no values then. Called before values are read."""
+    """Raise Unrecordable while a step is being recorded. Called before values of tensors are read or written.
+
+    Results have no values then. Those of parameters would become constants of the recorded step.
+    """
     recorder: Any = acting(device)
     if recorder is not device:
         recorder.refuse()

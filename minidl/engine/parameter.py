@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minidl.engine.device import acting
+from minidl.engine.device import acting, require_values
 from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError, ShapeError
 
@@ -52,6 +52,7 @@ class Parameter(Tensor):
     @property
     def data(self) -> np.ndarray:
         """The array; read-only in an arena. Assigning to it in an arena raises MinidlError."""
+        require_values(self.device)
         if self.arena is None:
             return self._data
         view = self._data.view()
@@ -73,6 +74,7 @@ class Parameter(Tensor):
 
         Reading it removes the parameter from arena.cleared: the caller may modify the array.
         """
+        require_values(self.device)
         if self.arena is not None:
             self.arena.cleared.discard(self)
         return self._grad
@@ -91,6 +93,8 @@ class Parameter(Tensor):
 
     def replace_grad(self, array: np.ndarray | None) -> None:
         """Implement `parameter.grad = array`: in an arena, copy the values, since grad is a view into arena.grad."""
+        if array is not None:
+            require_values(self.device)
         if self.arena is None:
             super().replace_grad(array)
         elif self._grad is not None:
@@ -106,6 +110,7 @@ class Parameter(Tensor):
         Do not call it between a forward pass and its `backward`: backward may need the old values, and does not detect
         the change. The same is true of an optimizer's step, and of any write to an array that a tensor refers to.
         """
+        require_values(self.device)
         array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
         if array.shape != self.shape:
             raise ShapeError(f"copy_: values of shape {array.shape} for a parameter of shape {self.shape}")
@@ -115,6 +120,7 @@ class Parameter(Tensor):
 
     def to_torch(self) -> np.ndarray:
         """Return a copy of the values in PyTorch's layout."""
+        require_values(self.device)
         return np.array(self._data if self.torch_axes is None else self._data.transpose(self.torch_axes), order="C")
 
     @property

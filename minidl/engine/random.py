@@ -16,6 +16,7 @@ _generator = np.random.default_rng(0)
 
 def seed(value: int) -> None:
     """Restart the generator and the counter: after seed(n), initial weights and dropout are reproducible."""
+    _refuse_recording()
     global _generator
     _generator = np.random.default_rng(value)
     _state.update(seed=int(value), offset=0)
@@ -23,6 +24,7 @@ def seed(value: int) -> None:
 
 def generator() -> np.random.Generator:
     """Return the generator that draws initial weights."""
+    _refuse_recording()
     return _generator
 
 
@@ -39,11 +41,20 @@ def draw(count: int) -> tuple[int, int]:
     return _state["seed"], offset
 
 
+def _refuse_recording() -> None:
+    """Raise Unrecordable while a step is being recorded: a replay draws no numbers but dropout's."""
+    recorder = getattr(recording, "recorder", None)
+    if recorder is not None:
+        recorder.refuse("it uses minidl's random generator")
+
+
 def random_state() -> dict[str, int]:
     """Return the position in dropout's sequence: seed and offset."""
+    _refuse_recording()
     return dict(_state)
 
 
 def set_random_state(state: dict[str, int]) -> None:
     """Continue dropout's sequence at a position that `random_state` returned."""
+    _refuse_recording()
     _state.update(seed=int(state["seed"]), offset=int(state["offset"]))

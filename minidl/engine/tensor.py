@@ -58,6 +58,7 @@ class Tensor:
     @property
     def data(self) -> np.ndarray:
         """The array, not a copy. It may be modified, or replaced by an array of the same shape and type."""
+        require_values(self.device)
         return self._data
 
     @data.setter
@@ -66,6 +67,7 @@ class Tensor:
 
     def replace_data(self, array: np.ndarray) -> None:
         """Implement `tensor.data = array`. Raises ShapeError if the shape or the type differs."""
+        require_values(self.device)
         if array.shape != self.shape or array.dtype != self.dtype:
             raise ShapeError(f"data: {array.dtype} {array.shape}; expected the tensor's {self.dtype} {self.shape}")
         self._data = np.asarray(array, order="C")
@@ -73,6 +75,7 @@ class Tensor:
     @property
     def grad(self) -> np.ndarray | None:
         """d(loss)/d(this), of the same shape and type, or None."""
+        require_values(self.device)
         return self._grad
 
     @grad.setter

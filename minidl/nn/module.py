@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -18,7 +19,9 @@ Watcher = Callable[["Module", Tensor], None]
 Self = TypeVar("Self", bound="Module")
 
 _watchers: list[Watcher] = []
-_changes = 0  # the number of times that a layer or a parameter was assigned to a module
+_counter = itertools.count(1)
+_changes = _mode_changes = 0  # differ after each change of a module's attribute, or of `training`
+_MISSING = object()
 
 
 @contextmanager
@@ -31,9 +34,22 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
-def structure() -> int:
-    """Return a number that changes whenever a layer or a parameter is assigned to a module."""
+def changes() -> int:
+    """Return a number that differs after each change of an attribute of a module, except of `training`."""
     return _changes
+
+
+def mode_changes() -> int:
+    """Return a number that differs after each assignment of `training` to a module."""
+    return _mode_changes
+
+
+def _count_change(mode: bool = False) -> None:
+    global _changes, _mode_changes  # not += 1, which loses a change if two threads make one at the same time
+    if mode:
+        _mode_changes = next(_counter)
+    else:
+        _changes = next(_counter)
 
 
 def watched() -> bool:
@@ -87,10 +103,14 @@ class Module:
         if name in ("arena", "statistics", "training") and isinstance(value, Module | Parameter):
             raise ConfigError(f"{type(self).__name__}.{name}: this name is reserved in every module; choose another")
         self._refuse_hidden(name, value)
-        if isinstance(value, Module | Parameter):
-            global _changes
-            _changes += 1
+        changed = vars(self).get(name, _MISSING) is not value
         super().__setattr__(name, value)
+        if changed:
+            _count_change(mode=name == "training")
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        _count_change(mode=name == "training")
 
     def _refuse_hidden(self, name: str, value: Any) -> None:
         """Raise ConfigError for modules or parameters in a plain list: they would be neither trained nor saved."""

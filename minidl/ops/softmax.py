@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from minidl.engine.autograd import Function
+from minidl.engine.device import acting
 from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, ShapeError
 
@@ -76,11 +77,12 @@ def cross_entropy(logits: Tensor, labels: np.ndarray, label_smoothing: float = 0
     is 1 - s + s / classes, and the target of every other class is s / classes (Szegedy et al. 2016).
     Raises ShapeError for wrong shapes or labels, ConfigError unless 0 <= s < 1.
     """
-    labels = np.asarray(labels)
+    labels = acting(logits.device).labels(labels)
     if logits.ndim != 2 or not logits.size or labels.shape != logits.shape[:1] or labels.dtype.kind not in "iu":
         raise ShapeError(f"cross_entropy: logits {logits.shape} and labels {labels.dtype} {labels.shape}; "
                          "expected (N, classes) and N integers")  # fmt: skip
-    if labels.min() < 0 or labels.max() >= logits.shape[1]:
+    known = type(labels) is np.ndarray  # while a step is recorded, labels have no values
+    if known and (labels.min() < 0 or labels.max() >= logits.shape[1]):
         raise ShapeError(f"cross_entropy: labels from {labels.min()} to {labels.max()}; "
                          f"expected 0 to {logits.shape[1] - 1}")  # fmt: skip
     if not 0 <= label_smoothing < 1:

@@ -3,7 +3,8 @@
 While a Recorder is active, ops use it in place of their device (`device.acting`). Python runs the model as usual, but
 each kernel call only becomes an entry in a list. New arrays have their real sizes; nothing is written to them. A
 recording takes a millisecond or two. Results of kernels do not exist during a recording, so code that reads them
-(`item`, `numpy`, NumPy's functions, a comparison) cannot be recorded: it raises `Unrecordable`.
+(`item`, `numpy`, `data`, NumPy's functions, a comparison) cannot be recorded: it raises `Unrecordable`. The same is
+true of the labels, whose values each replay provides, and of the values of parameters, which each replay may change.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ class Unrecordable(MinidlError, RuntimeError):
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
-    raise Unrecordable("values are read or computed outside minidl's operations")
+    recorder = getattr(recording, "recorder", None)
+    reason = "values are read or computed outside minidl's operations"
+    if recorder is not None:
+        recorder.refuse(reason)
+    raise Unrecordable(reason)
 
 
 class Recorded(np.ndarray):
@@ -42,15 +47,60 @@ class Recorded(np.ndarray):
         allowed = function in (np.broadcast_to, np.shape, np.ndim, np.size)
         return super().__array_function__(function, types, args, kwargs) if allowed else _refuse()
 
-    __array_ufunc__ = __setitem__ = __iter__ = __bool__ = __float__ = __int__ = __contains__ = _refuse
+    __array_ufunc__ = __setitem__ = __iter__ = __bool__ = __float__ = __int__ = __contains__ = __index__ = _refuse
+    __complex__ = __reduce__ = __reduce_ex__ = __copy__ = __deepcopy__ = __format__ = _refuse
+    flat = data = property(_refuse)
 
 
 _COMPUTING = """
-    all any argmax argmin argsort astype clip copy cumsum dot fill item max mean min nonzero partition prod put repeat
-    round sort std sum take tobytes tofile tolist trace var
+    all any argmax argmin argpartition argsort astype byteswap choose clip compress conj conjugate copy cumprod cumsum
+    diagonal dot dump dumps fill getfield item max mean min nonzero partition prod put repeat resize round searchsorted
+    setfield sort std sum take tobytes tofile tolist trace var
 """
 for _name in _COMPUTING.split():
     setattr(Recorded, _name, _refuse)
+
+
+class Labels:
+    """The labels of a batch during recording: a shape and a type. Code that reads values raises Unrecordable.
+
+    It is no array, because NumPy would read its values. Losses may reshape it and pass it to `ops.cross_entropy`.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array.view(Recorded)
+        self.shape, self.dtype, self.ndim, self.size = array.shape, array.dtype, array.ndim, array.size
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def reshape(self, *shape: Any) -> Labels:
+        return Labels(self.array.reshape(*shape))
+
+    def ravel(self) -> Labels:
+        return Labels(self.array.reshape(-1))
+
+    flatten = ravel
+
+    def squeeze(self, axis: Any = None) -> Labels:
+        return Labels(self.array.squeeze(axis))
+
+    def astype(self, dtype: DTypeLike, *_: Any, **__: Any) -> Labels:
+        return self if np.dtype(dtype) == self.dtype else _refuse()
+
+    def __getitem__(self, key: Any) -> Labels:
+        parts = key if isinstance(key, tuple) else (key,)
+        basic = all(part is None or part is ... or isinstance(part, slice) for part in parts)
+        return Labels(self.array[key]) if basic else _refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        return _refuse()
+
+    __array_ufunc__ = __setitem__ = __iter__ = __bool__ = __float__ = __int__ = __contains__ = __index__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __floordiv__ = _refuse
+    __truediv__ = __pow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __invert__ = __neg__ = __abs__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __copy__ = __deepcopy__ = __reduce_ex__ = _refuse
+    __repr__ = __str__ = __format__ = __hash__ = _refuse
 
 
 @dataclass(eq=False)
@@ -144,6 +194,7 @@ class Recorder(Device):
         self.name, self.device = device.name, device
         self.calls: list[Call] = []
         self.drawn = 0
+        self.refused = ""  # why this step cannot be recorded; known even if its code catches the exception
         self._starts: list[int] = []  # addresses of `_memory`, ascending
         self._memory: list[Memory] = []
 
@@ -156,7 +207,10 @@ class Recorder(Device):
         finally:
             recording.recorder = before
 
-    refuse = staticmethod(_refuse)
+    def refuse(self, reason: str = "values are read or computed outside minidl's operations") -> None:
+        """Raise Unrecordable."""
+        self.refused = self.refused or reason
+        raise Unrecordable(reason)
 
     # -- the interface of a device, as ops use it --------------------------------------------------------
 
@@ -177,6 +231,12 @@ class Recorder(Device):
         array = self.empty(shape, dtype)
         self.elementwise.fill(0.0, array.reshape(-1))
         return array
+
+    def labels(self, values: Any) -> np.ndarray:
+        return values.array if isinstance(values, Labels) else np.asarray(values)
+
+    def hidden(self, array: np.ndarray) -> np.ndarray:
+        return array if type(array) is Recorded else array.view(Recorded)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
         self.elementwise.copy(source.reshape(-1), target.reshape(-1))

@@ -11,34 +11,58 @@ no graph and allocates no array. Nothing is compiled specifically for the model.
 of the tape, the graph of functions that the engine builds otherwise.
 
 A batch of a different shape needs another program, recorded in a few milliseconds at its first use.
+
+A program is never silently out of date. Before each run, `Fingerprint` compares what the code of the model and the
+loss reads: attributes, containers, closures, defaults, globals (fingerprint.py states the limits). After a change, the
+step is recorded again. If a setting changes at every step, the tape computes the steps until it stays the same.
+
+A step that cannot be recorded runs on the tape, with one warning for each reason: code that reads values of tensors,
+parameters or labels, draws random numbers other than dropout's, or changes settings, so that the next step differs.
+Both recordings run with other random states, the second also with other images, and leave no trace.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from minidl.engine.autograd import grad_enabled
 from minidl.engine.device import Device, address, aligned
 from minidl.engine.tensor import Tensor
-from minidl.errors import ShapeError
-from minidl.nn.module import Module, evaluating, structure, watched
+from minidl.errors import MinidlError, ShapeError
+from minidl.nn.module import Module, evaluating, mode_changes, watched
 from minidl.ops.conv import uses_winograd
 from minidl.program.call import run as run_calls
+from minidl.program.fingerprint import Fingerprint
+from minidl.program.guard import observed
 from minidl.program.precompile import Kernel, OnProgress
-from minidl.program.record import Recorder, Unrecordable
+from minidl.program.record import Labels, Recorder, Unrecordable
 from minidl.program.table import WORKSPACE, Program
 
 Loss = Callable[[Tensor, np.ndarray], Tensor]
 
 
+PATIENCE = 3  # recordings in a row, each after a change of settings; if they change again, the tape computes the step
+
+
 def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
-    """Return the number of rows of logits (B, classes) whose largest element is at the index in labels (B,)."""
-    return int((logits.numpy().argmax(axis=1) == labels).sum())
+    """Return the number of rows of logits (..., classes) whose largest element is at the index in labels (...).
+
+    Raises ShapeError unless there is one label for each row.
+    """
+    _check_rows(logits, labels)
+    return int((logits.numpy().argmax(axis=-1).reshape(-1) == labels.reshape(-1)).sum())
+
+
+def _check_rows(logits: Tensor, labels: np.ndarray) -> None:
+    if not logits.ndim or math.prod(logits.shape[:-1]) != labels.size:
+        raise ShapeError(f"Gradient: logits {logits.shape} and labels {labels.shape}; expected one label for each row: "
+                         f"{logits.shape[:-1]}")  # fmt: skip
 
 
 class Workspace:
@@ -70,24 +94,29 @@ class Replayed:
     ) -> None:
         self.model, self.progress, self.also = model, progress, also
         self.workspace = workspace or Workspace()
-        self.programs: dict[Any, Program] = {}
+        self.programs: dict[Hashable, Program] = {}
+        self.refused: dict[Hashable, str] = {}  # shape of batch -> the reason why the step cannot be recorded
+        self.warned: set[str] = set()  # reasons
+        self.unsettled = 0  # the number of calls in a row that found a changed setting
         self.bound: dict[str, np.ndarray] = {}  # vectors that replace the model's
         self.forget()
 
     def forget(self) -> None:
-        """Discard all programs, so that the next call records again.
-
-        Call it after changing a setting of a layer, such as dropout's p: the programs do not detect such a change.
-        """
+        """Discard all programs, so that the next call records again."""
         self.programs.clear()
-        self.not_recorded = ""  # the reason why the model cannot be recorded
-        self.structure = structure()
+        self.refused.clear()
+        self.not_recorded = ""  # the reason why the latest step was not recorded
+        self.fingerprint: Fingerprint | None = None
         self.modules = [module for _, module in self.model.named_modules()]
         self.parameters = list(self.model.parameters())
         self.arena = self.model.arena
         self.vectors = self._own_vectors()
         tensors = [*self.parameters, *(buffer for _, buffer in self.model.named_buffers())]
         self.arrays = [(tensor, tensor._data) for tensor in tensors]
+        for name, vector in self.bound.items():
+            if name not in self.vectors or vector.size != self.vectors[name].size:
+                raise MinidlError(f"{name}: the model's layers have changed, and vectors of the old layout are in use; "
+                                  "bind vectors of the new one")  # fmt: skip
 
     def bind(self, **vectors: np.ndarray | None) -> None:
         """Run on other vectors than the model's, in the same layout: theta (the weights), grad, statistics.
@@ -106,37 +135,93 @@ class Replayed:
         return found if self.model.statistics is None else found | {"statistics": self.model.statistics.theta}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "programs": {}}  # a copied program would point into the original's memory
+        # A copied program would point into the original's memory.
+        return {**vars(self), "programs": {}, "refused": {}, "fingerprint": None}
 
     def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         """Record the step for a batch; return the recorder and the results."""
         raise NotImplementedError
 
+    def roots(self) -> tuple[Any, ...]:
+        """Return the objects whose code runs in a step."""
+        return (self.model,)
+
+    def mode(self) -> tuple[Hashable, ...]:
+        """Return settings that select one of several programs."""
+        return uses_winograd(), bytes(map(bool, [parameter.requires_grad for parameter in self.parameters]))
+
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
         """Return the program for this shape of batch, which is recorded at its first use.
 
-        Return None if the model cannot be recorded, or while a watcher must see its forward passes (`watched`).
+        Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
+        watcher must see the forward passes (`watched`).
         """
-        moved = any([tensor._data is not array for tensor, array in self.arrays])
-        if moved or self.structure != structure() or self.model.arena is not self.arena:
-            self.forget()
-        if self.not_recorded or watched():
+        fingerprint = self._renewed()
+        self.not_recorded = fingerprint.refusal
+        if self.not_recorded or watched() or not batch["x"].size:
             return None
-        flags = tuple([module.training for module in self.modules] + [p.requires_grad for p in self.parameters])
-        key = flags, uses_winograd(), *((array.shape, array.dtype.str) for array in batch.values())
+        key = self.mode(), *((array.shape, array.dtype.str) for array in batch.values())
         program = self.programs.get(key)
-        if program is None:
-            try:
-                (first, results), (second, _) = self.record(batch), self.record(batch)
-                if first.digest() != second.digest():
-                    raise Unrecordable("its calls differ from one recording to the next")
-                program = self.programs[key] = Program(first, results, self.progress, self.also)
-            except Unrecordable as error:
-                self.not_recorded = str(error)
-                warnings.warn(f"this model runs without a recorded program, which is slower: {error}", stacklevel=4)
+        if program is None and key not in self.refused:
+            if self.unsettled > PATIENCE:
+                self.not_recorded = f"{self.changed} changes from step to step"
                 return None
-            self.workspace.reserve(program.workspace_size)
+            try:
+                program = self.programs[key] = self._recorded(fingerprint, batch)
+                self.workspace.reserve(program.workspace_size)
+            except Unrecordable as error:
+                self.refused[key] = str(error)
+        self.not_recorded = self.refused.get(key, "")
         return program
+
+    def _renewed(self) -> Fingerprint:
+        """Return the fingerprint of the present settings. If it differs from the last one, forget the programs."""
+        before, roots = self.fingerprint, self.roots()
+        moved = any([tensor._data is not array for tensor, array in self.arrays])
+        if before is None or moved or self.model.arena is not self.arena:
+            self.forget()
+            self.fingerprint = Fingerprint(roots)
+            return self.fingerprint
+        if before.unchanged(roots):
+            self.unsettled = 0
+            return before
+        found = Fingerprint(roots, before)
+        if found.equals(before):
+            self.unsettled = 0
+        else:
+            self.unsettled += 1
+            self.changed = before.first_change() or "the loss"
+            self.forget()
+        self.fingerprint = found
+        return found
+
+    def _recorded(self, fingerprint: Fingerprint, batch: dict[str, np.ndarray]) -> Program:
+        """Record the step twice, compare, and compile. Raises Unrecordable."""
+        first, results = self._observed(fingerprint, batch)
+        second, _ = self._observed(fingerprint, {**batch, "x": 1 - batch["x"]})
+        if first.digest() != second.digest():
+            raise Unrecordable("its calls differ from one recording to the next")
+        return Program(first, results, self.progress, self.also)
+
+    def _observed(
+        self, fingerprint: Fingerprint, batch: dict[str, np.ndarray]
+    ) -> tuple[Recorder, dict[str, np.ndarray]]:
+        arenas = [arena for arena in (self.model.arena, self.model.statistics) if arena is not None]
+        recorder, results = observed(
+            lambda: self.record(batch), fingerprint, self.mode, self.parameters, arenas
+        )
+        if recorder.refused:  # the code caught the exception
+            raise Unrecordable(recorder.refused)
+        return recorder, results
+
+    def warn(self, stacklevel: int) -> None:
+        """Warn, once for each reason, that a step ran on the tape because it cannot be recorded."""
+        if self.not_recorded and self.not_recorded not in self.warned:
+            self.warned.add(self.not_recorded)
+            warnings.warn(
+                f"this model runs without a recorded program, which is slower: {self.not_recorded}",
+                stacklevel=stacklevel + 1,
+            )
 
     def bases(self, batch: dict[str, np.ndarray]) -> dict[str, int]:
         """Return the address of each region for a run."""
@@ -165,10 +250,22 @@ class Gradient(Replayed):
     """
 
     def __init__(self, model: Module, loss: Loss, **options: Any) -> None:
-        model.flatten()
         super().__init__(model, **options)
         self.loss = loss
         self.result = (0.0, 0)
+
+    def forget(self) -> None:
+        self.model.flatten()  # as the tape does; again if a layer was replaced
+        self.modes = -1  # mode_changes() when `training` was last read
+        super().forget()
+
+    def roots(self) -> tuple[Any, ...]:
+        return self.model, self.loss
+
+    def mode(self) -> tuple[Hashable, ...]:
+        if self.modes != mode_changes():
+            self.modes, self.training = mode_changes(), bytes([bool(module.training) for module in self.modules])
+        return *super().mode(), grad_enabled(), self.training
 
     def __call__(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Return the loss and the number of correct predictions for images x (B, H, W, C) and integer labels y (B,).
@@ -190,7 +287,8 @@ class Gradient(Replayed):
         parts, batch = list(pairwise(cuts))[::-1], {"x": x, "y": y}
         program = self.program(batch)
         if program is None:
-            self.result = self.by_tape(x, y)
+            self.result = self._by_tape_if_bound(x, y)
+            self.warn(stacklevel=3)
             yield from ((start, stop, 1.0) for start, stop in parts)
             return
         assert self.arena is not None
@@ -218,6 +316,7 @@ class Gradient(Replayed):
         program = self.program({"x": x, "y": y})
         if program is not None:
             run_calls(program.table, 0, 0)  # no calls: only compiles or loads `run`
+        self.warn(stacklevel=2)
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if np.asarray(y).dtype.kind not in "iu":
@@ -232,6 +331,17 @@ class Gradient(Replayed):
         loss.backward()
         return loss.item(), correct_answers(logits, y)
 
+    def _by_tape_if_bound(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        """Compute the step on the tape, with the vectors that `bind` has set."""
+        for name in ("theta", "statistics"):
+            if name in self.bound:
+                self.vectors[name][:] = self.bound[name]
+        result = self.by_tape(x, y)
+        for name in ("grad", "statistics"):
+            if name in self.bound:
+                self.bound[name][:] = self.vectors[name]
+        return result
+
     def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         assert self.arena is not None
         recorder, batch = self.recorder(batch)
@@ -240,9 +350,11 @@ class Gradient(Replayed):
         try:
             with recorder.active():
                 logits = self.model(Tensor.wrap(batch["x"], recorder.device))
-                loss = self.loss(logits, batch["y"])
+                loss = self.loss(logits, Labels(batch["y"]))  # type: ignore[arg-type]
                 correct = recorder.empty((1,), np.int64)
-                recorder.softmax.correct(logits._data, batch["y"], correct)
+                _check_rows(logits, batch["y"])
+                rows = logits._data.reshape(-1, logits.shape[-1])
+                recorder.softmax.correct(rows, batch["y"].reshape(-1), correct)
                 loss.backward()
                 for parameter in arena.parameters.values():
                     if parameter in arena.cleared and parameter._grad is not None:  # the loss is independent of it
@@ -261,7 +373,9 @@ class Prediction(Replayed):
         program = self.program({"x": x})
         if program is None:
             with evaluating(self.model):
-                return self.model(x).numpy()
+                found = self.model(x).numpy()
+            self.warn(stacklevel=2)
+            return found
         program.run(self.bases({"x": x}))
         return self.results(program)["logits"]
 

@@ -1,0 +1,212 @@
+"""Checks: places that hold a value, compared by identity at every step, and restored after a recording.
+
+A place is an attribute, an entry of a dictionary, the elements of a container, or the bytes of an array. A check stores
+the value that the place held, and a function that reads the place again. `unchanged` compares about 20 places in a
+microsecond. A value that was replaced by an equal one counts as changed here; the fingerprint then compares in full.
+
+Random generators are not compared at every step. A recording compares their states before and after: a forward pass
+that draws from one cannot be recorded.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import operator
+import random
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MISSING = object()
+
+
+class Check(NamedTuple):
+    """`read(owner, key) is value` while the place is unchanged.
+
+    path: the place's name in messages, such as "Net.act". home: the class, if the owner is a view of its attributes.
+    """
+
+    read: Callable[[Any, Any], Any]
+    owner: Any
+    key: Any
+    value: Any
+    path: str
+    home: Any = None
+
+
+def unchanged(checks: Iterable[Check]) -> bool:
+    """Return whether every place holds the same object as before."""
+    try:
+        for read, owner, key, value, _, _ in checks:
+            if read(owner, key) is not value:
+                return False
+    except (AttributeError, RuntimeError):  # RuntimeError: another thread changes a container during the comparison
+        return False
+    return True
+
+
+# The functions that read a place. Others are `dict.get`, `getattr` and MappingProxyType.get, which reads the attributes
+# of a class as they are stored.
+
+
+def cell(owner: types.CellType, _: Any) -> Any:
+    """Return the value of a variable of a closure."""
+    try:
+        return owner.cell_contents
+    except ValueError:  # it has none yet
+        return MISSING
+
+
+def slot(owner: Any, name: str) -> Any:
+    return getattr(owner, name, MISSING)
+
+
+def variable(owner: contextvars.ContextVar[Any], _: Any) -> Any:
+    return owner.get(MISSING)
+
+
+def absent(owner: dict[str, Any], name: str) -> Any:
+    """Return None while a dictionary has no such key."""
+    return None if name not in owner else owner
+
+
+def elements(container: Any, before: tuple[Any, ...]) -> Any:
+    """Return `before` if the container has exactly these elements, in this order; for a dictionary, these keys."""
+    return before if len(container) == len(before) and all(map(operator.is_, container, before)) else None
+
+
+def entries(mapping: Any, before: tuple[tuple[Any, ...], tuple[Any, ...]]) -> Any:
+    """Return `before`, which is (keys, values), if the mapping has exactly these entries, in this order."""
+    keys, values = before
+    same = elements(mapping, keys) is keys and all(map(operator.is_, mapping.values(), values))
+    return before if same else None
+
+
+def contents(array: Any, before: bytes) -> Any:
+    """Return `before` if an array has exactly these bytes."""
+    return before if bytes_of(array) == before else None
+
+
+def bytes_of(array: Any) -> bytes:
+    return array.tobytes() if hasattr(array, "tobytes") else bytes(array)
+
+
+def first_change(checks: Iterable[Check]) -> str:
+    """Return the path of the first place that has changed, or an empty string."""
+    for check in checks:
+        if not unchanged([check]):
+            if check.read is not entries:
+                return check.path
+            keys, values = check.value
+            before, now = dict(zip(keys, values, strict=True)), dict(check.owner)
+            names = [key for key in {**before, **now} if before.get(key, MISSING) is not now.get(key, MISSING)]
+            names.sort(key=lambda name: name in ("training", "arena", "statistics"))  # they follow from other changes
+            return f"{check.path}.{names[0]}" if names else check.path
+    return ""
+
+
+def renewed(check: Check) -> Check:
+    """Return a check of the present entries of a mapping; any other check as it is."""
+    if check.read is not entries:
+        return check
+    now = tuple(check.owner), tuple(check.owner.values())
+    return check._replace(key=now, value=now)
+
+
+def restore(checks: Iterable[Check]) -> None:
+    """Write the values of all places that have changed back, as far as they can be written."""
+    for check in checks:
+        if not unchanged([check]):
+            with suppress(AttributeError, TypeError, ValueError):  # such as a view of a read-only mapping
+                _write(check)
+
+
+def _write(check: Check) -> None:
+    read, owner, key, value = check[:4]
+    if read is dict.get:
+        owner[key] = value
+    elif read is absent:
+        owner.pop(key, None)
+    elif read is cell:
+        owner.cell_contents = value
+    elif read is variable:
+        owner.set(value)
+    elif check.home is not None and value is None:
+        delattr(check.home, key)
+    elif check.home is not None or read in (getattr, slot):
+        setattr(check.home or owner, key, value)
+    elif read is entries:
+        owner.clear()
+        owner.update(zip(*value, strict=True))
+    elif read is contents:
+        bytes_now = np.frombuffer(value, np.uint8)
+        if isinstance(owner, np.ndarray):
+            owner[...] = bytes_now.view(owner.dtype).reshape(owner.shape)
+        else:
+            memoryview(owner).cast("B")[:] = bytes_now.data
+    elif isinstance(owner, dict):  # the names of attributes, whose values have separate checks
+        for name in [name for name in owner if name not in value]:
+            del owner[name]
+    else:
+        owner.clear()
+        (owner.update if isinstance(owner, set) else owner.extend)(value)
+
+
+# Random generators.
+
+GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+
+
+def _get(source: Any) -> Any:
+    """Return the state of a generator, or of the module `random` or `np.random`."""
+    if hasattr(source, "getstate"):
+        return source.getstate()
+    if hasattr(source, "get_state"):
+        return source.get_state(legacy=False)
+    return getattr(source, "bit_generator", source).state
+
+
+def _set(source: Any, state: Any) -> None:
+    if hasattr(source, "setstate"):
+        source.setstate(state)
+    elif hasattr(source, "set_state"):
+        source.set_state(state)
+    else:
+        getattr(source, "bit_generator", source).state = state
+
+
+def _advance(source: Any) -> None:
+    """Draw a number, so that a recording begins with another state than the step before."""
+    if hasattr(source, "getrandbits"):
+        source.getrandbits(32)
+    elif hasattr(source, "get_state"):
+        source.bytes(4)
+    else:
+        getattr(source, "bit_generator", source).random_raw()
+
+
+def _comparable(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: _comparable(value) for name, value in state.items()}
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+@contextmanager
+def other_random_states(generators: dict[str, Any]) -> Iterator[Callable[[], str]]:
+    """Within the `with` block, the generators have other states. Afterwards they have the states from before.
+
+    generators: name -> generator. Yields a function that returns the name of the first one that was drawn from, or "".
+    """
+    sources = {"np.random": np.random, "random": random, **generators}
+    before = {name: _get(source) for name, source in sources.items()}
+    try:
+        for source in sources.values():
+            _advance(source)
+        start = {name: _comparable(_get(source)) for name, source in sources.items()}
+        yield lambda: next((name for name, source in sources.items() if _comparable(_get(source)) != start[name]), "")
+    finally:
+        for name, source in sources.items():
+            _set(source, before[name])

@@ -1,0 +1,118 @@
+"""The names of attributes and globals in a function's code, and functions whose results differ from call to call."""
+
+from __future__ import annotations
+
+import builtins
+import datetime
+import dis
+import functools
+import importlib
+import os
+import random
+import secrets
+import site
+import sys
+import time
+import types
+import uuid
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LIBRARIES = {"minidl", "numpy", "scipy", "numba", "builtins", *sys.stdlib_module_names}
+INSTALLED = (*site.getsitepackages(), site.getusersitepackages())
+
+# Functions that read attributes by names that are not in the code.
+DYNAMIC_FUNCTIONS = {"getattr", "setattr", "hasattr", "delattr", "vars", "attrgetter", "locals", "globals", "eval",
+                     "exec", "asdict", "astuple"}  # fmt: skip
+DYNAMIC_ATTRIBUTES = {"__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"}
+
+# Special methods that the code of a step does not call; constructors, if it has only instances of a class.
+CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
+NOT_CALLED = CONSTRUCTORS | {"__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
+                             "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__dir__"}  # fmt: skip
+
+VARYING = [  # objects whose results differ from call to call, although nothing that can be compared changes
+    np.random.default_rng, np.random.RandomState, np.random.SeedSequence, np.random.PCG64, np.random.PCG64DXSM,
+    np.random.Philox, np.random.MT19937, np.random.SFC64, random.Random, random.SystemRandom, os.urandom, uuid.uuid1,
+    uuid.uuid4, secrets.token_bytes, secrets.token_hex, secrets.randbelow, secrets.choice, secrets.randbits, time.time,
+    time.time_ns, time.perf_counter, time.perf_counter_ns, time.monotonic, time.monotonic_ns, time.process_time,
+    builtins.input, os.environ, os.getenv, builtins.__import__, importlib.import_module,
+]  # fmt: skip
+_VARYING = {id(function) for function in VARYING}
+_CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
+
+
+def varies(value: object, names: set[str]) -> bool:
+    """Return whether an object is in VARYING, or a class of dates that is asked for the time.
+
+    names: the attributes that the code reads.
+    """
+    is_date = value is datetime.datetime or value is datetime.date
+    return id(value) in _VARYING or (is_date and not names.isdisjoint(_CLOCKS))
+
+
+@functools.cache
+def is_library(module: str | None) -> bool:
+    """Return whether a module belongs to Python, to an installed package or to minidl."""
+    if module in (None, "", "__main__"):  # in a notebook, the file of __main__ belongs to an installed package
+        return False
+    if module.partition(".")[0] in LIBRARIES:
+        return True
+    return (getattr(sys.modules.get(module), "__file__", None) or "").startswith(INSTALLED)
+
+
+class Names(NamedTuple):
+    """The names in the code of a function and of the functions inside it. dynamic: whether it computes names."""
+
+    attributes: frozenset[str]
+    globals: frozenset[str]
+    imports: frozenset[str]
+    dynamic: bool
+
+
+@functools.lru_cache(4096)
+def names_of(code: types.CodeType) -> Names:
+    attributes: set[str] = set()
+    variables: set[str] = set()
+    imports: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if "GLOBAL" in name or name in ("LOAD_NAME", "STORE_NAME"):
+            variables.add(instruction.argval)
+        elif name == "IMPORT_NAME":
+            imports.add(instruction.argval)
+        elif name == "MATCH_CLASS":  # the names of attributes are in constants, or in the class
+            attributes.add("__dict__")
+        elif instruction.opcode in dis.hasname:
+            attributes.add(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = names_of(constant)
+            attributes |= inner.attributes
+            variables |= inner.globals
+            imports |= inner.imports
+    dynamic = bool(variables & DYNAMIC_FUNCTIONS or attributes & DYNAMIC_ATTRIBUTES)
+    return Names(frozenset(attributes), frozenset(variables), frozenset(imports), dynamic)
+
+
+def function_of(member: Any) -> types.FunctionType | None:
+    """Return the function of a method or property, as a class stores it; None for other attributes of a class."""
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def library_names(bases: list[type], names: set[str]) -> set[str]:
+    """Return the names in the code of methods of library classes that code with these names may call."""
+    called = [name for base in bases for name in vars(base)
+              if name in names or (name[:2] == name[-2:] == "__" and name not in NOT_CALLED)]  # fmt: skip
+    found: set[str] = set()
+    while called:
+        name = called.pop()
+        for base in bases:
+            function = function_of(vars(base).get(name))
+            if function is not None:
+                new = names_of(function.__code__).attributes - found
+                found |= new
+                called += new
+    return found
