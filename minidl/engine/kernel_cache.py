@@ -50,8 +50,8 @@ def _report(problem: str, details: str) -> None:
     """Print a problem with the cache, in one line. Later reports of the same problem in this process are ignored."""
     if problem not in _reported:
         _reported.add(problem)
-        start = "\r\033[K" if sys.stderr.isatty() else ""  # a progress display may have begun a line
         with suppress(OSError, ValueError):  # the terminal may be gone
+            start = "\r\033[K" if sys.stderr.isatty() else ""  # a progress display may have begun a line
             print(f"{start}minidl: {problem}: {details}", file=sys.stderr, flush=True)
 
 
@@ -125,6 +125,8 @@ def _check(path: Path, homes: Collection[Path]) -> None:
     if info.st_uid not in (os.getuid(), 0, os.stat("/").st_uid):
         raise _refusal(path, "belongs to another user")
     if stat.S_ISLNK(info.st_mode):
+        with suppress(FileNotFoundError):
+            path.stat()  # fails if the links form a loop
         _check(path.parent / path.readlink(), homes)
     elif not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
