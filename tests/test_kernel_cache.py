@@ -85,7 +85,7 @@ def test_a_link_of_another_user_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "mine").iterdir())
 
 
-def test_a_file_a_loop_or_a_link_to_nothing(tmp_path: Path) -> None:
+def test_files_loops_and_links_to_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert refusal(tmp_path / "file" / "cache") == f"{tmp_path / 'file'}: Not a directory"
     (tmp_path / "loop").symlink_to("loop")
