@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: shared without locks, never silently unused, and only in trusted folders."""
+"""The cache of compiled kernels: processes share it without locks, problems are reported, and folders are trusted."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_versions_that_processes_save_at_the_same_time_are_all_kept(program: Pro
     assert program.run(*KINDS) == (f"{len(KINDS)} 0", [])
 
 
-def test_a_process_that_is_killed_while_it_saves_harms_nobody(program: Program) -> None:
+def test_a_process_that_is_killed_while_it_saves_damages_nothing(program: Program) -> None:
     kill = "os.replace = lambda *paths: os.kill(os.getpid(), 9)"
     process = program.start("f8", before=kill)
     process.communicate()
@@ -219,7 +219,7 @@ def test_an_edited_source_file_is_compiled_again_in_place(program: Program) -> N
     assert program.files() == files
 
 
-# -- nothing is compiled again without a word -----------------------------------------------------------------------
+# -- problems are reported, once and in one line --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 10, b"x" * 100_000])

@@ -1,17 +1,17 @@
-"""The cache of compiled kernels on disk: where it is, whom it trusts, and how several processes share it.
+"""The cache of compiled kernels on disk: its folder, its files, and how processes share them.
 
 A file holds the machine code of one function for one tuple of argument types:
 
-    SHA-256 of the function's source file | SHA-256 of the rest | pickled (key, compiled function)
+    SHA-256 of the function's source file | SHA-256 of the last part | key and compiled function, as Numba pickles them
 
-The name of the file is a hash of everything else that the code depends on: the function, the types, the CPU, and the
-versions of Python and Numba. So there is no index that processes would have to change together, and no lock, which
-some network file systems lack. A process writes a temporary file and renames it; a file is either whole or missing.
-If two processes compile the same function, the second file replaces the first, and both contain the same code.
+The name of the file is a hash of the key: everything else on which the code depends, such as the function, the types,
+the CPU, and the versions of Python and Numba. So there is no index that several processes change, and no lock is
+needed. (Some network file systems have no locks.) A process writes a temporary file and renames it, so a file is
+complete or missing. If two processes compile the same function, the second file replaces an equivalent first one.
 
-The code is executed without checks, so the cache is used only if no other user can change it (`make_trusted`).
+A process executes the code without checks. So the cache is used only if no other user can change it (`make_trusted`).
 
-engine/jit.py sets the environment variables that Numba reads before it imports this module.
+engine/jit.py imports this module after it has set the environment variables that Numba reads.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ def _bases() -> Iterator[Path]:
 def make_trusted(folder: Path, homes: Collection[Path] = ()) -> None:
     """Create `folder`, unless it exists. Raise an OSError if it is not writable, or if another user could change it.
 
-    Nobody but this user may write into the folder, and nobody but this user or root may exchange it for another one.
-    So each folder on the path must belong to one of the two. Others may write into it only if it is sticky, like /tmp:
-    then they cannot rename or delete what belongs to someone else. A symbolic link is treated like a folder, and so is
-    each step of the path to which it refers. The parents of a home folder (`homes`) are not checked: whoever can change
-    them controls the account.
+    Only this user may write into the folder, and only this user or root may exchange it for another one. So each folder
+    on the path must belong to one of the two. Others may write into it only if it is sticky, like /tmp: then they
+    cannot rename or delete files of other users. A symbolic link is treated like a folder, and so is
+    each step of the path to which it refers. The parents of a home folder (`homes`) are not checked: a user with write
+    access to them already controls the account.
     """
     _check(folder, homes)
     info = folder.stat()
@@ -111,7 +111,7 @@ def make_trusted(folder: Path, homes: Collection[Path] = ()) -> None:
 
 
 def _check(path: Path, homes: Collection[Path]) -> None:
-    """Check one step of a path, after the steps before it: so nobody can exchange what has been checked."""
+    """Check one step of a path, after the steps before it: so no other user can change the earlier steps."""
     at_end = path in homes or path == path.parent
     if not at_end:
         _check(path.parent, homes)
@@ -222,13 +222,14 @@ class KernelCache:
         """Return the pickled part of a file, or None if it does not exist, or if the source has been edited since."""
         if not self.folder:
             _report("compiled kernels cannot be kept, so each process compiles them again",
-                    f"{'; '.join(self.refused)}; {_SET}")  # fmt: skip
+                    f"{'; '.join(self.refused)}; change that, or {_SET}")  # fmt: skip
             return None
         try:
             content = self._path(key).read_bytes()
         except FileNotFoundError:
             if self.refused:  # one line for a user who waits for the compiler, none if all kernels are in the cache
-                _report("compiled kernels are kept in a temporary folder", f"{self.folder}; {'; '.join(self.refused)}")
+                _report("compiled kernels are kept in a temporary folder",
+                        f"{self.folder}, because of {'; '.join(self.refused)}; change that, or {_SET}")  # fmt: skip
             return None
         except OSError as error:
             _report("a compiled kernel cannot be read, so it is compiled again", _reason(error))
