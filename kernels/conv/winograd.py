@@ -106,10 +106,9 @@ def _convolve_group(
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
-            for c in range(0, channels, kc):
-                product_panel(count - tall, min(columns, outputs - o), min(kc, channels - c), c > 0,
-                              v, k * v_plane + tall * v_row + c, v_row, 1, u, k * u_plane + o * channels + c * columns,
-                              columns, products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
+            product_panel(count - tall, min(columns, outputs - o), channels, kc, False,
+                          v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
+                          products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, y)
 
 
@@ -277,14 +276,13 @@ def _gradient_products(
                 v_at, du_at = k * v_plane + first * v_tiles, k * du_plane + first * row + o
                 some = min(v_block, channels - first)
                 tall = some // TALL_MR * TALL_MR if row == lanes(x) else 0
-                for t in range(0, count, kc):
-                    depth, add = min(kc, count - t), accumulate or t > 0
-                    from_v, from_d = v_at + t * v_block, d_at + t * d_block
-                    for c in range(0, tall, TALL_MR):
-                        tall_tile_side_by_side(depth, add, v, from_v + c, v_block, d, from_d, d_block,
+                for c in range(0, tall, TALL_MR):
+                    for t in range(0, count, kc):
+                        tall_tile_side_by_side(min(kc, count - t), accumulate or t > 0,
+                                               v, v_at + c + t * v_block, v_block, d, d_at + t * d_block, d_block,
                                                du, du_at + c * row, row)  # fmt: skip
-                    product_panel(some - tall, min(columns, outputs - o), depth, add, v, from_v + tall, 1, v_block,
-                                  d, from_d, d_block, du, du_at + tall * row, row)  # fmt: skip
+                product_panel(some - tall, min(columns, outputs - o), count, kc, accumulate,
+                              v, v_at + tall, 1, v_block, d, d_at, d_block, du, du_at + tall * row, row)  # fmt: skip
 
 
 @apart_jit
