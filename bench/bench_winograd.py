@@ -40,8 +40,10 @@ LAYERS = {  # N, height and width, C, O, kernel size r
     "resnet-16": (128, 32, 16, 16, 3),
     "resnet-32": (128, 16, 32, 32, 3),
     "resnet-64": (128, 8, 64, 64, 3),
+    "wide-5x5": (16, 7, 512, 512, 5),
 }
 QUICK = ("lenet-2", "resnet-32")
+ACCURACY = [*((form, 8, 16, 64) for form in NAMES), (F4X4_5X5, 2, 7, 512)]  # form, N, height and width, C = O
 
 
 def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
@@ -89,16 +91,16 @@ def _float64(image: np.ndarray, kernel: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def accuracy() -> None:
-    """Print two errors of each form on normally distributed data with 64 channels.
+    """Print two errors of each form on normally distributed data, with 64 channels or more.
 
     They are the largest error relative to the largest exact value, and the relative error in the L2 norm.
     """
-    print(f"\n{'float32 against float64':<30}{'largest':>10}{'L2':>10}")
+    print(f"\n{'float32 against float64':<34}{'largest':>10}{'L2':>10}")
     random = np.random.default_rng(0)
-    for form, name in NAMES.items():
-        r = 5 if form == F4X4_5X5 else 3
-        x, weight = random.standard_normal((8, 16, 16, 64)), random.standard_normal((r, r, 64, 64))
-        image, kernel = x.astype(np.float32), weight.astype(np.float32)
+    for form, n, size, channels in ACCURACY:
+        r, name = 5 if form == F4X4_5X5 else 3, f"{NAMES[form]} {channels}"
+        image = random.standard_normal((n, size, size, channels), np.float32)
+        kernel = random.standard_normal((r, r, channels, channels), np.float32)
         pad, none = (r // 2, r // 2), np.empty(0, np.float32)
         y, dx, dw = np.empty_like(image), np.empty_like(image), np.empty_like(kernel)
         shapes = form, image.shape, kernel.shape, pad
@@ -110,7 +112,7 @@ def accuracy() -> None:
         for kind, ours, exact in zip(PASSES, *found, strict=True):
             error = ours - exact
             largest, l2 = abs(error).max() / abs(exact).max(), np.linalg.norm(error) / np.linalg.norm(exact)
-            print(f"{name + ' ' + kind:<30}{largest:>10.1e}{l2:>10.1e}")
+            print(f"{name + ' ' + kind:<34}{largest:>10.1e}{l2:>10.1e}")
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from minidl.kernels.conv.choice import DIRECT, F2X2_3X3, F4X4_3X3, F4X4_5X5, win
 from minidl.kernels.conv.transforms import EIGHT_POINTS, FOUR_POINTS, SIX_POINTS, matrices
 
 Arrays = dict[str, np.ndarray]
-LIMITS = {F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F4X4_5X5: 3e-5}  # float32, relative to the largest element
+LIMITS = {F4X4_3X3: 3e-5, F2X2_3X3: 5e-6, F4X4_5X5: 1e-5}  # float32, relative to the largest element
 FORMS = list(LIMITS)
 GEOMETRIES = [  # N, H, W, C, O, padding
     (1, 5, 7, 1, 1, (1, 0)),
@@ -24,6 +24,11 @@ GEOMETRIES = [  # N, H, W, C, O, padding
     (2, 14, 13, 40, 16, (2, 1)),
     (16, 16, 16, 32, 32, (1, 1)),  # several partial sums of dweight
     (4, 24, 24, 96, 128, (1, 1)),  # one sum of dweight, several groups of tiles
+]
+WIDE = [  # for 5 x 5: layers whose errors exceed the limit if all products are summed in one go
+    (2, 7, 7, 512, 512, (2, 2)),
+    (16, 8, 8, 256, 256, (2, 2)),
+    (8, 14, 14, 128, 128, (2, 2)),
 ]
 
 
@@ -85,7 +90,23 @@ def test_agrees_with_float64(form: int, geometry: Any, dtype: str) -> None:
         for name, array in found.items():
             difference = array - right[name]
             assert abs(difference).max() <= limit * abs(right[name]).max(), name
-            assert np.linalg.norm(difference) <= limit / 4 * np.linalg.norm(right[name]), name
+            assert np.linalg.norm(difference) <= limit / 2 * np.linalg.norm(right[name]), name
+
+
+@pytest.mark.parametrize("geometry", WIDE, ids=str)
+def test_sums_over_many_channels_or_tiles_are_as_accurate(geometry: Any) -> None:
+    pytest.importorskip("torch")
+    a, padding = inputs(F4X4_5X5, geometry, "float32")
+    found, right = computed(F4X4_5X5, a, padding, False), expected(a, padding, False)
+    errors = {name: abs(array - right[name]).max() / abs(right[name]).max() for name, array in found.items()}
+    assert max(errors.values()) <= LIMITS[F4X4_5X5], errors
+
+
+def test_an_empty_batch_has_no_gradient() -> None:
+    for form in FORMS:
+        for channels in (16, 128):
+            a, padding = inputs(form, (0, 8, 8, channels, channels, (1, 1)), "float32")
+            assert not computed(form, a, padding, False)["dweight"].any(), (form, channels)
 
 
 @pytest.mark.skipif(numba.get_num_threads() < 2, reason="needs two cores")

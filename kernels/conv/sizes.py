@@ -1,10 +1,12 @@
-"""The sizes of direct convolution. Block sizes have BLIS's names: a register tile has MR rows (matmul/blocks.py) and
+"""The sizes of convolution. Block sizes have BLIS's names: a register tile has MR rows (matmul/blocks.py) and
 NR columns, KC products are summed in one go, and a block of MC rows stays in cache. A row is a pixel here."""
 
 from minidl.kernels.matmul.blocks import NR as NR
 
 MC = 512  # output pixels of a block, at most, unless a single row has more
 KC = 384  # products that are summed in one go, about: a sum of such sums has a smaller rounding error
+KC_5X5 = 64  # the same for Winograd's 5 x 5, whose transforms enlarge the rounding errors of sums
+TILES_5X5 = 32  # tiles that its weight gradient sums in one go, if there are many channels
 WEIGHT_KC = 256  # output pixels that the weight gradient sums in one go, a block: at most, unless a single row has more
 
 CHUNK = 64  # pixels: their sums are computed, and then bias, relu, ... are applied while the sums are in L1

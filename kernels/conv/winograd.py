@@ -29,6 +29,7 @@ from minidl.kernels.matmul.blocks import LANES, NR
 from minidl.kernels.matmul.product import product_panel
 from minidl.kernels.matmul.tile import lanes, panel_width
 
+from .choice import F4X4_5X5
 from .geometry import LINE, aligned
 from .planes import (
     from_planes,
@@ -44,6 +45,7 @@ from .planes import (
     weight_to_planes,
 )
 from .reference import Pair
+from .sizes import KC_5X5, TILES_5X5
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
@@ -91,7 +93,7 @@ def _convolve_group(
     zeros[:] = 0
     v_row, m_row = row_of(channels), row_of(outputs)
     to_planes(form, False, x, tiles, padding, first, count, v, v_plane, v_row, 0, patch, zeros)
-    columns = panel_width(x)
+    columns, kc = panel_width(x), KC_5X5 if form == F4X4_5X5 else channels
     total = x.shape[0] * tiles[0] * tiles[1]
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
     here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
@@ -104,7 +106,7 @@ def _convolve_group(
             for t in range(0, tall, TALL_MR):
                 tall_tile(channels, False, v, k * v_plane + t * v_row, 1, u, k * u_plane, columns,
                           products, k * m_plane + t * m_row, m_row)  # fmt: skip
-            product_panel(count - tall, min(columns, outputs - o), channels, False,
+            product_panel(count - tall, min(columns, outputs - o), channels, kc, False,
                           v, k * v_plane + tall * v_row, v_row, 1, u, k * u_plane + o * channels, columns,
                           products, k * m_plane + tall * m_row + o, m_row)  # fmt: skip
     from_planes(form, products, m_plane, m_row, tiles, first, count, finish, end, shortcut, patch, y)
@@ -252,12 +254,13 @@ def _gradient_tiles(
 
 @apart_jit
 def _gradient_products(
-    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair,
-    count: int, accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
+    begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair, count: int, kc: int,
+    accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
     """Compute dU[k] (+)= V[k]^T D[k] for begin <= k < end; there are `planes` planes in total.
 
-    Meanwhile, prefetch what the next group of tiles reads: the ranges x_next of x and dy_next of dy.
+    A sum over `count` tiles consists of sums over kc tiles. Meanwhile, prefetch what the next group of tiles reads: the
+    ranges x_next of x and dy_next of dy.
     """
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels), _block(outputs)
@@ -274,9 +277,11 @@ def _gradient_products(
                 some = min(v_block, channels - first)
                 tall = some // TALL_MR * TALL_MR if row == lanes(x) else 0
                 for c in range(0, tall, TALL_MR):
-                    tall_tile_side_by_side(count, accumulate, v, v_at + c, v_block, d, d_at, d_block,
-                                           du, du_at + c * row, row)  # fmt: skip
-                product_panel(some - tall, min(columns, outputs - o), count, accumulate,
+                    for t in range(0, count, kc):
+                        tall_tile_side_by_side(min(kc, count - t), accumulate or t > 0,
+                                               v, v_at + c + t * v_block, v_block, d, d_at + t * d_block, d_block,
+                                               du, du_at + c * row, row)  # fmt: skip
+                product_panel(some - tall, min(columns, outputs - o), count, kc, accumulate,
                               v, v_at + tall, 1, v_block, d, d_at, d_block, du, du_at + tall * row, row)  # fmt: skip
 
 
@@ -296,7 +301,7 @@ def _gradient_part(
         more = min(group, end - first - count)
         x_next = pixels_of(x, first + count, more, total, r - 1 - padding[0])
         _gradient_products(0, n * n, n * n, x, dy, x_next, pixels_of(dy, first + count, more, total, 0),
-                           count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
+                           count, count, first > begin, v, v_plane, d, d_plane, du, du_plane)  # fmt: skip
 
 
 @parallel_jit
@@ -306,6 +311,9 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
     channels, outputs = x.shape[3], dy.shape[3]
     tiles = tiles_of(m, dy.shape[1], dy.shape[2])
     total = x.shape[0] * tiles[0] * tiles[1]
+    if total == 0:
+        dweight[:] = 0
+        return
     parts, group, du_plane, v_plane, d_plane, each = _gradient_sizes(form, channels, outputs, total)
     part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
     memory = aligned(scratch)
@@ -337,7 +345,8 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
                                 own[t * each : (t + 1) * each])  # fmt: skip
             else:
                 # No prefetch, (0, 0): it is not known which thread reads the next tiles, and the images are small.
-                _gradient_products(t, t + 1, n * n, x, dy, (0, 0), (0, 0), count, first > 0,
+                kc = TILES_5X5 if form == F4X4_5X5 else count
+                _gradient_products(t, t + 1, n * n, x, dy, (0, 0), (0, 0), count, kc, first > 0,
                                    shared, v_plane, shared[n * n * v_plane :], d_plane, du, du_plane)  # fmt: skip
 
 

@@ -8,6 +8,8 @@ not full. The bias and relu of a linear layer are applied while the sums are in 
 
 Only this tile has an argument `soon`: for each k it prefetches two cache lines at soon[soon_at + k soon_step], which a
 later tile reads. The CPU does not wait for these lines.
+
+`pieced_tile` sums `kc` products in one go, and adds these sums in c: the rounding error of such a sum is smaller.
 """
 
 from __future__ import annotations
@@ -59,12 +61,47 @@ def product_tile(
     e.one_or_two(width, tile)
 
 
+@instructions
+def pieced_tile(
+    e: Emitter, rows: Value, width: Value, depth: Value, kc: Value, accumulate: Value, a: Value, a_at: Value,
+    a_row: Value, a_step: Value, b: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value,
+) -> None:  # fmt: skip
+    """Compute the same tile, without bias and relu, as a sum of sums over kc products."""
+    builder, a, b, c = e.builder, e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
+    pieces = builder.sdiv(builder.sub(builder.add(depth, kc), e.integer(1)), kc)
+
+    def tile(vectors: int) -> None:
+        numbers = e.row_numbers(rows, MR)
+        rows_of_a, rows_of_c = ([e.at(x, e.times(i, row)) for i in numbers] for x, row in ((a, a_row), (c, c_row)))
+
+        def add_product(sums: Sums, _: Value, a_k: Value, b_k: Value) -> Sums:
+            return e.rank_one(sums, (e.at(row, a_k) for row in rows_of_a), e.columns(e.at(b, b_k), vectors))
+
+        def add_piece(_: Sums, piece: Value, k: Value, a_k: Value, b_k: Value) -> Sums:
+            products = e.smaller(kc, builder.sub(depth, k))
+            sums = e.loop(products, [(a_k, a_step), (b_k, b_step)], e.zeros(MR, vectors), add_product)
+            adds = builder.or_(accumulate, builder.icmp_signed(">", piece, e.integer(0)))
+            e.write(e.plus(sums, adds, rows_of_c, width), rows_of_c, width)
+            return {}
+
+        e.loop(pieces, [(0, kc), (0, e.times(a_step, kc)), (0, e.times(b_step, kc))], {}, add_piece)
+
+    e.one_or_two(width, tile)
+
+
 @apart_jit
 def product_panel(
-    rows: int, width: int, depth: int, accumulate: bool, a: ndarray, a_at: int, a_row: int, a_step: int,
+    rows: int, width: int, depth: int, kc: int, accumulate: bool, a: ndarray, a_at: int, a_row: int, a_step: int,
     b: ndarray, b_at: int, b_step: int, c: ndarray, c_at: int, c_row: int,
 ) -> None:  # fmt: skip
-    """Compute a column of tiles: any number of rows, up to panel_width(a) columns; a, b, c are vectors (one axis)."""
+    """Compute a column of tiles: any number of rows, up to panel_width(a) columns; a, b, c are vectors (one axis).
+
+    kc: the number of products that are summed in one go
+    """
     for i in range(0, rows, MR):
-        product_tile(min(MR, rows - i), width, depth, accumulate, a, a_at + i * a_row, a_row, a_step, b, b_at, b_step,
-                     c, c_at + i * c_row, c_row, False, b, 0, 0, False, b, b_at, 0)  # fmt: skip
+        if depth > kc:
+            pieced_tile(min(MR, rows - i), width, depth, kc, accumulate, a, a_at + i * a_row, a_row, a_step,
+                        b, b_at, b_step, c, c_at + i * c_row, c_row)  # fmt: skip
+        else:
+            product_tile(min(MR, rows - i), width, depth, accumulate, a, a_at + i * a_row, a_row, a_step,
+                         b, b_at, b_step, c, c_at + i * c_row, c_row, False, b, 0, 0, False, b, b_at, 0)  # fmt: skip

@@ -12,25 +12,18 @@ Three choices hold for every kernel:
   different bits in the process that compiled it and in those that loaded it from the cache.
 - The division of a sum into parts depends only on the size of the arrays, never on the number of threads: so the bits
   of the result do not depend on the number of threads either.
-- The name of the cache folder is a hash of this file, every Python file under kernels/, and the target CPU. Numba alone
-  does not notice an edit in a helper that a kernel imports, and would run the old code. Only minidl's kernels use this
-  folder: Numba reads the folder's name when a function is decorated, so the name is set only during that call. The
-  caches of other packages are not affected.
+- The name of the cache folder (kernel_cache.py) is a hash of this file, every Python file under kernels/, and the CPU.
+  So an edit in a helper leads to another folder, and the kernels that import the helper are compiled again.
 """
 
 from __future__ import annotations
 
 import ast
-import fcntl
 import hashlib
 import inspect
 import os
 import platform
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -41,39 +34,6 @@ from typing import Any
 from minidl.engine.environment import isa, prepare
 
 KERNELS = Path(__file__).parents[1] / "kernels"
-UNUSED = 30 * 24 * 3600  # seconds after which the unused cache folder of another version is deleted
-
-
-def _cache_folder() -> str | None:
-    """Return a writable folder for compiled kernels, named by the hash described above; None if there is none."""
-    target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
-    digest = hashlib.sha256(repr(target).encode())
-    root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
-    for file in sorted([*root.rglob("*.py"), Path(__file__)]):
-        digest.update(file.read_bytes())
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    home = Path(chosen or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for base in (home / "minidl", Path(tempfile.gettempdir()) / f"minidl-{os.getuid()}"):
-        folder = base / "kernels" / digest.hexdigest()[:16]
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Compiled code is executed without checks, so a folder that another user owns is not trusted.
-            if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
-                _prune(folder)
-                return str(folder)
-        except OSError:
-            continue
-    return None
-
-
-def _prune(folder: Path) -> None:
-    """Mark the folder as used now, and delete its sibling folders that were not used for a month."""
-    os.utime(folder)
-    for other in folder.parent.iterdir():
-        with suppress(FileNotFoundError):  # another process deleted it first
-            if other.stat().st_mtime < time.time() - UNUSED:
-                shutil.rmtree(other, ignore_errors=True)
-
 
 prepare()
 import numba  # noqa: E402
@@ -83,8 +43,22 @@ from numba.core.base import user_function  # noqa: E402
 from numba.core.registry import cpu_target  # noqa: E402
 from numpy import ndarray as Part  # noqa: E402  # an array of which a function receives one part, see `in_parts`
 
+from minidl.engine.kernel_cache import KernelCache, find_folder  # noqa: E402
+
 numba.config.reload_config()  # if Numba was imported before this module
-_folder = _cache_folder()
+
+
+def _version() -> str:
+    """Return the hash described above."""
+    target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
+    digest = hashlib.sha256(repr(target).encode())
+    root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
+    for file in sorted([*root.rglob("*.py"), Path(__file__)]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+_folder, _refused = find_folder(_version())
 
 
 def _vector_unit() -> tuple[int, int, bool]:
@@ -104,17 +78,8 @@ VECTOR_BYTES, REGISTERS, HAS_FMA = _vector_unit()
 
 
 def _compile(function: Callable[..., Any], parallel: bool, apart: bool) -> Any:
-    config: Any = numba.config
-    before = config.CACHE_DIR
-    config.CACHE_DIR = _folder or before
-    try:
-        kernel = numba.njit(
-            nogil=True, cache=bool(_folder), error_model="numpy", parallel=parallel, no_cfunc_wrapper=True
-        )(function)
-    finally:
-        config.CACHE_DIR = before
-    if _folder:
-        kernel._cache.save_overload = partial(_save, kernel._cache.save_overload)
+    kernel = numba.njit(nogil=True, error_model="numpy", parallel=parallel, no_cfunc_wrapper=True)(function)
+    kernel._cache = KernelCache(function, _folder, _refused)
     kernel.get_call_template = partial(_call_template, kernel, apart)
     if apart:
         _apart[kernel.__module__, kernel.__qualname__] = kernel
@@ -191,19 +156,9 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
     return decorate
 
 
-def _save(save: Callable[..., None], *arguments: Any) -> None:
-    """Save a compiled function under a lock: otherwise two processes could get the same file number from the index."""
-    with suppress(OSError), open(f"{_folder}/lock", "w") as lock:  # if it fails, the next process compiles again
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        save(*arguments)
-
-
 def cached(kernel: Any, signature: tuple[Any, ...]) -> bool:
     """Return whether the cache contains the machine code for arguments of these types."""
-    if not _folder:
-        return False
-    cache = kernel._cache
-    return cache._index_key(signature, kernel.targetctx.codegen()) in cache._cache_file._load_index()
+    return bool(kernel._cache.contains(signature, kernel.targetctx.codegen()))
 
 
 # -- calls between compiled functions ---------------------------------------------------------------------------------
