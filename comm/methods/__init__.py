@@ -1,4 +1,4 @@
-"""The training methods, by name. To add one: a file, a line here (two with servers), and its name in run/config.py."""
+"""The training methods, by name. To add one: a file, which declares its options, and a line here (two with servers)."""
 
 from __future__ import annotations
 

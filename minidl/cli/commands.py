@@ -6,23 +6,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from minidl.cli import arguments
 from minidl.comm.fabric.alone import Alone
 from minidl.comm.fabric.base import Fabric
 from minidl.comm.meter import Meter
 from minidl.errors import CheckpointError, ConfigError
 from minidl.run import checkpoint as files
-from minidl.run.config import FREE, Config, resolve
+from minidl.run.config import resolve
+from minidl.run.config_file import read_toml
 from minidl.run.evaluation import evaluate
 from minidl.run.folder import RunFolder, read_options, read_run, result_of
-from minidl.run.options import read_toml
 from minidl.run.signals import Signals
 from minidl.training import local_snapshots
 from minidl.training.output import parameter_count, reopen
 from minidl.training.resume import restore
 from minidl.training.session import Session, prepare
 from minidl.training.trainer import Entry
-
-TESTING = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # allowed with --evaluate of a run
 
 
 def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None) -> Entry | None:
@@ -31,8 +30,7 @@ def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = 
     Raises ConfigError if the options contradict each other, and the MinidlErrors of the command that they select.
     """
     fabric = fabric or Alone(Meter(trace=bool(given.get("trace"))))
-    if sum(bool(given.get(name)) for name in ("out", "resume", "evaluate")) > 1:
-        raise ConfigError("give only one of --out, --resume and --evaluate: each selects what this command works on")
+    arguments.check(given)
     if given.get("resume"):
         return resume(given, signals, fabric)
     if given.get("evaluate"):
@@ -56,9 +54,6 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
 
     A finished run is not trained again: its result is returned.
     """
-    for name in given:
-        if name not in (*FREE, "resume", "json", "quiet", "trace"):
-            raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --resume: the run keeps its options")
     folder = Path(given["resume"])
     if result := result_of(folder):
         return result
@@ -89,10 +84,8 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     """Test the weights that --evaluate names on the test images; return their scores."""
     weights, run_options = find_weights(Path(given["evaluate"]))
     if run_options:
-        for name in given:
-            if name not in TESTING:  # another seed, for example, would test on training images
-                raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --evaluate of a run: "
-                                  "it is tested with the options of its training")  # fmt: skip
+        # Another seed, for example, would test on training images.
+        arguments.allow(given, arguments.OF_A_RUN, "--evaluate of a run: it is tested with the options of its training")
     config = resolve(run_options, _config_file(given), given)
     dataset, model = prepare(config)
     try:
@@ -138,4 +131,4 @@ def find_weights(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _config_file(given: Mapping[str, Any]) -> dict[str, Any]:
-    return read_toml(Config, given["config"]) if given.get("config") else {}
+    return read_toml(given["config"]) if given.get("config") else {}

@@ -1,6 +1,6 @@
 """The folder of a run.
 
-    RUN/config.toml        every option: `--config RUN/config.toml` repeats the run
+    RUN/config.toml        the options: `--config RUN/config.toml` repeats the run
     RUN/metrics.jsonl      one line for each epoch, and for some of the steps
     RUN/checkpoints/       see checkpoint.py
     RUN/model.safetensors  the weights whose test accuracy is reported; written when the run has finished
@@ -21,10 +21,10 @@ from shlex import quote
 from typing import Any
 
 from minidl.errors import CheckpointError, ConfigError, MinidlError
-from minidl.run.config import Config
-from minidl.run.options import options, read_toml, to_toml
+from minidl.run.config import Config, resolve
+from minidl.run.config_file import read_toml, saved, to_toml
 
-HEAD = "# Every option of a run. To repeat the run: `python -m minidl.train --config FILE`\n\n"
+HEAD = "# The options of a run. To repeat the run: `python -m minidl.train --config FILE`\n\n"
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 
@@ -146,8 +146,8 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
 
 def read_options(path: Path) -> dict[str, Any]:
     """Return the options in a run's config.toml. Raises CheckpointError if some are missing, ConfigError if invalid."""
-    given = read_toml(Config, path)
-    missing = [name for name, entry in options(Config).items() if entry.saved and name not in given]
+    given = read_toml(path)
+    missing = [name for name in saved(resolve(given)) if name not in given]
     if missing:
         raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing)}; "
                               "begin a new run with another --out")  # fmt: skip

@@ -13,8 +13,8 @@ import numpy as np
 from minidl.errors import CheckpointError
 from minidl.nn import random_state, set_random_state
 from minidl.run.checkpoint import Checkpoint
-from minidl.run.config import FREE, Config, resolve
-from minidl.run.options import from_toml, options, to_toml
+from minidl.run.config import FREE, resolve
+from minidl.run.config_file import from_toml, saved, to_toml
 from minidl.run.progress import BEST, Progress
 from minidl.training.replica_state import ReplicaState, mean, restore_replica
 from minidl.training.trainer import Trainer
@@ -75,11 +75,11 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
             raise KeyError("progress")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint is from another version of minidl: {error} is not as expected") from None
-    then = resolve(from_toml(Config, before))
-    now = asdict(trainer.config)
-    for name, value in asdict(then).items():
-        if name not in FREE and options(Config)[name].saved and value != now[name]:
-            raise CheckpointError(f"the checkpoint was made with {name} = {value!r}, not {now[name]!r}")
+    then, now = resolve(from_toml(before)), trainer.config
+    for name in saved(then) | saved(now):
+        was, is_now = getattr(then, name), getattr(now, name)
+        if name not in FREE and was != is_now:
+            raise CheckpointError(f"the checkpoint was made with {name} = {was!r}, not {is_now!r}")
     if layout != trainer.engine.arena.layout_hash:
         raise CheckpointError("the checkpoint is from a model with another layout of parameters")
     trainer.progress = Progress(**progress)
