@@ -311,7 +311,7 @@ ABOUT = {
     "adamw": "Adam with decoupled weight decay (Loshchilov and Hutter 2019)",
     "lars": "SGD with momentum and a rate for each layer, for large batches (You, Gitman, Ginsburg 2017)",
 }
-OPTIONS: dict[str, dict[str, dict[str, object]]] = {
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "sgd": {"momentum": {"default": 0.9, "min": 0, "below": 1, "help": "fraction of the previous update that is kept"}},
     "nesterov": {"momentum": {"like": "sgd"}},
     "sgdw": {"momentum": {"like": "sgd"}},

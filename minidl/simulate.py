@@ -24,13 +24,14 @@ from minidl.run.signals import Signals, Stopped
 
 DESCRIPTION = "Train a neural network on a simulated cluster, with a virtual clock."
 EXAMPLES = """
-clusters that come with minidl: uniform, two-racks, stragglers; or write your own (see comm/cluster.py)
+clusters that come with minidl: uniform, two-racks, stragglers; or write your own
+(see comm/cluster.py)
 
 examples:
   python -m minidl.simulate --ranks 16
   python -m minidl.simulate --cluster two-racks --ranks 8 --method gossip --period 4
   python -m minidl.simulate --cluster mine.toml --measure --data mnist --model lenet
-  python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --model lenet --steps 100
+  python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --steps 100
 """
 # Options of training that do not apply: a simulation is one process and cannot be resumed.
 LEFT_OUT = ("workers", "keep", "stall", "reduce", "resume", "evaluate")

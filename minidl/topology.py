@@ -17,8 +17,9 @@ from minidl.run.options import HelpWanted, Limits, option, parse
 
 DESCRIPTION = "Print and draw a topology: which replica reads from which in each round, and how fast all agree."
 EXAMPLES = """
-NAME: ring, torus, torus:ROWSxCOLUMNS, complete, star, hypercube, exponential, one-peer-exponential, base-N, matching,
-uniform, hierarchical, file:PATH (an edge list, or NetworkX's node-link .json or .graphml). REPLICAS: how many.
+NAME: ring, torus, torus:RxC, complete, star, hypercube, exponential,
+one-peer-exponential, base-K, matching, uniform, hierarchical, file:PATH (an edge
+list, or NetworkX's node-link .json or .graphml). REPLICAS: how many.
 
 examples:
   python -m minidl.topology ring 8

@@ -28,7 +28,7 @@ EXAMPLES = """
 examples:
   python -m minidl.train
   python -m minidl.train --data mnist --validation 0.1
-  python -m minidl.train --data my.npz --model mlp --optimizer adamw --lr 3e-4 --out runs/mine
+  python -m minidl.train --data my.npz --model mlp --optimizer adamw --out runs/mine
   python -m minidl.train --resume runs/mine
   python -m minidl.train --config runs/mine/config.toml --seed 1
   python -m minidl.train --evaluate runs/mine --json

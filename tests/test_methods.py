@@ -16,7 +16,7 @@ from minidl.comm.methods.dpsgd import DPSGD
 from minidl.comm.topology import build
 from minidl.errors import ConfigError
 from minidl.program.replay import Gradient
-from minidl.run.config import METHODS
+from minidl.comm.methods import METHODS
 
 MOMENTUM: dict[str, Any] = dict(momentum=0.9, weight_decay=1e-2)
 

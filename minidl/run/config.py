@@ -234,7 +234,7 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     known = options(Config)
     chosen = {name: known[name].check(given.get(name, known[name].default)) for name in CHOOSERS}
-    return {name: entry.default for name, entry in options_of(chosen).items()} | given
+    return {name: entry.default for name, entry in options_of(chosen).items()} | dict(given)
 
 
 # Layers.
@@ -270,7 +270,7 @@ def resolve(*layers: Mapping[str, Any]) -> Config:
 
 def _with_presets(given: Mapping[str, Any]) -> dict[str, Any]:
     values = complete(given)
-    return values | preset(values) | given
+    return values | preset(values) | dict(given)
 
 
 def _outdated(given: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:

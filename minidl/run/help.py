@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from minidl.errors import ConfigError, nearest, report
@@ -56,7 +57,7 @@ def page(command: Command, topic: str = "") -> str:
 def plain_page(usage: str, config: type, description: str, examples: str) -> str:
     """Return the page of a command with few options."""
     lines = [line for entry in options(config).values() for line in _line(entry)]
-    return "\n".join([f"usage: {usage}", "", description, "", "options", *lines, examples.rstrip()])
+    return "\n".join([f"usage: {usage}", "", *_wrapped(description), "", "options", *lines, examples.rstrip()])
 
 
 def show(command: Command, topic: str) -> int:
@@ -73,7 +74,8 @@ def show(command: Command, topic: str) -> int:
 def _all(command: Command) -> Iterator[str]:
     known = _current(options(command.config))
     yield f"usage: {command.program} [options]"
-    yield f"       {command.program} --help NAME     about a topic, an option, a model, an optimizer or a method"
+    yield f"       {command.program} --help NAME"
+    yield from _wrapped("NAME: one of the topics below, or an option, a model, an optimizer or a method", " " * 7)
     yield from ("", *_wrapped(command.description))
     yield from ("", "most used")
     for name in MOST_USED:
@@ -136,9 +138,11 @@ def _option(known: Mapping[str, Option], entry: Option) -> Iterator[str]:
         yield from _details(_current(known)[entry.name])
     seen: dict[tuple[str, ...], list[str]] = {}
     for name in names:
-        seen.setdefault(tuple(_details(declared.choices(entry.group)[name].options[entry.name])), []).append(name)
+        own = declared.choices(entry.group)[name].options[entry.name]
+        condition = "".join(f" with --{other} {needed}" for other, needed in own.needs.items())
+        seen.setdefault(tuple(_details(replace(own, needs={}))), []).append(name + condition)
     for lines, those in seen.items():
-        yield from (f"--{entry.group} {', '.join(those)}:", *lines)
+        yield from (f"for --{entry.group} {', '.join(those)}:", *lines)
 
 
 def _common(known: Mapping[str, Option], group: str) -> list[Option]:
@@ -204,11 +208,7 @@ def _current(known: Mapping[str, Option]) -> dict[str, Option]:
     """Return the options with the defaults of a run without options."""
     config: Config = resolve({})
     defaults = {name: value for name, value in vars(config).items() if value is not None and name != "data_dir"}
-    return {name: _with_default(entry, defaults.get(name, entry.default)) for name, entry in known.items()}
-
-
-def _with_default(entry: Option, default: Any) -> Option:
-    return Option(**{**vars(entry), "default": default})
+    return {name: replace(entry, default=defaults.get(name, entry.default)) for name, entry in known.items()}
 
 
 def _row(left: str, text: str) -> Iterator[str]:

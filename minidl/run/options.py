@@ -177,7 +177,7 @@ def option(default: Any, help: str, *, group: str, **more: Any) -> Any:
     """
     if not isinstance(more.get("choices", {}), Mapping):
         more["choices"] = dict.fromkeys(more["choices"], "")
-    plain = dict(choices={}, limits=None, saved=True, needs={}, instead_of="")
+    plain: dict[str, Any] = dict(choices={}, limits=None, saved=True, needs={}, instead_of="")
     return field(default=default, metadata=plain | dict(help=help, group=group) | more)
 
 
