@@ -1,4 +1,4 @@
-"""The training methods, by name. To add one: a file, which declares its options, and a line here (two with servers)."""
+"""The training methods, by name. A new one needs a file with its options, and a line here (with servers: two)."""
 
 from __future__ import annotations
 
