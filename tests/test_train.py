@@ -53,7 +53,8 @@ def test_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json"]  # fmt: skip
     assert files.steps(folder / "checkpoints") == [12, 18]
     config = tomllib.loads((folder / "config.toml").read_text())
-    assert config["momentum"] == 0.9 and config["epochs"] == 3 and "json" not in config
+    assert config["optimizer"]["sgd"] == {"momentum": 0.9} and config["training"]["epochs"] == 3
+    assert "command" not in config and "gossip" not in config["method"]
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in entries] == [6, 12, 18]
     assert entries[-1]["loss"] < entries[0]["loss"] and entries[-1]["accuracy"] > entries[0]["accuracy"]

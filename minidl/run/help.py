@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from minidl.errors import ConfigError, nearest, report
 from minidl.run import declared
 from minidl.run.config import CHOOSERS, GROUPS, Config, resolve, takers
-from minidl.run.hints import shown
+from minidl.run.hints import meant, shown
 from minidl.run.options import Option, options
 from minidl.run.presets import PRESETS
 
@@ -48,9 +48,11 @@ def page(command: Command, topic: str = "") -> str:
     elif others := [entry for entry in known.values() if word == entry.name or topic in entry.choices]:
         lines = _option(known, others[0])
     else:
-        topics = [*GROUPS, *(name for chooser in CHOOSERS for name in declared.choices(chooser)), *known]
-        raise ConfigError(f"--help: unknown topic {shown(topic)}.{nearest(topic, topics)} Expected one of "
-                          f"{', '.join(GROUPS)}, an option, a model, an optimizer or a method")  # fmt: skip
+        topics = [*GROUPS, *(name for chooser in CHOOSERS for name in declared.choices(chooser))]
+        other = meant(topic, {entry.words: entry.choices for entry in known.values()})
+        hint = nearest(topic, topics) or (f" Did you mean '{other}'?" if other else "")
+        raise ConfigError(f"--help: unknown topic {shown(topic)}.{hint} Expected one of {', '.join(GROUPS)}, or an "
+                          "option, a model, an optimizer or a method")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -66,8 +68,10 @@ def show(command: Command, topic: str) -> int:
         print(page(command, topic), flush=True)
     except ConfigError as error:
         return report(str(error))
-    except BrokenPipeError:  # --help | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest when it exits
+        if not isinstance(error, BrokenPipeError):  # as with --help | head
+            return report(f"cannot print this page: {error.strerror}")
     return 0
 
 

@@ -84,7 +84,7 @@ def unknown_option(word: str, known: Mapping[str, Collection[str]]) -> ConfigErr
     if not name.startswith("-") or not name.strip("-"):
         return ConfigError(f"unexpected argument {shown(word)}: every option begins with --; see --help")
     bare = name.strip("-").replace("_", "-").lower()
-    if meant := _meant(bare, known):
+    if meant := meant(bare, known):
         return ConfigError(f"unknown option {text}. Did you mean '{meant}'? --help lists all options")
     for names, reason in REASONS.items():
         if bare in names.split():
@@ -92,7 +92,7 @@ def unknown_option(word: str, known: Mapping[str, Collection[str]]) -> ConfigErr
     return ConfigError(f"unknown option {text}; --help lists all options")
 
 
-def _meant(bare: str, known: Mapping[str, Collection[str]]) -> str:
+def meant(bare: str, known: Mapping[str, Collection[str]]) -> str:
     """Return the option that is probably meant, such as --lr for learning-rate, or ""."""
     if bare in known:
         return "--" + bare
