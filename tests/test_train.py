@@ -163,7 +163,7 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("--data digits --warmup 99999", "warm-up of 99999 steps"),
     ("--data synthetic:96x2x2x1:4 --model vgg", "vgg"),
     ("--data synthetic:96x4x4x1:4 --model mlp --out run", "holds another run: --resume"),
-    ("--data synthetic:96x4x4x1:4 --model mlp --out file", "File exists: file"),
+    ("--data synthetic:96x4x4x1:4 --model mlp --out file", "--out file is a file: expected a folder"),
     ("--data synthetic:96x4x4x1:4 --model mlp --out file/run", "Not a directory"),
     ("--resume none", "holds no run"),
     ("--resume folder", "holds no run"),

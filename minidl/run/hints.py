@@ -84,8 +84,8 @@ def unknown_option(word: str, known: Mapping[str, Collection[str]]) -> ConfigErr
     if not name.startswith("-") or not name.strip("-"):
         return ConfigError(f"unexpected argument {shown(word)}: every option begins with --; see --help")
     bare = name.strip("-").replace("_", "-").lower()
-    if meant := meant(bare, known):
-        return ConfigError(f"unknown option {text}. Did you mean '{meant}'? --help lists all options")
+    if other := meant(bare, known):
+        return ConfigError(f"unknown option {text}. Did you mean '{other}'? --help lists all options")
     for names, reason in REASONS.items():
         if bare in names.split():
             return ConfigError(f"unknown option {text}: {reason}")
