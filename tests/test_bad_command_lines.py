@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minidl import simulate, train
+from minidl.cli.arguments import check
+from minidl.errors import ConfigError
+from minidl.run.config import Config, resolve
+from minidl.run.help import page
+from minidl.run.hints import ALIASES, REASONS
+from minidl.run.options import HelpWanted, options, parse
 
 # A command line, and a part of the message.
 TRAIN = [
@@ -199,3 +208,26 @@ def test_train(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(("line", "words"), SIMULATE)
 def test_simulate(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     refuse(shlex.split(line), words, simulate, capsys)
+
+
+WORDS = st.one_of(
+    st.sampled_from(["--" + entry.words for entry in options(Config).values()]),
+    st.sampled_from(["--" + name for names in (*ALIASES, *REASONS) for name in names.split()]),
+    st.sampled_from([choice for entry in options(Config).values() for choice in entry.choices]),
+    st.sampled_from(["0", "1", "-1", "0.5", "1e400", "nan", "--", "-", "", "=", "--=", "9" * 400, "\udcff", "\0"]),
+    st.text(max_size=8),
+    st.text(max_size=4).map("--{}".format),
+)
+
+
+@given(st.lists(WORDS, max_size=6))
+def test_any_words_are_options_or_an_error_of_one_line(words: list[str]) -> None:
+    try:
+        given_options = parse(Config, words)
+        check(given_options)
+        resolve(given_options)
+    except HelpWanted as wanted:
+        with suppress(ConfigError):
+            assert max(map(len, page(train.COMMAND, wanted.topic).splitlines())) <= 100
+    except ConfigError as error:
+        assert len(" ".join(str(error).split())) < 900

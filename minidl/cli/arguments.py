@@ -16,7 +16,7 @@ TARGETS = {"out": "begins a run", "resume": "continues a run", "evaluate": "test
 
 
 def check(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError if options exclude each other, or if --out is a file."""
+    """Raise ConfigError if options exclude each other, or if a path is obviously wrong."""
     targets = [name for name in TARGETS if name in given]
     if len(targets) > 1:
         each = ", ".join(f"--{name} {TARGETS[name]}" for name in targets)
@@ -28,6 +28,9 @@ def check(given: Mapping[str, Any]) -> None:
     out = given.get("out", "")
     if out and os.path.lexists(out) and not os.path.isdir(out):
         raise ConfigError(f"--out {out} is a file: expected a folder, which is created if it does not exist")
+    data = given.get("data", "")
+    if data.endswith(".npz") and not os.path.exists(os.path.expanduser(data)):
+        raise ConfigError(f"--data {data}: there is no such file")
 
 
 def allow(given: Mapping[str, Any], names: tuple[str, ...], reason: str) -> None:

@@ -38,6 +38,7 @@ class Session:
     """
 
     def __init__(self, config: Config, signals: Signals, fabric: Fabric) -> None:
+        method(config.method).needs(1, config)  # a single replica, too, refuses options that contradict each other
         kind = method(config.method) if fabric.size > 1 else Local
         fabric.replicas = kind.roles(fabric.size).replicas
         if not fabric.replicas:

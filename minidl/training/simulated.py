@@ -68,6 +68,7 @@ class SimulatedRun:
     """A run of all replicas of a virtual cluster, from the first step to the result."""
 
     def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
+        method(config.method).needs(1, config)  # a single replica, too, refuses options that contradict each other
         kind = method(config.method) if ranks > 1 else Local
         roles = kind.roles(ranks)
         if not roles.replicas:
