@@ -20,7 +20,7 @@ def check(given: Mapping[str, Any]) -> None:
     targets = [name for name in TARGETS if name in given]
     if len(targets) > 1:
         each = ", ".join(f"--{name} {TARGETS[name]}" for name in targets)
-        raise ConfigError(f"give only one of --{' and --'.join(targets)}: {each}")
+        raise ConfigError(f"give only one of these: {each}")
     if "resume" in given:
         allow(given, WITH_RESUME, "--resume: the run keeps its options")
     if "evaluate" in given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -84,10 +85,12 @@ def unknown_option(word: str, known: Mapping[str, Collection[str]]) -> ConfigErr
     if not name.startswith("-") or not name.strip("-"):
         return ConfigError(f"unexpected argument {shown(word)}: every option begins with --; see --help")
     bare = name.strip("-").replace("_", "-").lower()
+    if " " in bare and bare.partition(" ")[0] in known:
+        return ConfigError(f"unknown option {shown(name)}: the option and its value are separate words, without quotes")
     if other := meant(bare, known):
         return ConfigError(f"unknown option {text}. Did you mean '{other}'? --help lists all options")
     for names, reason in REASONS.items():
-        if bare in names.split():
+        if bare in names.split() and set(re.findall("--([a-z]+)", reason)) <= known.keys():
             return ConfigError(f"unknown option {text}: {reason}")
     return ConfigError(f"unknown option {text}; --help lists all options")
 
@@ -96,6 +99,8 @@ def meant(bare: str, known: Mapping[str, Collection[str]]) -> str:
     """Return the option that is probably meant, such as --lr for learning-rate, or ""."""
     if bare in known:
         return "--" + bare
+    if bare in ("h", "help", "?", "usage"):
+        return "--help"
     for names, others in ALIASES.items():
         found = ["--" + other for other in others if other in known]
         if bare in names.split() and found:

@@ -23,9 +23,9 @@ from minidl.run.hints import shown, unknown_option
 LARGEST = 2**53  # whole numbers up to this one are exact in float64, which statistics use
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text",
          tuple: "names separated by commas"}  # fmt: skip
-# A choice with capital letters is a form: torus:RxC allows torus:2x3. A word in capitals stands for a whole number,
-# except for these.
-WORDS = {"PATH": ".+", "FILE": ".+", "ALPHA": "[0-9.]+(e[+-]?[0-9]+)?"}
+# A choice with capital letters is a form: torus:RxC allows torus:2x3. A word in capitals stands for a whole number of 1
+# or more, except for these. ALPHA is a number above 0.
+WORDS = {"PATH": ".+", "FILE": ".+", "ALPHA": "(?=[0.]*[1-9])[0-9]*[.]?[0-9]+(e[+-]?[0-9]+)?"}
 
 
 class Limits(NamedTuple):
@@ -139,7 +139,7 @@ class Option:
             if beginning and beginning != choice and word.startswith(beginning):
                 raise ConfigError(f"{self.words}: {shown(word)} is not of the form {choice}")
         plain = [choice for choice in self.choices if choice == choice.lower()]
-        raise ConfigError(f"unknown {self.words} {shown(word)}.{nearest(word, plain)} "
+        raise ConfigError(f"unknown {self.words} {shown(word)}.{nearest(word.strip().lower(), plain)} "
                           f"Known: {', '.join(self.choices)}")  # fmt: skip
 
     def _wrong(self, value: Any) -> ConfigError:
@@ -151,7 +151,7 @@ def matches(choice: str, value: Any) -> bool:
     """Return whether a value is this choice, or has its form: matches("torus:RxC", "torus:2x3")."""
     if value == choice or not isinstance(value, str) or choice == choice.lower():
         return value == choice and choice == choice.lower()
-    pattern = re.sub("[A-Z]+", lambda word: WORDS.get(word[0], "[0-9]+"), re.escape(choice))
+    pattern = re.sub("[A-Z]+", lambda word: WORDS.get(word[0], "0*[1-9][0-9]*"), re.escape(choice))
     return re.fullmatch(pattern, value, re.DOTALL) is not None
 
 
@@ -243,8 +243,8 @@ def parse(config: type, argv: Sequence[str]) -> dict[str, Any]:
 
 def _find_help(argv: Sequence[str]) -> None:
     for number, word in enumerate(argv):
-        if word.startswith("--help="):
-            raise HelpWanted(word.removeprefix("--help="))
+        if word.startswith(("--help=", "-h=")):
+            raise HelpWanted(word.partition("=")[2])
         if word in ("--help", "-h"):
             after = argv[number + 1] if number + 1 < len(argv) else ""
             raise HelpWanted("" if after.startswith("-") else after)

@@ -68,8 +68,10 @@ class SimulatedRun:
     """A run of all replicas of a virtual cluster, from the first step to the result."""
 
     def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
-        method(config.method).needs(1, config)  # a single replica, too, refuses options that contradict each other
-        kind = method(config.method) if ranks > 1 else Local
+        kind = method(config.method)
+        kind.needs(1, config)  # a single replica, too, refuses options that contradict each other
+        kind.roles(ranks)
+        kind = kind if ranks > 1 else Local
         roles = kind.roles(ranks)
         if not roles.replicas:
             raise ConfigError(f"no replicas: of {ranks} ranks, method {config.method} needs {kind.servers} as servers")
