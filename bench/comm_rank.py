@@ -192,7 +192,7 @@ def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
     from minidl.run.config import resolve
     from minidl.run.folder import RunFolder
 
-    given = parse(Config, [*options["argv"], "--quiet", "--out", options["results"] + "/run"], "bench")
+    given = parse(Config, [*options["argv"], "--quiet", "--out", options["results"] + "/run"])
     with Signals() as signals:
         fabric: Fabric | None = job.join(given) if job else None
         if fabric is None:

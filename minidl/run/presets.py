@@ -15,7 +15,7 @@ PRESETS: tuple[Row, ...] = (
     ({"data": "digits"}, dict(epochs=15, batch_size=32)),
     ({"data": "mnist"}, dict(epochs=10, batch_size=64)),
     ({"data": "fashion-mnist"}, dict(epochs=15, batch_size=64, augment=("flip",))),
-    ({"data": "cifar10"}, dict(epochs=30, batch_size=128, augment=("pad-crop", "flip"))),
+    ({"data": "cifar10"}, dict(epochs=60, batch_size=128, augment=("pad-crop", "flip"))),
     # Without normalisation a large rate kills ReLUs in the first steps: a lower one, approached slowly.
     ({"model": "vgg"}, dict(lr=0.02, schedule="one-cycle")),
     *[({"model": model}, dict(lr=0.1)) for model in ("resnet20", "resnet32")],
