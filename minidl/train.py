@@ -94,7 +94,7 @@ def read_config(given: Mapping[str, Any]) -> Config:
 def processes(config: Config) -> int:
     """Return the number of processes to start: replicas and servers."""
     workers = config.workers or number("MINIDL_WORKERS") or min(2, len(os.sched_getaffinity(0)))
-    return workers + (0 if config.evaluate else SERVERS.get(config.method, 0))
+    return workers + SERVERS.get(config.method, 0)
 
 
 def _error(message: str, job: Job | None = None) -> int:

@@ -146,6 +146,30 @@ def test_any_choice_takes_its_own_options_and_refuses_others(draw: st.DataObject
         assert from_toml(to_toml(config)).keys() >= {name}
 
 
+def test_a_method_is_a_file_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is not imported: it would raise an error."""
+    (tmp_path / "toys").mkdir()
+    (tmp_path / "toys" / "__init__.py").write_text('METHODS = {\n    "swap": "swap.Swap",\n}\n')
+    (tmp_path / "toys" / "swap.py").write_text(
+        '"""Swaps models.\n\n    x <- y\n\nSee Doe (ICML 2020). It is slow.\n"""\n\n'
+        'OPTIONS = {\n    "chance": {"default": 0.5, "min": 0, "max": 1, "help": "probability"},\n}\n1 / 0\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(declared, "METHODS", "toys")
+    found = declared.choices.__wrapped__("method")
+    assert list(found) == ["swap"] and found["swap"][:2] == ("Swaps models.", "See Doe (ICML 2020).")
+    option = found["swap"].options["chance"]
+    assert (option.kind, option.default, option.group) == (float, 0.5, "method.swap")
+    with pytest.raises(ConfigError, match="chance: expected a number between 0 and 1, got 2"):
+        option.check(2.0)
+
+
+def test_every_declared_option_is_used(root: Path) -> None:
+    code = "".join(file.read_text() for folder in ("comm", "minidl") for file in (root / folder).rglob("*.py"))
+    for name in options(Config):
+        assert re.search(rf"""config\.{name}\b|given(\.get\(|\[)"{name}"|args\.{name}\b""", code), name
+
+
 def test_declared_options_are_well_formed() -> None:
     kinds: dict[str, type] = {}
     common = options_of(complete({"method": "local", "optimizer": "adam", "model": "mlp"}))

@@ -255,6 +255,8 @@ def resolve(*layers: Mapping[str, Any]) -> Config:
             outdated = _outdated(given, new)
             given = {name: value for name, value in given.items() if name not in outdated} | new
             values = _with_presets(given)
+            for name in new.keys() & options_of(values).keys():
+                options_of(values)[name].check(new[name])
         except ConfigError as error:
             raise ConfigError(source + str(error)) from None
         refused |= {name: source for name in new if no_effect(name, values)}
