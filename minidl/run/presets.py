@@ -19,8 +19,8 @@ PRESETS: tuple[Row, ...] = (
     # VGG has no normalisation: on MNIST it diverges with 0.05 and without a rise of the rate (in step 22).
     ({"model": "vgg"}, dict(lr=0.02, schedule="one-cycle")),
     ({"model": "resnet20"}, dict(lr=0.1)),
-    # Deep networks need a low rate in the first steps (He et al. 2016, 4.2). Without clipping, the loss of ResNet-110 on
-    # the digits rises to 14 before it falls; with clipping, it falls from the first steps on.
+    # Deep networks need a low rate in the first steps (He et al. 2016, 4.2). On the digits, 150 steps: without clipping
+    # the loss of ResNet-110 first rises (to 14 with lr 0.05), and ends at 1; with clipping it falls steadily, to 0.05.
     *[({"model": f"resnet{depth}"}, dict(lr=0.1, schedule="one-cycle", clip=1.0)) for depth in (32, 44, 56, 110)],
     ({"optimizer": "adam"}, dict(lr=1e-3, weight_decay=0.0)),
     ({"optimizer": "adamw"}, dict(lr=1e-3, weight_decay=0.05)),
