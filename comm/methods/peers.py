@@ -41,7 +41,7 @@ OPTIONS = {
         "help": "probability of an exchange within the node",
     },
 }
-Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None if no other replica trains
+Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None if there is none to choose from
 
 
 def present(fabric: Fabric) -> np.ndarray:
