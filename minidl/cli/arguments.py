@@ -28,6 +28,10 @@ def check(given: Mapping[str, Any]) -> None:
     out = given.get("out", "")
     if out and os.path.lexists(out) and not os.path.isdir(out):
         raise ConfigError(f"--out {out} is a file: expected a folder, which is created if it does not exist")
+    weights = given.get("evaluate", "")
+    if weights and not os.path.exists(weights):
+        raise ConfigError(f"--evaluate {weights} does not exist: expected a run folder, a checkpoint or a .safetensors "
+                          "file")  # fmt: skip
     data = given.get("data", "")
     if data.endswith(".npz") and not os.path.exists(os.path.expanduser(data)):
         raise ConfigError(f"--data {data}: there is no such file")
