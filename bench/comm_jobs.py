@@ -144,7 +144,7 @@ def simulated(ranks: int, argv: Sequence[str]) -> Found:
     from minidl.training.simulated import SimulatedRun
 
     with tempfile.TemporaryDirectory() as folder, Signals() as signals:
-        config = resolve(parse(Config, [*argv, "--quiet", "--out", f"{folder}/run"], "bench"))
+        config = resolve(parse(Config, [*argv, "--quiet", "--out", f"{folder}/run"]))
         session = SimulatedRun(config, load("uniform"), ranks, signals)
         recorders = [StepRecorder(trainer) for trainer in session.trainers]
         with RunFolder.create(session.config) as run:

@@ -56,7 +56,7 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
     from minidl.comm.mailbox import _copy
     from minidl.engine.device import Device, aligned
 
-    fabric, elements = job.join({}), int(options["bytes"]) // 4
+    fabric, elements = job.join(Config()), int(options["bytes"]) // 4
     fabric.join(Needs(elements=elements, publish=True), "handoff")
     launch.settle()
     theta, other, mix = aligned(elements, np.float32), aligned(elements, np.float32), Device("cpu").mix.mix
@@ -109,7 +109,7 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
     Every vector has a checksum, which the reader verifies twice. options: elements (maximum of a vector), exchanges
     (total of all ranks).
     """
-    fabric, elements = job.join({}), int(options["elements"])
+    fabric, elements = job.join(Config()), int(options["elements"])
     fabric.join(Needs(elements=elements, mail=3, publish=True), "torn")
     random = np.random.default_rng(fabric.rank)
     table = random.integers(0, 2**31, 16 * elements, np.int32).view(np.float32)
@@ -192,15 +192,15 @@ def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
     from minidl.run.config import resolve
     from minidl.run.folder import RunFolder
 
-    given = parse(Config, [*options["argv"], "--quiet", "--out", options["results"] + "/run"], "bench")
+    config = resolve(parse(Config, [*options["argv"], "--quiet", "--out", options["results"] + "/run"]))
     with Signals() as signals:
-        fabric: Fabric | None = job.join(given) if job else None
+        fabric: Fabric | None = job.join(config) if job else None
         if fabric is None:
             from minidl.comm.fabric.alone import Alone
             from minidl.comm.meter import Meter
 
             fabric = Alone(Meter())
-        session = TimedSession(resolve(given), signals, fabric)
+        session = TimedSession(config, signals, fabric)
         session.recorder = recorder = StepRecorder(session.trainer, options.get("every", 0))
         with session.output.opened(lambda: RunFolder.create(session.config)):
             summary = session.train()

@@ -40,9 +40,10 @@ class Engine:
 
     def __init__(self, model: Module, config: Config) -> None:
         self.model, self.config = model, config
+        own = {name: getattr(config, name) for name in optim.OPTIONS[config.optimizer]}
         self.optimizer = optim.build(
-            config.optimizer, model, config.lr, config.momentum, config.weight_decay, config.clip or None
-        )
+            config.optimizer, model, config.lr, config.weight_decay, config.clip or None, **own
+        )  # fmt: skip
         workspace = Workspace()
         self.gradient = Gradient(model, self.loss, workspace=workspace, also=self.optimizer.kernels())
         self.prediction = Prediction(model, workspace=workspace)

@@ -74,5 +74,5 @@ def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     """Return " Did you mean 'lenet'?" with the known word most similar to `word`, or "" if none is similar."""
     from difflib import get_close_matches
 
-    match = get_close_matches(word[:100], known, n=1, cutoff=0.5)
+    match = get_close_matches(word[:100], known, n=1, cutoff=0.6)
     return f" Did you mean {match[0]!r}?" if match else ""

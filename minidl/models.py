@@ -125,6 +125,33 @@ def resnet(input_shape: Shape = (32, 32, 3), classes: int = 10, depth: int = 20)
     return ResNet(input_shape, classes, depth)
 
 
+# What the command line offers (see run/declared.py).
+ABOUT = {
+    "mlp": "three linear layers with ReLU between them, 512 wide",
+    "lenet": "two 5x5 convolutions with pooling, two linear layers (after LeCun et al. 1998; wider)",
+    "vgg": "three stages of two 3x3 convolutions each, without normalisation (Simonyan and Zisserman 2015)",
+    "resnet20": "a residual network with batch norm and 20 layers (He et al. 2016)",
+    "resnet32": "the same with 32 layers",
+    "resnet44": "the same with 44 layers",
+    "resnet56": "the same with 56 layers",
+    "resnet110": "the same with 110 layers",
+}
+OPTIONS: dict[str, dict[str, dict[str, object]]] = {
+    "mlp": {},
+    "lenet": {
+        "conv": {
+            "default": "auto",
+            "choices": {"auto": "Winograd's method where it is faster", "direct": "never; smaller rounding errors"},
+            "help": "how convolutions are computed",
+        }
+    },
+    "vgg": {"conv": {"like": "lenet"}},
+    "resnet20": {"conv": {"like": "lenet"}},
+    "resnet32": {"conv": {"like": "lenet"}},
+    "resnet44": {"conv": {"like": "lenet"}},
+    "resnet56": {"conv": {"like": "lenet"}},
+    "resnet110": {"conv": {"like": "lenet"}},
+}
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "lenet": lenet,

@@ -302,6 +302,23 @@ def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
     return arena if isinstance(arena, Arena) else Arena({str(i): p for i, p in enumerate(every)})
 
 
+# What the command line offers (see run/declared.py). All take lr, weight_decay and clip.
+ABOUT = {
+    "sgd": "SGD with momentum; weight decay is added to the gradient",
+    "nesterov": "SGD with Nesterov's momentum",
+    "sgdw": "SGD with momentum and decoupled weight decay (Loshchilov and Hutter 2019)",
+    "adam": "Adam (Kingma and Ba 2015); weight decay is added to the gradient",
+    "adamw": "Adam with decoupled weight decay (Loshchilov and Hutter 2019)",
+    "lars": "SGD with momentum and a rate for each layer, for large batches (You, Gitman, Ginsburg 2017)",
+}
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "sgd": {"momentum": {"default": 0.9, "min": 0, "below": 1, "help": "fraction of the previous update that is kept"}},
+    "nesterov": {"momentum": {"like": "sgd"}},
+    "sgdw": {"momentum": {"like": "sgd"}},
+    "adam": {},
+    "adamw": {},
+    "lars": {"momentum": {"like": "sgd"}},
+}
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": SGD,
     "nesterov": partial(SGD, nesterov=True),
@@ -310,19 +327,21 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamw": AdamW,
     "lars": LARS,
 }
-_WITH_MOMENTUM = ("sgd", "nesterov", "sgdw", "lars")
 
 
 def build(
-    name: str, model: Module, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, clip: float | None = None
+    name: str, model: Module, lr: float, weight_decay: float = 0.0, clip: float | None = None, **options: Any
 ) -> Optimizer:
-    """Return the optimizer of that name, without weight decay for norms and biases. Adam and AdamW ignore `momentum`.
+    """Return the optimizer of that name, without weight decay for norms and biases.
 
-    Raises ConfigError for an unknown name.
+    options: those that this optimizer declares in OPTIONS; the default is the command line's.
+    Raises ConfigError for an unknown name or option.
     """
     if name not in OPTIMIZERS:
         known = list(OPTIMIZERS)
         raise ConfigError(f"unknown optimizer {name!r}: expected one of {', '.join(known)}.{nearest(name, known)}")
-    options: dict[str, Any] = {"momentum": momentum} if name in _WITH_MOMENTUM else {}
+    defaults = {key: OPTIONS[entry.get("like", name)][key]["default"] for key, entry in OPTIONS[name].items()}
+    if unknown := options.keys() - defaults.keys():
+        raise ConfigError(f"optimizer {name}: unknown option {', '.join(unknown)}; expected {list(defaults)}")
     Module.flatten(model)
-    return OPTIMIZERS[name](parameter_groups(model), lr, weight_decay=weight_decay, clip=clip, **options)
+    return OPTIMIZERS[name](parameter_groups(model), lr, weight_decay=weight_decay, clip=clip, **defaults | options)

@@ -13,21 +13,25 @@ from contextlib import suppress
 from dataclasses import field, fields, make_dataclass
 from typing import Any, get_type_hints
 
+from minidl.cli.arguments import allow, check
 from minidl.engine.environment import prepare
 from minidl.errors import MinidlError, report
-from minidl.run.config import CALL, ONE_OR_MORE, TOGETHER, Config
-from minidl.run.options import option, parse
+from minidl.run.config import ONE_OR_MORE, Config, resolve
+from minidl.run.config_file import read_toml
+from minidl.run.help import Command, show
+from minidl.run.options import HelpWanted, option, options, parse
 from minidl.run.signals import Signals, Stopped
 
 DESCRIPTION = "Train a neural network on a simulated cluster, with a virtual clock."
 EXAMPLES = """
-clusters that come with minidl: uniform, two-racks, stragglers; or write your own (see comm/cluster.py)
+clusters that come with minidl: uniform, two-racks, stragglers; or write your own
+(see comm/cluster.py)
 
 examples:
   python -m minidl.simulate --ranks 16
   python -m minidl.simulate --cluster two-racks --ranks 8 --method gossip --period 4
   python -m minidl.simulate --cluster mine.toml --measure --data mnist --model lenet
-  python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --model lenet --steps 100
+  python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --steps 100
 """
 # Options of training that do not apply: a simulation is one process and cannot be resumed.
 LEFT_OUT = ("workers", "keep", "stall", "reduce", "resume", "evaluate")
@@ -39,31 +43,39 @@ def _options() -> type:
             for entry in fields(Config) if entry.name not in LEFT_OUT]  # fmt: skip
     own = [
         ("cluster", str, option("uniform", "a TOML file that describes the cluster, or the name of an example",
-                                group=TOGETHER)),
-        ("ranks", int, option(8, "replicas, and servers if the method has any", group=TOGETHER,
-                              limits=ONE_OR_MORE)),
+                                group="method")),
+        ("ranks", int, option(8, "replicas, and servers if the method has any", group="method", limits=ONE_OR_MORE)),
         ("measure", bool, option(False, "only measure a gradient of this model on this machine, and write its time "
-                                 "to the cluster's file", group=CALL, saved=False)),
+                                 "to the cluster's file", group="command", saved=False)),
     ]  # fmt: skip
     return make_dataclass("Options", [*kept, *own])
 
 
 Options = _options()
+COMMAND = Command("python -m minidl.simulate", Options, DESCRIPTION, EXAMPLES)
+# Options that have an effect with --measure.
+MEASURING = ("measure", "cluster", "data", "data_dir", "layout", "model", "conv", "batch_size", "seed", "threads",
+             "config", "json", "quiet")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for an error, 129, 130 or 143 if stopped by a signal."""
     with Signals() as signals:
         try:
-            arguments = sys.argv[1:] if argv is None else list(argv)
-            given = parse(Options, arguments, "python -m minidl.simulate", description=DESCRIPTION, epilog=EXAMPLES)
-            prepare(given.get("threads", 0))
+            words = sys.argv[1:] if argv is None else list(argv)
+            given = parse(Options, words)
+            check(given)
+            if given.get("measure"):
+                allow(given, MEASURING, "--measure, which does not train")
+            training = {name: value for name, value in given.items() if name in options(Config)}
+            config = resolve(read_toml(given["config"]) if given.get("config") else {}, training)
+            prepare(config.threads)
             from minidl.training.simulated import execute  # slow: imports NumPy and Numba
 
-            result = execute(given, signals)
+            result = execute(config, given, signals)
             print(json.dumps(result) if given.get("json") else _text(result), flush=True)
-        except SystemExit:  # --help
-            return 0
+        except HelpWanted as wanted:
+            return show(COMMAND, wanted.topic)
         except Stopped as stopped:
             with suppress(OSError):  # the terminal may be gone
                 print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)

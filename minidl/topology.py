@@ -12,12 +12,14 @@ from typing import Any
 
 from minidl.errors import ConfigError, MinidlError, report
 from minidl.run.config import ONE_OR_MORE, SEED
-from minidl.run.options import Limits, option, parse
+from minidl.run.help import plain_page
+from minidl.run.options import HelpWanted, Limits, option, parse
 
 DESCRIPTION = "Print and draw a topology: which replica reads from which in each round, and how fast all agree."
 EXAMPLES = """
-NAME: ring, torus, torus:ROWSxCOLUMNS, complete, star, hypercube, exponential, one-peer-exponential, base-N, matching,
-uniform, hierarchical, file:PATH (an edge list, or NetworkX's node-link .json or .graphml). REPLICAS: how many.
+NAME: ring, torus, torus:RxC, complete, star, hypercube, exponential,
+one-peer-exponential, base-K, matching, uniform, hierarchical, file:PATH (an edge
+list, or NetworkX's node-link .json or .graphml). REPLICAS: how many.
 
 examples:
   python -m minidl.topology ring 8
@@ -49,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         name, size, given = _arguments(sys.argv[1:] if argv is None else list(argv))
         _run(name, size, Options(**given))
-    except SystemExit:  # --help
-        return 0
+    except HelpWanted:
+        print(plain_page("python -m minidl.topology NAME REPLICAS [options]", Options, DESCRIPTION, EXAMPLES))
     except KeyboardInterrupt:
         return 130
     except MinidlError as error:
@@ -65,7 +67,7 @@ def _arguments(argv: list[str]) -> tuple[str, int, dict[str, Any]]:
     words: list[str] = []
     while argv and not re.match("-+[a-z]", argv[0]):
         words.append(argv.pop(0))
-    given = parse(Options, argv, "python -m minidl.topology NAME REPLICAS", description=DESCRIPTION, epilog=EXAMPLES)
+    given = parse(Options, argv)
     if len(words) == 1 and words[0].startswith("file:"):
         words.append("0")
     if len(words) != 2:

@@ -7,16 +7,20 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+from minidl.cli import arguments
 from minidl.cli.job import Job, find_job
 from minidl.comm import launch
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
 from minidl.errors import AbortedError, MinidlError, report
-from minidl.run.config import PRESETS, Config, resolve
+from minidl.run.config import Config, resolve
+from minidl.run.config_file import read_toml
 from minidl.run.folder import read_run
-from minidl.run.options import parse, read_toml
+from minidl.run.help import Command, show
+from minidl.run.options import HelpWanted, parse
 from minidl.run.signals import Signals, Stopped
 
 DESCRIPTION = "Train a neural network on images. Without options: LeNet on the 8x8 digits that come with minidl."
@@ -24,11 +28,12 @@ EXAMPLES = """
 examples:
   python -m minidl.train
   python -m minidl.train --data mnist --validation 0.1
-  python -m minidl.train --data my.npz --model mlp --optimizer adamw --lr 3e-4 --out runs/mine
+  python -m minidl.train --data my.npz --model mlp --optimizer adamw --out runs/mine
   python -m minidl.train --resume runs/mine
   python -m minidl.train --config runs/mine/config.toml --seed 1
   python -m minidl.train --evaluate runs/mine --json
 """
+COMMAND = Command("python -m minidl.train", Config, DESCRIPTION, EXAMPLES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,22 +45,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             job = find_job()
             if job and job.launched:
                 launch.follow()
-            given = parse(Config, words, **_help())
+            given = parse(Config, words)
+            arguments.check(given)
+            config = read_config(given)
             if job is None:
-                ranks, threads = processes(given)
+                ranks = processes(config)
                 if ranks > 1:
-                    return launch.run(words, ranks, threads, quiet=given.get("quiet", False))
-            prepare(given.get("threads", 0))
+                    return launch.run(words, ranks, config.threads, quiet=config.quiet)
+            prepare(config.threads)
             from minidl.cli.commands import execute  # slow: imports NumPy and Numba
 
-            fabric = job.join(given) if job else None
+            fabric = job.join(config) if job else None
             result = execute(given, signals, fabric)
             if result is not None and (job is None or job.leads):
                 print(json.dumps(result) if given.get("json") else _text(result), flush=True)
             if fabric is not None:
                 fabric.close()
-        except SystemExit:  # --help
-            return 0
+        except HelpWanted as wanted:
+            return show(COMMAND, wanted.topic)
         except Stopped as stopped:
             if job is None or job.leads:
                 with suppress(OSError):  # the terminal may be gone
@@ -75,17 +82,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def processes(given: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of processes (replicas and servers), and the threads of each (0: the default)."""
-    if given.get("evaluate"):
-        return 1, 0
+def read_config(given: Mapping[str, Any]) -> Config:
+    """Return the options of the run that the command line begins or continues. Those of --evaluate are read later."""
     if given.get("resume"):
-        layers = [read_run(given["resume"]), given]
-    else:
-        layers = [read_toml(Config, given["config"]) if given.get("config") else {}, given]
-    config = resolve(*layers)
+        return resolve(read_run(given["resume"]), given)
+    if given.get("evaluate"):
+        return replace(Config(), workers=1, **{name: given[name] for name in ("threads", "quiet") if name in given})
+    return resolve(read_toml(given["config"]) if given.get("config") else {}, given)
+
+
+def processes(config: Config) -> int:
+    """Return the number of processes to start: replicas and servers."""
     workers = config.workers or number("MINIDL_WORKERS") or min(2, len(os.sched_getaffinity(0)))
-    return workers + SERVERS.get(config.method, 0), config.threads
+    return workers + SERVERS.get(config.method, 0)
 
 
 def _error(message: str, job: Job | None = None) -> int:
@@ -108,17 +117,6 @@ def _text(result: dict[str, Any]) -> str:
         lines.append(f"{result['epochs']} epochs, {result['steps']:,} steps, {result['seconds']:.1f} s, "
                      f"{result['images_per_second']:,.0f} images/s; all of it in {result['out']}")  # fmt: skip
     return "\n".join(lines)
-
-
-def _help() -> dict[str, Any]:
-    rows = [f"  {name:<14} " + "  ".join(f"--{key.replace('_', '-')} {_word(value)}" for key, value in preset.items())
-            for presets in PRESETS.values() for name, preset in presets.items()]  # fmt: skip
-    table = "\ndefaults that depend on the data set, the optimizer or the method:\n" + "\n".join(rows)
-    return dict(program="python -m minidl.train", description=DESCRIPTION, epilog=EXAMPLES + table)
-
-
-def _word(value: Any) -> str:
-    return ",".join(value) if isinstance(value, tuple) else f"{value:g}"
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ import pytest
 from toy_replicas import Group, alone, batch_of, config_of, easy_batch, run, spread
 
 from minidl import models, nn, ops
+from minidl.comm.methods import METHODS
 from minidl.comm.methods.allreduce import buckets
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.dpsgd import DPSGD
 from minidl.comm.topology import build
 from minidl.errors import ConfigError
 from minidl.program.replay import Gradient
-from minidl.run.config import METHODS
 
 MOMENTUM: dict[str, Any] = dict(momentum=0.9, weight_decay=1e-2)
 
@@ -295,7 +295,7 @@ def test_options_that_do_not_fit_together_are_refused_in_one_line() -> None:
         ("gossip", dict(mix="mass", exchange="pull"), "--mix mass needs --exchange push"),
         ("gossip", dict(velocity="mixed", optimizer="adam"), "--velocity mixed is for sgd"),
         ("dpsgd", dict(velocity="quasi-global", optimizer="lars"), "--velocity quasi-global is for sgd"),
-        ("local-sgd", dict(velocity="quasi-global"), "expected local or mixed"),
+        ("local-sgd", dict(velocity="quasi-global"), "unknown velocity 'quasi-global'. Known: local, mixed"),
     ):
         with pytest.raises(ConfigError, match=words) as caught:
             method(name).needs(100, config_of(name, **options))

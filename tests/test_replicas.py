@@ -108,9 +108,9 @@ def test_local_replicas_drift_apart(command: Command) -> None:
     assert [entry["epoch"] for entry in entries if entry["event"] == "average"] == [1, 2]
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "local-sgd"])
+@pytest.mark.parametrize("method", ["--method dpsgd --topology ring", "--method local-sgd --period 3"])
 def test_a_resumed_run_is_bit_identical(command: Command, method: str) -> None:
-    options = [*SMALL, "--workers", "3", "--method", method, "--topology", "ring", "--period", "3", "--epochs", "12"]
+    options = [*SMALL, "--workers", "3", *method.split(), "--epochs", "12"]
     command.run(*options, "--out", "whole")
     process = command.start(*options, "--out", "run", "--quiet")
     command.wait_for_epoch("run")

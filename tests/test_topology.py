@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from minidl.comm.topology import TOPOLOGIES, Topology, build, from_matrix, metropolis_hastings
 from minidl.comm.topology.mixing import Repeating
 from minidl.errors import ConfigError
-from minidl.run import config
+from minidl.run.config import Config
+from minidl.run.options import options
 
 NAMES = tuple(name for name in TOPOLOGIES if name != "file")
 SIZES = range(1, 65)
@@ -297,8 +298,9 @@ def test_thousands_of_replicas() -> None:
 
 
 def test_the_options_of_training_name_topologies_that_exist() -> None:
-    assert set(config.TOPOLOGIES) <= set(TOPOLOGIES)
-    for name in (config.Config.topology, "torus:2x4", "base-9"):
+    names = options(Config)["topology"].choices
+    assert {name for name in names if name == name.lower()} <= set(TOPOLOGIES)
+    for name in (options(Config)["topology"].default, "torus:2x4", "base-9"):
         assert build(name, 8).size == 8
 
 

@@ -54,7 +54,8 @@ def test_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json"]  # fmt: skip
     assert files.steps(folder / "checkpoints") == [12, 18]
     config = tomllib.loads((folder / "config.toml").read_text())
-    assert config["momentum"] == 0.9 and config["epochs"] == 3 and "json" not in config
+    assert config["optimizer"]["sgd"] == {"momentum": 0.9} and config["training"]["epochs"] == 3
+    assert "command" not in config and "gossip" not in config["method"]
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in entries] == [6, 12, 18]
     assert entries[-1]["loss"] < entries[0]["loss"] and entries[-1]["accuracy"] > entries[0]["accuracy"]
@@ -163,7 +164,7 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("--data digits --warmup 99999", "warm-up of 99999 steps"),
     ("--data synthetic:96x2x2x1:4 --model vgg", "vgg"),
     ("--data synthetic:96x4x4x1:4 --model mlp --out run", "holds another run: --resume"),
-    ("--data synthetic:96x4x4x1:4 --model mlp --out file", "File exists: file"),
+    ("--data synthetic:96x4x4x1:4 --model mlp --out file", "--out file is a file: expected a folder"),
     ("--data synthetic:96x4x4x1:4 --model mlp --out file/run", "Not a directory"),
     ("--resume none", "holds no run"),
     ("--resume folder", "holds no run"),

@@ -17,7 +17,7 @@ from minidl.comm.fabric.sim import Simulation
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.replica import Batch, Engine, Replica
-from minidl.run.config import Config, resolve
+from minidl.run.config import Config, complete, no_effect, resolve
 
 SHAPE, CLASSES = (4, 4, 1), 3
 LINK = {"alpha": 1e-5, "beta": 1e-9}
@@ -26,7 +26,10 @@ PLAIN: dict[str, Any] = dict(momentum=0.0, weight_decay=0.0, lr=0.1)
 
 
 def config_of(name: str, **options: Any) -> Config:
-    return resolve({"method": name, "batch_size": 8, "schedule": "constant", **options})
+    """Return the config of a method. Of the options, those that have no effect are left out."""
+    given = {"method": name, "batch_size": 8, "schedule": "constant", **options}
+    idle = {option for option in given if no_effect(option, complete(given))}
+    return resolve({option: value for option, value in given.items() if option not in idle})
 
 
 @cache

@@ -21,6 +21,14 @@ import numpy as np
 from minidl.comm.methods.base import Batch, Fabric, Method, Replica, Sequence
 from minidl.run.config import Config
 
+OPTIONS = {
+    "bucket": {"default": 1.0, "above": 0, "help": "MB of gradient per message"},
+    "reduce": {
+        "default": "tree",
+        "choices": {"tree": "by minidl, bit-identical on every transport", "fast": "by MPI, if there is one"},
+        "help": "how sums over all replicas are computed",
+    },
+}
 MEGABYTE = 1_000_000
 
 

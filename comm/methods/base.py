@@ -21,6 +21,29 @@ from minidl.run.config import Config
 if TYPE_CHECKING:
     from minidl.comm.topology import Topology
 
+OPTIONS = {  # of the methods with a topology
+    "topology": {
+        "default": "one-peer-exponential",
+        "choices": {
+            "ring": "the previous and the next replica",
+            "torus": "the four neighbours on a grid that is as square as possible",
+            "torus:RxC": "the four neighbours on a grid of R rows and C columns",
+            "complete": "all others",
+            "star": "replica 0, which exchanges with all",
+            "hypercube": "those whose number differs in one bit; for 2, 4, 8, ... replicas",
+            "exponential": "those at the distances 1, 2, 4, ...",
+            "one-peer-exponential": "one at the distance 1, in the next round 2, then 4, ...",
+            "base-2": "at most one per round; all agree exactly after a few rounds",
+            "base-K": "at most K - 1 per round; all agree exactly after a few rounds",
+            "matching": "a random one; pairs are drawn anew in each round",
+            "uniform": "a random one; drawn anew in each round",
+            "hierarchical": "those on the same node, then one on another node",
+            "file:PATH": "the neighbours in a graph: a list of edges, or a .json or .graphml file of NetworkX",
+        },
+        "help": "with which others a replica exchanges models, round by round",
+    },
+}
+
 
 class Roles(NamedTuple):
     """The ranks that train, and the ranks that are servers."""

@@ -24,6 +24,12 @@ from minidl.comm.methods import momentum
 from minidl.comm.methods.base import Batch, Fabric, Letter, Method, Needs, Replica
 from minidl.run.config import Config
 
+OPTIONS = {
+    "topology": {"like": "base"},
+    "velocity": {"like": "momentum"},
+    "overlap": {"default": False, "help": "exchange models while the next gradient is computed"},
+}
+
 
 class DPSGD(Method):
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:

@@ -27,6 +27,36 @@ from minidl.comm.methods.base import Batch, Fabric, Letter, Method, Needs, Repli
 from minidl.data.seeds import Purpose, generator
 from minidl.run.config import Config
 
+OPTIONS = {
+    "period": {"default": 1, "min": 1, "help": "steps between two exchanges"},
+    "probability": {
+        "default": 0.0,
+        "min": 0,
+        "max": 1,
+        "instead_of": "period",
+        "help": "probability of an exchange after each step, instead of --period; 0: use --period",
+    },
+    "exchange": {
+        "default": "push",
+        "choices": {
+            "push": "it sends its model",
+            "pull": "it reads the model of the other",
+            "push-pull": "it sends its model and receives that of the other",
+        },
+        "help": "what the replica that begins an exchange does",
+    },
+    "peer": {"like": "peers"},
+    "inside": {"like": "peers"},
+    "topology": {"like": "base", "needs": {"peer": "topology"}},
+    "mix": {"like": "weighing"},
+    "block": {
+        "default": "whole",
+        "choices": {"whole": "the whole model", "layers": "one layer; the next message holds the next layer"},
+        "help": "what a message holds",
+    },
+    "velocity": {"like": "momentum"},
+}
+
 
 class Gossip(Method):
     synchronous = False

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from minidl.comm.methods.base import Batch, Method
 
+OPTIONS: dict[str, dict[str, object]] = {}  # replicas exchange nothing
+
 
 class Local(Method):
     synchronous = False

@@ -16,8 +16,16 @@ import numpy as np
 
 from minidl.comm.methods import momentum
 from minidl.comm.methods.base import Batch, Fabric, Method, Needs, Replica
-from minidl.errors import ConfigError
 from minidl.run.config import Config
+
+OPTIONS = {
+    "period": {"default": 8, "min": 1, "help": "steps between two averages"},
+    "velocity": {
+        "like": "momentum",
+        "choices": {"local": "it stays local", "mixed": "it is averaged like the weights"},
+    },
+    "reduce": {"like": "allreduce"},
+}
 
 
 class LocalSGD(Method):
@@ -29,9 +37,6 @@ class LocalSGD(Method):
     @classmethod
     def needs(cls, size: int, config: Config) -> Needs:
         momentum.kind(config)
-        if config.velocity == "quasi-global":
-            raise ConfigError("--velocity quasi-global needs models that are mixed in every step; "
-                              "expected local or mixed with local-sgd")  # fmt: skip
         return Needs()
 
     def step(self, batch: Batch) -> float:

@@ -23,6 +23,18 @@ from minidl.comm.replica import Replica, mix
 from minidl.errors import ConfigError
 from minidl.run.config import Config
 
+OPTIONS = {
+    "velocity": {
+        "default": "local",
+        "choices": {
+            "local": "it stays local",
+            "mixed": "it is sent and mixed like the weights: twice the bytes",
+            "quasi-global": "it follows the mixed models (Lin et al., ICML 2021)",
+        },
+        "help": "the optimizer's momentum when models are mixed",
+    },
+}
+
 
 class Momentum:
     """Local momentum. Also the base class of the other kinds."""

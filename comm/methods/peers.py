@@ -22,6 +22,25 @@ from minidl.run.config import Config
 if TYPE_CHECKING:
     from minidl.comm.topology import Topology
 
+OPTIONS = {
+    "peer": {
+        "default": "uniform",
+        "choices": {
+            "uniform": "any replica",
+            "topology": "a neighbour in --topology",
+            "hierarchical": "mostly a replica on the same node",
+            "speed": "any replica, a fast one more often",
+        },
+        "help": "with which replica to exchange",
+    },
+    "inside": {
+        "default": 0.9,
+        "min": 0,
+        "max": 1,
+        "needs": {"peer": "hierarchical"},
+        "help": "probability of an exchange within the node",
+    },
+}
 Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None if there is none to choose from
 
 

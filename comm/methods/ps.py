@@ -23,6 +23,8 @@ from minidl.comm.methods.base import Batch, Fabric, Letter, Method, Needs, Repli
 from minidl.errors import ConfigError
 from minidl.run.config import Config
 
+OPTIONS: dict[str, dict[str, object]] = {}
+
 
 class ParameterServer(Method):
     synchronous = False

@@ -27,6 +27,17 @@ from minidl.comm.replica import Replica
 from minidl.errors import ConfigError
 from minidl.run.config import Config
 
+OPTIONS = {
+    "mix": {
+        "default": "half",
+        "choices": {
+            "half": "equal weights",
+            "mass": "by mass, which moves with the messages: the average is preserved (push-sum)",
+            "clock": "by the number of images that each replica has seen",
+        },
+        "help": "weights of the two models when one is mixed into the other",
+    },
+}
 GRAIN = 2.0**-32
 
 

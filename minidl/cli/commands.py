@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from minidl.cli import arguments
 from minidl.comm.fabric.alone import Alone
 from minidl.comm.fabric.base import Fabric
 from minidl.comm.meter import Meter
 from minidl.errors import CheckpointError, ConfigError
 from minidl.run import checkpoint as files
-from minidl.run.config import FREE, Config, resolve
+from minidl.run.config import resolve
+from minidl.run.config_file import read_toml
 from minidl.run.evaluation import evaluate
 from minidl.run.folder import RunFolder, read_run, result_of
-from minidl.run.options import read_toml
 from minidl.run.signals import Signals
 from minidl.run.trained import described_options, find_weights, load_weights, run_options
 from minidl.training import local_snapshots
@@ -23,8 +24,6 @@ from minidl.training.resume import restore
 from minidl.training.session import Session, prepare
 from minidl.training.trainer import Entry
 
-TESTING = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # allowed with --evaluate of a run
-
 
 def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None) -> Entry | None:
     """Execute the options of the command line. With several replicas, the leader returns the result, ready for JSON.
@@ -32,8 +31,7 @@ def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = 
     Raises ConfigError if the options contradict each other, and the MinidlErrors of the command that they select.
     """
     fabric = fabric or Alone(Meter(trace=bool(given.get("trace"))))
-    if sum(bool(given.get(name)) for name in ("out", "resume", "evaluate")) > 1:
-        raise ConfigError("give only one of --out, --resume and --evaluate: each selects what this command works on")
+    arguments.check(given)
     if given.get("resume"):
         return resume(given, signals, fabric)
     if given.get("evaluate"):
@@ -57,9 +55,6 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
 
     A finished run is not trained again: its result is returned.
     """
-    for name in given:
-        if name not in (*FREE, "resume", "json", "quiet", "trace"):
-            raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --resume: the run keeps its options")
     folder = Path(given["resume"])
     if result := result_of(folder):
         return result
@@ -90,10 +85,8 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     """Test the weights that --evaluate names on the test images; return their scores."""
     weights = find_weights(Path(given["evaluate"]))
     if known := run_options(weights):
-        for name in given:
-            if name not in TESTING:  # another seed, for example, would test on training images
-                raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --evaluate of a run: "
-                                  "it is tested with the options of its training")  # fmt: skip
+        # Another seed, for example, would test on training images.
+        arguments.allow(given, arguments.OF_A_RUN, "--evaluate of a run: it is tested with the options of its training")
     file = _config_file(given)
     config = resolve(known or described_options(weights, {**file, **given}), file, given)
     dataset, model = prepare(config)
@@ -114,4 +107,4 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
 
 
 def _config_file(given: Mapping[str, Any]) -> dict[str, Any]:
-    return read_toml(Config, given["config"]) if given.get("config") else {}
+    return read_toml(given["config"]) if given.get("config") else {}

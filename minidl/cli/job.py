@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minidl.comm.fabric import job as mpi_job
 from minidl.errors import report
+from minidl.run.config import Config
 
 if TYPE_CHECKING:
     from minidl.comm.fabric.base import Fabric
@@ -23,11 +23,11 @@ class Job:
         self.rank, self.launched = rank, launched
         self.fabric: Fabric | None = None
 
-    def join(self, given: Mapping[str, Any]) -> Fabric:
+    def join(self, config: Config) -> Fabric:
         """Create this rank's fabric and return it."""
         from minidl.comm.meter import Meter
 
-        meter, stall = Meter(self.rank, trace=bool(given.get("trace"))), float(given.get("stall", 30.0))
+        meter, stall = Meter(self.rank, trace=config.trace), config.stall
         if self.launched:
             from minidl.comm.fabric.shm import ShmFabric
 
@@ -35,7 +35,7 @@ class Job:
         else:
             from minidl.comm.fabric.mpi import MpiFabric
 
-            self.fabric = MpiFabric.from_environment(meter, stall, given.get("reduce") == "fast")
+            self.fabric = MpiFabric.from_environment(meter, stall, config.reduce == "fast")
         return self.fabric
 
     @property

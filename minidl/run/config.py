@@ -1,12 +1,17 @@
 """All options of training and their defaults.
 
-The values of a run come from layers; later layers override earlier ones: the defaults of `Config`; the presets of the
-data set, of the optimizer and of the method; the file of --config; the command line. The result is complete and is
-saved as config.toml in the run folder. If the command line and the file name different data sets, the file's values of
-all options that occur in a data preset (such as lr) are dropped: they were chosen for the other data set. The same
-holds for optimizers and methods.
+Most options are fields of `Config`. A model, an optimizer or a method may declare further ones in its own file
+(declared.py). These become fields of `Config`, too, and are None if another model, optimizer or method is chosen.
 
-Names of models, optimizers and so on are repeated here as strings, so that --help does not import NumPy. A test
+The values of a run come from layers; later layers override earlier ones: the defaults; the presets of the data set, of
+the model and of the optimizer (presets.py); the file of --config; the command line.
+
+An option that has no effect is refused, for example --mix without --method gossip. One exception: if the command line
+chooses another method than the file, the file's options of the first method are dropped. In the same way, if it chooses
+another data set, model or optimizer, the file's values of options with a preset (such as lr) are dropped: they were
+chosen for the other one.
+
+Names of data sets, schedules and so on are repeated here as strings, so that --help does not import NumPy. A test
 compares them with the code.
 """
 
@@ -14,167 +19,283 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from minidl.run.options import Limits, option, options
+from minidl.errors import ConfigError
+from minidl.run import declared
+from minidl.run.hints import shown
+from minidl.run.options import Option, limits, matches, option, options
+from minidl.run.presets import depending_on, preset
 
-MODELS = ("mlp", "lenet", "vgg", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
-DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10", "synthetic")
-OPTIMIZERS = ("sgd", "nesterov", "sgdw", "adam", "adamw", "lars")
-CONVOLUTIONS = ("auto", "direct")
-SCHEDULES = ("constant", "steps", "cosine", "one-cycle")
-AUGMENTATIONS = ("pad-crop", "flip", "cutout")
-METHODS = ("local", "allreduce", "local-sgd", "dpsgd", "gossip", "ps")
-TOPOLOGIES = ("ring", "torus", "complete", "star", "hypercube", "exponential", "one-peer-exponential", "base-2",
-              "matching", "uniform", "hierarchical")
+CHOOSERS = ("model", "optimizer", "method")  # options whose values declare further options
 
-ABOVE_ZERO = Limits("above 0", lambda value: value > 0)
-ZERO_OR_MORE = Limits("of 0 or more", lambda value: value >= 0)
-ONE_OR_MORE = Limits("of 1 or more", lambda value: value >= 1)
-FRACTION = Limits("of 0 or more and below 1", lambda value: 0 <= value < 1)
-OWN_DATA = Limits(
-    "synthetic:COUNTxHEIGHTxWIDTHxCHANNELS:CLASSES, the path of a .npz file",
-    lambda value: value.endswith(".npz") or value.startswith("synthetic:"),
-)
-OWN_GRAPH = Limits(
-    "torus:ROWSxCOLUMNS, base-K, file:PATH of a graph",
-    lambda value: value.startswith(("torus:", "base-", "file:")),
-)
-SHARDS = Limits("skewed:ALPHA", lambda value: value.startswith("skewed:"))
-PROBABILITY = Limits("of 0 to 1", lambda value: 0 <= value <= 1)
-SEED = Limits("between 0 and 2^32 - 1", lambda value: 0 <= value < 2**32)
+
+def _abouts(chooser: str) -> dict[str, str]:
+    return {name: choice.about for name, choice in declared.choices(chooser).items()}
+
+
+DATA = {
+    "digits": "1,797 handwritten digits of 8x8 pixels, which come with minidl",
+    "mnist": "70,000 handwritten digits of 28x28 pixels",
+    "fashion-mnist": "70,000 pictures of clothes, 28x28 pixels",
+    "cifar10": "60,000 colour photos of animals and vehicles, 32x32 pixels",
+    "synthetic": "random images; the same as synthetic:4096x8x8x1:10",
+    "synthetic:COUNTxHxWxC:CLASSES": "COUNT random images of height H, width W and C channels, in CLASSES classes",
+    "FILE.npz": "your own: arrays x_train (N, H, W, C), y_train (N,), x_test, y_test",
+}
+DATASETS = tuple(name for name in DATA if name == name.lower())
+SCHEDULES = {
+    "constant": "always --lr",
+    "steps": "--lr; a tenth of it from half of the run, a hundredth in the last quarter",
+    "cosine": "from --lr to 0 along half a cosine period (Loshchilov and Hutter 2017)",
+    "one-cycle": "up to --lr in the first 30% of the run, then down to almost 0 (Smith and Topin 2018)",
+}
+AUGMENTATIONS = {
+    "pad-crop": "padding by an eighth of the side, then a random crop of the original size",
+    "flip": "left and right are exchanged in half of the images",
+    "cutout": "a square with half the side is erased",
+}
+LAYOUTS = {"channels-last": "images (N, H, W, C)", "channels-first": "images (N, C, H, W)"}
+SHARDS = {
+    "iid": "at random",
+    "skewed:ALPHA": "by label: each replica gets its own mixture of classes, from a Dirichlet distribution; with a "
+                    "smaller ALPHA, of fewer classes",
+}  # fmt: skip
+
+ABOVE_ZERO, ZERO_OR_MORE, ONE_OR_MORE = limits(above=0), limits(min=0), limits(min=1)
+FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
 FREE = ("data_dir", "threads", "keep", "stall", "workers")
 
-WHAT, HOW, TOGETHER = "what to train", "optimization", "several replicas"
-RUN, CALL = "the run", "this command only"
+GROUPS = {  # topics of --help, and sections of config.toml
+    "model": "the network",
+    "data": "the images and their labels",
+    "training": "the length of the run, and the batch",
+    "optimizer": "the update rule and the learning rate",
+    "method": "several replicas of the model, and what they exchange",
+    "run": "random numbers, cores, checkpoints",
+    "command": "what this command does; not saved in config.toml",
+}
+ConfigT = TypeVar("ConfigT", bound=type)
+
+
+def _with_declared(config: ConfigT) -> ConfigT:
+    """Add a field for each option that a model, an optimizer or a method declares. Its choices are those of all."""
+    found: dict[str, Option] = {}
+    for chooser in CHOOSERS:
+        for choice in declared.choices(chooser).values():
+            for name, entry in choice.options.items():
+                allowed = {**found[name].choices, **entry.choices} if name in found else entry.choices
+                found[name] = replace(found.get(name, entry), group=chooser, choices=allowed)
+    for name, entry in found.items():
+        described = {key: value for key, value in vars(entry).items() if key not in ("name", "kind")}
+        config.__annotations__[name] = entry.kind
+        setattr(config, name, field(default=None, metadata=described))
+    return config
 
 
 @dataclass(frozen=True)
+@_with_declared
 class Config:
-    """The options of a training run. Raises ConfigError if a value is unknown or out of range."""
+    """The options of a training run. Those that have no effect are None (see `no_effect`).
 
-    model: str = option("lenet", "the network", group=WHAT, choices=MODELS)
-    data: str = option("digits", "the data set, or your own file.npz (x_train, y_train, x_test, y_test)", group=WHAT,
-                       choices=DATASETS, besides=OWN_DATA)
-    data_dir: str = option("", "first folder to search for the files of data sets; then $MINIDL_DATA and the "
-                           "user's cache folder", group=WHAT)
-    layout: str = option("channels-last", "order of the axes in an npz file", group=WHAT,
-                         choices=("channels-last", "channels-first"))
+    Raises ConfigError if a value is unknown or out of range, or if an option is given that the chosen model, optimizer
+    or method does not take.
+    """
+
+    model: str = option("lenet", "the network", group="model", choices=_abouts("model"))
+
+    data: str = option("digits", "the data set", group="data", choices=DATA)
+    data_dir: str = option("", "first folder to search for the files of data sets; then $MINIDL_DATA and the user's "
+                           "cache folder", group="data")
+    layout: str = option("channels-last", "order of the axes in FILE.npz", group="data", choices=LAYOUTS,
+                         needs={"data": "FILE.npz"})
     validation: float = option(0.0, "fraction of the training set held out to select the best checkpoint",
-                               group=WHAT, limits=FRACTION)
-    augment: tuple[str, ...] = option((), "random changes of training images, or none", group=WHAT,
-                                      choices=AUGMENTATIONS)
+                               group="data", limits=FRACTION)
+    augment: tuple[str, ...] = option((), "random changes of training images, separated by commas, or none",
+                                      group="data", choices=AUGMENTATIONS)
 
-    epochs: int = option(10, "passes over the training set", group=HOW, limits=ONE_OR_MORE)
-    steps: int = option(0, "train for this many steps instead of --epochs; 0: use --epochs", group=HOW,
-                        limits=ZERO_OR_MORE)
-    batch_size: int = option(64, "images per step and replica", group=HOW, limits=ONE_OR_MORE)
-    optimizer: str = option("sgd", "the update rule", group=HOW, choices=OPTIMIZERS)
-    lr: float = option(0.05, "maximum learning rate", group=HOW, limits=ABOVE_ZERO)
-    momentum: float = option(0.9, "momentum of sgd, nesterov, sgdw and lars", group=HOW, limits=FRACTION)
-    weight_decay: float = option(5e-4, "weight decay, for matrices and filters only", group=HOW, limits=ZERO_OR_MORE)
-    schedule: str = option("cosine", "learning rate schedule", group=HOW, choices=SCHEDULES)
-    warmup: int = option(0, "number of initial steps in which the learning rate rises from 0", group=HOW,
+    epochs: int = option(10, "passes over the training set", group="training", limits=ONE_OR_MORE)
+    steps: int = option(0, "train for this many steps instead of --epochs; 0: use --epochs", group="training",
+                        limits=ZERO_OR_MORE, instead_of="epochs")
+    batch_size: int = option(64, "images per step and replica", group="training", limits=ONE_OR_MORE)
+    label_smoothing: float = option(0.0, "fraction of each label spread over all classes", group="training",
+                                    limits=FRACTION)
+
+    optimizer: str = option("sgd", "the update rule", group="optimizer", choices=_abouts("optimizer"))
+    lr: float = option(0.05, "maximum learning rate", group="optimizer", limits=ABOVE_ZERO)
+    schedule: str = option("cosine", "the learning rate during the run", group="optimizer", choices=SCHEDULES)
+    warmup: int = option(0, "number of initial steps in which the learning rate rises from 0", group="optimizer",
                          limits=ZERO_OR_MORE)
-    clip: float = option(0.0, "maximum norm of the gradient; 0: no limit", group=HOW, limits=ZERO_OR_MORE)
-    label_smoothing: float = option(0.0, "fraction of each label spread over all classes", group=HOW, limits=FRACTION)
+    weight_decay: float = option(5e-4, "weight decay, for matrices and filters only", group="optimizer",
+                                 limits=ZERO_OR_MORE)
+    clip: float = option(0.0, "maximum norm of the gradient; 0: no limit", group="optimizer", limits=ZERO_OR_MORE)
 
     workers: int = option(0, "replicas on this machine, one process each; 0: MINIDL_WORKERS, or two if there are two "
-                          "cores; mpiexec sets it", group=TOGETHER, limits=ZERO_OR_MORE)
-    method: str = option("dpsgd", "how replicas exchange models or gradients", group=TOGETHER, choices=METHODS)
-    topology: str = option("one-peer-exponential", "which replicas exchange models (dpsgd; gossip with --peer "
-                           "topology)", group=TOGETHER, choices=TOPOLOGIES, besides=OWN_GRAPH)
-    period: int = option(1, "steps between exchanges (gossip) or averages (local-sgd, default 8)",
-                         group=TOGETHER, limits=ONE_OR_MORE)
-    probability: float = option(0.0, "probability of an exchange after a step, instead of --period (gossip)",
-                                group=TOGETHER, limits=PROBABILITY)
-    exchange: str = option("push", "the replica that starts an exchange of gossip sends, receives, or both",
-                           group=TOGETHER, choices=("push", "pull", "push-pull"))
-    peer: str = option("uniform", "gossip partner: any replica, a neighbour in the topology, mostly one on the same "
-                       "node, mostly a fast one", group=TOGETHER,
-                       choices=("uniform", "topology", "hierarchical", "speed"))
-    inside: float = option(0.9, "probability of an exchange within the node (--peer hierarchical)", group=TOGETHER,
-                           limits=PROBABILITY)
-    mix: str = option("half", "weights of the two models in gossip: equal, by mass (push-sum), or by images processed",
-                      group=TOGETHER, choices=("half", "mass", "clock"))
-    block: str = option("whole", "contents of a gossip message: the whole model, or one layer at a time",
-                        group=TOGETHER, choices=("whole", "layers"))
-    velocity: str = option("local", "momentum when models are mixed: stays local, is mixed too, or follows the mixed "
-                           "models", group=TOGETHER, choices=("local", "mixed", "quasi-global"))
-    overlap: bool = option(False, "exchange models while the next gradient is computed (dpsgd)", group=TOGETHER)
-    bucket: float = option(1.0, "MB of gradient per message of allreduce", group=TOGETHER, limits=ABOVE_ZERO)
-    reduce: str = option("tree", "sum by minidl's tree, bit-identical on every transport, or by MPI",
-                         group=TOGETHER, choices=("tree", "fast"))
-    shards: str = option("iid", "assign training images to replicas at random, or by label", group=TOGETHER,
-                         choices=("iid",), besides=SHARDS)
+                          "cores; mpiexec sets it", group="method", limits=ZERO_OR_MORE)
+    method: str = option("dpsgd", "how replicas exchange models or gradients", group="method",
+                         choices=_abouts("method"))
+    shards: str = option("iid", "which training images each replica gets", group="method", choices=SHARDS)
     stall: float = option(30.0, "seconds of waiting after which a replica reports which others it waits for",
-                          group=TOGETHER, limits=ABOVE_ZERO)
+                          group="method", limits=ABOVE_ZERO)
 
-    seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group=RUN, limits=SEED)
+    seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group="run", limits=SEED)
     threads: int = option(0, "threads per process; 0: MINIDL_THREADS or one per core (for several --workers: a share "
-                          "of the cores); does not change results", group=RUN, limits=ZERO_OR_MORE)
-    conv: str = option("auto", "use Winograd's convolution if it is faster, or always direct convolution, which has a "
-                       "smaller rounding error", group=RUN, choices=CONVOLUTIONS)
-    keep: int = option(2, "number of newest checkpoints kept, besides the best one", group=RUN, limits=ONE_OR_MORE)
+                          "of the cores); does not change results", group="run", limits=ZERO_OR_MORE)
+    keep: int = option(2, "number of newest checkpoints kept, besides the best one", group="run", limits=ONE_OR_MORE)
 
-    out: str = option("", "the run folder (default: the next free runs/DATA-MODEL-N)", group=CALL, saved=False)
-    config: str = option("", "read options from this TOML file; the command line overrides it", group=CALL,
-                         saved=False)
-    resume: str = option("", "resume the run in this folder (synchronous methods: with the same result as "
-                         "without the stop)", group=CALL, saved=False)
+    out: str = option("", "the run folder (default: the next free runs/DATA-MODEL-N)", group="command", saved=False)
+    config: str = option("", "read options from this file, such as a run's config.toml; the command line overrides it",
+                         group="command", saved=False)
+    resume: str = option("", "continue the run in this folder (synchronous methods: with the same result as without "
+                         "the stop)", group="command", saved=False)
     evaluate: str = option("", "only test the weights of a run folder, a checkpoint or a .safetensors file",
-                           group=CALL, saved=False)
-    trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group=CALL,
+                           group="command", saved=False)
+    trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group="command",
                          saved=False)
-    json: bool = option(False, "print the result as one line of JSON", group=CALL, saved=False)
-    quiet: bool = option(False, "print the result only", group=CALL, saved=False)
+    json: bool = option(False, "print the result as one line of JSON", group="command", saved=False)
+    quiet: bool = option(False, "print the result only", group="command", saved=False)
+
+    if TYPE_CHECKING:  # the declared options
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        for name, entry in options(Config).items():
-            object.__setattr__(self, name, entry.check(getattr(self, name)))
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        values = complete(given)
+        own = options_of(values)
+        for name, value in given.items():
+            if name not in own and not _is_default(name, value):
+                raise ConfigError(no_effect(name, values))
+        checked = {name: entry.check(values[name]) for name, entry in own.items()}
+        for name in options(Config):
+            idle = name not in own or no_effect(name, checked)
+            object.__setattr__(self, name, None if idle else checked[name])
 
 
-# Presets: values of options that are not given. Data presets are for "sgd"; presets of other optimizers override them.
-DATA_PRESETS: dict[str, dict[str, Any]] = {
-    "digits": dict(epochs=15, batch_size=32),
-    "mnist": dict(epochs=10, batch_size=64),
-    "fashion-mnist": dict(epochs=15, batch_size=64, augment=("flip",)),
-    "cifar10": dict(epochs=60, batch_size=128, lr=0.1, augment=("pad-crop", "flip")),
-}
-OPTIMIZER_PRESETS: dict[str, dict[str, Any]] = {
-    "adam": dict(lr=1e-3, weight_decay=0.0),
-    "adamw": dict(lr=1e-3, weight_decay=0.05),
-    "lars": dict(lr=1.0),
-}
-METHOD_PRESETS: dict[str, dict[str, Any]] = {
-    "local-sgd": dict(period=8),  # averaging after each step would cost as much as allreduce
-}
-PRESETS = {"data": DATA_PRESETS, "optimizer": OPTIMIZER_PRESETS, "method": METHOD_PRESETS}  # later ones override
+# Which options have an effect.
+
+
+def options_of(values: Mapping[str, Any]) -> dict[str, Option]:
+    """Return the options that all runs take, and those of the chosen model, optimizer and method."""
+    return _options_of(*(values[chooser] for chooser in CHOOSERS))
+
+
+@cache
+def _options_of(model: str, optimizer: str, method: str) -> dict[str, Option]:
+    own = [declared.choices(chooser)[name].options for chooser, name in zip(CHOOSERS, (model, optimizer, method))]
+    further = {name for chooser in CHOOSERS for name in takers(chooser)}
+    common = {name: entry for name, entry in options(Config).items() if name not in further}
+    return {**common, **own[0], **own[1], **own[2]}
+
+
+@cache
+def takers(chooser: str) -> dict[str, list[str]]:
+    """Return the declared options, and for each the models, optimizers or methods that take it."""
+    found: dict[str, list[str]] = {}
+    for name, choice in declared.choices(chooser).items():
+        for entry in choice.options:
+            found.setdefault(entry, []).append(name)
+    return found
+
+
+def no_effect(name: str, values: Mapping[str, Any]) -> str:
+    """Return why an option has no effect with these values of the other options, or "" if it has one."""
+    own, words = options_of(values), name.replace("_", "-")
+    if name not in own:
+        chooser = options(Config)[name].group
+        found = takers(chooser)[name]
+        several = "s" if len(found) > 1 else ""
+        return (f"{words} is an option of the {chooser}{several} {', '.join(found)}, not of {values[chooser]}: "
+                f"leave it out, or choose another {chooser}")  # fmt: skip
+    for other, needed in own[name].needs.items():
+        if not matches(needed, values[other]):
+            return (f"{words} has an effect only with {other} {needed}, and {other} is {shown(values[other])}: "
+                    f"leave it out, or change {other}")  # fmt: skip
+    for entry in own.values():
+        if entry.instead_of == name and values[entry.name]:
+            return f"{entry.words} and {words} exclude each other: give only one of them"
+    return ""
+
+
+def _is_default(name: str, value: Any) -> bool:
+    chooser = options(Config)[name].group
+    return any(choice.options[name].default == value for choice in declared.choices(chooser).values()
+               if name in choice.options)  # fmt: skip
+
+
+def complete(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the defaults of the options that all runs take, and of those of the chosen model, optimizer and method.
+
+    Raises ConfigError for an unknown model, optimizer or method.
+    """
+    known = options(Config)
+    chosen = {name: known[name].check(given.get(name, known[name].default)) for name in CHOOSERS}
+    return {name: entry.default for name, entry in options_of(chosen).items()} | dict(given)
+
+
+# Layers.
 
 
 def resolve(*layers: Mapping[str, Any]) -> Config:
-    """Combine layers of options into a complete config. Later layers override earlier ones; paths become absolute."""
+    """Combine layers of options into a config. Later layers override earlier ones; paths become absolute.
+
+    Raises ConfigError if an option has no effect, unless it is from an earlier layer and had one there. The attribute
+    `source` of a layer, if any, is put before the message.
+    """
     given: dict[str, Any] = {}
+    refused: dict[str, str] = {}  # options without effect in their layer, and the layer's source
     for layer in layers:
-        stronger = dict(layer)
-        if stronger.get("data", "").endswith(".npz"):
-            stronger["data"] = _absolute(stronger["data"])
-        for name, presets in PRESETS.items():
-            if {name} <= given.keys() & stronger.keys() and given[name] != stronger[name]:
-                theirs = {key for preset in presets.values() for key in preset}
-                given = {key: value for key, value in given.items() if key not in theirs}
-        given |= stronger
-    config: dict[str, Any] = {}
-    for name, presets in PRESETS.items():
-        config |= presets.get(given.get(name, getattr(Config, name)), {})
-    config |= given
-    folder = config.get("data_dir") or os.environ.get("MINIDL_DATA")
-    if folder:
-        config["data_dir"] = _absolute(folder)
-    return Config(**config)
+        source = getattr(layer, "source", "")
+        new = _with_absolute_paths(layer)
+        try:
+            outdated = _outdated(given, new)
+            given = {name: value for name, value in given.items() if name not in outdated} | new
+            values = _with_presets(given)
+            for name in new.keys() & options_of(values).keys():
+                options_of(values)[name].check(new[name])
+        except ConfigError as error:
+            raise ConfigError(source + str(error)) from None
+        refused |= {name: source for name in new if no_effect(name, values)}
+    values = _with_presets(given)
+    for name in given:
+        if reason := no_effect(name, values):
+            if name in refused:
+                raise ConfigError(refused[name] + reason)
+            del values[name]
+    folder = values.get("data_dir") or os.environ.get("MINIDL_DATA")
+    return Config(**values | ({"data_dir": _absolute(folder)} if folder else {}))
+
+
+def _with_presets(given: Mapping[str, Any]) -> dict[str, Any]:
+    values = complete(given)
+    return values | preset(values) | dict(given)
+
+
+def _outdated(given: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
+    """Return the options in `given` to drop: they were chosen for what `new` replaces."""
+    before, after = complete(given), complete({**given, **new})
+    found = {entry.name for entry in options(Config).values() if entry.instead_of in new}
+    for name in ("data", *CHOOSERS):
+        if name in given and before[name] != after[name]:
+            found |= depending_on(name)
+    for name, entry in options_of(before).items():
+        other = options_of(after).get(name)
+        if other and (other.default, other.choices) != (entry.default, entry.choices):
+            found.add(name)
+    return found - new.keys()
+
+
+def _with_absolute_paths(layer: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(layer)
+    if matches("FILE.npz", found.get("data")):
+        found["data"] = _absolute(found["data"])
+    if matches("file:PATH", found.get("topology")):
+        found["topology"] = "file:" + _absolute(found["topology"].removeprefix("file:"))
+    return found
 
 
 def _absolute(path: str) -> str:

@@ -1,6 +1,6 @@
 """The folder of a run.
 
-    RUN/config.toml        every option: `--config RUN/config.toml` repeats the run
+    RUN/config.toml        the options: `--config RUN/config.toml` repeats the run
     RUN/metrics.jsonl      one line for each epoch, and for some of the steps
     RUN/checkpoints/       see checkpoint.py
     RUN/model.safetensors  the weights whose test accuracy is reported; written when the run has finished
@@ -23,11 +23,11 @@ from typing import Any, BinaryIO
 from minidl import schema
 from minidl.errors import CheckpointError, ConfigError, MinidlError
 from minidl.reading import Unreadable, blaming, json_value, opened, text
-from minidl.run.config import Config
-from minidl.run.options import options, read_toml, to_toml
+from minidl.run.config import Config, resolve
+from minidl.run.config_file import read_toml, saved, to_toml
 from minidl.schema import Mismatch
 
-HEAD = "# Every option of a run. To repeat the run: `python -m minidl.train --config FILE`\n\n"
+HEAD = "# The options of a run. To repeat the run: `python -m minidl.train --config FILE`\n\n"
 LONGEST_LINE = 1 << 16  # bytes of an entry in metrics.jsonl
 LONGEST_SUMMARY = 8 << 20  # bytes: it lists the edges between all replicas
 ENTRY = schema.record({"event": schema.text(), "step": schema.whole(), "epoch": schema.whole()}, others=True)
@@ -163,8 +163,8 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
 
 def read_options(path: Path) -> dict[str, Any]:
     """Return the options in a run's config.toml. Raises CheckpointError if some are missing, ConfigError if invalid."""
-    given = read_toml(Config, path)
-    missing = [name for name, entry in options(Config).items() if entry.saved and name not in given]
+    given = read_toml(path)
+    missing = [name for name in saved(resolve(given)) if name not in given]
     if missing:
         raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing)}; "
                               "begin a new run with another --out")  # fmt: skip

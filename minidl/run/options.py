@@ -1,26 +1,31 @@
-"""Options defined once: a dataclass field is both a command-line option and a key of a TOML file.
+"""Options defined once: a dataclass field is both a command-line option and a key of a configuration file.
 
     @dataclass(frozen=True)
     class Config:
-        lr: float = option(0.1, "learning rate", group="optimization", limits=ABOVE_ZERO)
+        lr: float = option(0.1, "learning rate", group="optimizer", limits=limits(above=0))
 
-`options(Config)` returns the descriptions of the fields. The command-line parser, the reader and the writer of TOML
-files, the checks and the error messages are derived from them. This module does not depend on the meaning of options.
+`options(Config)` returns the descriptions of the fields. The command-line parser, the pages of --help, the checks and
+the error messages are derived from them. This module does not depend on the meaning of options.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from minidl.errors import ConfigError, nearest
-from minidl.reading import TOML_LIMIT, Unreadable, text, toml_table
+from minidl.run.hints import shown, unknown_option
+
+LARGEST = 2**53  # whole numbers up to this one are exact in float64, which statistics use
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text",
+         tuple: "names separated by commas"}  # fmt: skip
+# A choice with capital letters is a form: torus:RxC allows torus:2x3. A word in capitals stands for a whole number of 1
+# or more, except for these. ALPHA is a number above 0.
+WORDS = {"PATH": ".+", "FILE": ".+", "ALPHA": "(?=[0.]*[1-9])[0-9]*[.]?[0-9]+(e[+-]?[0-9]+)?"}
 
 
 class Limits(NamedTuple):
@@ -30,24 +35,57 @@ class Limits(NamedTuple):
     allow: Callable[[Any], bool]
 
 
+def limits(
+    min: float | None = None, max: float | None = None, above: float | None = None, below: float | None = None
+) -> Limits | None:
+    """Return the limits min <= value <= max, above < value < below; None without any."""
+    bounds = [(min, f"of {min} or more"), (above, f"above {above}"), (max, f"of at most {max}"),
+              (below, f"below {below}")]  # fmt: skip
+    words = " and ".join(text for bound, text in bounds if bound is not None)
+    if min is not None and max is not None:
+        words = f"between {min} and {max}"
+
+    def allow(value: Any) -> bool:
+        return ((min is None or value >= min) and (max is None or value <= max)
+                and (above is None or value > above) and (below is None or value < below))  # fmt: skip
+
+    return Limits(words, allow) if words else None
+
+
 @dataclass(frozen=True)
 class Option:
-    """One option. kind: str, int, float, bool or tuple (of names, written a,b,c)."""
+    """One option.
+
+    kind: str, int, float, bool or tuple (of names, written a,b,c).
+    group: the topic of --help, and the section of the configuration file, such as method, or method.gossip.
+    choices: the allowed values or forms (see WORDS), each with its meaning or ""; empty: all values.
+    saved: written to config.toml; False for options of a single command, such as --quiet.
+    needs: {option: value or form}: the option has an effect only if the other one has this value.
+    instead_of: the name of an option that has no effect if this one is set (neither 0 nor False).
+    """
 
     name: str
     kind: type
     default: Any
     help: str
     group: str
-    choices: tuple[str, ...]
-    besides: Limits | None  # values allowed in addition to the choices
+    choices: Mapping[str, str]
     limits: Limits | None
-    saved: bool  # written to config.toml; False for options of a single command, such as --quiet
+    saved: bool
+    needs: Mapping[str, str]
+    instead_of: str
 
     @property
     def words(self) -> str:
         """The name as written on the command line: batch-size."""
         return self.name.replace("_", "-")
+
+    @property
+    def expected(self) -> str:
+        """The allowed values, for messages."""
+        if self.choices and self.kind is not tuple:
+            return ", ".join(self.choices)
+        return KINDS[self.kind] + (f" {self.limits.words}" if self.limits else "")
 
     def parse(self, text: str) -> Any:
         """Convert an argument of the command line to a value. Returns invalid text unchanged; `check` rejects it."""
@@ -69,6 +107,8 @@ class Option:
             raise self._wrong(value)
         if self.limits and not self.limits.allow(value):
             raise self._wrong(value)
+        if self.kind is int and abs(value) > LARGEST:
+            raise ConfigError(f"{self.words}: {shown(value)} is too large: expected at most 2^53")
         if self.kind is str:
             self._check_text(value)
         return value
@@ -80,24 +120,39 @@ class Option:
             raise self._wrong(value)
         for word in value:
             self._check_choice(word)
+            if list(value).count(word) > 1:
+                raise ConfigError(f"{self.words}: {word} is given twice: give it once")
         return tuple(value)
 
     def _check_text(self, value: str) -> None:
         if "\0" in value or not _is_unicode(value):
             raise self._wrong(value)
-        if self.choices and not (self.besides and self.besides.allow(value)):
+        if self.choices:
             self._check_choice(value)
 
     def _check_choice(self, word: str) -> None:
-        if word not in self.choices:
-            known = ", ".join(self.choices) + (f", {self.besides.words}" if self.besides else "")
-            raise ConfigError(f"unknown {self.words} {word!r}.{nearest(word, self.choices)} Known: {known}")
+        for choice in self.choices:
+            if matches(choice, word):
+                return
+        for choice in self.choices:
+            beginning = re.split("[A-Z]", choice)[0]
+            if beginning and beginning != choice and word.startswith(beginning):
+                raise ConfigError(f"{self.words}: {shown(word)} is not of the form {choice}")
+        plain = [choice for choice in self.choices if choice == choice.lower()]
+        raise ConfigError(f"unknown {self.words} {shown(word)}.{nearest(word.strip().lower(), plain)} "
+                          f"Known: {', '.join(self.choices)}")  # fmt: skip
 
     def _wrong(self, value: Any) -> ConfigError:
-        kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text",
-                 tuple: "names separated by commas"}  # fmt: skip
-        limits = f" {self.limits.words}" if self.limits else ""
-        return ConfigError(f"{self.words}: expected {kinds[self.kind]}{limits}, got {value!r}")
+        kind = KINDS[self.kind] + (f" {self.limits.words}" if self.limits else "")
+        return ConfigError(f"{self.words}: expected {kind}, got {shown(value)}")
+
+
+def matches(choice: str, value: Any) -> bool:
+    """Return whether a value is this choice, or has its form: matches("torus:RxC", "torus:2x3")."""
+    if value == choice or not isinstance(value, str) or choice == choice.lower():
+        return value == choice and choice == choice.lower()
+    pattern = re.sub("[A-Z]+", lambda word: WORDS.get(word[0], "0*[1-9][0-9]*"), re.escape(choice))
+    return re.fullmatch(pattern, value, re.DOTALL) is not None
 
 
 def _float(value: int) -> float:
@@ -115,19 +170,22 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    choices: tuple[str, ...] = (),
-    besides: Limits | None = None,
-    limits: Limits | None = None,
-    saved: bool = True,
-) -> Any:
-    """Return a dataclass field that defines an option; see `Option` for the arguments."""
-    described = dict(help=help, group=group, choices=choices, besides=besides, limits=limits, saved=saved)
-    return field(default=default, metadata=described)
+def option(default: Any, help: str, *, group: str, **more: Any) -> Any:
+    """Return a dataclass field that defines an option. more: other fields of `Option`.
+
+    choices may also be a sequence of names, without their meanings.
+    """
+    if not isinstance(more.get("choices", {}), Mapping):
+        more["choices"] = dict.fromkeys(more["choices"], "")
+    plain: dict[str, Any] = dict(choices={}, limits=None, saved=True, needs={}, instead_of="")
+    return field(default=default, metadata=plain | dict(help=help, group=group) | more)
+
+
+def declared(name: str, group: str, default: Any, help: str, **more: Any) -> Option:
+    """Return the option that a literal in a file of a model, an optimizer or a method declares (see declared.py)."""
+    bounds = {bound: more.pop(bound) for bound in ("min", "max", "above", "below") if bound in more}
+    more = dict(choices={}, needs={}, instead_of="") | more
+    return Option(name, type(default), default, help, group, limits=limits(**bounds), saved=True, **more)
 
 
 @cache
@@ -138,8 +196,7 @@ def options(config: type) -> dict[str, Option]:
         entry.name: Option(
             name=entry.name,
             kind=getattr(kinds[entry.name], "__origin__", kinds[entry.name]),
-            default=entry.default,
-            **entry.metadata,
+            **{"default": entry.default, **entry.metadata},
         )
         for entry in fields(config)
     }
@@ -148,96 +205,55 @@ def options(config: type) -> dict[str, Option]:
 # The command line.
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+class HelpWanted(Exception):
+    """The command line contains --help. topic: the word after it, such as gossip, or ""."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
 
 
-def parse(config: type, argv: list[str], program: str, **texts: str) -> dict[str, Any]:
+def parse(config: type, argv: Sequence[str]) -> dict[str, Any]:
     """Parse and check the options in `argv`. Options that are not given are absent from the result.
 
-    texts: description and epilog of --help. Raises ConfigError if an option is unknown or its value is not allowed.
+    If an option is given twice, the last value counts. Raises ConfigError if an option is unknown or its value is not
+    allowed, HelpWanted if --help or -h is among the arguments.
     """
-    parser = _Parser(
-        prog=program,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [options]",
-        **texts,  # type: ignore[arg-type]
-    )
-    known = options(config)
-    groups = {name: parser.add_argument_group(name) for name in dict.fromkeys(o.group for o in known.values())}
-    for entry in known.values():
-        _add(groups[entry.group], entry)
-    given, unknown = parser.parse_known_args(argv)
-    if unknown:
-        raise _unknown_argument(unknown[0], ["--" + entry.words for entry in known.values()])
-    return {
-        name: value if known[name].kind is bool else known[name].check(known[name].parse(value))
-        for name, value in vars(given).items()
-    }
+    _find_help(argv)
+    known = {"--" + entry.words: entry for entry in options(config).values()}
+    given: dict[str, Any] = {}
+    words = iter(argv)
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name not in known:
+            raise unknown_option(word, {entry.words: entry.choices for entry in known.values()})
+        entry = known[name]
+        if entry.kind is bool:
+            if equals:
+                raise ConfigError(f"{name} takes no value, got {shown(text)}: write only {name}")
+            given[entry.name] = True
+            continue
+        if not equals:
+            text = _value(entry, next(words, None))
+        if not text and entry.kind is str and not entry.choices:
+            raise ConfigError(f"{name}: expected the path of a file or folder, got ''")
+        given[entry.name] = entry.check(entry.parse(text))
+    return given
 
 
-def _add(group: Any, entry: Option) -> None:
-    if entry.kind is bool:
-        group.add_argument("--" + entry.words, action="store_true", help=entry.help)
-        return
-    default = "none" if entry.default == () else str(entry.default)
-    text = entry.help + (": " + ", ".join(entry.choices) if entry.choices else "")
-    text += f" (default: {default})" if default else ""
-    metavar = {int: "N", float: "X", str: "NAME" if entry.choices else "PATH", tuple: "A,B"}[entry.kind]
-    group.add_argument("--" + entry.words, metavar=metavar, help=text.replace("%", "%%"))
+def _find_help(argv: Sequence[str]) -> None:
+    for number, word in enumerate(argv):
+        if word.startswith(("--help=", "-h=")):
+            raise HelpWanted(word.partition("=")[2])
+        if word in ("--help", "-h"):
+            after = argv[number + 1] if number + 1 < len(argv) else ""
+            raise HelpWanted("" if after.startswith("-") else after)
 
 
-def _unknown_argument(argument: str, known: list[str]) -> ConfigError:
-    name = argument.split("=")[0]
-    if name.startswith("-"):
-        return ConfigError(f"unknown option {name}.{nearest(name, known)} --help lists all options")
-    return ConfigError(f"unexpected argument {argument!r}: every option begins with --; see --help")
-
-
-# Files.
-
-
-def read_toml(config: type, path: str | Path) -> dict[str, Any]:
-    """Read and check the options in a TOML file. Raises ConfigError, with the file's name, if one is invalid."""
-    try:
-        return from_toml(config, text(path, TOML_LIMIT))
-    except OSError as error:
-        raise ConfigError(f"cannot read config file {str(path)!r}: {error.strerror}") from None
-    except (Unreadable, ConfigError) as error:
-        raise ConfigError(f"config file {str(path)!r}: {error}") from None
-
-
-def from_toml(config: type, content: str) -> dict[str, Any]:
-    """Read and check the options in TOML text.
-
-    Raises ConfigError if a key is unknown or a value is not allowed, Unreadable if the text is not TOML.
-    """
-    known = {name: entry for name, entry in options(config).items() if entry.saved}
-    values = toml_table(content)
-    for key in values:
-        if key in options(config) and key not in known:
-            raise ConfigError(f"key {key!r} is for the command line only: give --{key}")
-        if key not in known:
-            raise ConfigError(f"unknown key {key!r}.{nearest(key, list(known))} Known: {', '.join(known)}")
-    return {key: known[key].check(value) for key, value in values.items()}
-
-
-def to_toml(config: Any) -> str:
-    """Return all saved options of a config as TOML text, by group. `from_toml` reads back the same values."""
-    lines: list[str] = []
-    group = ""
-    for name, entry in options(config.__class__).items():
-        if entry.saved:
-            if entry.group != group:
-                group = entry.group
-                lines += ["", f"# {group}"]
-            lines.append(f"{name} = {_toml_value(getattr(config, name))}")
-    return "\n".join(lines).strip() + "\n"
-
-
-def _toml_value(value: str | int | float | bool | tuple[str, ...]) -> str:
-    """Format a value. TOML equals JSON for these kinds, except that TOML requires DEL to be escaped."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _value(entry: Option, text: str | None) -> str:
+    """Return the word after an option as its value. Raises ConfigError if there is none, or if it is an option."""
+    if text is None or text.startswith("--"):
+        found = "the command line ends" if text is None else f"{shown(text)} follows"
+        expected = "the path of a file or folder" if entry.kind is str and not entry.choices else entry.expected
+        raise ConfigError(f"--{entry.words}: expected a value, but {found}: {expected}")
+    return text

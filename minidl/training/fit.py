@@ -20,7 +20,7 @@ from minidl.errors import ConfigError, nearest
 from minidl.nn import Module, seed
 from minidl.ops.conv import winograd
 from minidl.run.checkpoint import Arrays
-from minidl.run.config import DATA_PRESETS, TOGETHER, Config, resolve
+from minidl.run.config import DATASETS, Config, resolve
 from minidl.run.display import epoch_line
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.options import options
@@ -85,7 +85,7 @@ def fit(
 def _library_config(data: Data, given: dict[str, Any]) -> Config:
     others = ("model", "data", "keep")  # model and data are arguments; `fit` keeps no checkpoints and has one replica
     names = [name for name, entry in options(Config).items()
-             if entry.saved and entry.group != TOGETHER and name not in others]  # fmt: skip
+             if entry.saved and entry.group != "method" and name not in others]  # fmt: skip
     for name in given:
         if name not in names:
             raise ConfigError(f"fit: unknown option {name!r}.{nearest(name, names)} Known: {', '.join(names)}")
@@ -95,7 +95,7 @@ def _library_config(data: Data, given: dict[str, Any]) -> Config:
             raise ConfigError(f"fit: {name} has no effect on arrays; it is for data sets in files")
     # A Dataset that the user made may have any name; then it has no preset.
     name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
-    return resolve({"data": name} if name in DATA_PRESETS or isinstance(data, (str, Path)) else {}, given)
+    return resolve({"data": name} if name in DATASETS or isinstance(data, (str, Path)) else {}, given)
 
 
 def _as_dataset(data: Data, config: Config) -> Dataset:

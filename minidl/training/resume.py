@@ -14,8 +14,8 @@ from minidl.comm.meter import from_vector
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.run.checkpoint import Checkpoint, require_finite
-from minidl.run.config import FREE, Config, resolve
-from minidl.run.options import from_toml, options, to_toml
+from minidl.run.config import FREE, resolve
+from minidl.run.config_file import from_toml, saved, to_toml
 from minidl.run.progress import BEST, Progress
 from minidl.schema import LARGEST, named
 from minidl.training.replica_state import ReplicaState, mean, restore_replica
@@ -73,13 +73,14 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     before, layout, batches = state["config"], state["layout"], state["batches"]
     members = {int(rank): member for rank, member in state.get("members", {}).items()}
     try:
-        then = resolve(from_toml(Config, before))
-    except ValueError as error:  # ConfigError, or an error of tomllib
+        then = resolve(from_toml(before))
+    except ConfigError as error:
         raise CheckpointError(f"the options in the checkpoint are not valid: {error}") from None
-    now = asdict(trainer.config)
-    for name, value in asdict(then).items():
-        if name not in FREE and options(Config)[name].saved and value != now[name]:
-            raise CheckpointError(f"the checkpoint was made with {name} = {value!r}, not {now[name]!r}")
+    now = trainer.config
+    for name in saved(then) | saved(now):
+        was, is_now = getattr(then, name), getattr(now, name)
+        if name not in FREE and was != is_now:
+            raise CheckpointError(f"the checkpoint was made with {name} = {was!r}, not {is_now!r}")
     if layout != trainer.engine.arena.layout_hash:
         raise CheckpointError("the checkpoint is from a model with another layout of parameters")
     _check_arrays(trainer, checkpoint)

@@ -38,7 +38,10 @@ class Session:
     """
 
     def __init__(self, config: Config, signals: Signals, fabric: Fabric) -> None:
-        kind = method(config.method) if fabric.size > 1 else Local
+        kind = method(config.method)
+        kind.needs(1, config)  # a single replica, too, refuses options that contradict each other
+        kind.roles(fabric.size)
+        kind = kind if fabric.size > 1 else Local
         fabric.replicas = kind.roles(fabric.size).replicas
         if not fabric.replicas:
             raise ConfigError(f"{fabric.size} processes: {config.method} needs {kind.servers} as servers, and replicas")

@@ -28,10 +28,10 @@ from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, MinidlError
 from minidl.program.replay import Prediction
 from minidl.run import checkpoint as files
-from minidl.run.config import Config, resolve
+from minidl.run.config import Config
+from minidl.run.config_file import to_toml
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.folder import CLUSTER, RunFolder, write
-from minidl.run.options import read_toml, to_toml
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training import forecast
@@ -41,20 +41,19 @@ from minidl.training.resume import make_checkpoint
 from minidl.training.session import prepare
 from minidl.training.trainer import Entry, Trainer
 
-HEAD = ("# Every option of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
+HEAD = ("# The options of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
         "# `python -m minidl.simulate --cluster {cluster} --ranks {ranks} --config FILE`\n\n"
         )  # fmt: skip
-OWN = ("cluster", "ranks", "measure")  # options that Config does not have
 TESTED = 32  # at most this many replicas are tested individually
 LOG_EVERY = 100  # steps of a replica, on average, between two lines of metrics.jsonl
 MEASURED = 20  # gradients, of which the first does not count
 
 
-def execute(given: Mapping[str, Any], signals: Signals) -> Entry:
-    """Execute the options of the command line; return the result, ready for JSON."""
-    training = {name: value for name, value in given.items() if name not in OWN}
-    file = read_toml(Config, given["config"]) if given.get("config") else {}
-    config = resolve(file, training)
+def execute(config: Config, given: Mapping[str, Any], signals: Signals) -> Entry:
+    """Train, or with --measure only measure; return the result, ready for JSON.
+
+    given: the options of the command line, which contains some that Config does not have: cluster, ranks, measure.
+    """
     path = given.get("cluster", "uniform")
     if given.get("measure"):
         return measure(path, config)
@@ -71,7 +70,10 @@ class SimulatedRun:
 
     def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
         forecast.require_ranks(ranks)
-        kind = method(config.method) if ranks > 1 else Local
+        kind = method(config.method)
+        kind.needs(1, config)  # a single replica, too, refuses options that contradict each other
+        kind.roles(ranks)
+        kind = kind if ranks > 1 else Local
         roles = kind.roles(ranks)
         if not roles.replicas:
             raise ConfigError(f"no replicas: of {ranks} ranks, method {config.method} needs {kind.servers} as servers")

@@ -21,6 +21,7 @@ from minidl.cli.job import find_job
 from minidl.comm.fabric.base import CHUNK, Aborted, Column, Letter, Needs, Note, State
 from minidl.comm.fabric.mpi import MpiFabric
 from minidl.errors import MinidlError
+from minidl.run.config import Config
 
 
 def several(fabric: MpiFabric, *names: str) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def main() -> int:
         os.environ["MINIDL_NODE"] = str(job.rank * int(nodes) // int(os.environ["RANKS"]))
     name, *arguments = sys.argv[1:]
     try:
-        fabric = job.join({"reduce": "fast" if name == "fast" else "tree", "stall": 60})
+        fabric = job.join(Config(method="allreduce", reduce="fast" if name == "fast" else "tree", stall=60))
         assert isinstance(fabric, MpiFabric)
         result = globals()["several" if name == "fast" else name](fabric, *arguments)
         fabric.announce(Column.STATE, State.FINISHED)

@@ -1,0 +1,44 @@
+"""Checks of the options of a command line that need neither NumPy nor the files that they name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from minidl.errors import ConfigError
+from minidl.run.config import FREE
+
+WITH_RESUME = (*FREE, "resume", "json", "quiet", "trace")
+OF_A_RUN = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # with --evaluate of a run
+OF_A_FILE = (*OF_A_RUN, "model", "conv", "validation", "seed", "config")  # with --evaluate of other weights
+TARGETS = {"out": "begins a run", "resume": "continues a run", "evaluate": "tests weights"}
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError if options exclude each other, or if a path is obviously wrong."""
+    targets = [name for name in TARGETS if name in given]
+    if len(targets) > 1:
+        each = ", ".join(f"--{name} {TARGETS[name]}" for name in targets)
+        raise ConfigError(f"give only one of these: {each}")
+    if "resume" in given:
+        allow(given, WITH_RESUME, "--resume: the run keeps its options")
+    if "evaluate" in given:
+        allow(given, OF_A_FILE, "--evaluate, which does not train")
+    out = given.get("out", "")
+    if out and os.path.lexists(out) and not os.path.isdir(out):
+        raise ConfigError(f"--out {out} is a file: expected a folder, which is created if it does not exist")
+    weights = given.get("evaluate", "")
+    if weights and not os.path.exists(weights):
+        raise ConfigError(f"--evaluate {weights} does not exist: expected a run folder, a checkpoint or a .safetensors "
+                          "file")  # fmt: skip
+    data = given.get("data", "")
+    if data.endswith(".npz") and not os.path.exists(os.path.expanduser(data)):
+        raise ConfigError(f"--data {data}: there is no such file")
+
+
+def allow(given: Mapping[str, Any], names: tuple[str, ...], reason: str) -> None:
+    """Raise ConfigError for an option that is not among `names`."""
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"--{name.replace('_', '-')} cannot be given with {reason}")

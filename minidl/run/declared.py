@@ -1,0 +1,104 @@
+"""Options that models, optimizers and methods declare, each in its own file, as the literal OPTIONS:
+
+    OPTIONS = {
+        "period": {"default": 8, "min": 1, "help": "steps between two averages"},
+        "velocity": {"like": "momentum", "choices": {"local": "it stays local", "mixed": "it is averaged too"}},
+    }
+
+    default     its type is the option's type
+    help        what the option does
+    choices     {value or form: its meaning}; a form contains capital letters, such as torus:RxC
+    min, max, above, below      the limits of a number
+    needs       {other option: value}: the option has an effect only if the other option has this value
+    instead_of  the option that has no effect if this one is set
+    like        begin with the declaration of the same option elsewhere: in another file of comm/methods, or of another
+                model or optimizer; the keys above override its keys
+
+A method is a file: its OPTIONS hold its options, and its docstring describes it. The files models.py and optim.py hold
+several models and optimizers: their OPTIONS and ABOUT begin with the name. The files are parsed, but not imported, so
+--help needs neither NumPy nor the methods. A new method needs its file and a line in comm/methods/__init__.py.
+The closing bracket of a literal is at the beginning of a line.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minidl.run.options import Option, declared
+
+FILES = {"model": "minidl.models", "optimizer": "minidl.optim"}
+METHODS = "minidl.comm.methods"
+
+
+class Choice(NamedTuple):
+    """A model, an optimizer or a method. about: one line. papers: the sentences of its docstring that cite papers."""
+
+    about: str
+    papers: str
+    options: Mapping[str, Option]
+
+
+@cache
+def choices(chooser: str) -> dict[str, Choice]:
+    """Return the models, optimizers or methods by name. chooser: model, optimizer or method."""
+    if chooser in FILES:
+        file = _File(FILES[chooser])
+        table = file.literal("OPTIONS")
+        return {name: Choice(file.literal("ABOUT")[name], "", _options(f"{chooser}.{name}", table[name], table))
+                for name in table}  # fmt: skip
+    found = {}
+    for name, target in _File(METHODS).literal("METHODS").items():
+        file = _method(target.partition(".")[0])
+        about, papers = described(file.docstring)
+        found[name] = Choice(about, papers, _options(f"{chooser}.{name}", file.literal("OPTIONS"), {}))
+    return found
+
+
+def _options(group: str, table: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Option]:
+    found = {}
+    for name, declaration in table.items():
+        entry = dict(declaration)
+        if other := entry.pop("like", ""):
+            entry = (others or {other: _method(other).literal("OPTIONS")})[other][name] | entry
+        found[name] = declared(name, group, **entry)
+    return found
+
+
+@cache
+def _method(name: str) -> _File:
+    return _File(f"{METHODS}.{name}")
+
+
+class _File:
+    """The text of a module that is not imported."""
+
+    def __init__(self, module: str) -> None:
+        spec = find_spec(module)
+        assert spec and spec.origin, module
+        self.text = Path(spec.origin).read_text(encoding="utf-8")
+
+    @property
+    def docstring(self) -> str:
+        return self.text.split('"""')[1]
+
+    def literal(self, name: str) -> Any:
+        """Return the dict that the module assigns to this name: `NAME = {}`, or lines up to one that begins with }.
+
+        Only this part of the file is parsed, which is faster than to parse all of it.
+        """
+        found = re.search(rf"^{name}\b[^=\n]*= (\{{\}}|\{{.*?^\}})", self.text, re.MULTILINE | re.DOTALL)
+        assert found, name
+        return ast.literal_eval(found[1])
+
+
+def described(docstring: str) -> tuple[str, str]:
+    """Return the first paragraph of a docstring as one line, and the later sentences that cite a year."""
+    paragraphs = [" ".join(part.split()) for part in docstring.split("\n\n") if not part.startswith(" ")]
+    sentences = re.split(r"(?<=[.:]) (?=[A-Z])", " ".join(paragraphs[1:]))
+    return paragraphs[0], " ".join(sentence for sentence in sentences if re.search(r"\b(19|20)\d\d\b", sentence))

@@ -1,0 +1,229 @@
+"""The pages of --help: one with all options; and one for each topic, option, model, optimizer and method."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from minidl.errors import ConfigError, nearest, report
+from minidl.run import declared
+from minidl.run.config import CHOOSERS, GROUPS, Config, resolve, takers
+from minidl.run.hints import meant, shown
+from minidl.run.options import Option, options
+from minidl.run.presets import PRESETS
+
+WIDTH = 88
+INDENT = 24  # the column of the descriptions
+MOST_USED = ("data", "model", "epochs", "batch_size", "optimizer", "lr", "cluster", "ranks", "workers", "method",
+             "validation", "out", "resume", "config")  # fmt: skip
+METAVARS = {int: "N", float: "X", tuple: "A,B"}
+
+
+class Command(NamedTuple):
+    """A command line. config: the dataclass of its options. examples: lines to print unchanged."""
+
+    program: str
+    config: type
+    description: str
+    examples: str
+
+
+def page(command: Command, topic: str = "") -> str:
+    """Return the page about a topic, option, model, optimizer or method; by default the one with all options.
+
+    Raises ConfigError if the topic is unknown.
+    """
+    known = options(command.config)
+    word = topic.lstrip("-").replace("-", "_")
+    if not topic:
+        lines = _all(command)
+    elif topic in GROUPS:
+        lines = _group(known, topic)
+    elif found := [chooser for chooser in CHOOSERS if topic in declared.choices(chooser)]:
+        lines = _choice(known, found[0], topic)
+    elif others := [entry for entry in known.values() if word == entry.name or topic in entry.choices]:
+        lines = _option(known, others[0])
+    else:
+        topics = [*GROUPS, *(name for chooser in CHOOSERS for name in declared.choices(chooser))]
+        other = meant(topic, {entry.words: entry.choices for entry in known.values()})
+        hint = nearest(topic, topics) or (f" Did you mean '{other}'?" if other else "")
+        raise ConfigError(f"--help: unknown topic {shown(topic)}.{hint} Expected one of {', '.join(GROUPS)}, or an "
+                          "option, a model, an optimizer or a method")  # fmt: skip
+    return "\n".join(lines)
+
+
+def plain_page(usage: str, config: type, description: str, examples: str) -> str:
+    """Return the page of a command with few options."""
+    lines = [line for entry in options(config).values() for line in _line(entry)]
+    return "\n".join([f"usage: {usage}", "", *_wrapped(description), "", "options", *lines, examples.rstrip()])
+
+
+def show(command: Command, topic: str) -> int:
+    """Print a page of --help. Returns the exit code: 0, or 2 if the topic is unknown."""
+    try:
+        print(page(command, topic), flush=True)
+    except ConfigError as error:
+        return report(str(error))
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest when it exits
+        if not isinstance(error, BrokenPipeError):  # as with --help | head
+            return report(f"cannot print this page: {error.strerror}")
+    return 0
+
+
+def _all(command: Command) -> Iterator[str]:
+    known = _current(options(command.config))
+    yield f"usage: {command.program} [options]"
+    yield f"       {command.program} --help NAME"
+    yield from _wrapped("NAME: one of the topics below, or an option, a model, an optimizer or a method", " " * 7)
+    yield from ("", *_wrapped(command.description))
+    yield from ("", "most used")
+    for name in MOST_USED:
+        if name in known:
+            yield from _line(known[name])
+    for group, about in GROUPS.items():
+        yield from ("", f"{group}: {about}")
+        for entry in _common(known, group):
+            if entry.name not in MOST_USED:
+                yield from _line(entry)
+        if group in CHOOSERS:
+            yield from _declared(command, group)
+    yield command.examples.rstrip()
+    yield from ("", "defaults that depend on the data set, the model or the optimizer")
+    for conditions, values in PRESETS:
+        yield from _row("  " + " ".join(conditions.values()), _preset(values))
+
+
+def _declared(command: Command, chooser: str) -> Iterator[str]:
+    """Yield the options that only some models, optimizers or methods take."""
+    if chooser != "method":
+        for name, names in takers(chooser).items():
+            if name in options(command.config):
+                where = f"only for {', '.join(names)}" if len(names) < 6 else f"not for {_others(chooser, names)}"
+                entry = declared.choices(chooser)[names[0]].options[name]
+                yield from _row(_usage(entry), f"({where}) {_sentence(entry, with_choices=True)}")
+        return
+    seen: dict[str, str] = {}
+    for name, choice in declared.choices(chooser).items():
+        yield from ("", *_wrapped(f"only for the method {name}: {choice.about}", "  "))
+        for entry in choice.options.values():
+            if entry.name not in options(command.config):
+                continue
+            same = seen.setdefault(entry.help, name)
+            if same == name:
+                yield from _line(entry)
+            else:
+                yield from _row(_usage(entry), f"as for {same} (default: {_text(entry.default)})")
+
+
+def _others(chooser: str, names: Iterable[str]) -> str:
+    return ", ".join(name for name in declared.choices(chooser) if name not in names)
+
+
+def _group(known: Mapping[str, Option], group: str) -> Iterator[str]:
+    yield f"{group}: {GROUPS[group]}"
+    for entry in _common(_current(known), group):
+        yield from ("", *_details(entry))
+    if group in CHOOSERS:
+        yield from ("", f"options that only some {group}s take; --help NAME describes them")
+        for name, choice in declared.choices(group).items():
+            if words := ", ".join(f"--{entry.words}" for entry in choice.options.values() if entry.name in known):
+                yield from _row(f"  {name}", words)
+
+
+def _option(known: Mapping[str, Option], entry: Option) -> Iterator[str]:
+    """Yield the page of an option. Methods that take it may declare it differently."""
+    names = takers(entry.group).get(entry.name, []) if entry.group in CHOOSERS else []
+    if not names:
+        yield from _details(_current(known)[entry.name])
+    seen: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        own = declared.choices(entry.group)[name].options[entry.name]
+        condition = "".join(f" with --{other} {needed}" for other, needed in own.needs.items())
+        seen.setdefault(tuple(_details(replace(own, needs={}))), []).append(name + condition)
+    for lines, those in seen.items():
+        yield from (f"for --{entry.group} {', '.join(those)}:", *lines)
+
+
+def _common(known: Mapping[str, Option], group: str) -> list[Option]:
+    """Return the options of a group without those that only some models, optimizers or methods take."""
+    special = takers(group) if group in CHOOSERS else {}
+    return [entry for entry in known.values() if entry.group == group and entry.name not in special]
+
+
+def _choice(known: Mapping[str, Option], chooser: str, name: str) -> Iterator[str]:
+    """Yield the page of a model, an optimizer or a method."""
+    choice = declared.choices(chooser)[name]
+    yield from _wrapped(f"{chooser} {name}: {choice.about}")
+    if choice.papers:
+        yield from ("", *_wrapped(choice.papers))
+    entries = [entry for entry in choice.options.values() if entry.name in known]
+    yield from ("", f"options that --{chooser} {name} takes, besides those that all take:" if entries else
+                f"--{chooser} {name} has no options of its own.")  # fmt: skip
+    for entry in entries:
+        yield from _details(entry)
+    rows = [(conditions, values) for conditions, values in PRESETS if conditions.get(chooser) == name]
+    if rows:
+        yield from ("", "defaults")
+        for conditions, values in rows:
+            yield from _row("  " + " ".join(conditions.values()), _preset(values))
+
+
+def _details(entry: Option) -> Iterator[str]:
+    """Yield the lines of an option, with one line for each allowed value that has a meaning."""
+    meanings = {choice: meaning for choice, meaning in entry.choices.items() if meaning}
+    yield from _row(_usage(entry), _sentence(entry, with_choices=not meanings))
+    for choice, meaning in meanings.items():
+        yield from _row("      " + choice, meaning)
+    for other, needed in entry.needs.items():
+        yield from _row("", f"only with --{other} {needed}")
+
+
+def _line(entry: Option) -> Iterator[str]:
+    return _row(_usage(entry), _sentence(entry, with_choices=True))
+
+
+def _usage(entry: Option) -> str:
+    metavar = METAVARS.get(entry.kind, "NAME" if entry.choices else "PATH")
+    return f"  --{entry.words}" + ("" if entry.kind is bool else f" {metavar}")
+
+
+def _sentence(entry: Option, with_choices: bool) -> str:
+    text = entry.help + (f": {', '.join(entry.choices)}" if entry.choices and with_choices else "")
+    default = "" if entry.kind is bool else _text(entry.default)
+    return text + (f" (default: {default})" if default else "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _preset(values: Mapping[str, Any]) -> str:
+    return "  ".join(f"--{name.replace('_', '-')} {_text(value)}" for name, value in values.items())
+
+
+def _current(known: Mapping[str, Option]) -> dict[str, Option]:
+    """Return the options with the defaults of a run without options."""
+    config: Config = resolve({})
+    defaults = {name: value for name, value in vars(config).items() if value is not None and name != "data_dir"}
+    return {name: replace(entry, default=defaults.get(name, entry.default)) for name, entry in known.items()}
+
+
+def _row(left: str, text: str) -> Iterator[str]:
+    """Yield lines with the text in a column to the right of `left`, or below it if `left` is too long."""
+    lines = textwrap.wrap(text, WIDTH - INDENT, break_on_hyphens=False) or [""]
+    if len(left) + 2 > INDENT:
+        yield left
+    else:
+        yield left.ljust(INDENT) + lines.pop(0)
+    yield from (" " * INDENT + line for line in lines)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

@@ -1,0 +1,42 @@
+"""Presets: values of options that are not given, for combinations of data set, model and optimizer.
+
+A row applies if all its conditions hold; later rows override earlier ones. What the rows for VGG and the deep ResNets
+are based on, and what each combination reaches, is in bench/RESULTS.md; `bench/presets.py` measures it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Row = tuple[dict[str, str], dict[str, Any]]  # conditions {option: value}, values {option: value}
+
+PRESETS: tuple[Row, ...] = (
+    ({"data": "digits"}, dict(epochs=15, batch_size=32)),
+    ({"data": "mnist"}, dict(epochs=10, batch_size=64)),
+    ({"data": "fashion-mnist"}, dict(epochs=15, batch_size=64, augment=("flip",))),
+    ({"data": "cifar10"}, dict(epochs=60, batch_size=128, augment=("pad-crop", "flip"))),
+    # VGG has no normalisation: on MNIST it diverges with 0.05 and without a rise of the rate (in step 22).
+    ({"model": "vgg"}, dict(lr=0.02, schedule="one-cycle")),
+    ({"model": "resnet20"}, dict(lr=0.1)),
+    # Deep networks need a low rate in the first steps (He et al. 2016, 4.2). On the digits, 150 steps: without clipping
+    # the loss of ResNet-110 first rises (to 14 with lr 0.05), and ends at 1; with clipping it falls steadily, to 0.05.
+    *[({"model": f"resnet{depth}"}, dict(lr=0.1, schedule="one-cycle", clip=1.0)) for depth in (32, 44, 56, 110)],
+    ({"optimizer": "adam"}, dict(lr=1e-3, weight_decay=0.0)),
+    ({"optimizer": "adamw"}, dict(lr=1e-3, weight_decay=0.05)),
+    ({"optimizer": "lars"}, dict(lr=1.0)),
+)
+
+
+def preset(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the preset values for the chosen data set, model and optimizer."""
+    found: dict[str, Any] = {}
+    for conditions, values in PRESETS:
+        if all(chosen[name] == value for name, value in conditions.items()):
+            found |= values
+    return found
+
+
+def depending_on(name: str) -> set[str]:
+    """Return the options whose presets depend on an option, such as data."""
+    return {key for conditions, values in PRESETS if name in conditions for key in values}
