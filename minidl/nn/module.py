@@ -95,11 +95,25 @@ class Module:
 
     Assign parameters, buffers and modules to attributes in `__init__`, and write `forward`. A parameter's name is the
     path of attributes to it, such as `layer1.0.conv1.weight`. Parameters are listed in the order of assignment.
+
+    `copy.deepcopy` and pickle return a model with its own parameters, in its own arena. `copy.copy` returns one that
+    shares its parameters, sub-modules and arenas with the original.
     """
+
+    __slots__ = ("__dict__", "__weakref__", "kept_prediction")
+
+    kept_prediction: Any  # of run/evaluation.py; not part of vars(module), and not copied
 
     training = True
     arena: Arena | None = None  # the parameters, after `flatten`
     statistics: Arena | None = None  # the buffers, after `flatten`: a separate vector, which replicas do not average
+
+    def __getstate__(self) -> Any:
+        """Return the attributes for copy and pickle."""
+        state = super().__getstate__()  # type: ignore[misc]
+        if isinstance(state, tuple):  # attributes, slots
+            state[1].pop("kept_prediction", None)
+        return state
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no forward()")

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl.engine.concurrency import check_fork, kernel_lock
 from minidl.engine.device import Device, address, aligned
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
@@ -34,6 +35,7 @@ from minidl.program.record import Recorder, Unrecordable
 from minidl.program.table import WORKSPACE, Program
 
 Loss = Callable[[Tensor, np.ndarray], Tensor]
+PROGRAMS = 64  # the most that an instance keeps; those that were not used for the longest time are discarded first
 
 
 def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
@@ -41,11 +43,22 @@ def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
     return int((logits.numpy().argmax(axis=1) == labels).sum())
 
 
+def silent(ready: int, total: int) -> None:
+    """Report no progress."""
+
+
 class Workspace:
-    """Memory shared by programs that never run simultaneously. It grows to the size that the largest program needs."""
+    """Memory for programs. It grows to the size that the largest program needs.
+
+    lock: held by a thread while a program runs in this memory, and until its results are copied.
+    """
 
     def __init__(self) -> None:
         self.memory = aligned(0, np.uint8)
+        self.lock = kernel_lock()
+
+    def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
+        return Workspace, ()  # a copy is other memory: nothing in it outlasts a run
 
     def reserve(self, size: int) -> None:
         if size > self.memory.size:
@@ -58,14 +71,16 @@ class Workspace:
 class Replayed:
     """The base class of `Gradient` and `Prediction`: a model, and a program for each shape of batch.
 
-    workspace: memory to share with other instances that never run simultaneously. progress, also: see `Program`.
+    workspace: memory to share with other instances; they then run one at a time. progress, also: see `Program`.
+
+    A copy (copy, deepcopy, pickle) records its own programs. It does not copy `progress` and `also`.
     """
 
     def __init__(
         self,
         model: Module,
         workspace: Workspace | None = None,
-        progress: OnProgress = lambda ready, total: None,
+        progress: OnProgress = silent,
         also: Sequence[Kernel] = (),
     ) -> None:
         self.model, self.progress, self.also = model, progress, also
@@ -106,7 +121,12 @@ class Replayed:
         return found if self.model.statistics is None else found | {"statistics": self.model.statistics.theta}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "programs": {}}  # a copied program would point into the original's memory
+        # All other attributes describe memory of the original.
+        return {name: vars(self)[name] for name in ("model", "loss", "result", "workspace", "bound") if name in vars(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, progress=silent, also=(), programs={})
+        self.forget()
 
     def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         """Record the step for a batch; return the recorder and the results."""
@@ -117,6 +137,7 @@ class Replayed:
 
         Return None if the model cannot be recorded, or while a watcher must see its forward passes (`watched`).
         """
+        check_fork()
         moved = any([tensor._data is not array for tensor, array in self.arrays])
         if moved or self.structure != structure() or self.model.arena is not self.arena:
             self.forget()
@@ -124,8 +145,10 @@ class Replayed:
             return None
         flags = tuple([module.training for module in self.modules] + [p.requires_grad for p in self.parameters])
         key = flags, uses_winograd(), *((array.shape, array.dtype.str) for array in batch.values())
-        program = self.programs.get(key)
-        if program is None:
+        program = self.programs.pop(key, None)
+        if program is not None:
+            self.programs[key] = program  # the last one used is the last in the dict
+        else:
             try:
                 (first, results), (second, _) = self.record(batch), self.record(batch)
                 if first.digest() != second.digest():
@@ -136,6 +159,8 @@ class Replayed:
                 warnings.warn(f"this model runs without a recorded program, which is slower: {error}", stacklevel=4)
                 return None
             self.workspace.reserve(program.workspace_size)
+            if len(self.programs) > PROGRAMS:
+                del self.programs[next(iter(self.programs))]
         return program
 
     def bases(self, batch: dict[str, np.ndarray]) -> dict[str, int]:
@@ -175,9 +200,10 @@ class Gradient(Replayed):
 
         Overwrites arena.grad with the gradient. Raises ShapeError if shapes, types or labels do not fit.
         """
-        for _ in self.parts(x, y):
-            pass
-        return self.result
+        with self.workspace.lock:
+            for _ in self.parts(x, y):
+                pass
+            return self.result
 
     def parts(self, x: np.ndarray, y: np.ndarray, cuts: Sequence[int] = ()) -> Iterator[tuple[int, int, float]]:
         """Compute the gradient in parts: yield (start, stop, done) as soon as grad[start:stop] is final.
@@ -198,11 +224,13 @@ class Gradient(Replayed):
         for start, stop in parts:
             last = max(made, program.final("grad", start * size, stop * size) if "grad" in self.vectors else calls)
             if last > made:
-                program.run(bases, made, last)
+                with self.workspace.lock:
+                    program.run(bases, made, last)
             made = last
             yield start, stop, made / calls
         if made < calls:
-            program.run(bases, made)
+            with self.workspace.lock:
+                program.run(bases, made)
         results = self.results(program)
         self.arena.cleared.clear()
         if self.model.statistics is not None:
@@ -215,9 +243,10 @@ class Gradient(Replayed):
     def prepare(self, x: np.ndarray, y: np.ndarray) -> None:
         """Record the step for batches of this shape and compile its kernels, without running it."""
         x, y = self._batch(x, y)
-        program = self.program({"x": x, "y": y})
-        if program is not None:
-            run_calls(program.table, 0, 0)  # no calls: only compiles or loads `run`
+        with self.workspace.lock:
+            program = self.program({"x": x, "y": y})
+            if program is not None:
+                run_calls(program.table, 0, 0)  # no calls: only compiles or loads `run`
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if np.asarray(y).dtype.kind not in "iu":
@@ -253,17 +282,18 @@ class Gradient(Replayed):
 
 
 class Prediction(Replayed):
-    """A callable that computes the model's outputs in evaluation mode."""
+    """A callable that computes the model's outputs in evaluation mode. Several threads may call it."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return the outputs (B, classes) for images x (B, H, W, C), valid until the next run in this workspace."""
+        """Return the outputs (B, classes), a new array, for images x (B, H, W, C)."""
         x = np.ascontiguousarray(Tensor(x)._data)
-        program = self.program({"x": x})
-        if program is None:
-            with evaluating(self.model):
-                return self.model(x).numpy()
-        program.run(self.bases({"x": x}))
-        return self.results(program)["logits"]
+        with self.workspace.lock:
+            program = self.program({"x": x})
+            if program is None:
+                with evaluating(self.model):
+                    return self.model(x).numpy().copy()
+            program.run(self.bases({"x": x}))
+            return self.results(program)["logits"].copy()
 
     def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         recorder, batch = self.recorder(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -13,9 +14,12 @@ from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, DivergedError
 from minidl.nn import Module, evaluating, watching
-from minidl.program.replay import Prediction, correct_answers
+from minidl.nn.module import watched
+from minidl.program.replay import Prediction, Workspace, correct_answers
 
 BATCH = 256
+
+_shared: Callable[[], Workspace | None] = lambda: None  # a weak reference
 
 
 class Score(NamedTuple):
@@ -42,15 +46,15 @@ def evaluate(
     if len(x) != len(y):
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
     loss, correct, start = 0.0, 0, 0
-    with evaluating(model):
-        for logits in _logits(model, x, batch_size, prediction):
-            check()
-            part = slice(start, start + batch_size)
-            loss += ops.cross_entropy(logits, y[part]).item() * len(y[part])
-            if not math.isfinite(loss):
+    for logits in _logits(model, x, batch_size, prediction):
+        check()
+        part = slice(start, start + batch_size)
+        loss += ops.cross_entropy(logits, y[part]).item() * len(y[part])
+        if not math.isfinite(loss):
+            with evaluating(model):
                 raise DivergedError(f"evaluate: the loss is {loss}, {first_not_finite(model, x[part])}")
-            correct += correct_answers(logits, y[part])
-            start += batch_size
+        correct += correct_answers(logits, y[part])
+        start += batch_size
     return Score(loss / len(y), correct / len(y))
 
 
@@ -59,19 +63,52 @@ def predict(model: Module, x: np.ndarray, batch_size: int = BATCH) -> np.ndarray
 
     Images must be standardised as in training: `dataset.standardise(images)`. Raises ConfigError if there are no images
     or they are not floats.
+
+    The recorded computation is kept as long as the model. Calls from several threads are made one after the other; for
+    simultaneous calls, let each thread have a `Prediction`.
     """
-    with evaluating(model):
-        return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
+    return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
+
+
+def kept_prediction(model: Module) -> Prediction:
+    """Return the `Prediction` of a model that `predict` and `evaluate` use. The model keeps it; copies have their own.
+
+    A Prediction of the model itself would refer to the model, and the memory of a discarded model would not be freed
+    before the garbage collector runs. This one is of a stand-in: another object of the same class with the same
+    attributes, in the same dict.
+    """
+    if watched():  # watchers must see the model itself
+        return Prediction(model)
+    kept: Prediction | None = getattr(model, "kept_prediction", None)
+    if kept is None or type(kept.model) is not type(model) or vars(kept.model) is not vars(model):
+        stand_in = object.__new__(type(model))
+        stand_in.__dict__ = vars(model)
+        kept = Prediction(stand_in, workspace=_workspace())
+        if not any(vars(kind).get("__slots__") for kind in type(model).__mro__ if kind is not Module):
+            object.__setattr__(model, "kept_prediction", kept)
+    return kept
+
+
+def _workspace() -> Workspace:
+    """Return the workspace that all kept predictions share. It is freed with the last of them."""
+    global _shared
+    workspace = _shared()
+    if workspace is None:
+        workspace = Workspace()
+        _shared = ref(workspace)
+    return workspace
 
 
 def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Prediction | None = None) -> Iterator[Tensor]:
     """Yield the model's outputs (B, classes) for each batch."""
     if not len(x):
         raise ConfigError("no images were given; expected at least one")
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}; expected at least 1")
     if x.dtype.kind != "f":
         raise ConfigError(f"images hold {x.dtype}; expected floats, standardised as in training: "
                           "dataset.standardise(images)")  # fmt: skip
-    prediction = prediction or Prediction(model)
+    prediction = prediction or kept_prediction(model)
     for start in range(0, len(x), batch_size):
         yield Tensor(prediction(_as_model(model, x[start : start + batch_size])))
 
