@@ -34,7 +34,7 @@ def new_lock() -> Lock:
     """
     lock: Any = threading.RLock()
     _locks.add(lock)
-    return lock  # type: ignore[no-any-return]
+    return lock
 
 
 _kernels = new_lock()  # held while a kernel runs, if kernels must run one at a time

@@ -24,8 +24,8 @@ class Tensor:
                    Anything else (lists, numbers, integer arrays) is converted to a new float32 array.
     requires_grad  whether `backward` adds d(loss)/d(this) to `.grad`, an array of the same shape
 
-    Comparisons (==, !=, <, <=, >, >=) with numbers, arrays and tensors return NumPy arrays of booleans, as NumPy's do. A
-    tensor is a key of dicts and a member of sets by identity, not by its values.
+    Comparisons (==, !=, <, <=, >, >=) with numbers, arrays and tensors return NumPy arrays of booleans, with no graph.
+    As a key of a dict or a member of a set, a tensor is compared by identity, not by its values.
 
     Copies (copy, deepcopy, pickle) have no graph: the copy of a computed tensor is a leaf, as `detach` returns it.
 
@@ -186,7 +186,8 @@ class Tensor:
 
     def __getstate__(self) -> Any:
         """Return the attributes for copy and pickle: (of subclasses, of the class's slots)."""
-        others, slots = super().__getstate__()  # type: ignore[misc]
+        state: Any = super().__getstate__()
+        others, slots = state
         if self.creator is not None:
             slots |= {"creator": None, "_grad": None, "requires_grad": False}
         return others, slots

@@ -110,7 +110,7 @@ class Module:
 
     def __getstate__(self) -> Any:
         """Return the attributes for copy and pickle."""
-        state = super().__getstate__()  # type: ignore[misc]
+        state = super().__getstate__()
         if isinstance(state, tuple):  # attributes, slots
             state[1].pop("kept_prediction", None)
         return state

@@ -155,6 +155,8 @@ class Recorder(Device):
             yield
         finally:
             recording.recorder = before
+            for op in [name for name, value in vars(self).items() if isinstance(value, _Table)]:
+                delattr(self, op)  # it refers to this recorder: the cycle would keep the model's memory alive
 
     refuse = staticmethod(_refuse)
 

@@ -121,8 +121,8 @@ class Replayed:
         return found if self.model.statistics is None else found | {"statistics": self.model.statistics.theta}
 
     def __getstate__(self) -> dict[str, Any]:
-        # All other attributes describe memory of the original.
-        return {name: vars(self)[name] for name in ("model", "loss", "result", "workspace", "bound") if name in vars(self)}
+        copied = ("model", "loss", "result", "workspace", "bound")  # the others describe memory of the original
+        return {name: value for name, value in vars(self).items() if name in copied}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, progress=silent, also=(), programs={})

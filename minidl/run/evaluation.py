@@ -19,7 +19,7 @@ from minidl.program.replay import Prediction, Workspace, correct_answers
 
 BATCH = 256
 
-_shared: Callable[[], Workspace | None] = lambda: None  # a weak reference
+_shared: ref[Workspace] | None = None  # the workspace of all kept predictions
 
 
 class Score(NamedTuple):
@@ -82,7 +82,7 @@ def kept_prediction(model: Module) -> Prediction:
     kept: Prediction | None = getattr(model, "kept_prediction", None)
     if kept is None or type(kept.model) is not type(model) or vars(kept.model) is not vars(model):
         stand_in = object.__new__(type(model))
-        stand_in.__dict__ = vars(model)
+        object.__setattr__(stand_in, "__dict__", vars(model))
         kept = Prediction(stand_in, workspace=_workspace())
         if not any(vars(kind).get("__slots__") for kind in type(model).__mro__ if kind is not Module):
             object.__setattr__(model, "kept_prediction", kept)
@@ -92,7 +92,7 @@ def kept_prediction(model: Module) -> Prediction:
 def _workspace() -> Workspace:
     """Return the workspace that all kept predictions share. It is freed with the last of them."""
     global _shared
-    workspace = _shared()
+    workspace = None if _shared is None else _shared()
     if workspace is None:
         workspace = Workspace()
         _shared = ref(workspace)
