@@ -98,11 +98,13 @@ class Optimizer:
         self.partial = np.zeros(self.device.optim.norms_partial(len(segments)))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy (deepcopy, pickle): its vectors begin on a boundary of the arena's alignment again."""
+        """Restore a copy (deepcopy, pickle) in new memory: aligned like the arena's, and writable."""
         vars(self).update(state)
         vectors, self.state = self.state, {name: self.arena.new_vector() for name in self.state}
         for name, vector in vectors.items():
             self.state[name][:] = vector
+        self.trained = self.trainable()
+        self.find_segments()
 
     def _check(self, **numbers: float) -> None:
         for name, value in numbers.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -307,13 +308,13 @@ class Tensor:
 
 def float_type(dtype: DTypeLike) -> np.dtype:
     """Return dtype as a NumPy type. Raises ConfigError if it is neither float32 nor float64."""
-    try:
-        found: Any = np.dtype(dtype) if dtype is not None else None  # np.dtype(None) is float64
-    except TypeError:
-        found = dtype
-    if found not in FLOATS:
-        raise ConfigError(f"astype: {found}; expected float32 or float64")
-    return np.dtype(dtype)
+    name: object = dtype
+    if dtype is not None:  # np.dtype(None) is float64
+        with suppress(TypeError):
+            name = found = np.dtype(dtype)
+            if found in FLOATS:
+                return found
+    raise ConfigError(f"astype: {name}; expected float32 or float64")
 
 
 from minidl import ops  # noqa: E402  (the one import cycle: ops use Tensor, and Tensor's operators use ops)
