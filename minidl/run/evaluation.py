@@ -118,8 +118,8 @@ def _images(x: ArrayLike) -> np.ndarray:
     if images.ndim and not len(images):
         raise ConfigError("no images were given; expected at least one")
     if images.dtype.kind != "f" or not images.ndim:
-        raise ConfigError(f"images: an array of {images.dtype} {images.shape}; expected floats (N, H, W, C), "
-                          "standardised as in training: dataset.standardise(images)")  # fmt: skip
+        raise ConfigError(f"images {images.shape} hold {images.dtype}; expected floats, standardised as in training: "
+                          "dataset.standardise(images)")  # fmt: skip
     return images
 
 
