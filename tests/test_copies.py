@@ -20,6 +20,7 @@ from minidl.engine.parameter import Parameter
 from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, MinidlError
 from minidl.program.replay import Gradient, Prediction, Workspace
+from minidl.run.evaluation import predict
 
 
 def out_of_band(thing: Any) -> Any:
@@ -204,6 +205,28 @@ def test_attributes_of_subclasses_are_copied() -> None:
         assert (twin.weight.scale, twin.weight.note, twin.weight.torch_axes) == (3.0, ["a"], (1, 0))
         assert type(twin.weight) is Scaled and twin.weight.note is not weight.note
         assert twin.last_output.item() == 2 and twin.table.tolist() == [0, 1, 2]
+
+
+class Restored(nn.Sequential):
+    """A model with methods for pickle, as in Python's documentation."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "note": "copied"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def test_predict_changes_nothing_that_is_copied() -> None:
+    model = Restored(nn.Flatten(), nn.Linear(50, 3))
+    expected = predict(model, X)
+    assert b"Prediction" not in pickle.dumps(model)
+    for way in [*WAYS.values(), copy.copy]:
+        twin = way(model)
+        assert twin.note == "copied" and predict(twin, X).tobytes() == expected.tobytes()
+        if way is not copy.copy:
+            twin[1].weight.copy_(twin[1].weight.numpy() * 2)
+            assert predict(twin, X).tobytes() != expected.tobytes() == predict(model, X).tobytes()
 
 
 def test_a_shallow_copy_of_a_model_shares_its_parameters() -> None:

@@ -152,6 +152,31 @@ def test_a_parameter_outlives_its_arena() -> None:
     assert other.flatten() is weight.arena and (weight.data == before + 1).all()
 
 
+def test_overlapping_evaluations_restore_the_modes() -> None:
+    model = network()
+    model[1].eval()
+
+    def modes() -> list[bool]:
+        return [module.training for _, module in model.named_modules()]
+
+    before = modes()
+    for first_ends_first in (True, False):
+        first, second = nn.evaluating(model), nn.evaluating(model)
+        first.__enter__()
+        second.__enter__()
+        ending = (first, second) if first_ends_first else (second, first)
+        ending[0].__exit__(None, None, None)
+        assert not any(modes())
+        ending[1].__exit__(None, None, None)
+        assert modes() == before
+    with nn.evaluating(model):
+        model.train()  # a block inside restores what it found
+        with nn.evaluating(model):
+            assert not any(modes())
+        assert all(modes())
+    assert modes() == before
+
+
 # Modules in containers
 
 Pair = namedtuple("Pair", "first second")

@@ -73,7 +73,7 @@ def test_comparisons_are_elementwise() -> None:
 def test_comparisons_with_other_things() -> None:
     x = leaf(1.0, 2.0)
     for other in (None, "a", object(), {}):
-        assert not (x == other) and x != other
+        assert (x == other) is False and (x != other) is True
         with pytest.raises(TypeError, match="not supported between"):
             x < other  # noqa: B015
     for wrong in (np.ones(3), Tensor(np.ones((3, 3))), [1, 2, 3], [[1], [2, 3]], ["a", "b"], np.array([1j, 2])):

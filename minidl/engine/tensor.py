@@ -187,6 +187,7 @@ class Tensor:
 
     def __getstate__(self) -> Any:
         """Return the attributes for copy and pickle: (of subclasses, of the class's slots)."""
+        require_values(self.device)
         state: Any = super().__getstate__()
         others, slots = state
         if self.creator is not None:

@@ -110,10 +110,12 @@ class Module:
 
     def __getstate__(self) -> Any:
         """Return the attributes for copy and pickle."""
-        state = super().__getstate__()
-        if isinstance(state, tuple):  # attributes, slots
-            state[1].pop("kept_prediction", None)
-        return state
+        state: Any = super().__getstate__()
+        if not isinstance(state, tuple):
+            return state
+        attributes, slots = state
+        slots.pop("kept_prediction", None)
+        return (attributes, slots) if slots else attributes
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no forward()")
