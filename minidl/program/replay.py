@@ -121,11 +121,12 @@ class Replayed:
         return found if self.model.statistics is None else found | {"statistics": self.model.statistics.theta}
 
     def __getstate__(self) -> dict[str, Any]:
-        copied = ("model", "loss", "result", "workspace", "bound")  # the others describe memory of the original
-        return {name: value for name, value in vars(self).items() if name in copied}
+        derived = ("modules", "parameters", "arena", "vectors", "arrays")  # `forget` computes them
+        state = {name: value for name, value in vars(self).items() if name not in derived}
+        return {**state, "progress": silent, "also": (), "programs": {}}  # a program contains addresses of the original
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, progress=silent, also=(), programs={})
+        vars(self).update(state)
         self.forget()
 
     def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
