@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby, pairwise
 
 import numpy as np
@@ -24,7 +25,6 @@ from minidl import ops, optim
 from minidl.comm.fabric.base import Column, Fabric
 from minidl.engine.arena import Arena
 from minidl.engine.device import Device, aligned
-from minidl.engine.tensor import Tensor
 from minidl.errors import DivergedError
 from minidl.nn import Module, random_state, set_random_state
 from minidl.program.replay import Gradient, Prediction, Workspace
@@ -45,14 +45,12 @@ class Engine:
             config.optimizer, model, config.lr, config.weight_decay, config.clip or None, **own
         )  # fmt: skip
         workspace = Workspace()
-        self.gradient = Gradient(model, self.loss, workspace=workspace, also=self.optimizer.kernels())
+        loss = partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
+        self.gradient = Gradient(model, loss, workspace=workspace, also=self.optimizer.kernels())
         self.prediction = Prediction(model, workspace=workspace)
         self.arena: Arena = model.flatten()
         self.statistics: Arena | None = model.statistics
         self.bound: Replica | None = None  # the replica whose vectors are in use; None: the model's vectors
-
-    def loss(self, logits: Tensor, y: np.ndarray) -> Tensor:
-        return ops.cross_entropy(logits, y, self.config.label_smoothing)
 
 
 class Replica:

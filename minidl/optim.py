@@ -97,6 +97,15 @@ class Optimizer:
         self.rates_now, self.grad_squares, self.theta_squares = np.zeros((3, len(segments)))
         self.partial = np.zeros(self.device.optim.norms_partial(len(segments)))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy (deepcopy, pickle) in new memory: aligned like the arena's, and writable."""
+        vars(self).update(state)
+        vectors, self.state = self.state, {name: self.arena.new_vector() for name in self.state}
+        for name, vector in vectors.items():
+            self.state[name][:] = vector
+        self.trained = self.trainable()
+        self.find_segments()
+
     def _check(self, **numbers: float) -> None:
         for name, value in numbers.items():
             if not (math.isfinite(value) and value >= 0):
@@ -104,11 +113,11 @@ class Optimizer:
 
     def step(self) -> None:
         """Update theta once, from grad. Raises ConfigError if a parameter has left the arena."""
-        if any(parameter.arena is not self.arena for parameter in self.options):
+        if self.arena.dissolved:
             raise ConfigError(f"{type(self).__name__}: its parameters have moved to another arena (the model, or a "
                               "part of it, was flattened again); build the optimizer again")  # fmt: skip
         trained = self.trainable()
-        if trained != self.trained:
+        if [*map(id, trained)] != [*map(id, self.trained)]:
             self.trained = trained
             self.find_segments()
         self.steps += 1

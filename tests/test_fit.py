@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,10 @@ import pytest
 
 import minidl
 from minidl import data, models, nn
+from minidl.engine.jit import threads as number_of_threads
+from minidl.engine.random import random_state
 from minidl.errors import ConfigError, DataError, DivergedError
+from minidl.ops.conv import uses_winograd
 from minidl.run.evaluation import evaluate, predict
 from minidl.training.fit import History, fit
 
@@ -53,7 +59,7 @@ def test_fit_uses_each_argument_or_refuses_it(monkeypatch: pytest.MonkeyPatch) -
     threads: list[int] = []
     monkeypatch.setattr("minidl.training.fit.set_threads", threads.append)
     history = fit(model, arrays, epochs=1, validation=0.25, threads=1, progress=None)
-    assert history.test == evaluate(model, dataset.x_test, dataset.y_test) and threads == [1]
+    assert history.test == evaluate(model, dataset.x_test, dataset.y_test) and threads == [1, number_of_threads()]
     assert "validation_accuracy" in history.epochs[0]
     with pytest.raises(ConfigError, match=r"validation has no effect on a Dataset.*give it to load\(\)"):
         fit(model, dataset, validation=0.1)
@@ -65,6 +71,39 @@ def test_fit_uses_each_argument_or_refuses_it(monkeypatch: pytest.MonkeyPatch) -
         fit(model, (dataset.x_train, np.eye(4, dtype=np.float32)[dataset.y_train]))
     with pytest.raises(DataError, match="at least two classes"):
         fit(model, (dataset.x_train, np.zeros(97, int)))
+
+
+@pytest.mark.parametrize("end", ["ends", "raises", "diverges"])
+def test_fit_leaves_no_trace(end: str) -> None:
+    def progress(entry: dict[str, Any]) -> None:
+        nn.seed(77)
+        model.train()
+        if end == "raises":
+            raise KeyboardInterrupt
+
+    def state() -> list[Any]:
+        modes = [module.training for _, module in model.named_modules()]
+        randoms = random_state(), nn.init.generator().bit_generator.state, np.random.get_state()[1].tolist()
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+        running = [thread for thread in threading.enumerate() if thread.name.startswith("minidl")]
+        return [modes, randoms, random.getstate(), uses_winograd(), number_of_threads(), handlers, running]
+
+    dataset = data.load("synthetic:96x4x4x1:4", validation=0.2)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.2), nn.Flatten(), nn.Linear(16, 4))
+    model.eval()
+    model[2].train()
+    nn.seed(5)
+    before = state()
+    options: dict[str, Any] = dict(epochs=1, conv="direct", threads=1, seed=3, progress=progress)
+    if end == "diverges":
+        with pytest.raises(DivergedError):
+            fit(model, (np.full((8, 4, 4, 1), np.nan), np.arange(8) % 2), **options)
+    elif end == "raises":
+        with pytest.raises(KeyboardInterrupt):
+            fit(model, dataset, **options)
+    else:
+        fit(model, dataset, **options)
+    assert state() == before
 
 
 def test_batch_norm_when_one_image_is_left_over() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +52,48 @@ def test_a_tensor_in_python_and_numpy_functions() -> None:
     with pytest.raises(TypeError, match="ufunc"):
         np.sqrt(x)
     assert isinstance(np.ones(3) + x, Tensor) and isinstance(np.float64(2) * x, Tensor)
+
+
+def test_comparisons_are_elementwise() -> None:
+    x = Tensor(np.array([[1.0, 2, 3], [4, 5, 0.1]], np.float32), requires_grad=True)
+    values = x.numpy()
+    others: list[Any] = [1, 2.5, 0.1, True, np.float32(3), np.float64(0.1), np.arange(3), values, Tensor(values)]
+    others += [[1, 2, 3], (4.0, 2.0, 3.0), float("nan"), np.int64(4), 10**12]
+    for how in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge):
+        for other in others:
+            expected = how(values, other.numpy() if isinstance(other, Tensor) else other)
+            for found in (how(x, other), how(Parameter(values), other)):
+                assert isinstance(found, np.ndarray) and found.dtype == bool and (found == expected).all()
+        for other in (1, np.float32(3), values):
+            np.testing.assert_array_equal(how(other, x), how(other, values))  # reflected
+    assert bool(Tensor(2.0) == 2) and not bool(Tensor(2.0) < 2) and Tensor([3.0]) == Tensor(3.0)
+    assert (x[x.numpy()[:, 0] > 2] == x[1:]).all()
+
+
+def test_comparisons_with_other_things() -> None:
+    x = leaf(1.0, 2.0)
+    for other in (None, "a", object(), {}):
+        assert (x == other) is False and (x != other) is True
+        with pytest.raises(TypeError, match="not supported between"):
+            x < other  # noqa: B015
+    for wrong in (np.ones(3), Tensor(np.ones((3, 3))), [1, 2, 3], [[1], [2, 3]], ["a", "b"], np.array([1j, 2])):
+        with pytest.raises(ShapeError, match=r"a tensor of shape \(2,\) cannot be compared with"):
+            x == wrong  # noqa: B015
+
+
+def test_the_truth_of_a_tensor() -> None:
+    assert Tensor(3.0) and Tensor([[-1.0]]) and not Tensor(0.0)
+    for x in (leaf(1.0, 2.0), Tensor(np.ones((0, 3)))):
+        with pytest.raises(ShapeError, match=r"is neither true nor false; .* \.any\(\) or \.all\(\)"):
+            bool(x)
+
+
+def test_tensors_are_members_and_keys_by_identity() -> None:
+    x, y = leaf(1.0, 2.0), leaf(1.0, 2.0)
+    assert len({x, y, x}) == 2 and {x: 1, y: 2}[y] == 2 and x in {x} and y not in {x}
+    assert x in [x] and hash(x) != hash(y)
+    parameters = [Parameter(np.ones(2)) for _ in range(3)]
+    assert parameters == list(parameters) and {p: i for i, p in enumerate(parameters)}[parameters[2]] == 2
 
 
 def test_a_tensor_as_a_gradient() -> None:

@@ -14,7 +14,6 @@ update rule keeps them zero.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import numpy as np
 
 from minidl.engine.device import ALIGNMENT, aligned
 from minidl.engine.parameter import Parameter
-from minidl.errors import ShapeError
+from minidl.errors import MinidlError, ShapeError
 
 
 class Slot(NamedTuple):
@@ -46,6 +45,7 @@ class Arena:
     theta, grad: the vectors.
     version: increased by each write to theta through minidl. A cache of data computed from theta (packed weights, a
         published copy) compares versions to detect that it is out of date. After a direct write, call `touch`.
+    dissolved: whether its parameters have moved to another arena. It then stores nothing that a model uses.
     cleared: the parameters whose gradient is known to be zero. Their next gradient is written, not added. This saves
         reading the old gradient and, in a recorded step (program/), setting it to zero. Reading `parameter.grad`
         removes the parameter from the set, because the caller may modify the gradient. Between `zero_grad` and
@@ -64,6 +64,7 @@ class Arena:
         self.theta = aligned(size, self.dtype) if buffer is None else self._checked(buffer, size)
         self.grad = aligned(size, self.dtype)
         self.version = 0
+        self.dissolved = False
         self.cleared: set[Parameter] = set()
         for parameter in self.parameters.values():
             if parameter.arena is not None:
@@ -102,17 +103,25 @@ class Arena:
 
     def holds(self, parameters: Mapping[str, Parameter]) -> bool:
         """Return whether this arena stores exactly these parameters, under these names."""
-        return self.parameters == parameters and all(p.arena is self for p in parameters.values())
+        own = {name: id(parameter) for name, parameter in self.parameters.items()}
+        return not self.dissolved and own == {name: id(parameter) for name, parameter in parameters.items()}
 
     def dissolve(self) -> None:
         """Move every parameter out of the arena, into a separate array with the same values."""
+        self.dissolved = True
         for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
             if parameter.arena is self:
                 parameter.move_into(None, self.view(self.theta, slot).copy(), self.view(self.grad, slot).copy())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Arena:
-        """Return a new arena that stores copies of the parameters."""
-        return Arena(copy.deepcopy(self.parameters, memo))
+    def __reduce__(self) -> Any:
+        """Describe a copy (deepcopy, pickle): a new arena, in memory of its own, that stores copies of the parameters.
+
+        Values and gradients come from the copied parameters. A copy of a dissolved arena is dissolved as well.
+        """
+        return _copied, (type(self), self.parameters, self.cleared, self.version, self.dissolved)
+
+    def __copy__(self) -> Arena:
+        raise MinidlError("copy.copy of an arena would move the parameters out of it; use copy.deepcopy")
 
     def new_vector(self) -> np.ndarray:
         """Return a vector of zeros in theta's layout, for example for momentum."""
@@ -134,6 +143,20 @@ class Arena:
     def touch(self) -> None:
         """Increase the version. Call this after each write to theta."""
         self.version += 1
+
+
+def _copied(
+    kind: type[Arena], parameters: dict[str, Parameter], cleared: set[Parameter], version: int, dissolved: bool
+) -> Arena:
+    """Return a new arena for copied parameters (see `Arena.__reduce__`)."""
+    if dissolved:  # the parameters are elsewhere, and must stay there
+        arena = kind({name: Parameter(parameter._data.copy()) for name, parameter in parameters.items()})
+        arena.dissolve()
+        arena.parameters = parameters
+    else:
+        arena = kind(parameters)
+    arena.cleared, arena.version = cleared, version
+    return arena
 
 
 def _layout(parameters: Mapping[str, Parameter]) -> tuple[list[Slot], int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -21,6 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike
 
+from minidl.engine.concurrency import check_fork, kernel_lock, one_at_a_time
 from minidl.errors import ConfigError
 
 DEVICES = ("cpu", "reference")
@@ -49,10 +51,13 @@ class Device:
     def __reduce__(self) -> tuple[type[Device], tuple[str]]:
         return Device, (self.name,)  # a copied or unpickled device is the same object
 
-    def __getattr__(self, op: str) -> ModuleType:
+    def __getattr__(self, op: str) -> Any:
         if op.startswith("_"):
             raise AttributeError(op)
-        table = importlib.import_module(f"minidl.kernels.{op}.{self.name}")
+        table: Any = importlib.import_module(f"minidl.kernels.{op}.{self.name}")
+        if self.name != "reference":
+            check_fork()
+            table = _LockedKernels(table) if one_at_a_time() else table
         setattr(self, op, table)  # later look-ups find this attribute and do not call __getattr__
         return table
 
@@ -77,6 +82,42 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
+
+
+class _LockedKernels:
+    """The kernels of one op, each called under the kernels' lock; other functions of the module are unchanged."""
+
+    def __init__(self, kernels: ModuleType) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._kernels, name)
+        if name in self._kernels.__all__:
+            function = _LockedKernel(function)
+        setattr(self, name, function)
+        return function
+
+
+class _LockedKernel:
+    def __init__(self, kernel: Any) -> None:
+        self._kernel, self._lock = kernel, kernel_lock()
+
+    def __call__(self, *arguments: Any) -> None:
+        with self._lock:
+            self._kernel(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+
+def _forget_kernels() -> None:
+    """Let each device look up its kernels again, and check whether this process can run them."""
+    for name, device in Device._made.items():
+        vars(device).clear()
+        device.name = name
+
+
+os.register_at_fork(after_in_child=_forget_kernels)
 
 
 def acting(device: Device) -> Device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 
@@ -29,25 +30,36 @@ class Parameter(Tensor):
 
     In an arena, `data` is read-only and cannot be replaced: the array is a view into the arena's vector, and replacing
     it would detach it from the optimizer. Write with `copy_`, which increases the arena's version.
+
+    A copy (copy, deepcopy, pickle) is outside any arena. When a model is copied, its arena is copied as well, and the
+    copied parameters move into the new arena (see `Arena.__reduce__`).
     """
 
-    __slots__ = ("arena", "torch_axes")
+    __slots__ = ("_arena", "torch_axes")
+
+    _arena: ref[Owner] | None
 
     def __init__(self, data: Any, torch_axes: tuple[int, ...] | None = None, requires_grad: bool = True) -> None:
-        self.arena: Owner | None = None
+        self._arena = None
         super().__init__(data, requires_grad=requires_grad)
         self.torch_axes = torch_axes
 
     def move_into(self, arena: Owner | None, data: np.ndarray, grad: np.ndarray) -> None:
         """Use these arrays, which already hold the values, from now on. Called by the arena."""
-        self._data, self._grad, self.arena = data, grad, arena
+        self._data, self._grad, self._arena = data, grad, None if arena is None else ref(arena)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        """Return a copy outside any arena. When a model is copied, Arena.__deepcopy__ stores it in the new arena."""
-        copied = type(self)(self._data.copy())
-        copied.device, copied.requires_grad, copied.torch_axes = self.device, self.requires_grad, self.torch_axes
-        copied.grad = None if self.grad is None else self.grad.copy()
-        return copied
+    @property
+    def arena(self) -> Owner | None:
+        """The arena that stores this parameter, or None.
+
+        The reference is weak: models and optimizers keep an arena alive. A strong reference would be a cycle, and the
+        memory of a discarded model would not be freed before the garbage collector runs.
+        """
+        return None if self._arena is None else self._arena()
+
+    def __getstate__(self) -> Any:
+        others, slots = super().__getstate__()
+        return others, slots | {"_arena": None}
 
     @property
     def data(self) -> np.ndarray:
@@ -75,8 +87,8 @@ class Parameter(Tensor):
         Reading it removes the parameter from arena.cleared: the caller may modify the array.
         """
         require_values(self.device)
-        if self.arena is not None:
-            self.arena.cleared.discard(self)
+        if (arena := self.arena) is not None:
+            arena.cleared.discard(self)
         return self._grad
 
     @grad.setter
@@ -85,24 +97,25 @@ class Parameter(Tensor):
 
     def accumulate(self, dx: np.ndarray) -> None:
         """Add dx to grad. If grad is known to be zero, copy dx instead."""
-        if self.arena is None or self._grad is None or self not in self.arena.cleared:
+        arena = self.arena
+        if arena is None or self._grad is None or self not in arena.cleared:
             super().accumulate(dx)
         else:
-            self.arena.cleared.discard(self)
+            arena.cleared.discard(self)
             acting(self.device).copy(dx, self._grad)
 
     def replace_grad(self, array: np.ndarray | None) -> None:
         """Implement `parameter.grad = array`: in an arena, copy the values, since grad is a view into arena.grad."""
         if array is not None:
             require_values(self.device)
-        if self.arena is None:
+        if (arena := self.arena) is None:
             super().replace_grad(array)
         elif self._grad is not None:
             self._grad[...] = 0 if array is None else array
             if array is None:
-                self.arena.cleared.add(self)
+                arena.cleared.add(self)
             else:
-                self.arena.cleared.discard(self)
+                arena.cleared.discard(self)
 
     def copy_(self, values: np.ndarray | Tensor) -> None:
         """Write other values of the same shape into the array. Raises ShapeError if the shape differs.
@@ -115,8 +128,8 @@ class Parameter(Tensor):
         if array.shape != self.shape:
             raise ShapeError(f"copy_: values of shape {array.shape} for a parameter of shape {self.shape}")
         self._data[...] = array
-        if self.arena is not None:
-            self.arena.touch()
+        if (arena := self.arena) is not None:
+            arena.touch()
 
     def to_torch(self) -> np.ndarray:
         """Return a copy of the values in PyTorch's layout."""

@@ -2,30 +2,66 @@
 
 The generator is used while a model is built. The counter is used in training: each call of a dropout layer uses the
 next numbers of a fixed sequence, one for each element, so a checkpoint needs to store only (seed, offset).
+
+All threads share one generator and one counter. Within `isolated`, a thread has its own.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
+from minidl.engine.concurrency import new_lock
 from minidl.engine.device import recording
 
-_state = {"seed": 0, "offset": 0}
-_generator = np.random.default_rng(0)
+
+class _Source:
+    """A generator, and a position in dropout's sequence."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = np.random.default_rng(seed)
+        self.seed, self.offset = int(seed), 0
+
+
+_shared = _Source(0)
+_thread = threading.local()  # .source replaces _shared in this thread
+_advance = new_lock()  # two threads must not draw the same numbers
+
+
+def _source() -> _Source:
+    return getattr(_thread, "source", _shared)
+
+
+@contextmanager
+def isolated(seed: int) -> Iterator[None]:
+    """Within the `with` block, this thread has its own generator and counter, which start at `seed`.
+
+    Afterwards it continues with those from before, where they stopped.
+    """
+    before = getattr(_thread, "source", None)
+    _thread.source = _Source(seed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del _thread.source
+        else:
+            _thread.source = before
 
 
 def seed(value: int) -> None:
     """Restart the generator and the counter: after seed(n), initial weights and dropout are reproducible."""
     _refuse_recording()
-    global _generator
-    _generator = np.random.default_rng(value)
-    _state.update(seed=int(value), offset=0)
+    vars(_source()).update(vars(_Source(value)))
 
 
 def generator() -> np.random.Generator:
     """Return the generator that draws initial weights."""
     _refuse_recording()
-    return _generator
+    return _source().generator
 
 
 def draw(count: int) -> tuple[int, int]:
@@ -35,10 +71,12 @@ def draw(count: int) -> tuple[int, int]:
     """
     recorder = getattr(recording, "recorder", None)
     if recorder is not None:
-        return recorder.draw(_state["seed"], count)
-    offset = _state["offset"]
-    _state["offset"] += count
-    return _state["seed"], offset
+        return recorder.draw(_source().seed, count)
+    source = _source()
+    with _advance:
+        start = source.seed, source.offset
+        source.offset += count
+    return start
 
 
 def _refuse_recording() -> None:
@@ -51,10 +89,12 @@ def _refuse_recording() -> None:
 def random_state() -> dict[str, int]:
     """Return the position in dropout's sequence: seed and offset."""
     _refuse_recording()
-    return dict(_state)
+    source = _source()
+    return {"seed": source.seed, "offset": source.offset}
 
 
 def set_random_state(state: dict[str, int]) -> None:
     """Continue dropout's sequence at a position that `random_state` returned."""
     _refuse_recording()
-    _state.update(seed=int(state["seed"]), offset=int(state["offset"]))
+    source = _source()
+    source.seed, source.offset = int(state["seed"]), int(state["offset"])

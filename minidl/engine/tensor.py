@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,11 @@ class Tensor:
     data           arrays and tensors of float32 or float64 keep their type; C-contiguous ones are shared, not copied.
                    Anything else (lists, numbers, integer arrays) is converted to a new float32 array.
     requires_grad  whether `backward` adds d(loss)/d(this) to `.grad`, an array of the same shape
+
+    Comparisons (==, !=, <, <=, >, >=) with numbers, arrays and tensors return NumPy arrays of booleans, with no graph.
+    As a key of a dict or a member of a set, a tensor is compared by identity, not by its values.
+
+    Copies (copy, deepcopy, pickle) have no graph: the copy of a computed tensor is a leaf, as `detach` returns it.
 
     Raises ShapeError if data contains anything but real numbers and booleans.
     """
@@ -121,6 +128,12 @@ class Tensor:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.numpy(), dtype, copy=copy)
 
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ShapeError(f"a tensor of shape {self.shape} is neither true nor false; compare it, and reduce the "
+                             "result with .any() or .all()")  # fmt: skip
+        return bool(self.item())
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a tensor without axes has no length")
@@ -132,6 +145,63 @@ class Tensor:
     def __repr__(self) -> str:
         extra = ", requires_grad=True" if self.requires_grad else ""
         return f"Tensor({np.array2string(self._data, precision=4, threshold=20)}{extra})"
+
+    # -- comparisons -------------------------------------------------------------------------------------
+
+    __hash__ = object.__hash__
+
+    def _compare(self, how: Callable[[Any, Any], Any], other: Any) -> Any:
+        """Return how(values, other's values): an array of booleans, or one boolean for two values without axes.
+
+        Raises ShapeError if `other` is not an array of real numbers whose shape broadcasts.
+        """
+        if isinstance(other, int | float):
+            return how(self.numpy(), other)  # NumPy converts the number to the array's type
+        if not isinstance(other, Tensor | np.ndarray | np.generic | list | tuple):  # None, a string, ...
+            return NotImplemented
+        try:
+            values = other.numpy() if isinstance(other, Tensor) else np.asarray(other)
+            if values.dtype.kind in "fiub":
+                return how(self.numpy(), values)
+            what = str(values.dtype)
+        except ValueError:
+            what = f"an array of shape {np.shape(other)}" if hasattr(other, "shape") else f"this {type(other).__name__}"
+        raise ShapeError(f"a tensor of shape {self.shape} cannot be compared with {what}")
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare(operator.eq, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare(operator.ne, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(operator.lt, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare(operator.le, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(operator.ge, other)
+
+    # -- copies ------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> Any:
+        """Return the attributes for copy and pickle: (of subclasses, of the class's slots)."""
+        require_values(self.device)
+        state: Any = super().__getstate__()
+        others, slots = state
+        if self.creator is not None:
+            slots |= {"creator": None, "_grad": None, "requires_grad": False}
+        return others, slots
+
+    def __setstate__(self, state: Any) -> None:
+        others, slots = state
+        for name, value in {**(others or {}), **slots}.items():
+            # An array in a memory map or in a buffer of pickle protocol 5 may be read-only.
+            setattr(self, name, value.copy() if isinstance(value, np.ndarray) and not value.flags.behaved else value)
 
     # -- the tape ----------------------------------------------------------------------------------------
 
@@ -242,9 +312,13 @@ class Tensor:
 
 def float_type(dtype: DTypeLike) -> np.dtype:
     """Return dtype as a NumPy type. Raises ConfigError if it is neither float32 nor float64."""
-    if np.dtype(dtype) not in FLOATS:
-        raise ConfigError(f"astype: {np.dtype(dtype)}; expected float32 or float64")
-    return np.dtype(dtype)
+    name: object = dtype
+    if dtype is not None:  # np.dtype(None) is float64
+        with suppress(TypeError):
+            name = found = np.dtype(dtype)
+            if found in FLOATS:
+                return found
+    raise ConfigError(f"astype: {name}; expected float32 or float64")
 
 
 from minidl import ops  # noqa: E402  (the one import cycle: ops use Tensor, and Tensor's operators use ops)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -11,6 +13,7 @@ import numpy as np
 
 from minidl.engine.arena import Arena
 from minidl.engine.autograd import no_grad
+from minidl.engine.concurrency import new_lock
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor, float_type
 from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest
@@ -18,20 +21,33 @@ from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError,
 Watcher = Callable[["Module", Tensor], None]
 Self = TypeVar("Self", bound="Module")
 
-_watchers: list[Watcher] = []
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+
 _counter = itertools.count(1)
 _changes = _mode_changes = 0  # differ after each change of a module's attribute, or of `training`
 _MISSING = object()
 
 
+class _Thread(threading.local):
+    """What each thread has for itself."""
+
+    def __init__(self) -> None:
+        self.watchers: list[Watcher] = []
+
+
+_thread = _Thread()
+_evaluations: dict[int, dict[object, bool]] = {}  # id of a module -> its `evaluating` blocks and the modes before them
+_switching = new_lock()  # held while a mode is changed
+
+
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Within the `with` block, call watcher(module, output) after each module's forward pass."""
-    _watchers.append(watcher)
+    """Within the `with` block, call watcher(module, output) after each forward pass of a module in this thread."""
+    _thread.watchers.append(watcher)
     try:
         yield
     finally:
-        _watchers.remove(watcher)
+        _thread.watchers.remove(watcher)
 
 
 def changes() -> int:
@@ -53,24 +69,41 @@ def _count_change(mode: bool = False) -> None:
 
 
 def watched() -> bool:
-    """Return whether a watcher is registered."""
-    return bool(_watchers)
+    """Return whether a watcher is registered in this thread."""
+    return bool(_thread.watchers)
 
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
     """Within the `with` block, keep the model in evaluation mode, and record no graph.
 
-    Afterwards each module is in its previous mode, which may differ between modules.
+    Afterwards each module is in its previous mode, which may differ between modules. Several threads may evaluate the
+    same modules: a module returns to its previous mode when the last block that contains it ends.
     """
-    before = [(module, module.training) for _, module in model.named_modules()]
-    model.eval()
+    modules, block = {id(module): module for _, module in model.named_modules()}, object()
+    with _switching:
+        for key, module in modules.items():
+            _evaluations.setdefault(key, {})[block] = module.training
+            module.training = False
     try:
         with no_grad():
             yield
     finally:
-        for module, training in before:
-            module.training = training
+        with _switching:
+            for key, module in modules.items():
+                _end_evaluation(key, module, block)
+
+
+def _end_evaluation(key: int, module: Module, block: object) -> None:
+    blocks = _evaluations[key]
+    later = [*blocks][[*blocks].index(block) + 1 :]
+    before = blocks.pop(block)
+    if later:
+        blocks[later[0]] = before  # another thread entered after this one: it restores the mode
+    else:
+        module.training = before
+    if not blocks:
+        del _evaluations[key]
 
 
 class Module:
@@ -78,11 +111,27 @@ class Module:
 
     Assign parameters, buffers and modules to attributes in `__init__`, and write `forward`. A parameter's name is the
     path of attributes to it, such as `layer1.0.conv1.weight`. Parameters are listed in the order of assignment.
+
+    `copy.deepcopy` and pickle return a model with its own parameters, in its own arena. `copy.copy` returns one that
+    shares its parameters, sub-modules and arenas with the original.
     """
+
+    __slots__ = ("__dict__", "__weakref__", "kept_prediction")
+
+    kept_prediction: Any  # of run/evaluation.py; not part of vars(module), and not copied
 
     training = True
     arena: Arena | None = None  # the parameters, after `flatten`
     statistics: Arena | None = None  # the buffers, after `flatten`: a separate vector, which replicas do not average
+
+    def __getstate__(self) -> Any:
+        """Return the attributes for copy and pickle."""
+        state: Any = super().__getstate__()
+        if not isinstance(state, tuple):
+            return state
+        attributes, slots = state
+        slots.pop("kept_prediction", None)
+        return (attributes, slots) if slots else attributes
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no forward()")
@@ -93,7 +142,7 @@ class Module:
         except ShapeError as error:
             error.name_layer(self, repr(self).partition("\n")[0].removesuffix("("), self.named_modules())
             raise
-        for watcher in _watchers:
+        for watcher in _thread.watchers:
             watcher(self, output)
         return output
 
@@ -113,8 +162,8 @@ class Module:
         _count_change(mode=name == "training")
 
     def _refuse_hidden(self, name: str, value: Any) -> None:
-        """Raise ConfigError for modules or parameters in a plain list: they would be neither trained nor saved."""
-        if isinstance(value, list | tuple) and any(isinstance(item, Module | Parameter) for item in value):
+        """Raise ConfigError for modules or parameters in a plain container: they would be neither trained nor saved."""
+        if isinstance(value, CONTAINERS) and _contains_modules(value):
             raise ConfigError(f"{type(self).__name__}.{name}: modules in a plain {type(value).__name__} are not found: "
                               "use nn.ModuleList (parameters: an attribute for each)")  # fmt: skip
 
@@ -123,7 +172,7 @@ class Module:
             if isinstance(value, Module):
                 yield name, value
             else:
-                self._refuse_hidden(name, value)  # a module may have been appended to a list after its assignment
+                self._refuse_hidden(name, value)  # a module may have been added to a container after its assignment
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield (path, module) for this module (its path is `prefix`) and every module below it."""
@@ -186,15 +235,18 @@ class Module:
         return self.arena
 
     def astype(self: Self, dtype: np.typing.DTypeLike) -> Self:
-        """Convert all parameters and buffers to float32 or float64.
+        """Convert all parameters and buffers, and their gradients, to float32 or float64.
 
-        Raises ShapeError if a parameter or buffer is in an arena, ConfigError for another type.
+        Raises ShapeError if a parameter or buffer is in an arena, ConfigError for another type. Then nothing changes.
         """
-        for kind in (Parameter, Buffer):
-            for name, tensor in self._named_tensors(kind):
-                if tensor.arena is not None:
-                    raise ShapeError(f"astype: {name} is in an arena already; convert before flatten()")
-                tensor._data = tensor._data.astype(float_type(dtype))
+        wanted = float_type(dtype)
+        tensors = dict(self.named_parameters()) | dict(self.named_buffers())
+        for name, tensor in tensors.items():
+            if tensor.arena is not None:
+                raise ShapeError(f"astype: {name} is in an arena already; convert before flatten()")
+        for tensor in tensors.values():
+            tensor._data = tensor._data.astype(wanted)
+            tensor.grad = tensor._grad  # converts it to the type of the data
         return self
 
     # -- saving and loading ------------------------------------------------------------------------------
@@ -316,6 +368,20 @@ def _once(named: Iterator[tuple[str, Parameter]]) -> Iterator[tuple[str, Paramet
         if tensor not in seen:
             seen.add(tensor)
             yield name, tensor
+
+
+def _contains_modules(container: Any) -> bool:
+    """Return whether a container, or a container inside it, contains modules or parameters."""
+    waiting, seen = [container], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Module | Parameter):
+            return True
+        if isinstance(value, CONTAINERS) and id(value) not in seen:
+            seen.add(id(value))  # a container may contain itself
+            waiting += value
+            waiting += value.values() if isinstance(value, dict) else ()
+    return False
 
 
 def _some(names: list[str]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -13,16 +15,32 @@ from minidl.kernels.conv.reference import Pair, output_length
 from minidl.ops.arrays import reduce_sum
 
 _winograd = True
+_thread = threading.local()  # .winograd replaces _winograd in this thread
 
 
 def uses_winograd() -> bool:
-    return _winograd
+    """Return whether this thread may use Winograd convolution."""
+    return getattr(_thread, "winograd", _winograd)
 
 
 def winograd(enabled: bool) -> None:
     """Allow or forbid Winograd's method, often faster but with larger rounding errors (kernels/conv/WINOGRAD.md)."""
     global _winograd
     _winograd = enabled
+
+
+@contextmanager
+def with_winograd(enabled: bool) -> Iterator[None]:
+    """Within the `with` block, allow or forbid Winograd convolution in this thread."""
+    before = getattr(_thread, "winograd", None)
+    _thread.winograd = enabled
+    try:
+        yield
+    finally:
+        if before is None:
+            del _thread.winograd
+        else:
+            _thread.winograd = before
 
 
 class Conv2d(Function):
@@ -38,7 +56,7 @@ class Conv2d(Function):
     ) -> np.ndarray:
         conv = self.device.conv
         self.x, self.weight = x, weight
-        self.options = groups, stride, padding, dilation, _winograd
+        self.options = groups, stride, padding, dilation, uses_winograd()
         out = (
             output_length(x.shape[1 + axis], weight.shape[axis], stride[axis], padding[axis], dilation[axis])
             for axis in (0, 1)

@@ -13,6 +13,7 @@ equal types share an entry. `run` executes a table of such pairs (entry, block) 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ SLOT = 8  # bytes
 DATA = 4  # an array's slots: meminfo, parent, number of items, item size, address of the data (slot 4), shape, strides
 
 _libraries: list[Any] = []  # keep the machine code of the entries in memory
+_numbers = itertools.count()  # for names that are unique even if several threads make entries
 
 
 def numba_type(value: Any) -> types.Type:
@@ -63,7 +65,7 @@ def kernel_address(kernel: Any, signature: tuple[types.Type, ...]) -> int:
 def entry_address(signature: tuple[types.Type, ...]) -> int:
     """Return the address of the entry for kernels of this signature: it loads a block and calls the kernel in it."""
     context, word = cpu_target.target_context, ir.IntType(64)
-    name = f"minidl_entry_{len(_libraries)}"
+    name = f"minidl_entry_{next(_numbers)}"
     with global_compiler_lock:
         library = context.codegen().create_library(name)
         module = library.create_ir_module(name)

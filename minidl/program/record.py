@@ -206,6 +206,8 @@ class Recorder(Device):
             yield
         finally:
             recording.recorder = before
+            for op in [name for name, value in vars(self).items() if isinstance(value, _Table)]:
+                delattr(self, op)  # it refers to this recorder: the cycle would keep the model's memory alive
 
     def refuse(self, reason: str = "values are read or computed outside minidl's operations") -> None:
         """Raise Unrecordable."""

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from minidl.engine.autograd import grad_enabled
+from minidl.engine.concurrency import check_fork, kernel_lock
 from minidl.engine.device import Device, address, aligned
 from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError, ShapeError
@@ -45,6 +46,7 @@ from minidl.program.record import Labels, Recorder, Unrecordable
 from minidl.program.table import WORKSPACE, Program
 
 Loss = Callable[[Tensor, np.ndarray], Tensor]
+PROGRAMS = 64  # the most that an instance keeps; those that were not used for the longest time are discarded first
 
 
 PATIENCE = 3  # recordings in a row, each after a change of settings; if they change again, the tape computes the step
@@ -65,11 +67,22 @@ def _check_rows(logits: Tensor, labels: np.ndarray) -> None:
                          f"{logits.shape[:-1]}")  # fmt: skip
 
 
+def silent(ready: int, total: int) -> None:
+    """Report no progress."""
+
+
 class Workspace:
-    """Memory shared by programs that never run simultaneously. It grows to the size that the largest program needs."""
+    """Memory for programs. It grows to the size that the largest program needs.
+
+    lock: held by a thread while a program runs in this memory, and until its results are copied.
+    """
 
     def __init__(self) -> None:
         self.memory = aligned(0, np.uint8)
+        self.lock = kernel_lock()
+
+    def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
+        return Workspace, ()  # a copy is other memory: nothing in it outlasts a run
 
     def reserve(self, size: int) -> None:
         if size > self.memory.size:
@@ -82,14 +95,16 @@ class Workspace:
 class Replayed:
     """The base class of `Gradient` and `Prediction`: a model, and a program for each shape of batch.
 
-    workspace: memory to share with other instances that never run simultaneously. progress, also: see `Program`.
+    workspace: memory to share with other instances; they then run one at a time. progress, also: see `Program`.
+
+    A copy (copy, deepcopy, pickle) records its own programs. It does not copy `progress` and `also`.
     """
 
     def __init__(
         self,
         model: Module,
         workspace: Workspace | None = None,
-        progress: OnProgress = lambda ready, total: None,
+        progress: OnProgress = silent,
         also: Sequence[Kernel] = (),
     ) -> None:
         self.model, self.progress, self.also = model, progress, also
@@ -135,8 +150,14 @@ class Replayed:
         return found if self.model.statistics is None else found | {"statistics": self.model.statistics.theta}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copied program would point into the original's memory.
-        return {**vars(self), "programs": {}, "refused": {}, "fingerprint": None}
+        derived = ("modules", "parameters", "arena", "vectors", "arrays", "fingerprint")  # `forget` computes them
+        state = {name: value for name, value in vars(self).items() if name not in derived}
+        # A program contains addresses of the original.
+        return {**state, "progress": silent, "also": (), "programs": {}, "refused": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.forget()
 
     def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         """Record the step for a batch; return the recorder and the results."""
@@ -156,13 +177,16 @@ class Replayed:
         Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
         watcher must see the forward passes (`watched`).
         """
+        check_fork()
         fingerprint = self._renewed()
         self.not_recorded = fingerprint.refusal
         if self.not_recorded or watched() or not batch["x"].size:
             return None
         key = self.mode(), *((array.shape, array.dtype.str) for array in batch.values())
-        program = self.programs.get(key)
-        if program is None and key not in self.refused:
+        program = self.programs.pop(key, None)
+        if program is not None:
+            self.programs[key] = program  # the last one used is the last in the dict
+        elif key not in self.refused:
             if self.unsettled > PATIENCE:
                 self.not_recorded = f"{self.changed} changes from step to step"
                 return None
@@ -171,6 +195,9 @@ class Replayed:
                 self.workspace.reserve(program.workspace_size)
             except Unrecordable as error:
                 self.refused[key] = str(error)
+            for store in (self.programs, self.refused):
+                if len(store) > PROGRAMS:
+                    del store[next(iter(store))]
         self.not_recorded = self.refused.get(key, "")
         return program
 
@@ -272,9 +299,10 @@ class Gradient(Replayed):
 
         Overwrites arena.grad with the gradient. Raises ShapeError if shapes, types or labels do not fit.
         """
-        for _ in self.parts(x, y):
-            pass
-        return self.result
+        with self.workspace.lock:
+            for _ in self.parts(x, y):
+                pass
+            return self.result
 
     def parts(self, x: np.ndarray, y: np.ndarray, cuts: Sequence[int] = ()) -> Iterator[tuple[int, int, float]]:
         """Compute the gradient in parts: yield (start, stop, done) as soon as grad[start:stop] is final.
@@ -296,11 +324,13 @@ class Gradient(Replayed):
         for start, stop in parts:
             last = max(made, program.final("grad", start * size, stop * size) if "grad" in self.vectors else calls)
             if last > made:
-                program.run(bases, made, last)
+                with self.workspace.lock:
+                    program.run(bases, made, last)
             made = last
             yield start, stop, made / calls
         if made < calls:
-            program.run(bases, made)
+            with self.workspace.lock:
+                program.run(bases, made)
         results = self.results(program)
         self.arena.cleared.clear()
         if self.model.statistics is not None:
@@ -313,9 +343,10 @@ class Gradient(Replayed):
     def prepare(self, x: np.ndarray, y: np.ndarray) -> None:
         """Record the step for batches of this shape and compile its kernels, without running it."""
         x, y = self._batch(x, y)
-        program = self.program({"x": x, "y": y})
-        if program is not None:
-            run_calls(program.table, 0, 0)  # no calls: only compiles or loads `run`
+        with self.workspace.lock:
+            program = self.program({"x": x, "y": y})
+            if program is not None:
+                run_calls(program.table, 0, 0)  # no calls: only compiles or loads `run`
         self.warn(stacklevel=2)
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -365,19 +396,20 @@ class Gradient(Replayed):
 
 
 class Prediction(Replayed):
-    """A callable that computes the model's outputs in evaluation mode."""
+    """A callable that computes the model's outputs in evaluation mode. Several threads may call it."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return the outputs (B, classes) for images x (B, H, W, C), valid until the next run in this workspace."""
+        """Return the outputs (B, classes), a new array, for images x (B, H, W, C)."""
         x = np.ascontiguousarray(Tensor(x)._data)
-        program = self.program({"x": x})
-        if program is None:
+        with self.workspace.lock:
+            program = self.program({"x": x})
+            if program is not None:
+                program.run(self.bases({"x": x}))
+                return self.results(program)["logits"].copy()
             with evaluating(self.model):
-                found = self.model(x).numpy()
-            self.warn(stacklevel=2)
-            return found
-        program.run(self.bases({"x": x}))
-        return self.results(program)["logits"]
+                found = self.model(x).numpy().copy()
+        self.warn(stacklevel=2)
+        return found
 
     def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         recorder, batch = self.recorder(batch)

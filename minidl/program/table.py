@@ -102,11 +102,10 @@ class Program:
                 self._blocks[slots] = offsets + base
             self._bases[name] = base
         if self._drawn and first == 0:
-            state = random.random_state()
+            seed, start = random.draw(self._drawn)
             for kind, counters in self._counters.items():
                 for slot, offset in counters:
-                    self._blocks[slot] = state["seed"] if kind == "seed" else state["offset"] + offset
-            random.draw(self._drawn)
+                    self._blocks[slot] = seed if kind == "seed" else start + offset
         run_calls(self.table, first, len(self.table) if last is None else last)
 
     def final(self, region: str, start: int, stop: int) -> int:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from weakref import ref
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from minidl import ops
 from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, DivergedError
 from minidl.nn import Module, evaluating, watching
-from minidl.program.replay import Prediction, correct_answers
+from minidl.nn.module import watched
+from minidl.program.replay import Prediction, Workspace, correct_answers
 
 BATCH = 256
+
+_shared: ref[Workspace] | None = None  # the workspace of all kept predictions
 
 
 class Score(NamedTuple):
@@ -27,7 +32,7 @@ class Score(NamedTuple):
 
 def evaluate(
     model: Module,
-    x: np.ndarray,
+    x: ArrayLike,
     y: np.ndarray,
     batch_size: int = BATCH,
     check: Callable[[], None] = lambda: None,
@@ -39,41 +44,83 @@ def evaluate(
     model, if the caller keeps one for several evaluations. Raises ConfigError if x or y are invalid, DivergedError
     if the loss is not finite.
     """
+    x = _images(x)
     if len(x) != len(y):
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
     loss, correct, start = 0.0, 0, 0
-    with evaluating(model):
-        for logits in _logits(model, x, batch_size, prediction):
-            check()
-            part = slice(start, start + batch_size)
-            loss += ops.cross_entropy(logits, y[part]).item() * len(y[part])
-            if not math.isfinite(loss):
+    for logits in _logits(model, x, batch_size, prediction):
+        check()
+        part = slice(start, start + batch_size)
+        loss += ops.cross_entropy(logits, y[part]).item() * len(y[part])
+        if not math.isfinite(loss):
+            with evaluating(model):
                 raise DivergedError(f"evaluate: the loss is {loss}, {first_not_finite(model, x[part])}")
-            correct += correct_answers(logits, y[part])
-            start += batch_size
+        correct += correct_answers(logits, y[part])
+        start += batch_size
     return Score(loss / len(y), correct / len(y))
 
 
-def predict(model: Module, x: np.ndarray, batch_size: int = BATCH) -> np.ndarray:
+def predict(model: Module, x: ArrayLike, batch_size: int = BATCH) -> np.ndarray:
     """Return probabilities (N, classes) for images x (N, H, W, C); `.argmax(axis=1)` gives the predicted classes.
 
     Images must be standardised as in training: `dataset.standardise(images)`. Raises ConfigError if there are no images
     or they are not floats.
+
+    The recorded computation is kept as long as the model. Calls from several threads are made one after the other; for
+    simultaneous calls, let each thread have a `Prediction`.
     """
-    with evaluating(model):
-        return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
+    return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, _images(x), batch_size)])
+
+
+def kept_prediction(model: Module) -> Prediction:
+    """Return the `Prediction` of a model that `predict` and `evaluate` use. The model keeps it; copies have their own.
+
+    A Prediction of the model itself would refer to the model, and the memory of a discarded model would not be freed
+    before the garbage collector runs. This one is of a stand-in: another object of the same class with the same
+    attributes, in the same dict.
+    """
+    if watched() or any(vars(kind).get("__slots__") for kind in type(model).__mro__ if kind is not Module):
+        return Prediction(model)  # watchers must see the model itself; attributes in slots cannot be shared
+    kept: Prediction | None = getattr(model, "kept_prediction", None)
+    if kept is None or type(kept.model) is not type(model) or vars(kept.model) is not vars(model):
+        stand_in = object.__new__(type(model))
+        object.__setattr__(stand_in, "__dict__", vars(model))
+        kept = Prediction(stand_in, workspace=_workspace())
+        object.__setattr__(model, "kept_prediction", kept)
+    return kept
+
+
+def _workspace() -> Workspace:
+    """Return the workspace that all kept predictions share. It is freed with the last of them."""
+    global _shared
+    workspace = None if _shared is None else _shared()
+    if workspace is None:
+        workspace = Workspace()
+        _shared = ref(workspace)
+    return workspace
 
 
 def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Prediction | None = None) -> Iterator[Tensor]:
     """Yield the model's outputs (B, classes) for each batch."""
-    if not len(x):
-        raise ConfigError("no images were given; expected at least one")
-    if x.dtype.kind != "f":
-        raise ConfigError(f"images hold {x.dtype}; expected floats, standardised as in training: "
-                          "dataset.standardise(images)")  # fmt: skip
-    prediction = prediction or Prediction(model)
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}; expected at least 1")
+    prediction = prediction or kept_prediction(model)
     for start in range(0, len(x), batch_size):
         yield Tensor(prediction(_as_model(model, x[start : start + batch_size])))
+
+
+def _images(x: ArrayLike) -> np.ndarray:
+    """Return images as an array. Raises ConfigError if there are none, or if they are not floats."""
+    try:
+        images = np.asarray(x)
+    except ValueError:
+        raise ConfigError("images of different shapes; expected an array (N, H, W, C)") from None
+    if images.ndim and not len(images):
+        raise ConfigError("no images were given; expected at least one")
+    if images.dtype.kind != "f" or not images.ndim:
+        raise ConfigError(f"images {images.shape} hold {images.dtype}; expected floats, standardised as in training: "
+                          "dataset.standardise(images)")  # fmt: skip
+    return images
 
 
 def _as_model(model: Module, x: np.ndarray) -> np.ndarray:

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from minidl.data import Dataset, from_arrays, load
-from minidl.engine.jit import set_threads
+from minidl.engine.jit import set_threads, threads
+from minidl.engine.random import isolated
 from minidl.errors import ConfigError, nearest
-from minidl.nn import Module, seed
-from minidl.ops.conv import winograd
+from minidl.nn import Module
+from minidl.ops.conv import with_winograd
 from minidl.run.checkpoint import Arrays
 from minidl.run.config import DATASETS, Config, resolve
 from minidl.run.display import epoch_line
@@ -57,15 +59,33 @@ def fit(
               a line, None prints nothing
     given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...), with the command line's defaults
 
+    The settings of the process do not change: random numbers, threads, the kind of convolution, each module's mode.
+
     If the data has a validation part, the model ends with the weights that scored best on it, else with the last ones.
     Raises ConfigError for invalid options, DataError for invalid data, DivergedError if the loss is not finite.
     """
     config = _library_config(data, given)
-    if config.threads:
-        set_threads(config.threads)
-    winograd(config.conv == "auto")
     dataset = _as_dataset(data, config)
-    seed(config.seed)
+    with _settings(model, config):
+        return _train(model, dataset, config, progress)
+
+
+@contextmanager
+def _settings(model: Module, config: Config) -> Iterator[None]:
+    """Within the `with` block, this thread has the settings of a training. Afterwards it has its own again."""
+    modes, number = [(module, module.training) for _, module in model.named_modules()], threads()
+    try:
+        if config.threads:
+            set_threads(config.threads)
+        with with_winograd(config.conv == "auto"), isolated(config.seed):
+            yield
+    finally:
+        set_threads(number)
+        for module, training in modes:
+            module.training = training
+
+
+def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[Entry], None] | None) -> History:
     trainer = Trainer(model, dataset, config)
     history, best = History([]), Arrays()
     for entry in trainer.run():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from signal import SIGTERM
 from time import perf_counter
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -25,6 +26,21 @@ from minidl.run.progress import Progress
 from minidl.run.signals import Stopped
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
+
+
+def _weak(method: Callable[[], float]) -> Callable[[], float]:
+    """Return a function that calls a method of an object, and does not keep the object in memory.
+
+    A replica that refers to its trainer would be a cycle: the model's memory would not be freed after `fit`.
+    """
+    reference = WeakMethod(method)
+
+    def call() -> float:
+        bound = reference()
+        assert bound is not None
+        return bound()
+
+    return call
 
 
 class Trainer:
@@ -58,7 +74,7 @@ class Trainer:
         self.schedule = schedules.build(config.schedule, self.planned, config.warmup)
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
-        self.replica = Replica(self.engine, self.fabric, self._lr, own=engine is not None)
+        self.replica = Replica(self.engine, self.fabric, _weak(self._lr), own=engine is not None)
         kind = method(config.method) if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
         self.furthest = 0  # after a resume: the largest number of epochs that any replica had finished before
