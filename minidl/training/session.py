@@ -101,7 +101,7 @@ class Session:
         if not self.output.alone:
             self.trainer.prepare()
         fabric.announce(Column.STATE, State.TRAINING)
-        # All ranks begin together, even with an asynchronous method. Dead ranks delay no other: DEAD > TRAINING.
+        # All ranks begin together, even with an asynchronous method. Dead ranks delay no other, as DEAD > TRAINING.
         fabric.wait(lambda: bool(fabric.board[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to be ready")
 
     def _train(self) -> Reason:
@@ -147,7 +147,7 @@ class Session:
             fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
             self.snapshots.take()
-            if output.leads:  # saves its own state; the states of all are collected at the end of the run
+            if output.leads:  # it saves its own state; the states of all are collected at the end of the run
                 output.report(entry)
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
