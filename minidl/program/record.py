@@ -9,10 +9,10 @@ recording takes a millisecond or two. Results of kernels do not exist during a r
 from __future__ import annotations
 
 import bisect
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -53,7 +53,6 @@ for _name in _COMPUTING.split():
     setattr(Recorded, _name, _refuse)
 
 
-@dataclass(eq=False)
 class Memory:
     """A piece of memory.
 
@@ -61,12 +60,11 @@ class Memory:
         memory that each run provides (the weights, a batch ...).
     """
 
-    array: np.ndarray  # bytes
-    name: str = ""
+    __slots__ = ("address", "array", "name", "nbytes")
 
-    @property
-    def address(self) -> int:
-        return address(self.array)
+    def __init__(self, array: np.ndarray, name: str = "") -> None:
+        self.array, self.name = array, name
+        self.address, self.nbytes = address(array), array.nbytes
 
 
 class Place(NamedTuple):
@@ -79,38 +77,44 @@ class Place(NamedTuple):
 
     def is_temporary(self, outputs: set[Memory]) -> bool:
         """Return whether the array fills a whole temporary that holds no result. outputs: the memory of all results."""
-        whole = self.offset == 0 and self.like.nbytes == self.memory.array.nbytes
+        whole = self.offset == 0 and self.like.nbytes == self.memory.nbytes
         return whole and not self.memory.name and self.memory not in outputs
 
     def same(self, other: Place) -> bool:
         """Return whether both arrays are the same bytes in memory."""
         return (self.memory, self.offset, self.like.nbytes) == (other.memory, other.offset, other.like.nbytes)
 
+    def overlaps(self, other: Place) -> bool:
+        """Return whether a byte of one array is a byte of the other."""
+        return (
+            self.memory is other.memory
+            and self.offset < other.offset + other.like.nbytes
+            and other.offset < self.offset + self.like.nbytes
+        )
+
     def shaped(self, other: Place) -> Place:
         """Return the same bytes in the shape of another array."""
         return self._replace(like=self.like.reshape(other.like.shape))
 
 
-@dataclass(eq=False)
 class Call:
-    """A call of a kernel. arguments: name -> number, tuple or Place."""
+    """A call of a kernel. arguments: name -> number, tuple or Place. places: those arguments that are a Place."""
 
-    op: str
-    kernel: str
-    function: Any
-    arguments: dict[str, Any]
+    __slots__ = ("arguments", "function", "kernel", "name", "op", "places")
 
-    @property
-    def name(self) -> str:
-        return f"{self.op}.{self.kernel}"
-
-    def places(self) -> Iterator[tuple[str, Place]]:
-        return ((name, value) for name, value in self.arguments.items() if isinstance(value, Place))
+    def __init__(self, op: str, kernel: str, function: Any, arguments: dict[str, Any]) -> None:
+        self.op, self.kernel, self.function, self.arguments = op, kernel, function, arguments
+        self.name = f"{op}.{kernel}"
+        self.places = [(name, value) for name, value in arguments.items() if type(value) is Place]
 
     def uses(self, name: str) -> bool:
         """Return whether an optional argument is used: an array that is not empty, a number other than 0, or True."""
         value = self.arguments.get(name)
         return bool(value.like.size if isinstance(value, Place) else value)
+
+    def count(self, memory: Memory) -> int:
+        """Return how many arguments are arrays in this memory."""
+        return sum(place.memory is memory for _, place in self.places)
 
     def replaced(self, **arguments: Any) -> Call:
         """Return the same call with some arguments changed."""
@@ -155,6 +159,8 @@ class Recorder(Device):
             yield
         finally:
             recording.recorder = before
+            for op in [name for name, value in vars(self).items() if isinstance(value, _Table)]:
+                delattr(self, op)  # it refers to this recorder: the cycle would keep the model's memory alive
 
     refuse = staticmethod(_refuse)
 
@@ -168,10 +174,9 @@ class Recorder(Device):
         return table
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        memory = np.empty(max(size, 1), np.uint8)  # never written: it takes address space, not memory
-        self._add(Memory(memory))
-        return memory[:size].view(dtype).reshape(shape).view(Recorded)
+        array = Recorded(shape, dtype)  # never written: it takes address space, not memory
+        self._add(Memory(array))
+        return array
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         array = self.empty(shape, dtype)
@@ -184,18 +189,20 @@ class Recorder(Device):
     def digest(self) -> list[Any]:
         """Return a description of the calls, for a comparison of two recordings."""
         numbers: dict[Memory, int] = {}
-
-        def describe(value: Any) -> Any:
-            if not isinstance(value, Place):
-                return value
-            memory, like = value.memory, value.like
-            if memory.name == "constant":
-                where: Any = memory.array.tobytes()
-            else:
-                where = memory.name or numbers.setdefault(memory, len(numbers))
-            return where, value.offset, like.shape, like.dtype
-
-        return [(call.name, *map(describe, call.arguments.values())) for call in self.calls]
+        found: list[Any] = []
+        for call in self.calls:
+            found.append(call.name)
+            for value in call.arguments.values():
+                if type(value) is Place:
+                    memory, offset, like = value
+                    if memory.name == "constant":
+                        where: Any = memory.array.tobytes()
+                    else:
+                        where = memory.name or numbers.setdefault(memory, len(numbers))
+                    found.append((where, offset, like.shape, like.dtype))
+                else:
+                    found.append(value)
+        return found
 
     # -- recording ---------------------------------------------------------------------------------------
 
@@ -209,14 +216,13 @@ class Recorder(Device):
         self.drawn += count
         return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
 
-    def record(self, op: str, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
+    def record(self, op: str, name: str, function: Any, *arguments: Any) -> None:
         """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
         if not hasattr(function, "py_func"):
             raise Unrecordable(f"{op}.{name} of device {self.name!r} is not a Numba function")
         constants = (op, name) == ("movement", "copy")
-        places = (self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments)
-        names = inspect.signature(function.py_func).parameters
-        self.calls.append(Call(op, name, function, dict(zip(names, places, strict=True))))
+        places = [self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments]
+        self.calls.append(Call(op, name, function, dict(zip(_parameters(function), places, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
         """Return the memory and the offset of an array.
@@ -230,17 +236,25 @@ class Recorder(Device):
             return Place(Memory(np.zeros(1, np.uint8), "constant"), 0, array)
         start = address(array)
         i = bisect.bisect_right(self._starts, start) - 1
-        if i >= 0 and start + array.nbytes <= self._starts[i] + self._memory[i].array.nbytes:
-            return Place(self._memory[i], start - self._starts[i], array)
+        if i >= 0:
+            memory = self._memory[i]
+            if start + array.nbytes <= memory.address + memory.nbytes:
+                return Place(memory, start - memory.address, array)
         if constants and array.dtype == np.int64:
             return Place(Memory(array.copy().reshape(-1).view(np.uint8), "constant"), 0, array)
         raise Unrecordable("an array is not a result of minidl's operations")
 
     def _add(self, memory: Memory) -> None:
-        if memory.array.size:
+        if memory.nbytes:
             i = bisect.bisect(self._starts, memory.address)
             self._starts.insert(i, memory.address)
             self._memory.insert(i, memory)
+
+
+@functools.cache
+def _parameters(kernel: Any) -> tuple[str, ...]:
+    """Return the names of a kernel's parameters."""
+    return tuple(inspect.signature(kernel.py_func).parameters)
 
 
 class _Table:
@@ -252,6 +266,7 @@ class _Table:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._kernels, name)
-        if name not in self._kernels.__all__:
-            return function
-        return lambda *arguments: self._recorder.record(self._op, name, function, arguments)
+        if name in self._kernels.__all__:
+            function = functools.partial(self._recorder.record, self._op, name, function)
+        setattr(self, name, function)  # later look-ups find this attribute and do not call __getattr__
+        return function

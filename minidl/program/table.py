@@ -19,6 +19,7 @@ from minidl.engine.device import address
 from minidl.program.call import DATA, SLOT, entry_address, kernel_address, numba_type
 from minidl.program.call import run as run_calls
 from minidl.program.call import slots as slots_of
+from minidl.program.dependence import Calls
 from minidl.program.fuse import fuse
 from minidl.program.plan import plan, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all
@@ -47,8 +48,11 @@ class Program:
     ) -> None:
         places = _place_results(recorder, results)
         outputs = {place.memory for place in places.values()}
-        calls = fuse(recorder.calls, outputs)
-        calls = work_in_place(write_gradients_directly(calls, outputs), outputs)
+        step = Calls(recorder.calls)
+        fuse(step, outputs)
+        write_gradients_directly(step, outputs)
+        work_in_place(step, outputs)
+        calls = list(step)
         offsets, self.workspace_size = plan(calls, outputs)
         kernels = [_kernel(recorder.name, call) for call in calls]
         compile_all([*kernels, *also], progress)
@@ -58,7 +62,7 @@ class Program:
         self.table = np.stack([np.array(entries, np.int64), blocks], axis=1)
 
         self.calls = [call.name for call in calls]
-        self.shapes = [" ".join(str(place.like.shape) for _, place in call.places()) for call in calls]
+        self.shapes = [" ".join(str(place.like.shape) for _, place in call.places) for call in calls]
         self.results = {name: (offsets[place.memory] + place.offset, place.like) for name, place in places.items()}
         self._last_uses = _last_uses(calls)
         self._drawn = recorder.drawn
@@ -135,7 +139,7 @@ def _last_uses(calls: Sequence[Call]) -> list[tuple[str, int, int, int]]:
     """Return (region, first byte, end byte, index of the last call that uses them) for each array in a region."""
     found: dict[tuple[str, int, int], int] = {}
     for i, call in enumerate(calls):
-        for _, place in call.places():
+        for _, place in call.places:
             if place.memory.name:
                 found[place.memory.name, place.offset, place.offset + place.like.nbytes] = i
     return [(*key, i) for key, i in found.items()]
