@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from minidl.program.record import Call, Memory, Place
 
@@ -53,14 +53,15 @@ FIRST_WRITTEN = {
 }
 
 
-def accesses(call: Call) -> Iterator[tuple[Place, bool]]:
-    """Yield each array of a call, and whether the call may write it. A kernel that is not listed may write all."""
+def accesses(call: Call) -> list[tuple[Place, bool]]:
+    """Return each array of a call, and whether the call may write it. A kernel that is not listed may write all."""
     first = FIRST_WRITTEN.get(call.name)
-    written = first is None
+    written, found = first is None, []
     for name, place in call.places:
         written = written or name == first
-        if place.like.size and place.memory.name != "constant":
-            yield place, written
+        if place.memory.name != "constant":
+            found.append((place, written))
+    return found
 
 
 class Calls:
@@ -69,14 +70,18 @@ class Calls:
     A call may be replaced or removed. The other calls keep their positions.
     """
 
-    def __init__(self, calls: Iterable[Call]) -> None:
-        self._calls: list[Call | None] = list(calls)
-        self._positions: dict[Call, int] = {}
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls: list[Call | None] = [*calls]
+        self._accesses = [accesses(call) for call in calls]
+        self._positions = {call: i for i, call in enumerate(calls)}
         self._users: dict[Memory, list[int]] = defaultdict(list)  # the positions of calls that use it, ascending
         self._writers: dict[Memory, list[int]] = defaultdict(list)  # those of calls that may write it
-        for i, call in enumerate(self._calls):
-            assert call
-            self._enter(i, call)
+        for i, found in enumerate(self._accesses):
+            for place, written in found:
+                for index in (self._users, self._writers) if written else (self._users,):
+                    positions = index[place.memory]
+                    if not positions or positions[-1] != i:
+                        positions.append(i)
 
     def __iter__(self) -> Iterator[Call]:
         """Iterate over the calls, in order. Calls that are replaced meanwhile come in their new form."""
@@ -97,20 +102,19 @@ class Calls:
     def replace(self, call: Call, new: Call | None) -> None:
         """Make another call at the position of this one; None: make none."""
         i = self._positions.pop(call)
-        for place, _ in accesses(call):
-            for index in (self._users[place.memory], self._writers[place.memory]):
-                at = bisect_left(index, i)
-                if index[at : at + 1] == [i]:
-                    del index[at]
-        self._calls[i] = new
+        before, after = self._accesses[i], accesses(new) if new else []
+        self._calls[i], self._accesses[i] = new, after
         if new:
-            self._enter(i, new)
+            self._positions[new] = i
+        _update(self._users, i, {place.memory for place, _ in before}, {place.memory for place, _ in after})
+        _update(self._writers, i, *({place.memory for place, w in found if w} for found in (before, after)))
 
     def depends(self, call: Call, until: Call, besides: Memory) -> bool:
         """Return whether any later call, up to and including `until`, depends on the call by other memory than this."""
+        i, end = self._positions[call], self._positions[until] + 1
         return any(
-            self._touched(place, self._positions[call] + 1, self._positions[until] + 1, written)
-            for place, written in accesses(call)
+            self._touched(place, i + 1, end, by_reading=written)
+            for place, written in self._accesses[i]
             if place.memory is not besides
         )
 
@@ -125,11 +129,13 @@ class Calls:
 
     def _touched(self, place: Place, first: int, end: int, by_reading: bool) -> bool:
         """Return whether a call at a position in [first, end) writes bytes of an array; or reads them, if asked for."""
-        index = (self._users if by_reading else self._writers)[place.memory]
+        positions = (self._users if by_reading else self._writers)[place.memory]
+        if not positions or positions[-1] < first:
+            return False
         return any(
             (written or by_reading) and other.overlaps(place)
-            for i in index[bisect_left(index, first) : bisect_left(index, end)]
-            for other, written in accesses(self._at(i))
+            for i in positions[bisect_left(positions, first) : bisect_left(positions, end)]
+            for other, written in self._accesses[i]
         )
 
     def _at(self, i: int) -> Call:
@@ -137,13 +143,10 @@ class Calls:
         assert call
         return call
 
-    def _enter(self, i: int, call: Call) -> None:
-        """Add a call to the index."""
-        self._positions[call] = i
-        for place, written in accesses(call):
-            for index in (self._users, self._writers) if written else (self._users,):
-                positions = index[place.memory]
-                if not positions or positions[-1] < i:
-                    positions.append(i)
-                elif i not in positions[bisect_left(positions, i) :][:1]:
-                    insort(positions, i)
+
+def _update(index: dict[Memory, list[int]], i: int, before: set[Memory], after: set[Memory]) -> None:
+    """Change the entries of the call at position i: from the memory in `before` to that in `after`."""
+    for memory in before - after:
+        del index[memory][bisect_left(index[memory], i)]
+    for memory in after - before:
+        insort(index[memory], i)

@@ -8,7 +8,7 @@ Memory Management for Deep Neural Net Inference").
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -42,11 +42,15 @@ def write_gradients_directly(calls: Calls, outputs: set[Memory]) -> None:
         if others and last is copy and calls.unused(target, since=others[0], until=copy):
             calls.replace(copy, None)
             for call in others:
-                calls.replace(call, _moved(call, source.memory, target))
+                calls.replace(call, _moved(call, {source.memory: target}))
 
 
-def work_in_place(calls: Calls, outputs: set[Memory]) -> None:
-    """Let kernels write their output over their input, if they can and no later call uses the input."""
+def work_in_place(calls: Calls, outputs: set[Memory]) -> list[Call]:
+    """Let kernels write their output over their input, if they can and no later call uses the input.
+
+    Return the calls with these changes.
+    """
+    homes: dict[Memory, Place] = {}  # of memory that is replaced by that of an input
     for call in calls:
         if call.name not in IN_PLACE:
             continue
@@ -59,19 +63,18 @@ def work_in_place(calls: Calls, outputs: set[Memory]) -> None:
             and calls.first(target.memory) is call
             and call.count(source.memory) == call.count(target.memory) == 1
         ):
-            for user in calls.users(target.memory):
-                calls.replace(user, _moved(user, target.memory, source))
+            homes[target.memory] = homes.get(source.memory, source)
+    return [_moved(call, homes) for call in calls]
 
 
-def _moved(call: Call, memory: Memory, target: Place) -> Call:
-    """Return the call, with its arrays in this memory moved to `target`."""
-    return call.replaced(
-        **{
-            name: place._replace(memory=target.memory, offset=target.offset + place.offset)
-            for name, place in call.places
-            if place.memory is memory
-        }
-    )
+def _moved(call: Call, homes: Mapping[Memory, Place]) -> Call:
+    """Return the call, with its arrays moved from each memory in `homes` to the place there."""
+    moved = {
+        name: Place(homes[memory].memory, homes[memory].offset + offset, like)
+        for name, (memory, offset, like) in call.places
+        if memory in homes
+    }
+    return call.replaced(**moved) if moved else call
 
 
 def plan(calls: Iterable[Call], outputs: set[Memory]) -> tuple[dict[Memory, int], int]:

@@ -8,7 +8,6 @@ recording takes a millisecond or two. Results of kernels do not exist during a r
 
 from __future__ import annotations
 
-import bisect
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -54,17 +53,19 @@ for _name in _COMPUTING.split():
 
 
 class Memory:
-    """A piece of memory.
+    """A piece of memory: that of an array.
 
     name: "" for a temporary of the step, "constant" for values that the recording keeps, else the name of a region: of
         memory that each run provides (the weights, a batch ...).
     """
 
-    __slots__ = ("address", "array", "name", "nbytes")
+    __slots__ = ("array", "name", "nbytes")
 
     def __init__(self, array: np.ndarray, name: str = "") -> None:
-        self.array, self.name = array, name
-        self.address, self.nbytes = address(array), array.nbytes
+        self.array, self.name, self.nbytes = array, name, array.nbytes
+
+
+_EMPTY = Memory(np.zeros(1, np.uint8), "constant")  # the memory of all arrays of size 0
 
 
 class Place(NamedTuple):
@@ -98,14 +99,17 @@ class Place(NamedTuple):
 
 
 class Call:
-    """A call of a kernel. arguments: name -> number, tuple or Place. places: those arguments that are a Place."""
+    """A call of a kernel. name: op and kernel, such as "conv.forward". arguments: name -> number, tuple or Place."""
 
-    __slots__ = ("arguments", "function", "kernel", "name", "op", "places")
+    __slots__ = ("arguments", "function", "name")
 
-    def __init__(self, op: str, kernel: str, function: Any, arguments: dict[str, Any]) -> None:
-        self.op, self.kernel, self.function, self.arguments = op, kernel, function, arguments
-        self.name = f"{op}.{kernel}"
-        self.places = [(name, value) for name, value in arguments.items() if type(value) is Place]
+    def __init__(self, name: str, function: Any, arguments: dict[str, Any]) -> None:
+        self.name, self.function, self.arguments = name, function, arguments
+
+    @property
+    def places(self) -> list[tuple[str, Place]]:
+        """The arguments that are arrays."""
+        return [item for item in self.arguments.items() if type(item[1]) is Place]
 
     def uses(self, name: str) -> bool:
         """Return whether an optional argument is used: an array that is not empty, a number other than 0, or True."""
@@ -118,7 +122,7 @@ class Call:
 
     def replaced(self, **arguments: Any) -> Call:
         """Return the same call with some arguments changed."""
-        return Call(self.op, self.kernel, self.function, {**self.arguments, **arguments})
+        return Call(self.name, self.function, {**self.arguments, **arguments})
 
 
 class Drawn(int):
@@ -148,8 +152,8 @@ class Recorder(Device):
         self.name, self.device = device.name, device
         self.calls: list[Call] = []
         self.drawn = 0
-        self._starts: list[int] = []  # addresses of `_memory`, ascending
-        self._memory: list[Memory] = []
+        self._places: dict[int, Place] = {}  # by the id of the array
+        self._regions: list[Place] = []
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -175,7 +179,7 @@ class Recorder(Device):
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         array = Recorded(shape, dtype)  # never written: it takes address space, not memory
-        self._add(Memory(array))
+        self._places[id(array)] = Place(Memory(array), 0, array)
         return array
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
@@ -208,21 +212,22 @@ class Recorder(Device):
 
     def region(self, name: str, array: np.ndarray) -> np.ndarray:
         """Register memory that each replay provides; return the array to pass to ops."""
-        self._add(Memory(array.reshape(-1).view(np.uint8), name))
-        return array.view(Recorded)
+        view = array.view(Recorded)
+        region = Place(Memory(view, name), 0, view)
+        self._places[id(array)] = self._places[id(view)] = region
+        self._regions.append(region)
+        return view
 
     def draw(self, seed: int, count: int) -> tuple[int, int]:
         """Return placeholders for the (seed, offset) that `random.draw` returns."""
         self.drawn += count
         return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
 
-    def record(self, op: str, name: str, function: Any, *arguments: Any) -> None:
+    def record(self, name: str, function: Any, *arguments: Any) -> None:
         """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
-        if not hasattr(function, "py_func"):
-            raise Unrecordable(f"{op}.{name} of device {self.name!r} is not a Numba function")
-        constants = (op, name) == ("movement", "copy")
-        places = [self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments]
-        self.calls.append(Call(op, name, function, dict(zip(_parameters(function), places, strict=True))))
+        constants = name == "movement.copy"
+        values = [self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments]
+        self.calls.append(Call(name, function, dict(zip(_parameters(name, function), values, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
         """Return the memory and the offset of an array.
@@ -230,30 +235,32 @@ class Recorder(Device):
         constants: also accept any array of int64 (a shape, strides); each replay uses a copy of its present values.
         Raises Unrecordable if the array is not contiguous, or neither created in this recording nor part of a region.
         """
+        place = self._places.get(id(array))
+        if place is not None:
+            return place
         if not array.flags.c_contiguous:
             raise Unrecordable("an array is not contiguous")
         if not array.size:  # an optional argument that is not used
-            return Place(Memory(np.zeros(1, np.uint8), "constant"), 0, array)
+            return Place(_EMPTY, 0, array)
+        whole = self._places.get(id(array.base))
+        if whole is not None and whole.like.nbytes == array.nbytes:  # the same array in another shape
+            return Place(whole.memory, whole.offset, array)
         start = address(array)
-        i = bisect.bisect_right(self._starts, start) - 1
-        if i >= 0:
-            memory = self._memory[i]
-            if start + array.nbytes <= memory.address + memory.nbytes:
-                return Place(memory, start - memory.address, array)
+        for region in self._regions if whole is None else [whole]:
+            offset = start - address(region.like)
+            if 0 <= offset <= region.like.nbytes - array.nbytes:
+                place = self._places[id(array)] = Place(region.memory, region.offset + offset, array)
+                return place
         if constants and array.dtype == np.int64:
-            return Place(Memory(array.copy().reshape(-1).view(np.uint8), "constant"), 0, array)
+            return Place(Memory(array.copy(), "constant"), 0, array)
         raise Unrecordable("an array is not a result of minidl's operations")
-
-    def _add(self, memory: Memory) -> None:
-        if memory.nbytes:
-            i = bisect.bisect(self._starts, memory.address)
-            self._starts.insert(i, memory.address)
-            self._memory.insert(i, memory)
 
 
 @functools.cache
-def _parameters(kernel: Any) -> tuple[str, ...]:
-    """Return the names of a kernel's parameters."""
+def _parameters(name: str, kernel: Any) -> tuple[str, ...]:
+    """Return the names of a kernel's parameters. Raises Unrecordable if it is not a Numba function."""
+    if not hasattr(kernel, "py_func"):
+        raise Unrecordable(f"{name} is not a Numba function")
     return tuple(inspect.signature(kernel.py_func).parameters)
 
 
@@ -267,6 +274,6 @@ class _Table:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._kernels, name)
         if name in self._kernels.__all__:
-            function = functools.partial(self._recorder.record, self._op, name, function)
+            function = functools.partial(self._recorder.record, f"{self._op}.{name}", function)
         setattr(self, name, function)  # later look-ups find this attribute and do not call __getattr__
         return function

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from minidl.engine import random
 from minidl.engine.device import address
-from minidl.program.call import DATA, SLOT, entry_address, kernel_address, numba_type
+from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, kind, numba_type
 from minidl.program.call import run as run_calls
 from minidl.program.call import slots as slots_of
 from minidl.program.dependence import Calls
@@ -26,6 +27,8 @@ from minidl.program.precompile import Kernel, OnProgress, compile_all
 from minidl.program.record import Call, Drawn, Memory, Place, Recorder, Unrecordable
 
 WORKSPACE = "workspace"
+
+_addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel and kinds of arguments -> addresses: kernel, entry
 
 
 class Program:
@@ -51,26 +54,24 @@ class Program:
         step = Calls(recorder.calls)
         fuse(step, outputs)
         write_gradients_directly(step, outputs)
-        work_in_place(step, outputs)
-        calls = list(step)
+        calls = work_in_place(step, outputs)
         offsets, self.workspace_size = plan(calls, outputs)
-        kernels = [_kernel(recorder.name, call) for call in calls]
-        compile_all([*kernels, *also], progress)
-        starts = self._lay_out(calls, kernels, offsets)
-        entries = [entry_address(kernel.signature) for kernel in kernels]
+        addresses = _compiled(recorder.name, calls, progress, also)
+        starts = self._lay_out(calls, [kernel for kernel, _ in addresses], offsets)
         blocks = address(self._blocks) + SLOT * np.array(starts, np.int64)
-        self.table = np.stack([np.array(entries, np.int64), blocks], axis=1)
+        self.table = np.stack([np.array([entry for _, entry in addresses], np.int64), blocks], axis=1)
 
         self.calls = [call.name for call in calls]
-        self.shapes = [" ".join(str(place.like.shape) for _, place in call.places) for call in calls]
+        self.shapes = [[place.like.shape for _, place in call.places] for call in calls]
         self.results = {name: (offsets[place.memory] + place.offset, place.like) for name, place in places.items()}
         self._last_uses = _last_uses(calls)
         self._drawn = recorder.drawn
         self._bases: dict[str, int] = {}
 
-    def _lay_out(self, calls: Sequence[Call], kernels: Sequence[Kernel], offsets: Mapping[Memory, int]) -> list[int]:
+    def _lay_out(self, calls: Sequence[Call], kernels: Sequence[int], offsets: Mapping[Memory, int]) -> list[int]:
         """Build the argument blocks of all calls in one array; return the slot at which each block begins.
 
+        kernels: the address of each call's kernel.
         Also store which slots each run fills in: relocations (arrays in regions) and counters (random numbers).
         """
         slots: list[int] = []
@@ -80,17 +81,19 @@ class Program:
         self._constants: list[Memory] = []  # keeps them alive: blocks hold their addresses
         for call, kernel in zip(calls, kernels, strict=True):
             starts.append(len(slots))
-            slots.append(kernel_address(call.function, kernel.signature))
+            slots.append(kernel)
             for argument in call.arguments.values():
                 at = len(slots)
-                slots.extend(slots_of(_value(argument)))
-                if isinstance(argument, Drawn):
-                    self._counters[argument.kind].append((at, int(argument)))
-                elif isinstance(argument, Place):
-                    memory, offset = argument.memory, argument.offset
+                if type(argument) is not Place:
+                    slots += slots_of(argument)
+                    if isinstance(argument, Drawn):
+                        self._counters[argument.kind].append((at, int(argument)))
+                else:
+                    memory, offset, like = argument
+                    slots += array_slots(like.shape, like.itemsize)
                     if memory.name == "constant":
                         self._constants.append(memory)
-                        slots[at + DATA] = memory.address + offset
+                        slots[at + DATA] = address(memory.array) + offset
                     else:
                         offset += 0 if memory.name else offsets[memory]
                         relocations[memory.name or WORKSPACE].append((at + DATA, offset))
@@ -127,12 +130,22 @@ def _place_results(recorder: Recorder, results: Mapping[str, np.ndarray]) -> dic
 
 def _value(argument: object) -> object:
     """Return the array of a Place, any other argument unchanged."""
-    return argument.like if isinstance(argument, Place) else argument
+    return argument.like if type(argument) is Place else argument
 
 
-def _kernel(device: str, call: Call) -> Kernel:
-    types = (numba_type(_value(argument)) for argument in call.arguments.values())
-    return Kernel(device, call.op, call.kernel, tuple(types))
+def _compiled(device: str, calls: Sequence[Call], *options: Any) -> list[tuple[int, int]]:
+    """Return the addresses of each call's kernel and entry. Compile those that are missing. options: see `Program`."""
+    progress, also = options
+    keys = [(call.function, *[kind(_value(argument)) for argument in call.arguments.values()]) for call in calls]
+    missing = {key: call for key, call in zip(keys, calls, strict=True) if key not in _addresses}
+    kernels = [
+        Kernel(device, *call.name.split("."), tuple(numba_type(_value(a)) for a in call.arguments.values()))
+        for call in missing.values()
+    ]
+    compile_all([*kernels, *also], progress)
+    for key, kernel in zip(missing, kernels, strict=True):
+        _addresses[key] = kernel_address(kernel.function, kernel.signature), entry_address(kernel.signature)
+    return [_addresses[key] for key in keys]
 
 
 def _last_uses(calls: Sequence[Call]) -> list[tuple[str, int, int, int]]:
