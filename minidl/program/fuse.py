@@ -109,11 +109,9 @@ def _fold_affine(pair: Match, calls: Calls) -> tuple[None, Call]:
     return None, conv.replaced(scale=affine["scale"], shift=affine["shift"], relu=affine["relu"], y=y)
 
 
-def _add_shortcut(pair: Match, calls: Calls) -> tuple[None, Call] | None:
+def _add_shortcut(pair: Match, calls: Calls) -> tuple[None, Call]:
     """Compute the sum of a residual block in the call that writes one of its terms."""
     producer, add = pair.producer, pair.consumer.arguments
-    if add["a"].same(add["b"]):  # y + y: there is no other term
-        return None
     other = add["b" if pair.input == "a" else "a"]
     rows = other.like.reshape(-1, *producer.arguments["shortcut"].like.shape[1:])
     total = add["out"].shaped(producer.arguments[pair.output])
