@@ -9,7 +9,9 @@ recording takes a millisecond or two. Results of kernels do not exist during a r
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -18,8 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from minidl.engine.device import Device, address, recording
+from minidl.engine.device import ALIGNMENT, Device, address, recording
 from minidl.errors import MinidlError
+
+
+CHUNK = 1 << 20  # bytes: temporaries are parts of chunks of at least this size, since an allocation for each takes time
 
 
 class Unrecordable(MinidlError, RuntimeError):
@@ -141,6 +146,21 @@ class Drawn(int):
         return number
 
 
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Within the `with` block, pause Python's garbage collector, which would look for cycles several times.
+
+    A recording makes many objects that stay alive until the program is complete, and no cycles.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Recorder(Device):
     """A stand-in for a device that records `calls`. drawn: the number of random numbers that these calls draw."""
 
@@ -153,7 +173,8 @@ class Recorder(Device):
         self.calls: list[Call] = []
         self.drawn = 0
         self._places: dict[int, Place] = {}  # by the id of the array
-        self._regions: list[Place] = []
+        self._regions: list[tuple[int, Place]] = []  # with their addresses
+        self._chunk, self._used = np.empty(CHUNK, np.uint8), 0  # memory of temporaries, and how much of it is used
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -178,7 +199,11 @@ class Recorder(Device):
         return table
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        array = Recorded(shape, dtype)  # never written: it takes address space, not memory
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if self._used + size > self._chunk.size:
+            self._chunk, self._used = np.empty(max(size, 2 * self._chunk.size), np.uint8), 0
+        array = Recorded(shape, dtype, self._chunk, self._used)  # never written: it takes address space, not memory
+        self._used += -(-size // ALIGNMENT) * ALIGNMENT
         self._places[id(array)] = Place(Memory(array), 0, array)
         return array
 
@@ -215,7 +240,7 @@ class Recorder(Device):
         view = array.view(Recorded)
         region = Place(Memory(view, name), 0, view)
         self._places[id(array)] = self._places[id(view)] = region
-        self._regions.append(region)
+        self._regions.append((address(view), region))
         return view
 
     def draw(self, seed: int, count: int) -> tuple[int, int]:
@@ -246,8 +271,8 @@ class Recorder(Device):
         if whole is not None and whole.like.nbytes == array.nbytes:  # the same array in another shape
             return Place(whole.memory, whole.offset, array)
         start = address(array)
-        for region in self._regions if whole is None else [whole]:
-            offset = start - address(region.like)
+        for first, region in self._regions if whole is None else [(address(whole.like), whole)]:
+            offset = start - first
             if 0 <= offset <= region.like.nbytes - array.nbytes:
                 place = self._places[id(array)] = Place(region.memory, region.offset + offset, array)
                 return place

@@ -30,7 +30,7 @@ from minidl.nn.module import Module, evaluating, structure, watched
 from minidl.ops.conv import uses_winograd
 from minidl.program.call import run as run_calls
 from minidl.program.precompile import Kernel, OnProgress
-from minidl.program.record import Recorder, Unrecordable
+from minidl.program.record import Recorder, Unrecordable, paused_collector
 from minidl.program.table import WORKSPACE, Program
 
 Loss = Callable[[Tensor, np.ndarray], Tensor]
@@ -127,16 +127,21 @@ class Replayed:
         program = self.programs.get(key)
         if program is None:
             try:
-                (first, results), (second, _) = self.record(batch), self.record(batch)
-                if first.digest() != second.digest():
-                    raise Unrecordable("its calls differ from one recording to the next")
-                program = self.programs[key] = Program(first, results, self.progress, self.also)
+                program = self.programs[key] = self._recorded(batch)
             except Unrecordable as error:
                 self.not_recorded = str(error)
                 warnings.warn(f"this model runs without a recorded program, which is slower: {error}", stacklevel=4)
                 return None
             self.workspace.reserve(program.workspace_size)
         return program
+
+    @paused_collector()
+    def _recorded(self, batch: dict[str, np.ndarray]) -> Program:
+        """Record the step twice, compare, and compile. Raises Unrecordable."""
+        (first, results), (second, _) = self.record(batch), self.record(batch)
+        if first.digest() != second.digest():
+            raise Unrecordable("its calls differ from one recording to the next")
+        return Program(first, results, self.progress, self.also)
 
     def bases(self, batch: dict[str, np.ndarray]) -> dict[str, int]:
         """Return the address of each region for a run."""
