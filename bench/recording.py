@@ -21,7 +21,8 @@ from minidl import models, nn, ops
 from minidl.engine.tensor import Tensor
 from minidl.program.replay import Gradient
 
-MODELS = {"mlp": (28, 28, 1), "lenet": (28, 28, 1), "vgg": (32, 32, 3), "resnet20": (32, 32, 3), "resnet110": (32, 32, 3)}
+SHAPES = {"mlp": (28, 28, 1), "lenet": (28, 28, 1)}  # of images; (32, 32, 3) for the other models
+MODELS = ("mlp", "lenet", "vgg", "resnet20", "resnet110", "rnn")
 STEPS, FEATURES = 200, 16  # of the recurrent network
 
 
@@ -42,32 +43,35 @@ class RNN(nn.Module):
 def build(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     """Return a model and the shape of one of its inputs."""
     nn.seed(0)
-    return (RNN(), (STEPS, FEATURES)) if name == "rnn" else (models.build(name, MODELS[name], 10), MODELS[name])
+    if name == "rnn":
+        return RNN(), (STEPS, FEATURES)
+    shape = SHAPES.get(name, (32, 32, 3))
+    return models.build(name, shape, 10), shape
+
+
+def prepare(gradient: Gradient, shape: tuple[int, ...], size: int) -> float:
+    """Return the seconds that batches of this size cost before the first step."""
+    x, y = np.zeros((size, *shape), np.float32), np.arange(size) % 10
+    start = perf_counter()
+    gradient.prepare(x, y)
+    return perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=[*MODELS, "rnn"])
+    parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--sizes", type=int, default=7, help="number of new batch sizes")
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     for name in given.models:
         model, shape = build(name)
         gradient = Gradient(model, ops.cross_entropy)
-
-        def prepare(size: int) -> float:
-            """Return the seconds that batches of this size cost before the first step."""
-            x, y = np.zeros((size, *shape), np.float32), np.arange(size) % 10
-            start = perf_counter()
-            gradient.prepare(x, y)
-            return perf_counter() - start
-
-        prepare(8), prepare(9)
+        prepare(gradient, shape, 8), prepare(gradient, shape, 9)
         program = next(iter(gradient.programs.values()))
         profile = cProfile.Profile()
         if given.profile:
             profile.enable()
-        seconds = [prepare(10 + i) for i in range(given.sizes)]
+        seconds = [prepare(gradient, shape, 10 + i) for i in range(given.sizes)]
         profile.disable()
         print(
             f"{name:10} {median(seconds) * 1e3:8.1f} ms, best {min(seconds) * 1e3:8.1f} ms; "

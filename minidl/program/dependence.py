@@ -57,10 +57,11 @@ def accesses(call: Call) -> list[tuple[Place, bool]]:
     """Return each array of a call, and whether the call may write it. A kernel that is not listed may write all."""
     first = FIRST_WRITTEN.get(call.name)
     written, found = first is None, []
-    for name, place in call.places:
-        written = written or name == first
-        if place.memory.name != "constant":
-            found.append((place, written))
+    for name, value in call.arguments.items():
+        if name == first:
+            written = True
+        if type(value) is Place and value.memory.name != "constant":
+            found.append((value, written))
     return found
 
 
@@ -112,16 +113,15 @@ class Calls:
     def depends(self, call: Call, until: Call, besides: Memory) -> bool:
         """Return whether any later call, up to and including `until`, depends on the call by other memory than this."""
         i, end = self._positions[call], self._positions[until] + 1
-        return any(
-            self._touched(place, i + 1, end, by_reading=written)
-            for place, written in self._accesses[i]
-            if place.memory is not besides
-        )
+        for place, written in self._accesses[i]:
+            if place.memory is not besides and self._touched(place, i + 1, end, by_reading=written):
+                return True
+        return False
 
     def unchanged(self, places: Iterable[Place], since: Call, until: Call) -> bool:
         """Return whether no call after `since` and before `until` writes these arrays."""
         first, end = self._positions[since] + 1, self._positions[until]
-        return not any(self._touched(place, first, end, by_reading=False) for place in places)
+        return not any([self._touched(place, first, end, by_reading=False) for place in places])
 
     def unused(self, place: Place, since: Call, until: Call) -> bool:
         """Return whether no call from `since` on and before `until` uses an array."""
@@ -130,13 +130,12 @@ class Calls:
     def _touched(self, place: Place, first: int, end: int, by_reading: bool) -> bool:
         """Return whether a call at a position in [first, end) writes bytes of an array; or reads them, if asked for."""
         positions = (self._users if by_reading else self._writers)[place.memory]
-        if not positions or positions[-1] < first:
-            return False
-        return any(
-            (written or by_reading) and other.overlaps(place)
-            for i in positions[bisect_left(positions, first) : bisect_left(positions, end)]
-            for other, written in self._accesses[i]
-        )
+        if positions and positions[-1] >= first:
+            for i in positions[bisect_left(positions, first) : bisect_left(positions, end)]:
+                for other, written in self._accesses[i]:
+                    if (written or by_reading) and other.overlaps(place):
+                        return True
+        return False
 
     def _at(self, i: int) -> Call:
         call = self._calls[i]

@@ -23,8 +23,7 @@ from numpy.typing import DTypeLike
 from minidl.engine.device import ALIGNMENT, Device, address, recording
 from minidl.errors import MinidlError
 
-
-CHUNK = 1 << 20  # bytes: temporaries are parts of chunks of at least this size, since an allocation for each takes time
+CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, since an allocation for each takes time
 
 
 class Unrecordable(MinidlError, RuntimeError):
@@ -201,7 +200,7 @@ class Recorder(Device):
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._used + size > self._chunk.size:
-            self._chunk, self._used = np.empty(max(size, 2 * self._chunk.size), np.uint8), 0
+            self._chunk, self._used = np.empty(max(size, CHUNK), np.uint8), 0
         array = Recorded(shape, dtype, self._chunk, self._used)  # never written: it takes address space, not memory
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
         self._places[id(array)] = Place(Memory(array), 0, array)
@@ -251,7 +250,10 @@ class Recorder(Device):
     def record(self, name: str, function: Any, *arguments: Any) -> None:
         """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
         constants = name == "movement.copy"
-        values = [self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments]
+        known = self._places.get
+        values = [
+            known(id(a)) or self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments
+        ]
         self.calls.append(Call(name, function, dict(zip(_parameters(name, function), values, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
@@ -260,9 +262,8 @@ class Recorder(Device):
         constants: also accept any array of int64 (a shape, strides); each replay uses a copy of its present values.
         Raises Unrecordable if the array is not contiguous, or neither created in this recording nor part of a region.
         """
-        place = self._places.get(id(array))
-        if place is not None:
-            return place
+        if id(array) in self._places:
+            return self._places[id(array)]
         if not array.flags.c_contiguous:
             raise Unrecordable("an array is not contiguous")
         if not array.size:  # an optional argument that is not used

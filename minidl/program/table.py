@@ -63,7 +63,7 @@ class Program:
 
         self.calls = [call.name for call in calls]
         self.shapes = [[place.like.shape for _, place in call.places] for call in calls]
-        self.results = {name: (offsets[place.memory] + place.offset, place.like) for name, place in places.items()}
+        self.results = {name: (offsets[place.memory] + place.offset, _like(place)) for name, place in places.items()}
         self._last_uses = _last_uses(calls)
         self._drawn = recorder.drawn
         self._bases: dict[str, int] = {}
@@ -78,7 +78,7 @@ class Program:
         starts: list[int] = []
         relocations: dict[str, list[tuple[int, int]]] = defaultdict(list)  # region -> (slot, offset in bytes)
         self._counters: dict[str, list[tuple[int, int]]] = {"seed": [], "offset": []}  # (slot, offset in the sequence)
-        self._constants: list[Memory] = []  # keeps them alive: blocks hold their addresses
+        self._constants: dict[Memory, int] = {}  # and their addresses; keeps them alive
         for call, kernel in zip(calls, kernels, strict=True):
             starts.append(len(slots))
             slots.append(kernel)
@@ -92,8 +92,9 @@ class Program:
                     memory, offset, like = argument
                     slots += array_slots(like.shape, like.itemsize)
                     if memory.name == "constant":
-                        self._constants.append(memory)
-                        slots[at + DATA] = address(memory.array) + offset
+                        if memory not in self._constants:
+                            self._constants[memory] = address(memory.array)
+                        slots[at + DATA] = self._constants[memory] + offset
                     else:
                         offset += 0 if memory.name else offsets[memory]
                         relocations[memory.name or WORKSPACE].append((at + DATA, offset))
@@ -133,19 +134,30 @@ def _value(argument: object) -> object:
     return argument.like if type(argument) is Place else argument
 
 
-def _compiled(device: str, calls: Sequence[Call], *options: Any) -> list[tuple[int, int]]:
-    """Return the addresses of each call's kernel and entry. Compile those that are missing. options: see `Program`."""
-    progress, also = options
+def _compiled(
+    device: str, calls: Sequence[Call], progress: OnProgress, also: Sequence[Kernel]
+) -> list[tuple[int, int]]:
+    """Return the addresses of each call's kernel and entry. Compile the kernels that are missing, and those in `also`.
+
+    progress: called with (kernels ready, all kernels).
+    """
     keys = [(call.function, *[kind(_value(argument)) for argument in call.arguments.values()]) for call in calls]
-    missing = {key: call for key, call in zip(keys, calls, strict=True) if key not in _addresses}
-    kernels = [
-        Kernel(device, *call.name.split("."), tuple(numba_type(_value(a)) for a in call.arguments.values()))
-        for call in missing.values()
-    ]
-    compile_all([*kernels, *also], progress)
-    for key, kernel in zip(missing, kernels, strict=True):
+    by_key = dict(zip(keys, calls, strict=True))
+    missing = {key: _kernel(device, call) for key, call in by_key.items() if key not in _addresses}
+    compile_all([*missing.values(), *also], progress)
+    for key, kernel in missing.items():
         _addresses[key] = kernel_address(kernel.function, kernel.signature), entry_address(kernel.signature)
     return [_addresses[key] for key in keys]
+
+
+def _kernel(device: str, call: Call) -> Kernel:
+    op, name = call.name.split(".")
+    return Kernel(device, op, name, tuple(numba_type(_value(argument)) for argument in call.arguments.values()))
+
+
+def _like(place: Place) -> np.ndarray:
+    """Return an array of the same shape and type that takes almost no memory."""
+    return np.broadcast_to(np.zeros((), place.like.dtype), place.like.shape)
 
 
 def _last_uses(calls: Sequence[Call]) -> list[tuple[str, int, int, int]]:
