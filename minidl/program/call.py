@@ -40,13 +40,6 @@ def numba_type(value: Any) -> types.Type:
     return numba.typeof(int(value) if isinstance(value, int) and not isinstance(value, bool) else value)
 
 
-def kind(value: Any) -> Any:
-    """Return a key that determines an argument's Numba type. Numba's types are slow to make and to compare."""
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.ndim
-    return tuple(map(type, value)) if isinstance(value, tuple) else type(value)
-
-
 @functools.lru_cache(maxsize=10_000)
 def array_slots(shape: tuple[int, ...], itemsize: int) -> list[int]:
     """Return the slots of a contiguous array in a block. The address of its data is 0; the caller fills it in."""

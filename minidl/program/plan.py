@@ -100,7 +100,7 @@ def plan(calls: Iterable[Call], outputs: set[Memory]) -> tuple[dict[Memory, int]
 def _offsets(lives: np.ndarray) -> tuple[np.ndarray, int]:
     """Return the offset of each buffer, and the size of the workspace. lives (n, 3): first call, last call, size.
 
-    The time is quadratic, but 10,000 buffers take less than 0.1 s.
+    The time is quadratic, but 10,000 buffers take only about 0.1 s.
     """
     count = len(lives)
     offsets, size = np.zeros(count, np.int64), 0

@@ -203,7 +203,8 @@ class Recorder(Device):
             self._chunk, self._used = np.empty(max(size, CHUNK), np.uint8), 0
         array = Recorded(shape, dtype, self._chunk, self._used)  # never written: it takes address space, not memory
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
-        self._places[id(array)] = Place(Memory(array), 0, array)
+        if size:
+            self._places[id(array)] = Place(Memory(array), 0, array)
         return array
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
@@ -235,7 +236,9 @@ class Recorder(Device):
     # -- recording ---------------------------------------------------------------------------------------
 
     def region(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Register memory that each replay provides; return the array to pass to ops."""
+        """Register memory that each replay provides; return the array to pass to ops. array: contiguous."""
+        if not array.flags.c_contiguous:
+            raise Unrecordable(f"{name} is not contiguous")
         view = array.view(Recorded)
         region = Place(Memory(view, name), 0, view)
         self._places[id(array)] = self._places[id(view)] = region
@@ -250,10 +253,7 @@ class Recorder(Device):
     def record(self, name: str, function: Any, *arguments: Any) -> None:
         """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
         constants = name == "movement.copy"
-        known = self._places.get
-        values = [
-            known(id(a)) or self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments
-        ]
+        values = [self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments]
         self.calls.append(Call(name, function, dict(zip(_parameters(name, function), values, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
@@ -262,8 +262,9 @@ class Recorder(Device):
         constants: also accept any array of int64 (a shape, strides); each replay uses a copy of its present values.
         Raises Unrecordable if the array is not contiguous, or neither created in this recording nor part of a region.
         """
-        if id(array) in self._places:
-            return self._places[id(array)]
+        known = self._places.get(id(array))
+        if known is not None:
+            return known
         if not array.flags.c_contiguous:
             raise Unrecordable("an array is not contiguous")
         if not array.size:  # an optional argument that is not used

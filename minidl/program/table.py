@@ -17,7 +17,7 @@ import numpy as np
 
 from minidl.engine import random
 from minidl.engine.device import address
-from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, kind, numba_type
+from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, numba_type
 from minidl.program.call import run as run_calls
 from minidl.program.call import slots as slots_of
 from minidl.program.dependence import Calls
@@ -129,11 +129,6 @@ def _place_results(recorder: Recorder, results: Mapping[str, np.ndarray]) -> dic
     return places
 
 
-def _value(argument: object) -> object:
-    """Return the array of a Place, any other argument unchanged."""
-    return argument.like if type(argument) is Place else argument
-
-
 def _compiled(
     device: str, calls: Sequence[Call], progress: OnProgress, also: Sequence[Kernel]
 ) -> list[tuple[int, int]]:
@@ -141,7 +136,7 @@ def _compiled(
 
     progress: called with (kernels ready, all kernels).
     """
-    keys = [(call.function, *[kind(_value(argument)) for argument in call.arguments.values()]) for call in calls]
+    keys = [(call.function, *[_kind(argument) for argument in call.arguments.values()]) for call in calls]
     by_key = dict(zip(keys, calls, strict=True))
     missing = {key: _kernel(device, call) for key, call in by_key.items() if key not in _addresses}
     compile_all([*missing.values(), *also], progress)
@@ -150,9 +145,17 @@ def _compiled(
     return [_addresses[key] for key in keys]
 
 
+def _kind(argument: Any) -> Any:
+    """Return a key that determines the Numba type of an argument. Numba's types themselves are slow to compare."""
+    if type(argument) is Place:
+        return argument.like.dtype, argument.like.ndim
+    return tuple(map(type, argument)) if isinstance(argument, tuple) else type(argument)
+
+
 def _kernel(device: str, call: Call) -> Kernel:
+    values = (argument.like if type(argument) is Place else argument for argument in call.arguments.values())
     op, name = call.name.split(".")
-    return Kernel(device, op, name, tuple(numba_type(_value(argument)) for argument in call.arguments.values()))
+    return Kernel(device, op, name, tuple(map(numba_type, values)))
 
 
 def _like(place: Place) -> np.ndarray:
