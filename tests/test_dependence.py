@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import math
 import random
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,8 +21,8 @@ from kernel_cases import Arrays
 from minidl import nn, ops
 from minidl.engine.device import Device, address, aligned
 from minidl.engine.tensor import Tensor
-from minidl.program.dependence import FIRST_WRITTEN
-from minidl.program.record import Recorder
+from minidl.program.dependence import FIRST_WRITTEN, accesses
+from minidl.program.record import Call, Memory, Place, Recorder
 from minidl.program.replay import Gradient
 from minidl.program.table import WORKSPACE, Program
 
@@ -41,6 +43,12 @@ def test_kernels_only_read_the_arguments_before_the_first_written_one(op: str) -
         for p in names[: names.index(first)]:
             if isinstance(arguments[p], np.ndarray):
                 assert arguments[p].tobytes() == given_arguments[p].tobytes(), (name, p)
+
+
+def test_an_unknown_kernel_counts_as_writing_all_its_arrays() -> None:
+    places = {name: Place(Memory(np.zeros(2)), 0, np.zeros(2)) for name in ("x", "y")}
+    assert accesses(Call("op.unknown", None, {**places, "n": 3})) == [(place, True) for place in places.values()]
+    assert accesses(Call("activation.relu", None, places)) == [(places["x"], False), (places["y"], True)]
 
 
 # -- random sequences of calls -------------------------------------------------------------------------------------
@@ -267,6 +275,20 @@ def test_shared_layers_tied_weights_and_sums_of_the_same_arrays(seed: int) -> No
     model = Shared(seed)
     twin = copy.deepcopy(model)
     assert step(model, (4, 4, 4), replay=True) == step(twin, (4, 4, 4), replay=False)
+
+
+def test_a_recording_keeps_no_batch_alive() -> None:
+    """Without Python's garbage collector: nothing refers to a recorder in a cycle."""
+    gradient = Gradient(nn.Linear(4, 3), ops.cross_entropy)
+    x, y = np.zeros((2, 4), np.float32), np.zeros(2, np.int64)
+    alive = weakref.ref(x)
+    gc.disable()
+    try:
+        gradient.prepare(x, y)
+        del x
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 class Recurrent(nn.Module):

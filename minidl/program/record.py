@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -217,17 +219,16 @@ class Recorder(Device):
 
     def digest(self) -> list[Any]:
         """Return a description of the calls, for a comparison of two recordings."""
-        numbers: dict[Memory, int] = {}
+        numbers: dict[Memory, int] = defaultdict(itertools.count().__next__)  # of temporaries, by their first use
         found: list[Any] = []
         for call in self.calls:
             found.append(call.name)
             for value in call.arguments.values():
                 if type(value) is Place:
                     memory, offset, like = value
-                    if memory.name == "constant":
-                        where: Any = memory.array.tobytes()
-                    else:
-                        where = memory.name or numbers.setdefault(memory, len(numbers))
+                    where: Any = memory.name or numbers[memory]
+                    if where == "constant":
+                        where = memory.array.tobytes()
                     found.append((where, offset, like.shape, like.dtype))
                 else:
                     found.append(value)
