@@ -48,7 +48,7 @@ def main() -> None:
     total = best.sum()
     if given.calls:
         for name, shapes, seconds in zip(program.calls, program.shapes, best, strict=True):
-            print(f"{seconds * 1e3:8.3f} ms {seconds / total:6.1%}  {name:28} {shapes}")
+            print(f"{seconds * 1e3:8.3f} ms {seconds / total:6.1%}  {name:28} {' '.join(map(str, shapes))}")
     else:
         times, counts = defaultdict(float), defaultdict(int)
         for name, seconds in zip(program.calls, best, strict=True):

@@ -370,7 +370,7 @@ def test_buffers_that_are_live_at_the_same_time_do_not_overlap(spans: list[tuple
     calls = []
     for i in range(13):
         alive = [b for b, (a, z, _) in zip(buffers, spans) if min(a, z) <= i <= max(a, z)]
-        calls.append(Call("op", "kernel", None, {str(k): Place(b, 0, b.array) for k, b in enumerate(alive)}))
+        calls.append(Call("op.kernel", None, {str(k): Place(b, 0, b.array) for k, b in enumerate(alive)}))
     offsets, size = plan(calls, set())
     for k, (b, (a, z, _)) in enumerate(zip(buffers, spans)):
         assert offsets[b] % 64 == 0 and offsets[b] + b.array.size <= size

@@ -166,12 +166,13 @@ def backward(output: Node, gradient: ArrayLike | None = None, retain_graph: bool
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         for tensor, dx in zip(function.inputs, gradients, strict=True):
             if tensor.requires_grad and dx is not None:
-                if np.shape(dx) != tensor.shape:
+                dx = np.asanyarray(dx, tensor.dtype, order="C")
+                if dx.shape != tensor.shape:
                     raise ShapeError(
-                        f"{type(function).__name__}.backward: a gradient of shape {np.shape(dx)} for an input of shape "
+                        f"{type(function).__name__}.backward: a gradient of shape {dx.shape} for an input of shape "
                         f"{tensor.shape}; they must be equal"
                     )
-                _deliver(tensor, np.asanyarray(dx, tensor.dtype, order="C"), pending)
+                _deliver(tensor, dx, pending)
         if not retain_graph:
             function.release()
 

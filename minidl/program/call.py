@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,10 +42,15 @@ def numba_type(value: Any) -> types.Type:
     return numba.typeof(int(value) if isinstance(value, int) and not isinstance(value, bool) else value)
 
 
+@functools.lru_cache(maxsize=10_000)
+def array_slots(shape: tuple[int, ...], itemsize: int) -> list[int]:
+    """Return the slots of a contiguous array in a block. The address of its data is 0; the caller fills it in."""
+    strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return [0, 0, math.prod(shape), itemsize, 0, *shape, *strides]
+
+
 def slots(value: Any) -> list[int]:
-    """Return the slots of an argument in a block. The address of an array's data is 0; the caller fills it in."""
-    if isinstance(value, np.ndarray):
-        return [0, 0, value.size, value.itemsize, 0, *value.shape, *value.strides]
+    """Return the slots of an argument that is not an array."""
     if isinstance(value, tuple):
         return [int(number) for number in value]
     if isinstance(value, float | np.floating):

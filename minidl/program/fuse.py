@@ -1,7 +1,8 @@
 """Fusion: rules that merge or swap two calls of a recorded step. They save memory traffic and change no bit of results.
 
 A rule applies to two calls, a producer and a consumer, if the producer writes an array that only the consumer reads.
-The array must be a temporary, because the merged call does not create it.
+The array must be a temporary, because the merged call does not create it. The merged call takes the consumer's place,
+so no call in between, nor the consumer, may depend on the producer in another way (dependence.py).
 
     x -> conv -> y -> affine -> z -> relu -> a      becomes      x -> conv -> a
     (affine is batch norm in evaluation mode; at the end of the convolution the numbers are still in registers)
@@ -17,12 +18,12 @@ The array must be a temporary, because the merged call does not create it.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from minidl.program.dependence import Calls
 from minidl.program.record import Call, Memory, Place
 
 
@@ -51,53 +52,50 @@ class Rule(NamedTuple):
     unused: tuple[str, ...]
     consumer: str
     inputs: tuple[str, ...]
-    merge: Callable[[Match, list[Call]], tuple[Call | None, Call] | None]
+    merge: Callable[[Match, Calls], tuple[Call | None, Call] | None]
 
 
-def fuse(calls: list[Call], outputs: set[Memory]) -> list[Call]:
-    """Apply all rules, in order; return the new calls. outputs: the memory of the step's results."""
+def fuse(calls: Calls, outputs: set[Memory]) -> None:
+    """Apply all rules, in order. outputs: the memory of the step's results."""
     for rule in RULES:
-        for consumer in [call for call in calls if call.name == rule.consumer]:
-            for name in rule.inputs:
+        for consumer in calls:
+            for name in rule.inputs if consumer.name == rule.consumer else ():
                 pair = _match(rule, consumer, name, calls, outputs)
                 merged = rule.merge(pair, calls) if pair else None
                 if pair and merged:
-                    new = dict(zip((pair.producer, consumer), merged, strict=True))
-                    calls = [call for old in calls if (call := new.get(old, old))]  # None: the producer is removed
+                    calls.replace(pair.producer, merged[0])
+                    calls.replace(consumer, merged[1])
                     break
-    return calls
 
 
-def users(calls: list[Call]) -> dict[Memory, list[Call]]:
-    """Return the calls that use each piece of memory, in order."""
-    found: dict[Memory, list[Call]] = defaultdict(list)
-    for call in calls:
-        for _, place in call.places():
-            if call not in found[place.memory][-1:]:
-                found[place.memory].append(call)
-    return found
-
-
-def _match(rule: Rule, consumer: Call, name: str, calls: list[Call], outputs: set[Memory]) -> Match | None:
+def _match(rule: Rule, consumer: Call, name: str, calls: Calls, outputs: set[Memory]) -> Match | None:
     """Return the consumer and the producer of its argument `name` if the rule applies to them, else None."""
     x = consumer.arguments[name]
-    using = users(calls)[x.memory]
-    output = rule.producers.get(using[0].name)
+    if not x.is_temporary(outputs):
+        return None
+    producer, *others = calls.users(x.memory)
+    output = rule.producers.get(producer.name)
     if (
         output
-        and using == [using[0], consumer]
-        and x.is_temporary(outputs)
-        and x.same(using[0].arguments[output])
-        and not any(using[0].uses(argument) for argument in rule.unused)
+        and others == [consumer]
+        and x.same(producer.arguments[output])
+        and all(call.count(x.memory) == 1 for call in (producer, consumer))
+        and not any(producer.uses(argument) for argument in rule.unused)
+        and not calls.depends(producer, until=consumer, besides=x.memory)
     ):
-        return Match(using[0], output, consumer, name)
+        return Match(producer, output, consumer, name)
     return None
 
 
-def _find(calls: list[Call], kernel: str, **places: Place) -> Call | None:
-    """Return the first call of a kernel with these arrays as arguments, or None."""
-    for call in calls:
-        if call.name == kernel and all(place.same(call.arguments[name]) for name, place in places.items()):
+def _forward(calls: Calls, kernel: str, pair: Match, places: Mapping[str, Place]) -> Call | None:
+    """Return an earlier call of a kernel with these arrays as arguments, if they are unchanged since, or None."""
+    memory = next(iter(places.values())).memory
+    for call in calls.users(memory):
+        if (
+            call.name == kernel
+            and all(place.same(call.arguments[name]) for name, place in places.items())
+            and calls.unchanged(places.values(), since=call, until=pair.consumer)
+        ):
             return call
     return None
 
@@ -105,43 +103,42 @@ def _find(calls: list[Call], kernel: str, **places: Place) -> Call | None:
 # The `merge` functions of the rules.
 
 
-def _fold_affine(pair: Match, calls: list[Call]) -> tuple[None, Call]:
+def _fold_affine(pair: Match, calls: Calls) -> tuple[None, Call]:
     conv, affine = pair.producer, pair.consumer.arguments
     y = affine["y"].shaped(conv.arguments["y"])
     return None, conv.replaced(scale=affine["scale"], shift=affine["shift"], relu=affine["relu"], y=y)
 
 
-def _add_shortcut(pair: Match, calls: list[Call]) -> tuple[None, Call] | None:
+def _add_shortcut(pair: Match, calls: Calls) -> tuple[None, Call]:
     """Compute the sum of a residual block in the call that writes one of its terms."""
     producer, add = pair.producer, pair.consumer.arguments
-    if add["a"].same(add["b"]):  # y + y: there is no other term
-        return None
     other = add["b" if pair.input == "a" else "a"]
     rows = other.like.reshape(-1, *producer.arguments["shortcut"].like.shape[1:])
     total = add["out"].shaped(producer.arguments[pair.output])
     return None, producer.replaced(**{"shortcut": other._replace(like=rows), pair.output: total})
 
 
-def _apply_relu(pair: Match, calls: list[Call]) -> tuple[None, Call]:
+def _apply_relu(pair: Match, calls: Calls) -> tuple[None, Call]:
     y = pair.consumer.arguments["y"].shaped(pair.producer.arguments[pair.output])
     return None, pair.producer.replaced(**{"relu": True, pair.output: y})
 
 
-def _mask_in_batch_norm_backward(pair: Match, calls: list[Call]) -> tuple[None, Call] | None:
+def _mask_in_batch_norm_backward(pair: Match, calls: Calls) -> tuple[None, Call] | None:
     """Batch norm's backward kernel recomputes the output, so it can also apply relu's gradient: zero where y <= 0."""
     relu, backward = pair.producer.arguments, pair.consumer
-    saved = {name: backward.arguments[name] for name in ("x", "mean", "rstd")}
-    forward = _find(calls, "norm.batch_norm", y=relu["y"], **saved)
+    same = {name: backward.arguments[name] for name in ("x", "weight", "bias", "mean", "rstd")}
+    forward = _forward(calls, "norm.batch_norm", pair, {"y": relu["y"], **same})
     if not forward or not forward.uses("relu") or forward.uses("shortcut"):
         return None
     return None, backward.replaced(relu=True, dy=relu["dy"].shaped(backward.arguments["dy"]))
 
 
-def _swap_max_pool_and_relu(pair: Match, calls: list[Call]) -> tuple[Call, Call] | None:
+def _swap_max_pool_and_relu(pair: Match, calls: Calls) -> tuple[Call, Call] | None:
     """Apply relu's gradient first: relu passes the largest pixel of a window exactly if it passes the pooled one."""
     pool, relu = pair.producer, pair.consumer
-    forward = _find(calls, "pool.max_pool", x=relu.arguments["y"], place=pool.arguments["place"])
-    if not forward:
+    same = {"place": pool.arguments["place"], "x": relu.arguments["y"]}
+    forward = _forward(calls, "pool.max_pool", pair, same)
+    if not forward or not calls.unchanged([forward.arguments["y"]], since=forward, until=relu):
         return None
     dp = pool.arguments["dy"]
     passed = Place(Memory(np.empty(dp.like.nbytes, np.uint8)), 0, dp.like)

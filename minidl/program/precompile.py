@@ -88,7 +88,8 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = lambda ready, 
         with suppress(OSError):  # no process can be started
             _compile_in_processes(missing, lambda ready: progress(len(kernels) - len(missing) + ready, len(kernels)))
     for kernel in kernels:
-        kernel.function.compile(kernel.signature)
+        if kernel.signature not in kernel.function.overloads:
+            kernel.function.compile(kernel.signature)
     progress(len(kernels), len(kernels))
 
 

@@ -9,19 +9,24 @@ true of the labels, whose values each replay provides, and of the values of para
 
 from __future__ import annotations
 
-import bisect
+import functools
+import gc
 import inspect
+import itertools
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from minidl.engine.device import Device, address, recording
+from minidl.engine.device import ALIGNMENT, Device, address, recording
 from minidl.errors import MinidlError
+
+CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, since an allocation for each takes time
 
 
 class Unrecordable(MinidlError, RuntimeError):
@@ -103,20 +108,20 @@ class Labels:
     __repr__ = __str__ = __format__ = __hash__ = _refuse
 
 
-@dataclass(eq=False)
 class Memory:
-    """A piece of memory.
+    """A piece of memory: that of an array.
 
     name: "" for a temporary of the step, "constant" for values that the recording keeps, else the name of a region: of
         memory that each run provides (the weights, a batch ...).
     """
 
-    array: np.ndarray  # bytes
-    name: str = ""
+    __slots__ = ("array", "name", "nbytes")
 
-    @property
-    def address(self) -> int:
-        return address(self.array)
+    def __init__(self, array: np.ndarray, name: str = "") -> None:
+        self.array, self.name, self.nbytes = array, name, array.nbytes
+
+
+_EMPTY = Memory(np.zeros(1, np.uint8), "constant")  # the memory of all arrays of size 0
 
 
 class Place(NamedTuple):
@@ -129,42 +134,51 @@ class Place(NamedTuple):
 
     def is_temporary(self, outputs: set[Memory]) -> bool:
         """Return whether the array fills a whole temporary that holds no result. outputs: the memory of all results."""
-        whole = self.offset == 0 and self.like.nbytes == self.memory.array.nbytes
+        whole = self.offset == 0 and self.like.nbytes == self.memory.nbytes
         return whole and not self.memory.name and self.memory not in outputs
 
     def same(self, other: Place) -> bool:
         """Return whether both arrays are the same bytes in memory."""
         return (self.memory, self.offset, self.like.nbytes) == (other.memory, other.offset, other.like.nbytes)
 
+    def overlaps(self, other: Place) -> bool:
+        """Return whether a byte of one array is a byte of the other."""
+        return (
+            self.memory is other.memory
+            and self.offset < other.offset + other.like.nbytes
+            and other.offset < self.offset + self.like.nbytes
+        )
+
     def shaped(self, other: Place) -> Place:
         """Return the same bytes in the shape of another array."""
         return self._replace(like=self.like.reshape(other.like.shape))
 
 
-@dataclass(eq=False)
 class Call:
-    """A call of a kernel. arguments: name -> number, tuple or Place."""
+    """A call of a kernel. name: op and kernel, such as "conv.forward". arguments: name -> number, tuple or Place."""
 
-    op: str
-    kernel: str
-    function: Any
-    arguments: dict[str, Any]
+    __slots__ = ("arguments", "function", "name")
+
+    def __init__(self, name: str, function: Any, arguments: dict[str, Any]) -> None:
+        self.name, self.function, self.arguments = name, function, arguments
 
     @property
-    def name(self) -> str:
-        return f"{self.op}.{self.kernel}"
-
-    def places(self) -> Iterator[tuple[str, Place]]:
-        return ((name, value) for name, value in self.arguments.items() if isinstance(value, Place))
+    def places(self) -> list[tuple[str, Place]]:
+        """The arguments that are arrays."""
+        return [item for item in self.arguments.items() if type(item[1]) is Place]
 
     def uses(self, name: str) -> bool:
         """Return whether an optional argument is used: an array that is not empty, a number other than 0, or True."""
         value = self.arguments.get(name)
         return bool(value.like.size if isinstance(value, Place) else value)
 
+    def count(self, memory: Memory) -> int:
+        """Return how many arguments are arrays in this memory."""
+        return sum(place.memory is memory for _, place in self.places)
+
     def replaced(self, **arguments: Any) -> Call:
         """Return the same call with some arguments changed."""
-        return Call(self.op, self.kernel, self.function, {**self.arguments, **arguments})
+        return Call(self.name, self.function, {**self.arguments, **arguments})
 
 
 class Drawn(int):
@@ -183,6 +197,21 @@ class Drawn(int):
         return number
 
 
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Within the `with` block, pause Python's garbage collector, which would look for cycles several times.
+
+    A recording makes many objects that stay alive until the program is complete, and no cycles.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Recorder(Device):
     """A stand-in for a device that records `calls`. drawn: the number of random numbers that these calls draw."""
 
@@ -195,8 +224,9 @@ class Recorder(Device):
         self.calls: list[Call] = []
         self.drawn = 0
         self.refused = ""  # why this step cannot be recorded; known even if its code catches the exception
-        self._starts: list[int] = []  # addresses of `_memory`, ascending
-        self._memory: list[Memory] = []
+        self._places: dict[int, Place] = {}  # by the id of the array
+        self._regions: list[tuple[int, Place]] = []  # with their addresses
+        self._chunk, self._used = np.empty(CHUNK, np.uint8), 0  # memory of temporaries, and how much of it is used
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -224,10 +254,14 @@ class Recorder(Device):
         return table
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        memory = np.empty(max(size, 1), np.uint8)  # never written: it takes address space, not memory
-        self._add(Memory(memory))
-        return memory[:size].view(dtype).reshape(shape).view(Recorded)
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if self._used + size > self._chunk.size:
+            self._chunk, self._used = np.empty(max(size, CHUNK), np.uint8), 0
+        array = Recorded(shape, dtype, self._chunk, self._used)  # never written: it takes address space, not memory
+        self._used += -(-size // ALIGNMENT) * ALIGNMENT
+        if size:
+            self._places[id(array)] = Place(Memory(array), 0, array)
+        return array
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         array = self.empty(shape, dtype)
@@ -245,40 +279,43 @@ class Recorder(Device):
 
     def digest(self) -> list[Any]:
         """Return a description of the calls, for a comparison of two recordings."""
-        numbers: dict[Memory, int] = {}
-
-        def describe(value: Any) -> Any:
-            if not isinstance(value, Place):
-                return value
-            memory, like = value.memory, value.like
-            if memory.name == "constant":
-                where: Any = memory.array.tobytes()
-            else:
-                where = memory.name or numbers.setdefault(memory, len(numbers))
-            return where, value.offset, like.shape, like.dtype
-
-        return [(call.name, *map(describe, call.arguments.values())) for call in self.calls]
+        numbers: dict[Memory, int] = defaultdict(itertools.count().__next__)  # of temporaries, by their first use
+        found: list[Any] = []
+        for call in self.calls:
+            found.append(call.name)
+            for value in call.arguments.values():
+                if type(value) is Place:
+                    memory, offset, like = value
+                    where: Any = memory.name or numbers[memory]
+                    if where == "constant":
+                        where = memory.array.tobytes()
+                    found.append((where, offset, like.shape, like.dtype))
+                else:
+                    found.append(value)
+        return found
 
     # -- recording ---------------------------------------------------------------------------------------
 
     def region(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Register memory that each replay provides; return the array to pass to ops."""
-        self._add(Memory(array.reshape(-1).view(np.uint8), name))
-        return array.view(Recorded)
+        """Register memory that each replay provides; return the array to pass to ops. array: contiguous."""
+        if not array.flags.c_contiguous:
+            raise Unrecordable(f"{name} is not contiguous")
+        view = array.view(Recorded)
+        region = Place(Memory(view, name), 0, view)
+        self._places[id(array)] = self._places[id(view)] = region
+        self._regions.append((address(view), region))
+        return view
 
     def draw(self, seed: int, count: int) -> tuple[int, int]:
         """Return placeholders for the (seed, offset) that `random.draw` returns."""
         self.drawn += count
         return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
 
-    def record(self, op: str, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
+    def record(self, name: str, function: Any, *arguments: Any) -> None:
         """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
-        if not hasattr(function, "py_func"):
-            raise Unrecordable(f"{op}.{name} of device {self.name!r} is not a Numba function")
-        constants = (op, name) == ("movement", "copy")
-        places = (self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments)
-        names = inspect.signature(function.py_func).parameters
-        self.calls.append(Call(op, name, function, dict(zip(names, places, strict=True))))
+        constants = name == "movement.copy"
+        values = [self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments]
+        self.calls.append(Call(name, function, dict(zip(_parameters(name, function), values, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
         """Return the memory and the offset of an array.
@@ -286,23 +323,33 @@ class Recorder(Device):
         constants: also accept any array of int64 (a shape, strides); each replay uses a copy of its present values.
         Raises Unrecordable if the array is not contiguous, or neither created in this recording nor part of a region.
         """
+        known = self._places.get(id(array))
+        if known is not None:
+            return known
         if not array.flags.c_contiguous:
             raise Unrecordable("an array is not contiguous")
         if not array.size:  # an optional argument that is not used
-            return Place(Memory(np.zeros(1, np.uint8), "constant"), 0, array)
+            return Place(_EMPTY, 0, array)
+        whole = self._places.get(id(array.base))
+        if whole is not None and whole.like.nbytes == array.nbytes:  # the same array in another shape
+            return Place(whole.memory, whole.offset, array)
         start = address(array)
-        i = bisect.bisect_right(self._starts, start) - 1
-        if i >= 0 and start + array.nbytes <= self._starts[i] + self._memory[i].array.nbytes:
-            return Place(self._memory[i], start - self._starts[i], array)
+        for first, region in self._regions if whole is None else [(address(whole.like), whole)]:
+            offset = start - first
+            if 0 <= offset <= region.like.nbytes - array.nbytes:
+                place = self._places[id(array)] = Place(region.memory, region.offset + offset, array)
+                return place
         if constants and array.dtype == np.int64:
-            return Place(Memory(array.copy().reshape(-1).view(np.uint8), "constant"), 0, array)
+            return Place(Memory(array.copy(), "constant"), 0, array)
         raise Unrecordable("an array is not a result of minidl's operations")
 
-    def _add(self, memory: Memory) -> None:
-        if memory.array.size:
-            i = bisect.bisect(self._starts, memory.address)
-            self._starts.insert(i, memory.address)
-            self._memory.insert(i, memory)
+
+@functools.cache
+def _parameters(name: str, kernel: Any) -> tuple[str, ...]:
+    """Return the names of a kernel's parameters. Raises Unrecordable if it is not a Numba function."""
+    if not hasattr(kernel, "py_func"):
+        raise Unrecordable(f"{name} is not a Numba function")
+    return tuple(inspect.signature(kernel.py_func).parameters)
 
 
 class _Table:
@@ -314,6 +361,7 @@ class _Table:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._kernels, name)
-        if name not in self._kernels.__all__:
-            return function
-        return lambda *arguments: self._recorder.record(self._op, name, function, arguments)
+        if name in self._kernels.__all__:
+            function = functools.partial(self._recorder.record, f"{self._op}.{name}", function)
+        setattr(self, name, function)  # later look-ups find this attribute and do not call __getattr__
+        return function

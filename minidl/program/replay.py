@@ -42,7 +42,7 @@ from minidl.program.call import run as run_calls
 from minidl.program.fingerprint import Fingerprint
 from minidl.program.guard import observed
 from minidl.program.precompile import Kernel, OnProgress
-from minidl.program.record import Labels, Recorder, Unrecordable
+from minidl.program.record import Labels, Recorder, Unrecordable, paused_collector
 from minidl.program.table import WORKSPACE, Program
 
 Loss = Callable[[Tensor, np.ndarray], Tensor]
@@ -222,6 +222,7 @@ class Replayed:
         self.fingerprint = found
         return found
 
+    @paused_collector()
     def _recorded(self, fingerprint: Fingerprint, batch: dict[str, np.ndarray]) -> Program:
         """Record the step twice, compare, and compile. Raises Unrecordable."""
         first, results = self._observed(fingerprint, batch)

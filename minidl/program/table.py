@@ -11,20 +11,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from minidl.engine import random
 from minidl.engine.device import address
-from minidl.program.call import DATA, SLOT, entry_address, kernel_address, numba_type
+from minidl.program.call import DATA, SLOT, array_slots, entry_address, kernel_address, numba_type
 from minidl.program.call import run as run_calls
 from minidl.program.call import slots as slots_of
+from minidl.program.dependence import Calls
 from minidl.program.fuse import fuse
 from minidl.program.plan import plan, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all
 from minidl.program.record import Call, Drawn, Memory, Place, Recorder, Unrecordable
 
 WORKSPACE = "workspace"
+
+_addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel and kinds of arguments -> addresses: kernel, entry
 
 
 class Program:
@@ -47,46 +51,50 @@ class Program:
     ) -> None:
         places = _place_results(recorder, results)
         outputs = {place.memory for place in places.values()}
-        calls = fuse(recorder.calls, outputs)
-        calls = work_in_place(write_gradients_directly(calls, outputs), outputs)
+        step = Calls(recorder.calls)
+        fuse(step, outputs)
+        write_gradients_directly(step, outputs)
+        calls = work_in_place(step, outputs)
         offsets, self.workspace_size = plan(calls, outputs)
-        kernels = [_kernel(recorder.name, call) for call in calls]
-        compile_all([*kernels, *also], progress)
-        starts = self._lay_out(calls, kernels, offsets)
-        entries = [entry_address(kernel.signature) for kernel in kernels]
+        addresses = _compiled(recorder.name, calls, progress, also)
+        starts = self._lay_out(calls, [kernel for kernel, _ in addresses], offsets)
         blocks = address(self._blocks) + SLOT * np.array(starts, np.int64)
-        self.table = np.stack([np.array(entries, np.int64), blocks], axis=1)
+        self.table = np.stack([np.array([entry for _, entry in addresses], np.int64), blocks], axis=1)
 
         self.calls = [call.name for call in calls]
-        self.shapes = [" ".join(str(place.like.shape) for _, place in call.places()) for call in calls]
-        self.results = {name: (offsets[place.memory] + place.offset, place.like) for name, place in places.items()}
+        self.shapes = [[place.like.shape for _, place in call.places] for call in calls]
+        self.results = {name: (offsets[place.memory] + place.offset, _like(place)) for name, place in places.items()}
         self._last_uses = _last_uses(calls)
         self._drawn = recorder.drawn
         self._bases: dict[str, int] = {}
 
-    def _lay_out(self, calls: Sequence[Call], kernels: Sequence[Kernel], offsets: Mapping[Memory, int]) -> list[int]:
+    def _lay_out(self, calls: Sequence[Call], kernels: Sequence[int], offsets: Mapping[Memory, int]) -> list[int]:
         """Build the argument blocks of all calls in one array; return the slot at which each block begins.
 
+        kernels: the address of each call's kernel.
         Also store which slots each run fills in: relocations (arrays in regions) and counters (random numbers).
         """
         slots: list[int] = []
         starts: list[int] = []
         relocations: dict[str, list[tuple[int, int]]] = defaultdict(list)  # region -> (slot, offset in bytes)
         self._counters: dict[str, list[tuple[int, int]]] = {"seed": [], "offset": []}  # (slot, offset in the sequence)
-        self._constants: list[Memory] = []  # keeps them alive: blocks hold their addresses
+        self._constants: dict[Memory, int] = {}  # and their addresses; keeps them alive
         for call, kernel in zip(calls, kernels, strict=True):
             starts.append(len(slots))
-            slots.append(kernel_address(call.function, kernel.signature))
+            slots.append(kernel)
             for argument in call.arguments.values():
                 at = len(slots)
-                slots.extend(slots_of(_value(argument)))
-                if isinstance(argument, Drawn):
-                    self._counters[argument.kind].append((at, int(argument)))
-                elif isinstance(argument, Place):
-                    memory, offset = argument.memory, argument.offset
+                if type(argument) is not Place:
+                    slots += slots_of(argument)
+                    if isinstance(argument, Drawn):
+                        self._counters[argument.kind].append((at, int(argument)))
+                else:
+                    memory, offset, like = argument
+                    slots += array_slots(like.shape, like.itemsize)
                     if memory.name == "constant":
-                        self._constants.append(memory)
-                        slots[at + DATA] = memory.address + offset
+                        if memory not in self._constants:
+                            self._constants[memory] = address(memory.array)
+                        slots[at + DATA] = self._constants[memory] + offset
                     else:
                         offset += 0 if memory.name else offsets[memory]
                         relocations[memory.name or WORKSPACE].append((at + DATA, offset))
@@ -120,21 +128,45 @@ def _place_results(recorder: Recorder, results: Mapping[str, np.ndarray]) -> dic
     return places
 
 
-def _value(argument: object) -> object:
-    """Return the array of a Place, any other argument unchanged."""
-    return argument.like if isinstance(argument, Place) else argument
+def _compiled(
+    device: str, calls: Sequence[Call], progress: OnProgress, also: Sequence[Kernel]
+) -> list[tuple[int, int]]:
+    """Return the addresses of each call's kernel and entry. Compile the kernels that are missing, and those in `also`.
+
+    progress: called with (kernels ready, all kernels).
+    """
+    keys = [(call.function, *[_kind(argument) for argument in call.arguments.values()]) for call in calls]
+    by_key = dict(zip(keys, calls, strict=True))
+    missing = {key: _kernel(device, call) for key, call in by_key.items() if key not in _addresses}
+    compile_all([*missing.values(), *also], progress)
+    for key, kernel in missing.items():
+        _addresses[key] = kernel_address(kernel.function, kernel.signature), entry_address(kernel.signature)
+    return [_addresses[key] for key in keys]
+
+
+def _kind(argument: Any) -> Any:
+    """Return a key that determines the Numba type of an argument. Numba's types themselves are slow to compare."""
+    if type(argument) is Place:
+        return argument.like.dtype, argument.like.ndim
+    return tuple(map(type, argument)) if isinstance(argument, tuple) else type(argument)
 
 
 def _kernel(device: str, call: Call) -> Kernel:
-    types = (numba_type(_value(argument)) for argument in call.arguments.values())
-    return Kernel(device, call.op, call.kernel, tuple(types))
+    values = (argument.like if type(argument) is Place else argument for argument in call.arguments.values())
+    op, name = call.name.split(".")
+    return Kernel(device, op, name, tuple(map(numba_type, values)))
+
+
+def _like(place: Place) -> np.ndarray:
+    """Return an array of the same shape and type that takes almost no memory."""
+    return np.broadcast_to(np.zeros((), place.like.dtype), place.like.shape)
 
 
 def _last_uses(calls: Sequence[Call]) -> list[tuple[str, int, int, int]]:
     """Return (region, first byte, end byte, index of the last call that uses them) for each array in a region."""
     found: dict[tuple[str, int, int], int] = {}
     for i, call in enumerate(calls):
-        for _, place in call.places():
+        for _, place in call.places:
             if place.memory.name:
                 found[place.memory.name, place.offset, place.offset + place.like.nbytes] = i
     return [(*key, i) for key, i in found.items()]
