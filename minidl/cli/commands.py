@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from minidl.comm.fabric.alone import Alone
@@ -61,8 +64,11 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
             raise ConfigError(f"--{name.replace('_', '-')} cannot be given with --resume: the run keeps its options")
     folder = Path(given["resume"])
     if result := result_of(folder):
+        if fabric.rank == 0 and not given.get("quiet"):
+            print(_already_finished(folder), file=sys.stderr, flush=True)
         return result
     session = Session(resolve(read_run(folder), given), signals, fabric)
+    session.resumed = True
     with session.output.opened(lambda: reopen(folder)):  # the other ranks read it after the leader has reopened it
         last = files.last(folder / "checkpoints")
         if last:
@@ -70,6 +76,13 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
         if session.output.run:
             session.output.run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
         return session.train()
+
+
+def _already_finished(folder: Path) -> str:
+    length = "steps" if read_run(folder)["steps"] else "epochs"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime((folder / "summary.json").stat().st_mtime))
+    return (f"minidl: {folder} finished on {when} and is not trained again; this is its result. To train longer, "
+            f"begin a new run: python -m minidl.train --config {quote(str(folder / 'config.toml'))} --{length} N")  # fmt: skip
 
 
 def _restore(session: Session, folder: Path) -> None:

@@ -69,6 +69,11 @@ class Trainer:
         return self.planned + self.progress.shift
 
     @property
+    def epochs(self) -> int:
+        """The number of epochs, counting one that --steps interrupts."""
+        return -(-self.planned // len(self.sampler))
+
+    @property
     def finished(self) -> bool:
         return self.progress.step >= self.total_steps and self.progress.batch == 0
 
