@@ -81,8 +81,9 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
 def _already_finished(folder: Path) -> str:
     length = "steps" if read_run(folder)["steps"] else "epochs"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime((folder / "summary.json").stat().st_mtime))
-    return (f"minidl: {folder} finished on {when} and is not trained again; this is its result. To train longer, "
-            f"begin a new run: python -m minidl.train --config {quote(str(folder / 'config.toml'))} --{length} N")  # fmt: skip
+    command = f"python -m minidl.train --config {quote(str(folder / 'config.toml'))} --{length} N"
+    return (f"minidl: {folder} finished on {when} and is not trained again; this is its result. "
+            f"To train longer, begin a new run: {command}")  # fmt: skip
 
 
 def _restore(session: Session, folder: Path) -> None:

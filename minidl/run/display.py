@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from time import monotonic
@@ -65,7 +66,7 @@ class Display:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                total=total, initial=done, desc=title, leave=False, dynamic_ncols=True, mininterval=0, miniters=0,
+                total=total, initial=done, desc=title, leave=False, mininterval=0, miniters=0, ncols=columns(), nrows=24,
                 bar_format="{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}",
             )  # fmt: skip
         now = monotonic()
@@ -73,6 +74,7 @@ class Display:
             return
         self._updated = now
         with suppress(OSError):
+            self._bar.ncols = columns()
             self._bar.set_postfix_str(facts, refresh=False)  # tqdm puts ", " before it
             self._bar.update(done - self._bar.n)
 
@@ -82,6 +84,14 @@ class Display:
             with suppress(OSError):
                 self._bar.close()
             self._bar = None
+
+
+def columns() -> int:
+    """Return the width of the terminal; 80 if it does not tell."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 def legend(replicas: int) -> str:
