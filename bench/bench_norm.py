@@ -2,7 +2,8 @@
 
     python bench/bench_norm.py [--quick] [--json]
 
-Bytes are counted so: forward reads x twice and writes y once; backward reads dy and x twice each and writes dx once.
+Bytes are counted as follows: forward reads x twice and writes y once; backward reads dy and x twice each and writes dx
+once.
 """
 
 from __future__ import annotations

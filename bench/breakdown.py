@@ -1,10 +1,10 @@
-"""Time per kernel of a training step: each call of the recorded step is timed separately.
+"""Time per kernel of a training step without the optimizer's update: each recorded call is timed separately.
 
     python bench/breakdown.py resnet20 --batch 128
     python bench/breakdown.py vgg --calls          every call in order, instead of one line per kernel
 
-Each time is the best of 15 repetitions (--repeat). The operands may still be in the caches from the previous
-repetition, so the sum is slightly less than the time of a step.
+The step is repeated 15 times (--repeat). Each call's time is the best of its 15, so the sum is usually slightly less
+than the time of any single step.
 """
 
 from __future__ import annotations

@@ -2,15 +2,17 @@
 
     python bench/comm.py --data-dir ../shared/data                    all parts; --only NAME for one part:
 
-    publish     publish a vector of 100 MB and mix it in another process, compared with copying and mixing in one
-    torn        count torn vectors: all ranks exchange vectors with checksums as fast as possible
+    publish     publish a vector of 100 MB and mix it in another process, compared with one process that does both
+    torn        count torn vectors (read while they were overwritten): all ranks exchange vectors with checksums as fast
+                as possible
     gossip      images/s and waiting time of two gossiping replicas, compared with two independent ones
     ddp         images/s, and seconds to 99% on MNIST, compared with PyTorch's DistributedDataParallel and decent-dp
     two-hosts   seconds to 98.5% on MNIST, four replicas on two hosts with a link of 100 Mbit/s (needs root, MPICH)
     sim         cost of a simulation: time per event, and memory of 4,096 replicas
     bits        bitwise comparison of a run's losses on a virtual clock, in shared memory and under mpiexec
 
-An accuracy is the test accuracy of the average of the replicas, computed after the run from copies of their weights.
+All these accuracies are test accuracies of the average of the replicas, computed after the run from copies of their
+weights.
 """
 
 from __future__ import annotations
@@ -240,8 +242,8 @@ def two_hosts(report: measure.Report, args: argparse.Namespace) -> None:
     """Measure the seconds to the target accuracy for four replicas on two hosts.
 
     The methods of EACH_STEP wait for the link in each step. The number of steps that they need is measured in shared
-    memory, where the results are bit-identical. Over the link they make that number of steps, but at most --link-steps;
-    the total time is the number of steps times the time of a step over the link.
+    memory, where their results have the same bits. Over the link they make that number of steps, but at most
+    --link-steps if that is given. The total time is the number of steps needed times the time of a step over the link.
     """
     steps, every = (20, 10) if args.quick else (args.hosts_steps, 10)
     base = [*mnist_options(args), "--schedule", "constant", "--seed", "1"]

@@ -1,4 +1,4 @@
-"""The cost of a simulation (bench/comm.py, part `sim`): time per event without training arithmetic, memory of a run."""
+"""The cost of a simulation (bench/comm.py, part `sim`): time per event without training, and the memory of a run."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     python bench/kernels.py --quick --only gemm threads
 
 gemm       matrix products                  percentage of the rate of a loop of multiply-adds on registers
-conv       direct convolution               the same; layers of LeNet and VGG (batch 64) and of ResNet-20 (batch 128)
+conv       direct convolution               as for gemm; layers of LeNet, VGG (batch 64) and of ResNet-20 (batch 128)
 stream     optimizers, mixing, activations  percentage of the rate of the fastest copy; vectors of 2.7 MB and 256 MB
 threads    convolutions                     speedup of all threads over one
 

@@ -2,8 +2,8 @@
 
     report = measure.Report(measure.arguments(__doc__).parse_args())    # --quick, --json, --threads; prints the machine
     share = report.ladder("GEMM 512", {"naive loops": f, "tiles": g}, flops=2 * 512**3)      # prints a table
-    report.row("gemm-512", share["tiles"], "% of peak", ">= 92")                             # printed by --json
-    report.finish()
+    report.row("gemm-512", share["tiles"], "% of peak", ">= 92")                             # adds a row to the result
+    report.finish()                                                          # prints the rows, with --json also as JSON
 
 (Each benchmark starts with `sys.path.insert(0, str(Path(__file__).parent.parent))` and `from bench import measure`.)
 
@@ -147,7 +147,7 @@ def _array_data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 @intrinsic
 def _multiply_adds(typing: Any, numbers: Any, steps: Any) -> Any:
-    """Compute s <- x y + s for SUMS vectors s, `steps` times, on registers only.
+    """Compute s <- x y + s for SUMS vectors s, `steps` times, on registers only. (Without FMA instructions: x s + y.)
 
     numbers (2 LANES,): x and y; the sum of all s is written into it.
     """

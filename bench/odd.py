@@ -51,7 +51,9 @@ def compare(name: str, size: int) -> dict[str, Any]:
     """Return the errors of loss and gradients relative to PyTorch in float64. size: images in the batch.
 
     A gradient's error is its largest difference, relative to the gradient's largest element. "loss" and "gradient" are
-    those of minidl's recorded step in float32, "gradient64" in float64, and "pytorch_gradient" is PyTorch's in float32.
+    the errors of minidl's recorded step in float32, "gradient64" is the error of its gradients in float64, and
+    "pytorch_gradient" is the error of PyTorch's gradients in float32. Of several gradients the largest error counts; in
+    minidl's float32 step, "worst" names the parameter that has it.
     In float32, a value that rounding moves across a ReLU's kink changes a small gradient by up to 1% in both libraries.
     """
     import torch

@@ -7,11 +7,14 @@
     python bench/training.py --memory --startup               peak memory of a step; seconds to the first step
 
 A row NET-bBATCH is a complete training step: forward, loss, backward, momentum SGD. NET-bBATCH-predict is a forward
-pass in evaluation mode. In NET-bBATCH-avx2 the libraries may only use AVX2. Each library runs in its own process. The
-processes take turns, one at a time, so that changes of the clock rate affect all of them equally. minidl is compared
-with PyTorch's fastest setting, which is determined first (layout and malloc, then one thread and torch.compile). The
-peak is the rate of a loop of multiply-adds on registers; the operations of a net are counted as its layers define them,
-although Winograd's method needs fewer.
+pass in evaluation mode. In NET-bBATCH-avx2, a training step without JAX, minidl and PyTorch may only use AVX2. Each
+library runs in its own process. The processes take turns, one at a time, so that changes of the clock rate affect all
+of them equally. minidl is compared with PyTorch's fastest setting. It is determined at the beginning of each row: first
+the best combination of memory layout and malloc, then whether one thread or torch.compile is faster still.
+
+Each row also prints the share of the machine's arithmetic peak that minidl reaches. The peak is the rate of a loop of
+multiply-adds on registers. The operations of a net are counted as its layers define them. Winograd's method needs
+fewer, so the share can exceed 100%.
 """
 
 from __future__ import annotations
@@ -192,7 +195,7 @@ def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
         times: dict[str, list[float]] = {library: [] for library in workers}
         for _ in range(10 if args.quick else args.turns):
             for library, worker in workers.items():
-                time.sleep(0.005)  # then the previous worker's threads sleep
+                time.sleep(0.005)  # gives the previous worker's threads time to fall asleep
                 worker.steps(1)  # wakes the threads and loads the data into the caches
                 times[library] += worker.steps(steps[library])
         rates += workers["minidl"].request(do="peak")["gflops"]
@@ -229,7 +232,7 @@ def print_row(row: dict[str, Any]) -> None:
                 line += f"   minidl {row[f'{library}_ratio']:.2f}x, best times {row[f'{library}_ratio_of_best']:.2f}x"
                 line += f" (goal {goal}x)" if goal else ""
             print(line + (f"   {row['pytorch_setting']}" if library == "pytorch" else ""), flush=True)
-    print(f"    minidl: {row['share_of_peak']:.0%} of the peak, operations counted by definition", flush=True)
+    print(f"    minidl: {row['share_of_peak']:.0%} of the arithmetic peak (operations by definition)", flush=True)
 
 
 def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -243,9 +246,10 @@ def measure_odd(args: argparse.Namespace) -> list[dict[str, Any]]:
         if not args.no_torch:
             with Worker("minidl", args.threads) as worker:
                 row["accuracy"] = found = worker.request(do="compare", net=net, batch=BATCH)
-            print(f"    error relative to PyTorch's float64: loss {found['loss']:.1e}, gradients "
-                  f"{found['gradient64']:.1e}, in float32 {found['gradient']:.1e} "
-                  f"({found['worst']}); PyTorch's float32: {found['pytorch_gradient']:.1e}", flush=True)  # fmt: skip
+            print(f"    errors relative to PyTorch in float64: minidl's loss in float32 {found['loss']:.1e}; its "
+                  f"gradients in float64 {found['gradient64']:.1e}, in float32 {found['gradient']:.1e} (largest for "
+                  f"parameter {found['worst']}); PyTorch's gradients in float32 {found['pytorch_gradient']:.1e}",
+                  flush=True)  # fmt: skip
         rows.append(row)
     return rows
 

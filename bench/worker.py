@@ -6,7 +6,8 @@ bench/training.py starts it (`python -m bench.worker LIBRARY`). Requests and rep
     {"do": "steps", "steps": 5}                                                           -> {"seconds": [...]}
 
 `serve` also handles peak, flops, memory and compare. A step is a complete training step (forward, loss, backward,
-momentum SGD), with "predict" a forward pass in evaluation mode, or for the net "sgd" only an update.
+momentum SGD). With "predict" it is a forward pass in evaluation mode. For the net "sgd", which only PyTorch has, it is
+only an update of a vector of "batch" bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def batch(shape: tuple[int, int, int], size: int) -> tuple[np.ndarray, np.ndarra
 
 
 def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -> Step:
-    """Return a training step as `fit` makes it. eager: use the tape instead of a recorded step."""
+    """Return a training step as `fit` makes it. eager: run the layers in Python instead of a recorded step."""
     from minidl import ops, optim
     from minidl.program.replay import Gradient
 

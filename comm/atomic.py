@@ -4,7 +4,7 @@ Compilers and CPUs reorder plain loads and stores; ARM CPUs do so in ways that x
 guarantee which writes of one process another process sees:
 
     store_release(words, i, value)     a process that loads this value sees all writes before this store
-    load_acquire(words, i)             later reads see all writes before the store of the returned value
+    load_acquire(words, i)             later reads see all writes that precede the store_release of the returned value
     store_ordered, load_ordered        in addition, all processes see these accesses in the same order
 
 To send a vector, one process writes it and calls store_release; another calls load_acquire and reads the vector.
@@ -93,7 +93,7 @@ def deliver(cells: ndarray, sender: int, peers: ndarray, slot: int) -> None:
 
 @jit
 def take(cells: ndarray, receiver: int, first: int, count: int) -> int:
-    """Take the first message that is found from senders first, ..., first + count - 1 (modulo the number of ranks).
+    """Take one message. Search senders first, ..., first + count - 1 (modulo the number of ranks) in this order.
 
     Returns sender * 2^32 + slot, or -1 if there is no message.
     """
@@ -141,7 +141,8 @@ def announce(newest: ndarray, writer: int, version: int, slots: int, slot: int) 
 def pin(newest: ndarray, pins: ndarray, writer: int, reader: int, seen: int, slots: int, tries: int) -> int:
     """Pin the newest slot and return newest[writer, 0].
 
-    Returns 0 if its value is `seen`, -1 if it changed during every attempt, -2 if this reader already pins a slot.
+    Returns 0 if newest[writer, 0] equals `seen`, -1 if it changed during every attempt, -2 if this reader already pins
+    a slot of this writer.
     The pin is a hazard pointer (Michael 2004). The writer makes another slot the newest before it searches for a slot
     to overwrite. So if a slot is still the newest after it was pinned, that search will find the pin.
     """

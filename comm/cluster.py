@@ -9,8 +9,8 @@
     count = 4
     devices = ["core", "core"]
 
-    [inside]                        # the link between devices of a node:
-    alpha = 1e-6                    # a message of n bytes takes alpha + n beta seconds
+    [inside]                        # the link between devices of a node
+    alpha = 1e-6                    # seconds: a message of n bytes takes alpha + n beta seconds
     rate = 80e9                     # bit/s, which is 8 / beta
     [between]                       # the link between nodes; a node's network card sends one message at a time
     alpha = 50e-6

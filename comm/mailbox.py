@@ -46,7 +46,11 @@ TRIES = 8  # attempts to pin a published state that changes at each attempt
 
 
 class Pool(NamedTuple):
-    """A rank's slots for one purpose: from `start` on, `slots` of `stride` bytes each, then `empty` of LINE bytes."""
+    """A rank's slots for one purpose.
+
+    At offset `start` begin `slots` slots of `stride` bytes each. Then come `empty` slots of LINE bytes each, for
+    messages without data.
+    """
 
     start: int
     slots: int
@@ -67,8 +71,8 @@ class Pool(NamedTuple):
 class Plan:
     """The layout of the memory of `size` ranks, which include `servers`. All ranks compute the same layout.
 
-    here: the ranks that map this memory, so that they have slots in it; None: all ranks.
-    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All write the bytes before parts[0].
+    here: the ranks that map this memory; only these have slots in it. None: all ranks.
+    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write the bytes before them.
     """
 
     def __init__(self, size: int, needs: Needs, servers: Sequence[int] = (), here: Sequence[int] | None = None) -> None:
@@ -150,7 +154,7 @@ class Mailbox:
         return None
 
     def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
-        """Return the next message from a peer, or None. With ANY, begin the search after the previous sender."""
+        """Return the next message from a peer, or None. With ANY, begin with the peer after the previous sender."""
         cells = self.cells[channel]
         first, count = (self.turn[channel], self.plan.size) if peer == ANY else (peer, 1)
         found = atomic.take(cells, self.rank, first, count)
@@ -202,7 +206,7 @@ class Mailbox:
         atomic.give_back(cells, peer, self.rank, -1 - int(cells[peer, self.rank]))
 
     def show(self) -> tuple[Letter, np.ndarray] | None:
-        """Return this rank's published state and its bytes, valid until it is released, or None if `latest` fails."""
+        """Return this rank's published state and its bytes, or None if `latest` fails. Release the state after use."""
         self.seen[self.rank] = 0
         letter = self.latest(self.rank)
         if not isinstance(letter, Letter):

@@ -132,7 +132,7 @@ class Meter:
             self.trace.keep(began, ended, kind, lane, -1, 0)
 
     def beside(self, start: Callable[[Callable[[], T]], Pending[T]], work: Callable[[], T]) -> Pending[T]:
-        """Call start(work). Waits inside `work` are not counted as the replica's; a wait for the result is."""
+        """Call start(work). Waits inside `work` are not waiting time of the replica, but a wait for the result is."""
         return Beside(self, start(partial(_apart, work)))
 
     # -- the clock ---------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Beside(Generic[T]):
     def wait(self) -> T:
         began = self.meter.now()
         try:
-            return _apart(self.pending.wait)  # if `wait` uses Fabric.wait, the time is not counted twice
+            return _apart(self.pending.wait)  # if it calls Fabric.wait, MAIN gets this time only once, below
         finally:
             self.meter.waited(began, self.meter.now())
 
@@ -328,7 +328,7 @@ def _wait_fraction(seconds: Mapping[str, float]) -> float:
     return waiting / busy if busy > 0 else 0.0
 
 
-# -- staleness: bin 0 is 0 steps, bin 1 up to 1, bin 2 up to 2, bin 3 up to 4, bin i up to 2^(i-1) ---------------------
+# -- staleness: bin 0 is 0 steps, bin 1 up to 1, bin 2 up to 2, bin i up to 2^(i-1); the last bin has no limit ---------
 
 
 def _bin(steps: float) -> int:

@@ -113,7 +113,7 @@ class Replica:
         self._publish_speed(images, seconds)
 
     def update(self) -> None:
-        """Make one step of the optimizer, with gradient clipping, at the learning rate of the schedule."""
+        """Make one step of the optimizer at the learning rate of the schedule. With --clip, clip the gradient first."""
         with self.fabric.working("update", self.theta.size):
             optimizer = self._bound_engine().optimizer
             self.last_lr = optimizer.lr = self.lr()
@@ -158,7 +158,7 @@ class Replica:
         self.images += len(batch[1])
 
     def _publish_speed(self, images: int, seconds: float) -> None:
-        """Write the images/s of gradients to the status table every SPEED_PERIOD steps; --peer speed reads them."""
+        """Write the images/s of gradients to the status table every SPEED_PERIOD steps, for --peer speed."""
         self._timed = self._timed[0] + images, self._timed[1] + seconds
         if self.steps % SPEED_PERIOD == 1 and self._timed[1] > 0:
             self.fabric.announce(Column.SPEED, self._timed[0] / self._timed[1])

@@ -22,7 +22,7 @@ try:
 except MinidlError as error:
     sys.exit(f"minidl: error: {error}")
 """
-PATIENCE = 60  # seconds of waiting until a test fails; it affects no other result
+PATIENCE = 60  # a test that waits for more than this many seconds fails; tests that pass do not depend on the limit
 
 
 class Launched:

@@ -59,7 +59,7 @@ def test_branches_of_different_length_meet() -> None:
 
 
 def test_a_gradient_that_two_inputs_share_is_not_written_to() -> None:
-    """The backward of a + b passes one array to both inputs. Adding to a's gradient must not change b's."""
+    """The backward of a + b passes one array to both inputs. Adding to a's gradient must not change b's gradient."""
     x, y = leaf(2.0), leaf(3.0)
     a, b = x * 1, y * 1
     older = a * 3  # its gradient reaches `a` after the gradient of a + b
@@ -248,7 +248,7 @@ def test_the_graph_is_freed_without_the_garbage_collector(how: str) -> None:
         hidden = ops.relu(x @ w)
         return (hidden * hidden).sum(), [weakref.ref(hidden), weakref.ref(hidden.numpy())]
 
-    forward()[0].backward()  # compiles the kernels: objects that Numba keeps must not be counted
+    forward()[0].backward()  # compiles the kernels: a compilation may leave references to its arguments in Numba
     gc.disable()
     try:
         loss, watched = forward()
@@ -280,7 +280,7 @@ def test_gradients_of_leaves_share_no_memory() -> None:
 
 
 class Clip(Function):
-    """A typical user-defined function: plain NumPy, with the types that NumPy returns."""
+    """A typical user-defined function. It calls NumPy and returns the results without converting their type."""
 
     def forward(self, x: np.ndarray, low: float, high: float) -> np.ndarray:
         self.inside = (x > low) & (x < high)

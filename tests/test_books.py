@@ -33,7 +33,8 @@ def test_an_allreduce_over_three_ranks(tmp_path: Path) -> None:
     total = meter.merge(reports)
     assert total["edges"] == [[0, 1, 1000, 1], [0, 2, 1000, 1], [1, 0, 1000, 1], [2, 0, 1000, 1]]
     assert total["bytes_sent"] == 4000
-    # Replica 1 waits 4 ms for the sum: 2 ms up the tree and 2 ms down. Waiting inside the sum is counted in "beside".
+    # Replica 1 waits 4 ms for the sum: 2 ms up the tree and 2 ms down. Meanwhile the allreduce, a concurrent operation,
+    # waits for messages. The meter counts this second kind of waiting separately, in "beside".
     assert reports[1]["seconds"]["waiting"] == pytest.approx(4e-3)
     assert total["beside"]["waiting"] > 0
     assert total["wait_fraction"] == 1.0

@@ -81,7 +81,8 @@ def test_batch_sizes(batch: int) -> None:
 
 
 def test_blocks_of_several_images() -> None:
-    """48 images of 9 pixels: a block contains several images. 300 images of one pixel: several such blocks."""
+    """With 48 images of 9 pixels, one block of pixels contains several images. With 300 images of one pixel there are
+    several such blocks."""
     for batch, size in ((48, 3), (300, 1)):
         check_conv((batch, size, size, 2), (3, 3, 2, 3), padding=1, loops=False)
 

@@ -54,7 +54,8 @@ def test_statistics_of_other_replicas_are_added(tmp_path: Path) -> None:
 def test_length_of_a_run_resumed_with_another_number_of_replicas(
     tmp_path: Path, method: str, before: int, after: int, length: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--epochs counts passes of all replicas together, to within one batch of each; --steps counts steps of each."""
+    """--epochs counts passes of all replicas together, to within one batch of each replica. --steps counts the steps of
+    each replica."""
     stopped(tmp_path, before, 0.6, method=method, **length)
     done = Sessions.last_of(tmp_path / "run").state
     images: list[int] = []
@@ -116,7 +117,7 @@ def test_resuming_after_all_replicas_were_killed(tmp_path: Path, after: int, mon
 
 
 def test_the_saved_state_of_a_dead_replica_is_deleted(tmp_path: Path) -> None:
-    """Otherwise, if the other replicas were killed later, the run would resume from a state older than theirs."""
+    """If the other replicas are killed later, the resumed run must not use a state that is older than theirs."""
     options = dict(SMALL, method="gossip", epochs=6)
     time = Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
     Sessions(tmp_path / "run", 3, {2: 0.4 * time, 0: 0.7 * time, 1: 0.7 * time}, **options)

@@ -26,7 +26,10 @@ AXES = [dict(zip(("exchange", "peer", "mix", "block"), choice, strict=True)) for
 
 
 def mass(group: Group) -> np.ndarray:
-    """Return the mass (the weight in push-sum, mix="mass") of each block, summed over all replicas: (blocks,)."""
+    """Return the mass of each block, summed over all replicas: (blocks,).
+
+    With mix="mass", the mass is a replica's weight in the average. A block is the whole model or one layer.
+    """
     return np.sum([method.weighing.mass for method in group.methods.values()], axis=0)
 
 
@@ -205,7 +208,8 @@ def test_no_choice_if_all_peers_are_dead() -> None:
 
 @pytest.mark.parametrize("axes", AXES[::5], ids=lambda axes: "-".join(axes.values()))
 def test_a_death_is_survived(axes: dict[str, Any]) -> None:
-    """The others finish. The mass that the dead replica held is lost, and the mass in flight to or from it."""
+    """The other replicas finish. The mass that the dead replica held is lost, and so is the mass of messages in flight
+    to or from it. Their masses therefore sum to at most 4."""
     whole = run("gossip", 4, 40, cluster=2, **axes)
     cluster = replace(uniform(4, 2, **LINK), deaths=(Event(time=whole.seconds / 2, rank=2),))
     end = run("gossip", 4, 40, cluster=cluster, **axes)

@@ -146,9 +146,9 @@ def test_waiting_during_the_gradient_is_counted_separately() -> None:
     pending.wait()
     meter.waited(9, 10)
     report = meter.report()
-    assert report["seconds"]["waiting"] == 1 + 2 + 1  # the time from 7 to 9 counts once here
+    assert report["seconds"]["waiting"] == 1 + 2 + 1  # 2 s: the wait for the result, from 7 to 9, counted once
     assert report["seconds"]["mix"] == 0
-    assert report["beside"] == {"working": 1, "waiting": 4 + 2}
+    assert report["beside"] == {"working": 1, "waiting": 4 + 2}  # 4 s in `work`, 2 s reported by `Start.wait`
 
 
 def test_beside_in_one_thread() -> None:

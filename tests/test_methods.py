@@ -26,7 +26,8 @@ def same(a: Group, b: Group) -> bool:
 
 
 class Diary:
-    """Copies for each step and replica: x (the parameters) and m (velocity) before the step, g (gradient) after it."""
+    """Copies from each step of each replica: x (the parameters) and m (the velocity) before the step, g (the gradient)
+    after it."""
 
     def __init__(self) -> None:
         self.notes: dict[tuple[int, int, str], np.ndarray] = {}
@@ -178,7 +179,8 @@ def test_local_sgd_averages_momentum_with_velocity_mixed() -> None:
 @pytest.mark.parametrize("topology", ["ring", "torus", "one-peer-exponential", "base-2", "matching", "uniform"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7])
 def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap: bool) -> None:
-    """With a row per replica, a step in float64 is X <- W (X - eta G), and with overlap X <- W X - eta G."""
+    """A step is X <- W (X - eta G), computed in float64; with overlap it is X <- W X - eta G. X and G contain the
+    parameters and the gradients, with a row for each replica; W is the topology's mixing matrix."""
     if topology == "torus" and ranks == 7:
         pytest.skip("7 replicas make no torus")
     diary = Diary()
@@ -255,7 +257,8 @@ def runs() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
 def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
-    """Runs and resumed runs repeat exactly. Except for asynchronous methods, 3 steps resumed for 3 more equal 6."""
+    """A run of 6 steps repeats bit by bit, and so does a run of 3 steps resumed for 3 more. With a synchronous method,
+    the two give the same bits as each other."""
     options = {**MOMENTUM, "period": 2, **options}
     name = options.pop("name")
     first = run(name, 4, 6, **options)
@@ -263,7 +266,7 @@ def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
     half = run(name, 4, 3, **options)
     second = run(name, 4, 6, start=half, **options)
     assert same(second, run(name, 4, 6, start=half, **options))
-    if name not in ("gossip", "ps"):  # asynchronous methods mix in a different order
+    if name not in ("gossip", "ps"):  # after a resume, these methods mix in another order
         assert same(first, second)
 
 

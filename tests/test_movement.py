@@ -99,7 +99,7 @@ KEYS: list[Any] = [
 
 @pytest.mark.parametrize("key", KEYS, ids=repr)
 def test_index(key: Any) -> None:
-    places = np.array(np.arange(60).reshape(4, 5, 3)[key])  # flat indices: PyTorch has no negative steps
+    places = np.array(np.arange(60).reshape(4, 5, 3)[key])  # flat indices, because PyTorch has no negative steps
     check_op(lambda x: x[key], lambda x: x.reshape(-1)[torch.from_numpy(places)], (4, 5, 3))
 
 

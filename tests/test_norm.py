@@ -55,7 +55,7 @@ def test_running_statistics_after_several_steps(dtype: str, momentum: float) -> 
         ops.batch_norm(Tensor(x), weight, bias, mean, var, training=True, momentum=momentum)
 
     expected_mean, expected_var = np.zeros(5), np.ones(5)
-    for x in batches:  # the definition
+    for x in batches:  # by the definition
         rows = x.reshape(-1, 5).astype(np.float64)
         expected_mean = (1 - momentum) * expected_mean + momentum * rows.mean(0)
         expected_var = (1 - momentum) * expected_var + momentum * rows.var(0, ddof=1)

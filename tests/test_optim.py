@@ -13,7 +13,8 @@ import minidl
 from minidl import Tensor, nn, ops, optim
 from minidl.errors import CheckpointError, ConfigError
 
-SHAPES = {"conv": (3, 3, 2, 5), "scale": (5,), "w": (7, 11), "single": (1,), "bias": (11,)}  # leaves gaps in arenas
+# The sizes leave gaps between the parameters in an arena.
+SHAPES = {"conv": (3, 3, 2, 5), "scale": (5,), "w": (7, 11), "single": (1,), "bias": (11,)}
 State = dict[str, Any]
 
 
@@ -69,7 +70,8 @@ def adam(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float, decoup
 
 
 def lars(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float) -> np.ndarray:
-    """Algorithm 1 of You, Gitman, Ginsburg 2017; the plain rate for parameters with one axis or for zero norms."""
+    """Algorithm 1 of You, Gitman, Ginsburg 2017. Parameters with one axis, or with a zero norm of w or g, use the plain
+    rate."""
     norms = np.linalg.norm(w), np.linalg.norm(g)
     rate = 0.02 * norms[0] / (norms[1] + decay * norms[0]) if w.ndim > 1 and min(norms) > 0 else 1.0
     s["v"] = 0.9 * s.get("v", 0) + lr * rate * (g + decay * w)
@@ -145,7 +147,8 @@ def test_gaps_stay_zero(name: str) -> None:
 
 @pytest.mark.parametrize("how", ["left out", "requires_grad"])
 def test_frozen_parameters_stay_between_trained_ones(how: str) -> None:
-    """Trained parameters with equal options must not become one segment if a small frozen one lies between them."""
+    """An optimizer updates adjacent parameters with equal options together, as one segment of the arena. If a small
+    frozen parameter lies between two of them, they must not become one segment."""
     model = Bag()
     frozen = [model.scale, model.single]
     for parameter in frozen:

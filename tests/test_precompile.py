@@ -28,7 +28,7 @@ vector, index = numba_type(numpy.zeros(2, "f")), numba_type(numpy.zeros(2, "i8")
 kernels = [
     precompile.Kernel("cpu", "movement", "take", (x, index, x)),
     precompile.Kernel("cpu", "movement", "take_backward", (x, index, x)),
-    precompile.Kernel("cpu", "elementwise", "add_bias", (vector, x)),
+    precompile.Kernel("cpu", "elementwise", "maximum_backward", (vector,) * 5),
 ]
 precompile.compile_all(kernels, lambda ready, total: print(ready, total))
 hits = [sum(kernel.function.stats.cache_hits.values()) for kernel in kernels]
@@ -97,7 +97,7 @@ def test_without_a_cache_everything_is_compiled_in_this_process(tmp_path: Path, 
 def test_a_cache_that_becomes_read_only(tmp_path: Path, root: Path) -> None:
     fill = "import minidl.engine.jit; open(minidl.engine.jit._folder + '/lock', 'w').close(); import shutil, os"
     gone = fill + "; os.remove(minidl.engine.jit._folder + '/lock')"
-    gone += "; os.mkdir(minidl.engine.jit._folder + '/lock')"  # no save works then, also for root
+    gone += "; os.mkdir(minidl.engine.jit._folder + '/lock')"  # then nothing can be saved, not even by root
     assert run(tmp_path, root, gone)[-1] == "0 0 0 True"
 
 

@@ -33,7 +33,10 @@ def batch(shape: tuple[int, ...], count: int, classes: int = 10, seed: int = 0) 
 
 
 def spoil(gradient: Gradient) -> None:
-    """Fill all gradients with NaN, to detect one that is added to before it is written. The gaps stay zero."""
+    """Fill all gradients with NaN, to detect a kernel that adds to a gradient that no kernel has written yet.
+
+    The gaps between the gradients in the arena stay zero.
+    """
     for _, view in gradient.arena.views(gradient.arena.grad):
         view[...] = np.nan
 
@@ -278,7 +281,7 @@ def test_inputs_of_other_types() -> None:
 
 
 class Peeks(nn.Module):
-    """A model that reads values or draws random numbers in its forward pass, in the way that `how` names."""
+    """A model whose forward pass reads values or draws random numbers. `how` names the way in which it does so."""
 
     def __init__(self, how: str) -> None:
         self.fc, self.how = nn.Linear(4, 3), how
@@ -353,7 +356,7 @@ def test_a_replay_allocates_almost_no_memory() -> None:
     gradient(x, y)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # Bytes for names and for each thread's tables of offsets. A single activation has 147,456 bytes.
+    # A replay may allocate names, and tables of offsets for each thread. A single activation would take 147,456 bytes.
     assert peak < 20_000 + 30_000 * threads()
 
 

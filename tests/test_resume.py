@@ -26,12 +26,12 @@ from minidl.training.resume import make_checkpoint, restore
 from minidl.training.trainer import Trainer
 
 DATA = "synthetic:44x4x4x1:3"
-CLOCK = ("seconds", "timed_images", "timed_seconds")
+CLOCK = ("seconds", "timed_images", "timed_seconds")  # fields of Progress that differ from run to run
 SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--quiet", "--lr", "0.01"]
 
 
 class Model(nn.Module):
-    """A model with every kind of state: a convolution, running statistics, dropout."""
+    """A model with every kind of state: weights, batch norm's running statistics, and dropout's random numbers."""
 
     def __init__(self) -> None:
         self.conv = nn.Conv2d(1, 3, 3)

@@ -73,7 +73,7 @@ def test_a_lost_message_is_sent_again_after_the_timeout():
         return np.diff(times)
 
     took = simulate({0: sender, 1: receiver}, cluster=cluster).results[1]
-    tries = (took - 1e-3) / 0.501  # each lost message costs n beta and the timeout
+    tries = (took - 1e-3) / 0.501  # each lost message costs its transfer (1 ms) and the timeout
     np.testing.assert_allclose(tries, np.round(tries), atol=0.01)
     assert tries.max() > 1 and tries.min() < 0.1
 
@@ -101,7 +101,8 @@ def test_a_gradient_takes_its_flops_and_a_straggler_longer():
 
 
 def test_a_gradient_in_parts_takes_as_long_as_in_one_piece():
-    """Therefore a seed gives the same stragglers whether or not the method divides the gradient into parts."""
+    """Random slowness (jitter, stragglers) is drawn per step, not per part. So a seed gives the same slow steps whether
+    or not a method divides the gradient into parts."""
 
     def work(parts):
         def steps(fabric):

@@ -75,7 +75,7 @@ def test_a_run_of_two_replicas_on_two_nodes(tmp_path: Path) -> None:
             meter.worked("update", step + 0.5, step + 0.6000004)
         time[0] = step + 0.61
         books[0].sent(1, 4000)
-        books[0].sent(1, 16)  # another channel
+        books[0].sent(1, 16)  # another size: arrows connect messages of equal size
         time[0] = step + 0.62
         books[1].sent(0, 4000)
         time[0] = step + 0.7

@@ -8,8 +8,8 @@ A training method (methods/) defines what replicas exchange. It is written once,
 
 A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
 this rank's published state, and `latest` reads a peer's; `board` is the status table; `now` reads the clock; `idle`
-lets other processes run. This file builds the other operations from the primitives. Therefore sums are bit-identical
-on all transports: their terms are added in the same order. The exception is `--reduce fast`: MPI computes the sums.
+lets other processes run. This file builds the other operations from the primitives. Therefore sums add their terms in
+the same order on all transports and are bit-identical. With `--reduce fast` they are not, because MPI computes them.
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD
@@ -56,7 +56,7 @@ class Fabric(Transport):
     def exchange(
         self, sources: Sequence[int], targets: Sequence[int], *parts: np.ndarray, note: Note = Note()  # noqa: B008
     ) -> Callable[[], Iterator[Letter]]:  # fmt: skip
-        """Send to all targets. Returns a function that yields one message of each source, in order, when it arrives."""
+        """Send to all targets. Returns a function that waits for and yields one message from each source, in order."""
         what = f"the exchange of round {note.round}"
         if targets:
             self.wait(lambda: self.post(Channel.MAIL, targets, parts, note) or None, targets, what)
@@ -69,10 +69,10 @@ class Fabric(Transport):
         return letters
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """Wait until all messages to this replica have arrived, and all that it sent are taken. All replicas call it.
+        """Wait until all messages to this replica, and all that it sent, have been received.
 
-        `handle` processes the messages that arrive meanwhile. As its last message, each replica sends a marker to every
-        other replica (Chandy and Lamport 1985).
+        All replicas must call this function. `handle` processes the messages that arrive meanwhile. As its last
+        message, each replica sends a marker to every other live replica (Chandy and Lamport 1985).
         """
         empty = np.zeros(0, np.float32)
         unsent = {peer for peer in self.survivors() if peer != self.rank}
@@ -126,7 +126,7 @@ class Fabric(Transport):
     # Sums move up, (own + left) + right; the result moves down.                3 4     5 6
 
     def _family(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return (parent, children) of this rank in the tree over `members`. A list is empty if there are none."""
+        """Return (parent, children) of this rank in the tree over `members`. The root's first list is empty."""
         at = members.index(self.rank)
         children = [members[child] for child in (2 * at + 1, 2 * at + 2) if child < len(members)]
         return [members[(at - 1) // 2]] if at else [], children
@@ -145,7 +145,7 @@ class Fabric(Transport):
                 self._come_down(parts[at - ahead], *family)
 
     def _depth(self) -> int:
-        """Return the depth of this replica in the tree, the number of its ancestors.
+        """Return the depth of this replica in the tree: the number of its ancestors.
 
         A replica sends chunk c + 2 depth up before it waits for chunk c from above, so that several chunks are on their
         way. A longer lead could deadlock, because an edge holds only one message in each direction.
@@ -177,8 +177,9 @@ class Fabric(Transport):
 
         The other replicas yield nothing, and end when their last chunk is posted. Every replica must iterate over the
         result. A yielded vector is valid until the next one. All vectors have the same length.
-        Raises PeerLost if the leader dies or is not `led_by`, and, with `fail_fast`, if any replica dies. The chunks
-        have `round` = int(fail_fast), so a later gather without `fail_fast` discards those of an interrupted gather.
+        Raises PeerLost if the leader dies, if `led_by` is set and is not the leader, and, with `fail_fast`, if any
+        replica dies. The header of each chunk has round = int(fail_fast). So if a gather with `fail_fast` was
+        interrupted, a later gather without `fail_fast` discards its chunks.
         """
         leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):
@@ -225,8 +226,9 @@ class Fabric(Transport):
 
         synchronous: all replicas must stop after the same number of steps, but a signal reaches them in different
         steps, and none can finish its step without its neighbours. So each replica writes to the status table how many
-        steps it will have completed after its current one. No replica continues before it has read all these numbers,
-        and all stop at the largest. Raises Aborted if another rank has failed.
+        steps it will have completed after its current one. No replica continues before it has read the numbers of all.
+        Then each replica stops when it has completed as many steps as the largest of these numbers.
+        Raises Aborted if another rank has failed.
         """
         if self.aborted():
             raise Aborted

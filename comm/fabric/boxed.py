@@ -36,7 +36,7 @@ class BoxedFabric(Fabric):
         self._worker = Worker()
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:
-        """Keep the status table and the signs of life in a control area (memory.py). Returns its rows, as int64."""
+        """Place `board` and `heard` in a control area (memory.py). Returns the rows of this area, as int64."""
         rows = control[memory.HEADER :][: self.size * memory.ROW].reshape(self.size, memory.ROW)
         numbers = rows.view(np.float64)
         self.board = numbers[:, : len(Column)]
@@ -46,7 +46,7 @@ class BoxedFabric(Fabric):
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
         obstacle = self.box.post(channel, peers, parts, note)
         if obstacle is not None:
-            if channel is Channel.MAIL:  # on the other channels, callers wait for a busy edge
+            if channel is Channel.MAIL:  # on the other channels, callers repeat the attempt
                 self.meter.held(peers[0] if obstacle == self.rank else obstacle)
             return False
         size = sum(part.nbytes for part in parts)
@@ -78,7 +78,7 @@ class BoxedFabric(Fabric):
         return None
 
     def newest(self, peer: int) -> Letter | Literal[False] | None:
-        """Return the state for `latest`; False if the peer replaced the state during every attempt to pin it."""
+        """Return the state for `latest`; False if the peer replaced it during every attempt to pin it (mailbox.py)."""
         return self.box.latest(peer)
 
     def announce(self, column: Column, value: float) -> None:
@@ -86,7 +86,7 @@ class BoxedFabric(Fabric):
         self.heard[self.rank] = self.now()
 
     def idle(self, attempt: int) -> None:
-        """Yield the core at first. Then sleep for longer and longer, but briefly compared with the wait so far."""
+        """Yield the core at first. Then sleep for longer and longer, but at most LONGEST seconds at a time."""
         if attempt < YIELDS:
             os.sched_yield()
             return
@@ -130,7 +130,10 @@ class Worker:
             task.run()
 
     def close(self) -> None:
-        """Let the thread end after its last function. Do not wait for it: the function may wait for a dead peer."""
+        """Let the thread end after its last function.
+
+        `close` does not wait for the thread, because that function may wait for a dead peer.
+        """
         self._tasks.put(None)
 
 

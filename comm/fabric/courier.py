@@ -10,12 +10,12 @@ So one thread makes all calls: it starts MPI, sends and receives messages while 
 The thread polls MPI, because a wait inside MPI would occupy a core. While nothing happens, it first yields the core,
 then sleeps for longer and longer. The longest sleep depends on what is in progress:
 
-    a message in flight        the time in which the link transfers PIECE bytes, measured on the last long message; data
-                               that arrive during the sleep stay in the system's buffers
+    an operation in progress   the time in which the link transfers PIECE bytes, measured on the last long message, but
+                               at most LONGEST; data that arrive during the sleep stay in the system's buffers
     only a waiting thread      AWAITED
     otherwise                  LONGEST
 
-A new order ends the sleep.
+An order is a function that another thread asks this thread to run. A new order ends the sleep.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Courier:
 
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
-        time.sleep(0.2)  # mpiexec discards output that it has not forwarded when a job aborts
+        time.sleep(0.2)  # when a job aborts, mpiexec discards output that it has not forwarded
         self._orders.put(lambda: self.world.Abort(code))
         self._thread.join(10)
         os._exit(code)
@@ -183,7 +183,7 @@ class Courier:
         return AWAITED if self.waiting else LONGEST
 
     def _obey(self, patience: float) -> bool:
-        """Run all orders in the queue; wait `patience` seconds for the first. Returns whether any order ran."""
+        """Run all orders in the queue; wait up to `patience` seconds for the first. Returns whether any order ran."""
         found = False
         with contextlib.suppress(Empty):
             while True:
@@ -249,7 +249,7 @@ def load(job: MpiJob) -> Any:
     mpi4py.rc.initialize = mpi4py.rc.finalize = False  # the engine's thread does both
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about a wrong library; `mismatch` reports it
+            warnings.simplefilter("ignore", RuntimeWarning)  # of a wrong library, which `mismatch` reports
             from mpi4py import MPI
     except (ImportError, RuntimeError, OSError):
         raise refusal(

@@ -29,7 +29,10 @@ class Deadlock(MinidlError):
 
 
 class SimulatedProcess:
-    """A greenlet of a rank, also called a task. While it is parked, it waits for `what`, which depends on `peers`."""
+    """A greenlet of a rank, also called a task.
+
+    While it is parked, `what` describes what it waits for, and `peers` are the ranks that can provide it (empty: any).
+    """
 
     __slots__ = ("fabric", "greenlet", "parked", "peers", "what")
 
@@ -56,7 +59,7 @@ class Rank(Fabric):
         super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
         self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
-        self.drawn, self.slowness = 0, 1.0  # step of the last random draw, and its factor on durations
+        self.drawn, self.slowness = 0, 1.0  # step of the last random draw, and the drawn factor on durations
         self.needs: Needs | None = None
         self.tasks: list[SimulatedProcess] = []
         self.parked: list[SimulatedProcess] = []
@@ -234,7 +237,7 @@ class EventLoop:
     # -- deaths, joins, stops ----------------------------------------------------------------------------
 
     def _die(self, rank: int) -> None:
-        """Let a rank die. Of its messages, those in flight are lost; those that have arrived stay. Empty its inbox."""
+        """Let a rank die. Its messages in flight are lost, those that have arrived stay, and its inbox is emptied."""
         fabric = self.fabrics[rank]
         if rank not in self.running or fabric.gone or self.board[rank, STATE] == State.DEAD:
             return  # it has finished, or has not joined yet
@@ -339,7 +342,7 @@ class EventLoop:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """Release a message for one receiver: the sender may then send it the next. The last release frees memory."""
+        """Release a message for one receiver. The sender may then send it another. The last release frees memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)

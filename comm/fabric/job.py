@@ -26,8 +26,8 @@ class MpiJob(NamedTuple):
 def recognise(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
     """Return the job that this process belongs to, or None if no MPI launcher started it.
 
-    Inside a Slurm job, the ranks of an mpiexec belong to the mpiexec. A single task of srun is not a job: there,
-    `--workers` sets the number of replicas.
+    If mpiexec runs inside a Slurm job, the variables of mpiexec take precedence over those of Slurm. A single task of
+    srun is not a job: there, `--workers` sets the number of replicas.
     """
 
     def numbers(rank: str, size: str) -> tuple[int, int] | None:

@@ -49,7 +49,7 @@ from minidl.errors import ConfigError
 
 TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; the smaller ones are Channels
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
-TOLD = 0.02  # seconds between messages about changes of the other columns
+TOLD = 0.02  # minimum number of seconds between messages about changes of the other columns
 NOTHING = np.zeros(0, np.uint8)
 WORD = 256  # bytes: length of the texts that ranks exchange at the start
 MARK = 7  # the word of a segment's header that holds a random number, which identifies the segment
@@ -116,7 +116,7 @@ class MpiFabric(BoxedFabric):
         return nodes
 
     def _share(self) -> None:
-        """Open the memory of this rank's group. If any of its ranks cannot, each of them becomes a separate group."""
+        """Open the memory of this rank's group. If a rank cannot, every rank of its group becomes a separate group."""
         head = self._groups[self.rank]
         own, mark = None, 0
         if head == self.rank:

@@ -1,9 +1,9 @@
 """The fabric of one node: processes that share memory.
 
 The launcher (launch.py) has created a memory segment and passed its descriptor to all ranks. Rank 0 sets the length of
-the segment. Each rank allocates the part that it writes, and maps the complete segment:
+the segment. Each rank allocates the part that it writes, and maps the complete segment, which consists of
 
-    control area (memory.py)    the status table, in which the launcher marks dead ranks, and its flags: stop, abort
+    control area (memory.py)    the status table, in which the launcher marks dead ranks, and the flags stop and abort
     data                        mailboxes (mailbox.py)
 
 No system call transfers data: one process stores it, and another process loads it.

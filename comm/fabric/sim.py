@@ -47,7 +47,7 @@ LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # channels whose message
 class Simulation(EventLoop):
     """A simulated cluster. ranks: the number of replicas and servers together.
 
-    work, flops: define the cost of a gradient (Cluster.seconds_per_image); without both, gradients take no time.
+    work, flops: define the cost of a gradient (Cluster.seconds_per_image). If neither is given, gradients take no time.
     trace: whether the meters record a timeline.
 
         simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
@@ -73,7 +73,7 @@ class SimFabric(Rank):
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
         self.newest: tuple[int, np.ndarray, Note] | None = None  # (number, vector, note) of the published state
-        self.seen: dict[int, int] = {}  # by peer, the number of the published state that this rank has seen
+        self.seen: dict[int, int] = {}  # by peer, the number of the newest published state that this rank has seen
         self.asked: set[int] = set()
         self.answers: dict[int, tuple[int, np.ndarray, Note]] = {}
         self.lookers: set[int] = set()  # ranks that looked for a new state and found none; `publish` wakes them

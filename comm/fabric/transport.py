@@ -80,7 +80,7 @@ class Transport(ABC):
 
     @abstractmethod
     def idle(self, attempt: int) -> None:
-        """Let other processes run. attempt: how often `wait` has called this function before."""
+        """Let other processes run. attempt: how often the same call of `wait` has called this function before."""
 
     @abstractmethod
     def start(self, work: Callable[[], T]) -> Pending[T]:
@@ -128,7 +128,7 @@ class Transport(ABC):
     def wait(
         self, ready: Callable[[], T | None], peers: Sequence[int] = (), what: str = "", stall: float = 0.0
     ) -> T:
-        """Wait until ready() returns a value other than None, and return it. stall: replaces the fabric's, unless 0.
+        """Wait until ready() returns a value other than None, and return it. stall: if not 0, replaces `self.stall`.
 
         Raises PeerLost if ready() returns None and `lost` returns a rank, and Aborted if another rank has failed.
         """

@@ -13,7 +13,7 @@ from minidl.errors import MinidlError
 
 T = TypeVar("T", covariant=True)
 ANY = -1  # any peer
-CHUNK = 1 << 20  # bytes: collectives send vectors in chunks, so that one chunk moves up while the next is added
+CHUNK = 1 << 20  # bytes: collectives send vectors in chunks, so that one chunk moves up a tree while the next is added
 
 
 class Channel(IntEnum):
@@ -38,7 +38,7 @@ class Column(IntEnum):
 
 
 class State(IntEnum):
-    """The state of a rank. (leader): the meaning if the rank is the leader, which writes the results for all."""
+    """The state of a rank. After (leader) follows the meaning for the leader, the replica that writes all results."""
 
     JOINING = 0
     READY = 1  # its kernels are compiled

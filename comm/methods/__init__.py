@@ -1,4 +1,4 @@
-"""The training methods, by name. To add one: a file, a line here (two with servers), and its name in run/config.py."""
+"""The training methods, by name. A new one needs a file, a line here (with servers: two), a name in run/config.py."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ class AllReduce(Method):
 def buckets(layers: Sequence[tuple[int, int]], least: float) -> list[int]:
     """Return the boundaries of the buckets in the gradient, ascending.
 
-    A bucket collects complete layers, from the last one backwards, until it has at least `least` elements.
+    A bucket collects complete layers, from the last one backwards, until it has at least `least` elements. The last
+    bucket, which contains the first layer, may have fewer.
     """
     cuts = [layers[-1][1]]
     for start, _ in reversed(layers):

@@ -2,7 +2,7 @@
 
 A method's `step` makes one training step of one replica, with the operations in the order of its paper. It computes
 with `self.replica`, sends with `self.fabric` and reads its options from `self.config`. It does not depend on the kind
-of fabric, or on whether time is real or simulated. momentum.py, peers.py and weighing.py hold what methods share.
+of fabric, or on whether time is real or simulated. Several methods use momentum.py; gossip uses peers.py, weighing.py.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Method(ABC):
         """Leave no message in flight. Called once, by each replica, when training has stopped for any reason."""
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Return (vectors, numbers): the state of the method that the next step depends on, without the replica's."""
+        """Return (vectors, numbers): what the next step depends on in addition to the replica's vectors."""
         return {}, {}
 
     def restore(self, vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Method(ABC):
         self.fabric.meter.stale(max(0.0, made - letter.note.round))
 
     def topology(self) -> Topology:
-        """Return the topology that --topology selects. Its nodes are positions in `fabric.replicas`."""
+        """Return the topology that --topology selects. Its rank j stands for the replica fabric.replicas[j]."""
         replicas = self.fabric.replicas
         return _topology(self.config.topology, len(replicas), self.config.seed,
                          tuple([self.fabric.nodes[rank] for rank in replicas]))  # fmt: skip

@@ -2,7 +2,8 @@
 
     uniform         any replica
     topology        a neighbour in any round of --topology, because gossip has no common rounds
-    hierarchical    with probability --inside a replica of the same node, else a replica of another node
+    hierarchical    with probability --inside a replica of the same node, else a replica of another node; if there is no
+                    such replica, any replica
     speed           any replica, with probability proportional to its images/s
 
 The choice is random. The state of the random generator depends only on (seed, rank, step).

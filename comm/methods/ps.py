@@ -80,7 +80,7 @@ class ParameterServer(Method):
         return [self.replica.theta, *self.replica.state.values()]
 
     def pause(self) -> None:
-        """Receive the final center, weights and optimizer state, which `serve` sends when all workers have stopped."""
+        """Receive the final weights and optimizer state, which `serve` sends when all workers have stopped."""
         for vector in self.vectors():
             center = self.fabric.wait(lambda: self.fabric.take(Channel.MAIL, self.server), (self.server,), "the center")
             with center:

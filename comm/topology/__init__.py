@@ -14,12 +14,12 @@ replicas still come to agree, but on a weighted average):
 
 - No weight is negative, W[i, i] > 0, and every row sums to 1: replicas that agree do not change.
 - Every column also sums to 1 ("doubly stochastic"): the average of all replicas never changes.
-- There is a path from every replica to every other. Otherwise parts of the replicas would agree only among themselves.
+- There is a path from every replica to every other. Otherwise groups of replicas would agree only among themselves.
 
 Then every round brings the replicas closer to their average. In the long run each round multiplies the distance by
-|lambda_2|, the second largest absolute eigenvalue of W (the largest is 1, because agreement is preserved). The spectral
-gap is 1 - |lambda_2|. If it is 0, the replicas never agree; if it is 1 and W is symmetric, they agree exactly after one
-round. A ring of 64 replicas has a gap of 0.0032, a complete graph a gap of 1.
+|lambda_2|, where lambda_2 is the eigenvalue of W with the second largest absolute value (the largest is 1, because
+agreement is preserved). The spectral gap is 1 - |lambda_2|. If the gap is 0, the replicas never agree. If it is 1 and W
+is symmetric, they agree exactly after one round. A ring of 64 replicas has a gap of 0.0032, a complete graph 1.
 
 The matrices W(0), W(1), ... may differ. Reading from one other replica per round, a different one each time, can be far
 better than always reading from the same two. With partners at distance 1, 2, 4, ... and P a power of two, all replicas

@@ -18,7 +18,8 @@ def base_graph(size: int, base: int) -> list[Round]:
 
     Returns the shorter of two sequences. The first is `_simple_base_graph` of all replicas. The second splits them into
     p teams of q replicas, where size = p q and q has no factor from 2 to base. First each team averages, all teams in
-    parallel. Then, for each n < q, the n-th replicas of all teams average, in few rounds: the factors of p are small.
+    parallel. Then, for each n < q, the n-th replicas of all teams average. This takes few rounds, because no prime
+    factor of p is larger than base.
     """
     everybody = list(range(size))
     direct = _simple_base_graph(everybody, base)
@@ -40,11 +41,12 @@ def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
     112: the parts are one block of 9 members, one block of 3 members, and two blocks of 1 member.
 
     1. Each part averages, all parts in parallel. Then the members of a part hold equal vectors.
-    2. All smaller parts together are the REST, which is smaller than a block. In one round each member of the rest
-       exchanges with one member of every block of the largest part. The weight, block size / (part + rest), makes the
-       mean of every block and the mean of the rest equal to the mean of all members.
-    3. Then each block averages, in n rounds. At the same time the rest repeats step 2 for its largest part, and so on:
-       the members of a part still hold equal vectors. In the last part these equal the mean of all members.
+    2. All parts but the largest are together the REST, which is smaller than a block of the largest part. In one round
+       each member of the rest exchanges with one member of every block of the largest part. The weight of each exchange
+       is (size of a block) / (size of the largest part + size of the rest). It makes the mean of every block and the
+       mean of the rest equal to the mean of all members.
+    3. Then each block of the largest part averages. At the same time the rest repeats step 2 for its own largest part,
+       and so on. At the end all members hold the mean of all members.
     """
     parts: list[list[Sequence[int]]] = []  # the blocks of each part, the largest part first
     rest, block = list(members), 1
@@ -73,9 +75,10 @@ def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
 
 
 def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
-    """Build the hyper-hypercube (algorithm 1): write each index with one digit per factor of len(members).
+    """Build the hyper-hypercube (algorithm 1), in which the members average.
 
-    There is one round per digit: members whose indices differ only in that digit average.
+    Each member's index is written with one digit per factor of len(members). There is one round per digit: members
+    whose indices differ only in that digit average.
     """
     rounds, stride = [], 1
     for factor in _factors(len(members), base) or ():
@@ -91,7 +94,7 @@ def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
 
 @cache
 def _factors(n: int, largest: int) -> tuple[int, ...] | None:
-    """Return the smallest set of factors from 2 to `largest` whose product is n, or None if there is no such set."""
+    """Return as few factors from 2 to `largest` as possible whose product is n, or None if there are none."""
     if n == 1:
         return ()
     found = [(*rest, f) for f in range(2, min(n, largest) + 1) if n % f == 0
@@ -100,7 +103,7 @@ def _factors(n: int, largest: int) -> tuple[int, ...] | None:
 
 
 def _beside(sequences: Sequence[list[Moves]]) -> list[Moves]:
-    """Merge sequences of rounds over disjoint members into one sequence, in which they run in parallel."""
+    """Merge sequences of rounds into one, in which they run in parallel. In each round they move different members."""
     length = max(map(len, sequences), default=0)
     rounds: list[Moves] = [{} for _ in range(length)]
     for sequence in sequences:

@@ -90,7 +90,7 @@ def build(name: str, size: int, seed: int = 0, nodes: Sequence[int] = (), file: 
 
 
 def split(name: str) -> tuple[str, str]:
-    """Split a name into a key of TOPOLOGIES and an argument: ("torus", "4x8"). Raises ConfigError if it is unknown."""
+    """Split a name into a key of TOPOLOGIES and an argument: ("torus", "4x8"). Raises ConfigError for unknown names."""
     family, colon, argument = name.partition(":")
     if family.startswith("base-") and not colon:
         argument = family.removeprefix("base-")

@@ -7,7 +7,7 @@ matrix of it. Other topologies are lists of matrices, one for each round; functi
     Row     row[j]: the weight of rank j in the average that rank i computes; includes j = i; ranks in ascending order
     Round   round[i]: the row of rank i. A Round is one mixing matrix, without the zeros off its diagonal
 
-If a group averages, its members share one Row object. So the P rows of a complete graph take the memory of one.
+If a group averages, its members share one Row object. So the P rows of a complete graph take the memory of one row.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> 
     For neighbours W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)), where d_i is the number of neighbours of i;
     W[i, i] is the remaining weight. W describes a random walk that proposes to stay or to move to a neighbour, each
     with equal probability, and accepts as in Metropolis et al. (1953) and Hastings (1970): pi_i W[i, j] = pi_j W[j, i].
-    Without `stationary` W is symmetric: 1/3 on a ring, 1/5 on a torus of 3x3 or more, 1/P on a complete graph.
+    Without `stationary` W is symmetric. All its weights are 1/3 on a ring of 3 ranks or more, 1/5 on a torus of 3x3 or
+    more, and 1/P on a complete graph.
     """
     pi = [1.0] * len(graph) if stationary is None else stationary
     rows = []
@@ -106,24 +107,27 @@ def averaged(size: int, groups: Iterable[Sequence[int]]) -> Round:
 
 
 def hypercube(size: int) -> list[Round]:
-    """Return one round per bit: ranks that differ only in this bit average. Exact after all d rounds; size = 2^d."""
+    """Return d rounds for size = 2^d. In round k, ranks that differ only in bit k average. Exact after all d rounds."""
     return [averaged(size, [(i, i ^ bit) for i in range(size) if not i & bit]) for bit in doubling(size)]
 
 
 def hierarchical(nodes: Sequence[int]) -> list[Round]:
     """Alternate two rounds: the replicas of each node average; then one replica per node reads from another node.
 
-    nodes[i]: the node of replica i. This is for slow links between nodes: one vector leaves each node and one enters,
-    whatever the number of its replicas. Hops between nodes double as in the one-peer exponential graph. In a node with
-    several replicas, the one that reads (its leader) changes from hop to hop, so no single death disconnects the node.
+    nodes[i]: the node of replica i. If there is only one node, the second round is missing. If each node has only one
+    replica, the first round is missing. This topology is for slow links between nodes: in the second round, one vector
+    leaves each node and one enters, whatever the number of replicas in the node. Hops between nodes double as in the
+    one-peer exponential graph. In a node with several replicas, the replica that reads (the node's leader) changes from
+    hop to hop, so no single death disconnects the node.
     """
     homes = [[i for i, at in enumerate(nodes) if at == node] for node in sorted(set(nodes))]
     sizes = [len(home) for home in homes]
     inside = averaged(len(nodes), homes)
     if len(homes) == 1:
         return [inside]
-    # A leader reads for its whole node of s replicas. After the next averaging, the node has taken / s of the other
-    # node's weights: half, if taken = s / 2. `taken` is at most 1, and equal for all nodes so that columns sum to 1.
+    # A leader reads for its whole node of s replicas, with weight `taken`. After the next averaging, the other node's
+    # model has a weight of taken / s in each replica of the node: one half, if taken = s / 2. `taken` is at most 1. It
+    # is equal for all nodes so that columns sum to 1.
     taken = min(1.0, min(sizes) / 2)
     hops = doubling(len(homes))
     rounds: list[Round] = []
@@ -138,7 +142,7 @@ def hierarchical(nodes: Sequence[int]) -> list[Round]:
 
 
 # Random rounds: functions of size, seed and round only, so all replicas draw the same without communication.
-# A draw (P,) contains the rank that each rank reads from; for a rank that reads from no other, the rank itself.
+# A draw (P,) contains, for each rank, the rank that it reads from; if it reads from no other, the rank itself.
 
 
 def matching(size: int, seed: int, round: int) -> np.ndarray:

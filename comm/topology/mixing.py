@@ -1,4 +1,4 @@
-"""Sequences of mixing matrices: periodic, random, or reduced after deaths. They are checked on construction."""
+"""Sequences of mixing matrices: periodic (all are checked on construction), random, or reduced after deaths."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Topology(ABC):
     name: str
     size: int  # P
     period: int  # rounds after which the sequence repeats; 0: never (random, drawn from the seed and the round)
-    exact_after: int  # rounds after which all replicas hold the exact average; 0: not within two periods
-    symmetric: bool  # W(round) equals its transpose: two replicas read each other, with the same weight
+    exact_after: int  # number of rounds after which all replicas hold the exact average; 0: no such number is known
+    symmetric: bool  # W(round) equals its transpose: if i reads from j, then j reads from i, with the same weight
     doubly: bool  # columns sum to 1, so the average of all replicas is preserved
     alive: tuple[int, ...]  # the ranks that take part, ascending; all of them unless `without` was called
 
     @abstractmethod
     def weights(self, rank: int, round: int) -> Row:
-        """Return row `rank` of W(round): source -> weight, with `rank` itself, in ascending order of source."""
+        """Return row `rank` of W(round): source -> weight, including `rank` itself, in ascending order of source."""
 
     @abstractmethod
     def targets(self, rank: int, round: int) -> tuple[int, ...]:
@@ -44,13 +44,14 @@ class Topology(ABC):
 
     @abstractmethod
     def spectral_gap(self) -> float:
-        """Return 1 - the factor by which the distance from the average shrinks per round in the long run.
+        """Return 1 - f. In the long run, each round multiplies the distance from the average by f.
 
         0: the replicas never agree; 1: they agree exactly after a finite number of rounds.
-        One matrix: 1 - |lambda_2|. A period of T matrices: 1 - |lambda_2 of their product| ^ (1/T). Eigenvalues, not
-        singular values: they describe the effect of many periods, and do not depend on the first round of the period.
-        Random matrices, m live replicas: 1 - sqrt(largest eigenvalue of E[W' (I - 11'/m) W]), the rate of the root mean
-        square distance. Raises ConfigError if it needs eigenvalues for more than DENSE replicas.
+        One matrix: f = |lambda_2|. A period of T matrices: f = |lambda_2 of their product| ^ (1/T). Eigenvalues are
+        used, not singular values: eigenvalues describe the effect of many periods, and do not depend on which round of
+        the period comes first. Random matrices, m live replicas: f = sqrt(largest eigenvalue of E[W' (I - 11'/m) W]),
+        where W' is the transpose of W, and the distance is the root mean square over all draws.
+        Raises ConfigError if this needs eigenvalues for more than DENSE replicas.
         """
 
     def sources(self, rank: int, round: int) -> tuple[int, ...]:
@@ -58,7 +59,7 @@ class Topology(ABC):
         return tuple(source for source in self.weights(rank, round) if source != rank)
 
     def matrix(self, round: int) -> np.ndarray:
-        """Return W(round), (P, P) float64. The row of a dead replica has 1 on the diagonal."""
+        """Return W(round), (P, P) float64. The row of a dead replica is 1 on the diagonal and 0 elsewhere."""
         dense = np.zeros((self.size, self.size))
         for rank in range(self.size):
             row = self.weights(rank, round)
@@ -81,9 +82,10 @@ class Topology(ABC):
     def without(self, dead: Collection[int]) -> Topology:
         """Return the same sequence after these replicas have died. The others keep their rank numbers.
 
-        The weight that a row has for a dead replica is added to its diagonal element. So rows still sum to 1, and
-        columns also do if W is symmetric. Draws and weights between survivors do not change, so rounds still match if
-        only some survivors know of the death. There may no longer be a path between all survivors: see `connected`.
+        The weight that a row has for a dead replica is added to the row's diagonal element. So rows still sum to 1, and
+        columns also do if W is symmetric. A death does not change which survivor reads from which other survivor, or
+        with which weight. Therefore survivors that know of the death and survivors that do not know of it yet still
+        agree on who sends to whom. There may no longer be a path between all survivors: see `connected`.
         Raises ConfigError for an unknown rank, or if no replica is left.
         """
         gone = frozenset(dead)
@@ -96,7 +98,7 @@ class Topology(ABC):
 
     @cached_property
     def connected(self) -> bool:
-        """Whether there is a path from any live replica to any other along edges of any rounds."""
+        """Whether there is a path from every live replica to every other, along the edges of all rounds."""
         if not self.period:
             return True  # any two replicas may be drawn
         return self._reaches_all(self.sources) and self._reaches_all(self.targets)
@@ -113,14 +115,15 @@ class Topology(ABC):
     def rounds_to_shrink(self, factor: float = 1000.0, most: int = 10**7) -> int:
         """Return the number of rounds after which random vectors are `factor` times closer to their average.
 
-        Returns 0 if more than `most` rounds would be needed (random matrices: 10,000). The distance is the root mean
-        square over replicas and elements. Raises ConfigError for more than DENSE replicas, except for random matrices.
+        Returns 0 if more than `most` rounds would be needed (with random matrices: more than 10,000). The distance is
+        the root mean square over replicas and elements.
+        Raises ConfigError for more than DENSE replicas, except for random matrices.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 64))
         target = self._distance(x) / factor
         rounds = 0
         if self.period:
-            # Apply whole periods first, by repeated squaring: a ring of 1,024 needs half a million rounds.
+            # Apply whole periods first, by repeated squaring: a ring of 1,024 needs about 300,000 rounds.
             powers = [self._product()]
             while self._distance(powers[-1] @ x) > target and self.period << len(powers) < most:
                 powers.append(powers[-1] @ powers[-1])
@@ -153,7 +156,7 @@ class Topology(ABC):
         product = self._product()[np.ix_(self.alive, self.alive)]
         values = np.linalg.eigvalsh(product) if self.symmetric and self.period == 1 else np.linalg.eigvals(product)
         second = np.sort(np.abs(values))[-2]
-        if second < 1e-7:  # in fact 0: rounding changes zero eigenvalues (of a nilpotent part) by sqrt(eps)
+        if second < 1e-7:  # exact: 0. Rounding changes zero eigenvalues (of a nilpotent part) by up to sqrt(eps)
             return 1.0
         return float(max(0.0, 1 - second ** (1 / self.period)))
 
@@ -162,11 +165,14 @@ class Repeating(Topology):
     """A periodic topology: a list of rounds that repeats."""
 
     def __init__(self, name: str, rounds: Sequence[Round], doubly: bool = True, exact: bool = False) -> None:
-        """doubly: columns must sum to 1. exact: all must reach the average. Raises ConfigError if a check fails."""
+        """doubly: columns must sum to 1. exact: all replicas must reach the exact average within two periods.
+
+        Raises ConfigError if a check fails.
+        """
         self.name, self.size, self.period = name, len(rounds[0]), len(rounds)
         self.alive = tuple(range(self.size))
         self._rounds = rounds
-        different = {id(round): round for round in rounds}  # `hierarchical` repeats one object
+        different = {id(round): round for round in rounds}  # each is checked once: `hierarchical` repeats one object
         columns = {key: _columns(self.name, round) for key, round in different.items()}
         self.doubly = all(ok for _, ok, _ in columns.values())
         self.symmetric = all(symmetric for _, _, symmetric in columns.values())
@@ -194,9 +200,10 @@ class Repeating(Topology):
         return self._gap_of_period()
 
     def _measure_exactness(self) -> int:
-        """Return the number of rounds after which random vectors equal their average, or 0. Needs no dense matrix.
+        """Return the number of rounds after which random vectors equal their average; 0 if two periods do not suffice.
 
-        It tries two periods: the first round of the second one, such as averaging inside nodes, may be needed, too.
+        Needs no dense matrix. Two periods are tried, because `hierarchical` needs one more averaging inside the nodes
+        after its last hop between nodes. This averaging is the first round of the second period.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 4))
         mean = x.mean(axis=0)
@@ -211,7 +218,7 @@ class Drawn(Topology):
     """A random topology: in each round each rank reads from one other rank, with weight 1/2, or from none."""
 
     def __init__(self, name: str, size: int, seed: int, draw: Draw, pairs: bool) -> None:
-        """pairs: if i reads from j, j reads from i, so W is symmetric; this is checked for the first 4 rounds."""
+        """pairs: whether j reads from i whenever i reads from j, so W is symmetric. The first 4 rounds are checked."""
         self.name, self.size, self.period = name, size, 0
         self.alive = tuple(range(size))
         self.symmetric = self.doubly = pairs or size <= 2
@@ -243,13 +250,13 @@ class Drawn(Topology):
     def gap_among(self, alive: int) -> float:
         """Return the exact spectral gap when `alive` of the P replicas are left.
 
-        Let i read from a given j with probability q. For x of mean 0 and length 1, E[W x] = a x with a = 1 - q alive/2,
-        and E|W x|^2 = a. Pairs preserve the mean. Otherwise the mean moves. Its part of E|W x|^2, (a - a^2) / alive, is
-        not disagreement and is subtracted.
+        Let i read from a given j with probability q; i and j are alive. Let x, a number for each live replica, have
+        mean 0 and norm 1. Then E[W x] = a x with a = 1 - q alive/2, and E|W x|^2 = a. Pairs preserve the mean. Without
+        pairs the mean moves. Its part of E|W x|^2, (a - a^2) / alive, is not disagreement and is subtracted.
         """
         if alive == 1:
             return 1.0
-        q = 1 / self.size if self._pairs and self.size % 2 else 1 / (self.size - 1)  # odd: one has no partner
+        q = 1 / self.size if self._pairs and self.size % 2 else 1 / (self.size - 1)  # P odd: one has no partner
         a = 1 - q * alive / 2
         return 1 - (a if self._pairs else a - a * (1 - a) / alive) ** 0.5
 
@@ -300,10 +307,10 @@ class _Survivors(Topology):
 
 
 def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool]:
-    """Check the rows of one matrix. Raises ConfigError if one is wrong.
+    """Check the rows of one matrix. Raises ConfigError if a row is wrong.
 
-    Returns (the readers of each rank, whether columns sum to 1, whether the matrix is symmetric). The list of readers
-    is empty if each rank's readers are also its sources.
+    Returns (the readers of each rank, whether columns sum to 1, whether the matrix is symmetric). If it is symmetric,
+    the list of readers is empty, because the readers of each rank are its sources.
     """
     size = len(round)
     checked: set[int] = set()
@@ -316,9 +323,9 @@ def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool
             if not (abs(sum(row.values()) - 1) < ROUNDING and min(row.values()) >= 0):
                 raise ConfigError(f"{name}: row {rank} of a mixing matrix must sum to 1, without negative weights")
             if ranks != sorted(ranks) or ranks[0] < 0 or ranks[-1] >= size:
-                raise ConfigError(f"{name}: row {rank} must name replicas 0 to {size - 1} in ascending order")
+                raise ConfigError(f"{name}: row {rank} must contain only replicas 0 to {size - 1}, in ascending order")
     if len(checked) == 1 and set(round[0].values()) == {1 / size}:
-        return [], True, True  # the complete graph: P rows, one object
+        return [], True, True  # the complete graph: all P rows are one object
     readers: list[list[int]] = [[] for _ in range(size)]
     sums = [0.0] * size
     symmetric = True

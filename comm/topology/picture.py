@@ -17,9 +17,9 @@ LINE, DOT = "#4477aa", "#222222"
 def draw(topology: Topology, path: str) -> None:
     """Draw a topology and write the picture to `path`, in the format of its suffix.
 
-    A line joins two replicas that read each other with equal weights. An arrow points from a replica to its reader: the
-    direction in which the vector moves. Thicker means a larger weight. Raises ImportError without Matplotlib, OSError
-    if the file cannot be written.
+    A line joins two replicas that read each other with equal weights. In all other cases an arrow points from a replica
+    to its reader, the direction in which the vector moves. A thicker line or arrow means a larger weight.
+    Raises ImportError without Matplotlib, OSError if the file cannot be written.
     """
     from matplotlib.figure import Figure  # not pyplot: no window, no state
 
@@ -58,7 +58,7 @@ def _panel(axes: Any, topology: Topology, round: int) -> None:
         if mutual:
             axes.plot([x, x + dx], [y, y + dy], color=LINE, linewidth=width, zorder=1)
         else:
-            short = max(0.0, 1 - (0.13 if size <= 24 else 0.03) / math.hypot(dx, dy))  # ends at the dot, not under it
+            short = max(0.0, 1 - (0.13 if size <= 24 else 0.03) / math.hypot(dx, dy))  # ends at the dot's edge
             axes.quiver(x, y, dx * short, dy * short, angles="xy", scale_units="xy", scale=1, color=LINE, zorder=1,
                         width=0.004 * width, headwidth=7, headlength=8, headaxislength=7)  # fmt: skip
     inside = size <= 24  # else the numbers are outside the circle

@@ -1,4 +1,4 @@
-"""Activation functions: for each, a loop over one chunk of the vectors; the threads share the chunks.
+"""Activation functions: each is computed by a loop over one chunk of the vectors, and the threads share the chunks.
 
 The functions themselves are in functions.py; elementwise/stream.py divides vectors into chunks and stores results.
 """

@@ -3,9 +3,9 @@
 `math.exp` in a loop is a call for each element. These functions are plain arithmetic without a branch, for float32 and
 for float64, so LLVM computes 16 or 8 elements simultaneously. All but `log` use e^x in three steps (Cody, Waite 1980):
 
-1. reduce: x = n ln 2 + r with an integer n, |r| <= ln(2) / 2; ln 2 in two parts, so that r keeps its digits;
-2. approximate: a polynomial in r, so accurate that the rounding of float32 or float64 dominates the error (Chebyshev
-   nodes, computed with mpmath);
+1. reduce: x = n ln 2 + r with an integer n, |r| <= ln(2) / 2; n ln 2 is subtracted in two parts to keep r's digits;
+2. approximate: e^r is a polynomial in r, so accurate that the rounding of float32 or float64 dominates the error
+   (README.md says how its coefficients were computed);
 3. combine: e^x = 2^n e^r, where 2^n is obtained by writing n into the exponent's bits.
 
 README.md lists the largest errors, in units of the last place. NaN stays NaN; infinite x give the function's limits.
@@ -162,7 +162,7 @@ def _rise(r: float, n: float) -> float:
 
 @jit
 def _reduce(x: float) -> tuple[float, float]:
-    """Return e^r - 1 and n, in the form that `_power_of_2` expects, for x = n ln 2 + r."""
+    """Return e^r - 1, and n in the form that `_power_of_2` expects, for x = n ln 2 + r."""
     n, shifted = _nearest(x)
     return _rise(multiply_add(n, choose(x, -0.693359375, -0.693145751953125), x), n), shifted
 
@@ -229,7 +229,8 @@ def _normal_tail(x: float) -> tuple[float, float, float]:
     u = limit if u > limit else u
     half = choose(x, -0.5, -0.5) * u
     n, shifted = _nearest(half * u)
-    # For n, u^2 / 2 was rounded. In r it must be exact: for a large u, the rounding error would matter.
+    # Rounding u^2 / 2 does no harm when n is chosen. But r must contain the exact u^2 / 2: the rounding error of a
+    # large u^2 / 2 would change e^r.
     r = multiply_add(half, u, choose(x, -0.693359375, -0.693145751953125) * n)
     power = _power_of_2(shifted)
     density = multiply_add(_rise(r, n), power, power)

@@ -1,8 +1,9 @@
-"""Blocks: how the images of a pass are divided, and the copy of what a block reads.
+"""Blocks: how the outputs of a pass (geometry.py) are divided, and the copy of the pixels that a block reads.
 
-A block is some rows of outputs of one image, or several small images. The pixels that its outputs read are copied, with
-a halo of zeros, into memory that stays in the core's cache: the copy has no borders to test for. The source is read in
-place if no output reads beyond the borders and the channels need no other order.
+A block is some rows of outputs of one image, or the outputs of several small images. The pixels that these outputs read
+are copied into memory that stays in the core's cache. Around them the copy has a halo of zeros, so no sum has to test
+for borders. The source is read in place if no output reads beyond its borders and its layout suits the sum
+(direct.py, weight_gradient.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .sizes import MAX_BUNDLE, MAX_COPY, NR
 
 
 class Cut(NamedTuple):
-    """How a pass is cut into blocks, and the layout of what a block reads: (images, lines, columns, pixel)."""
+    """How a pass is cut into blocks, and the layout of the source or copy that a block reads: (images, lines, columns,
+    pixel)."""
 
     layer: Layer
     v: Axis  # the vertical axis
@@ -47,8 +49,11 @@ class Block(NamedTuple):
 
 @jit
 def copy_size(layer: Layer, width: int, gap: int) -> Pair:
-    """Return upper limits for a block's copy, with `width` pixels in a line of x: its columns, and its size."""
-    rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # one row of outputs always fits
+    """Return upper limits for the columns and the size of a block's copy.
+
+    width: pixels in a line of x; gap: unused numbers after each pixel of the copy
+    """
+    rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # lines that one row of outputs reads, the smallest block
     window = (layer.kernel[1] - 1) * layer.dilation[1] + 2 * MAX_BUNDLE * layer.stride[1]
     columns = width + 2 * layer.padding[1] + window
     pixel = layer.inner * (layer.groups * layer.outer + NR) if by_channels(layer) else layer.inner + gap
@@ -57,7 +62,10 @@ def copy_size(layer: Layer, width: int, gap: int) -> Pair:
 
 @jit
 def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
-    """Return the size of a row with all outputs of a bundle: whole vectors across groups, or whole panels per group."""
+    """Return the size of a row that holds all outputs of a bundle (geometry.py).
+
+    If vectors extend across groups, it is a whole number of vectors, otherwise a whole number of panels for each group.
+    """
     if by_channels(layer):
         return ceildiv(layer.groups * layer.outer, lanes(array)) * lanes(array)
     return layer.groups * ceildiv(bundle * layer.outer, panel_width(array)) * panel_width(array)
@@ -67,7 +75,7 @@ def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
 def cut_into_blocks(
     layer: Layer, v: Axis, h: Axis, batch: int, in_place: bool, gap: int, pixels: int, array: ndarray
 ) -> Cut:
-    """Return a cut into blocks of up to `pixels` outputs; gap: unused numbers after each pixel of a group's copy."""
+    """Cut a pass into blocks of up to `pixels` pixels, but at least one row of outputs; gap: as in copy_size."""
     pixel, channel = layer.groups * layer.inner, 1
     if by_channels(layer):
         if layer.inner * layer.outer > 1:  # otherwise each channel is in the lane of its output already
@@ -90,7 +98,7 @@ def cut_into_blocks(
 
 @jit
 def block_at(cut: Cut, number: int) -> Block:
-    """Return block `number`; blocks are counted from top to bottom, then through the images."""
+    """Return block `number`; blocks are counted from top to bottom in an image, then from image to image."""
     down = ceildiv(cut.v.pixels, cut.rows)
     image, row = number // down * cut.images, number % down * cut.rows
     return Block(image, min(cut.images, cut.batch - image), row, min(cut.rows, cut.v.pixels - row))
@@ -98,13 +106,14 @@ def block_at(cut: Cut, number: int) -> Block:
 
 @jit
 def place(cut: Cut, image: int, line: int, column: int) -> int:
-    """Return the offset of a pixel in what a block reads."""
+    """Return the offset of a pixel in the source or copy that a block reads."""
     return ((image * cut.lines + line) * cut.columns + column) * cut.pixel
 
 
 @apart_jit
 def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray) -> tuple[ndarray, int]:
-    """Return what a block reads for a group: the source or a copy in `memory`, and the offset of its first pixel."""
+    """Return the array that a block reads for a group (the source, or a copy in `memory`), and the offset of the first
+    pixel that the block reads."""
     inner, outer, height, width = cut.layer.inner, cut.layer.outer, cut.v.source, cut.h.source
     top, left, channel = block.row * cut.v.step + cut.v.offset, cut.h.offset, group * inner
     if cut.in_place:
@@ -137,7 +146,10 @@ def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray)
 
 @jit
 def _expand(colour: ndarray, inner: int, outer: int, target: ndarray) -> None:
-    """Copy a pixel: target[k, j] (inner, lanes) = channel k of the group of output j; 0 beyond the last output."""
+    """Copy a pixel for vectors across groups: target[k, j] = channel k of the group that output j belongs to.
+
+    Beyond the last output, target[k, j] = 0.
+    """
     size, groups = target.size // inner, colour.size // inner
     for k in range(inner):
         row = target[k * size : (k + 1) * size]

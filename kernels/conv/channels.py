@@ -1,9 +1,10 @@
-"""The tile for groups of few channels (depthwise: one channel), where the lanes of a vector share nothing.
+"""The tile for groups with few output channels (depthwise: one), where a vector extends across groups.
 
     c[c_rows[i] + j]  (+)=  sum over t of   a[a_taps[t] + a_rows[i] + j]  *  b[b_taps[t] + j]
 
-A lane is a channel, and each channel has a different weight: no number is broadcast, both factors are vectors. So each
-multiply-add needs a load, whereas the micro-kernel of matmul/tile.py makes ten loads for sixteen multiply-adds.
+The arguments are explained in matmul/tile.py. Lane j is an output channel, and no two lanes have a factor in common:
+no number is broadcast, both factors are vectors. So each multiply-add needs a load, whereas the micro-kernel of
+matmul/tile.py makes ten loads for sixteen multiply-adds (with 32 registers).
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def channel_panel(
 ) -> None:  # fmt: skip
     """Compute a column of tiles: any number of rows, up to channel_width channels.
 
-    a and b must be readable for channel_width channels. The arguments are those of matmul/tile.py's panel.
+    In a and b, channel_width numbers must be readable from each offset. The arguments are those of matmul/tile.py's
+    panel.
     """
     for i in range(0, rows, MR):
         _tile(min(MR, rows - i), taps, accumulate, a, a_taps, a_rows[i:], a_at, b, b_taps, b_at,

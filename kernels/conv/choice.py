@@ -1,7 +1,8 @@
 """The choice between the direct kernel of a convolution and Winograd's forms.
 
-F(m x m, r x r) computes m x m outputs of an r x r kernel together (WINOGRAD.md). Its speed relative to the direct
-kernel, measured on 2 cores of a Zen 5 (AVX-512), 64 images, stride 1, forward / weight gradient:
+The form F(m x m, r x r) computes m x m outputs of an r x r kernel together (WINOGRAD.md). The table shows its speed
+relative to the direct kernel (above 1: faster) for forward / weight gradient, with 64 images and stride 1, measured on
+2 cores of a Zen 5 (AVX-512):
 
     image     channels     F(4x4,3x3)     F(2x2,3x3)          image     channels     F(4x4,3x3)     F(2x2,3x3)
      4x4        8 -> 8      0.6 / 1.3      0.7 / 0.9          16x16       8 -> 8      0.7 / 1.0      0.4 / 0.6
@@ -13,7 +14,8 @@ kernel, measured on 2 cores of a Zen 5 (AVX-512), 64 images, stride 1, forward /
     14x14      16 -> 16     1.7 / 2.4      1.3 / 1.8                    128 -> 128    2.8 / 2.6      1.9 / 2.0
 
 With few channels, a vector is not full and the transforms cost more than they save. From 16 channels on, the form with
-the fewest multiplications is the fastest, or nearly so. It is F(2x2,3x3) if the output has two rows or two columns.
+the fewest multiplications is the fastest, or nearly so. For 3 x 3, this is F(2x2,3x3) if the output has two rows or two
+columns, otherwise F(4x4,3x3).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ GAIN = 1.5  # a form is used if the direct kernel needs at least this many times
 
 @jit
 def _multiplications(out: Pair, m: int, n: int) -> int:
-    """Return the multiplications for each pair of channels: n n for each tile of m x m outputs."""
+    """Return the number of multiplications for an input and an output channel: n n for each tile of m x m outputs."""
     return ((out[0] + m - 1) // m) * ((out[1] + m - 1) // m) * n * n
 
 
@@ -37,9 +39,10 @@ def _multiplications(out: Pair, m: int, n: int) -> int:
 def winograd_form(
     out: Pair, kernel: Pair, channels: int, outputs: int, stride: Pair, dilation: Pair, groups: int
 ) -> int:
-    """Return the form that computes y (`outputs` channels, `out` = (Ho, Wo)) from x (`channels` channels), or dweight.
+    """Return the form that is used, or DIRECT.
 
-    For dx, `out` is (H, W), and channels and outputs are exchanged.
+    For y and dweight: x has `channels` channels, y has `outputs` channels, and out = (Ho, Wo).
+    For dx: dy has `channels` channels, dx has `outputs` channels, and out = (H, W).
     """
     r = kernel[0]
     few = min(channels, outputs) < FEWEST_CHANNELS

@@ -1,17 +1,22 @@
-"""Direct convolution, forward and data gradient: the sum of the definition, on the micro-kernel of matmul/tile.py.
+"""Direct convolution, forward and data gradient: the micro-kernel of matmul/tile.py computes the sum of the definition.
 
-Both consist of passes, sums of the form in geometry.py, which are cut into blocks of outputs (blocks.py). For a block,
+The work consists of passes; a pass computes one sum of the form in geometry.py. Forward needs one pass. The data
+gradient needs one for each remainder of a pixel's position modulo the stride (see `_cut`). The outputs of a pass are
+divided into blocks (blocks.py). For each block:
 
 1. Unless the source can be read in place, `gather` copies what the block reads, with zeros around it, into memory
    that stays in the core's cache.
-2. For each panel of output channels and each chunk of pixels, `_sum` runs the micro-kernel, or for groups of few
-   channels the tile of channels.py. A tile's rows are pixels; a table contains their offsets, so any stride is
-   possible, and a tile may continue on the next line of the image. The taps of the sum are the rows of the kernel:
-   without dilation, kw pixels of C channels are contiguous, so a tap has a depth of kw C.
+2. For each panel of outputs (channels, as many as a tile has columns) and each chunk of pixels (CHUNK), `_sum` runs the
+   micro-kernel or, for groups with few outputs, the tile of channels.py. A tile's rows are pixels. A table contains
+   their offsets, so any stride is possible, and a tile may continue on the next line of the image.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
-About KC products are summed in one go (all of them if vectors extend across groups): sums of sums have smaller errors
-(README, "Accuracy").
+A tap of the micro-kernel is a run of contiguous numbers (`depth` of them), not one position of the window as in
+geometry.py. Without dilation, the pixels in a row of the window are contiguous, so the row is one tap. With dilation,
+each pixel is a tap. For the tile of channels.py, each channel of each pixel is a tap.
+
+The micro-kernel sums about KC products at a time; adding these sums has a smaller rounding error than one long sum
+(README.md, "Accuracy"). The tile of channels.py computes one long sum.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from .sizes import CHUNK, KC, MAX_BUNDLE, MC, NR, SERIAL
 
 @jit
 def _packed_size(layer: Layer) -> int:
-    """Return an upper limit of the length of all packed weights and `end` (rows.py) together."""
+    """Return an upper limit for the total size of the packed weights and of the array that rows.py calls `end`."""
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     taps = layer.kernel[0] * (layer.kernel[1] + (MAX_BUNDLE * layer.stride[1] if bundled else 0))
     return (taps * layer.inner + 5) * layer.groups * (layer.outer + NR) + NR + LINE
@@ -90,7 +95,7 @@ def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarra
 def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
     """Return the depth of a tap, and the offset of each tap in the copy of a block and in a panel of packed weights."""
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
-    side_by_side = not across and (h.spacing == 1 or h.taps == 1)  # the taps of a kernel row are one depth
+    side_by_side = not across and (h.spacing == 1 or h.taps == 1)  # a row of the window is one tap
     channels, columns = layer.inner if across else 1, 1 if side_by_side else h.taps
     taps, depth = v.taps * columns * channels, h.taps * layer.inner if side_by_side else layer.inner
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
@@ -103,8 +108,11 @@ def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray]:
-    """Return the offsets of each pixel (or bundle) of a block: in the block's copy, and in the output (counted from the
-    block's first pixel). The first `whole` bundles of all rows of outputs come before the last bundles of the rows."""
+    """Return the offset of each bundle (of one or more pixels, geometry.py) in what a block reads, and in the output,
+    counted from the block's first pixel.
+
+    whole: complete bundles in a row of outputs. They come first, row by row; then the incomplete bundle of each row.
+    """
     v, h, lines = cut.v, cut.h, cut.images * cut.rows
     a_rows, c_rows = np.empty(lines * h.pixels, np.int64), np.empty(lines * h.pixels, np.int64)
     for line in range(lines):
@@ -121,7 +129,10 @@ def _sum(
     across: bool, depth: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_taps: ndarray,
     b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
-    """Compute c (rows, width) for a chunk of pixels and a panel of outputs; about KC products at a time."""
+    """Compute c (rows, width), a chunk of pixels in a panel of outputs; unless `across`, about KC products at a time.
+
+    across: vectors extend across groups (channels.py)
+    """
     rows, taps = a_rows.size, a_taps.size
     if across:
         channel_panel(rows, taps, False, a, a_taps, a_rows, a_at, b, b_taps, b_at, c, c_rows, c_at, width)
@@ -137,7 +148,7 @@ def _sum(
 
 @apart_jit
 def _clear(task: int, tasks: int, cut: Cut, shortcut: ndarray, y: ndarray) -> None:
-    """Set the pixels of a pass without taps to 0 [+ shortcut]."""
+    """Set this task's pixels to 0 [+ shortcut], in a pass without taps (for example, if the stride exceeds kh)."""
     v, h, outputs = cut.v, cut.h, cut.layer.groups * cut.layer.outer
     for image in range(task * cut.batch // tasks, (task + 1) * cut.batch // tasks):
         for i in range(v.pixels):
@@ -153,14 +164,15 @@ def _pass(
     task: int, tasks: int, cut: Cut, source: ndarray, packed: ndarray, memory: ndarray, finish: bool, end: ndarray,
     shortcut: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute this task's blocks of a pass; if `finish`, finish_rows applies `end`, which fill_end wrote."""
+    """Compute this task's blocks of a pass. If `finish`, finish_rows applies bias, scale, shift and relu from `end`,
+    and the shortcut."""
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
     x, y = source.reshape(-1), out.reshape(-1)
     if v.taps * h.taps == 0:
         _clear(task, tasks, cut, shortcut, y)
         return
     outputs = layer.groups * layer.outer
-    whole = h.pixels - 1 if h.rest < h.bundle else h.pixels  # bundles of a row that have all their pixels
+    whole = h.pixels - 1 if h.rest < h.bundle else h.pixels  # complete bundles in a row
     a_rows, c_rows = _pixel_offsets(cut, outputs, whole)
     depth, a_taps, b_taps = _tap_offsets(cut, packed)
     groups, columns, width = layer.groups, h.bundle * layer.outer, panel_width(packed)
@@ -176,7 +188,7 @@ def _pass(
             for p in range(panels):
                 number, at = group * panels + p, pixel + group * layer.outer + p * width
                 channel = p * width if across else 0
-                for part in range(1 + h.pixels - whole):  # whole bundles, then the rest of each row
+                for part in range(1 + h.pixels - whole):  # complete bundles, then the incomplete one of each row
                     begin = part * cut.images * cut.rows * whole
                     stop = begin + block.images * block.rows * (1 if part else whole)
                     some = h.rest * layer.outer if part else min(width, columns - p * width)
@@ -191,9 +203,10 @@ def _pass(
 
 @apart_jit
 def _cut(remainder: int, bundle: int, tasks: int, layer: Layer, source: ndarray, backward: bool, out: ndarray) -> Cut:
-    """Return a pass. Forward has one, the data gradient one for each pair of remainders (vertical, horizontal).
+    """Return a pass, cut into blocks. Forward has a single pass (remainder 0).
 
-    With bundles of pixels, the pass for horizontal remainder 0 computes all pixels of a row.
+    The data gradient has a pass for each pair (vertical, horizontal) of remainders modulo the stride; `remainder` is
+    the number of the pair. With bundles, the passes for horizontal remainder 0 compute all pixels of their rows.
     """
     batch, high, wide, _ = source.shape
     out_high, out_wide = out.shape[1:3]
@@ -216,7 +229,7 @@ def _task(
     bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray, relu: bool,
     layer: Layer, each: int, memory: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """In phase 0 pack some panels of weights, in phase 1 compute some blocks of pixels."""
+    """In phase 0, pack this task's panels of weights. In phase 1, compute its blocks of pixels."""
     wide, out_wide = source.shape[2], out.shape[2]
     bundle = bundle_of(layer, backward, out_wide if backward else wide, wide if backward else out_wide, source)
     row = row_of_outputs(layer, bundle, memory)
@@ -229,7 +242,7 @@ def _task(
     at = 0
     for remainder in range(layer.stride[0] * layer.stride[1] if backward else 1):
         if bundle > 1 and remainder % layer.stride[1]:
-            continue  # horizontal remainder 0 includes these pixels
+            continue  # the pass for horizontal remainder 0 computes these pixels, too
         cut = _cut(remainder, bundle, tasks, layer, source, backward, out)
         if phase == 0:
             for number in range(task * panels // tasks, (task + 1) * panels // tasks):
@@ -247,7 +260,7 @@ def convolve(
 ) -> None:  # fmt: skip
     """Compute out = y from source = x or, if `backward`, out = dx from source = dy.
 
-    Backward only the shortcut is added: bias, scale and shift are empty, without relu.
+    If `backward`, only a shortcut may be added: bias, scale and shift must be empty, and relu must be false.
     """
     layer = layer_of(weight.shape, backward, groups, stride, padding, dilation)
     each = copy_size(layer, out.shape[2] if backward else source.shape[2], 0)[1]

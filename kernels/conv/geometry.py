@@ -1,17 +1,18 @@
 """Which pixel reads which: the geometry of a convolution, one axis at a time.
 
-A convolution and its gradient with respect to the images are sums of the same form. Along one axis, for i < pixels,
+A convolution and its gradient with respect to the images consist of passes. A pass computes a sum of the following
+form, in which a tap t is one position in the window that an output reads. Along one axis, for i < pixels,
 
     out[first + i stride]  =  sum over t < taps of  source[offset + i step + t spacing]  weight[tap + t tap_step]
 
 where the source is 0 beyond its ends. For a layer of stride s and dilation d:
     forward:   i goes through all output pixels (first 0, stride 1), and the window moves by s source pixels (step s).
     gradient:  pixel p of dx is the sum of dy[i] weight[u] over all i and u with  p = i s + u d - padding. Pixels with
-               the same remainder modulo s use the same u, so each remainder is a convolution with a step of 1 and some
-               of the taps.
+               the same remainder modulo s use the same u. So for each remainder there is one pass, a convolution with
+               a step of 1 and some of the taps.
 
-If there are few outputs, `bundle` neighbouring pixels are computed as one pixel with `bundle` times as many outputs.
-These outputs are contiguous in memory and fill a vector. The window is then wide enough for all pixels of the bundle:
+If there are few output channels, `bundle` neighbouring pixels are computed as one pixel with `bundle` times as many
+channels, which are contiguous in memory and fill a vector. The window of this bundle contains what all its pixels read:
 its tap t has, for pixel p of the bundle, weight[tap + t tap_step + p tap_pixel], or 0 if there is no such weight.
 The price: NaN times 0 is NaN, so one NaN in the source spoils every bundle whose window contains it.
 """
@@ -29,12 +30,15 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, NR
 
-LINE = 16  # float32 numbers in a cache line: `aligned` skips fewer
+LINE = 16  # float32 numbers in a cache line: `aligned` skips fewer numbers than that
 
 
 class Layer(NamedTuple):
-    """The channels and the options of a convolution. Each group computes `outer` channels from `inner` channels, which
-    are C / groups in the forward pass and the weight gradient, O / groups in the data gradient."""
+    """The channels and the options of a convolution. Each group computes `outer` channels from `inner` channels.
+
+    Forward and in the weight gradient, inner = C / groups and outer = O / groups. In the data gradient,
+    inner = O / groups and outer = C / groups.
+    """
 
     kernel: Pair
     inner: int
@@ -72,7 +76,7 @@ def ceildiv(number: int, divisor: int) -> int:
 
 @jit
 def layer_of(w_shape: Shape, backward: bool, groups: int, stride: Pair, padding: Pair, dilation: Pair) -> Layer:
-    """Return the layer with weights of w_shape (kh, kw, C/groups, O); backward: for its data gradient."""
+    """Return the layer with weights of w_shape (kh, kw, C/groups, O), for its data gradient if `backward`."""
     inner, outer = (w_shape[3] // groups, w_shape[2]) if backward else (w_shape[2], w_shape[3] // groups)
     return Layer((w_shape[0], w_shape[1]), inner, outer, groups, stride, padding, dilation)
 
@@ -81,16 +85,17 @@ def layer_of(w_shape: Shape, backward: bool, groups: int, stride: Pair, padding:
 def by_channels(layer: Layer) -> bool:
     """Return whether each group has so few outputs that vectors should extend across groups.
 
-    A group by itself fills outer / 16 of each vector. Across groups every vector is full, but the tile is half as fast,
-    and each number of x is copied to the lane of every output. Measured (float32, 32 channels, 3 x 3 and 5 x 5): with 2
-    outputs in a group, this is 3 to 4 times as fast as group by group; with 4, as fast; with 8, a third as fast.
+    A group by itself fills outer / 16 of a vector. Across groups vectors are full, but the tile is half as fast, and
+    each number of x is copied to the lane of every output of its group. Measured (float32, 32 channels, 3 x 3 and 5 x
+    5): with 2 outputs in a group, vectors across groups are 3 to 4 times as fast as separate groups; with 4 outputs,
+    equally fast; with 8, a third as fast.
     """
     return layer.groups > 1 and 8 * layer.outer <= NR  # NR also for float64: scratch_size does not know the type
 
 
 @jit
 def forward_axis(layer: Layer, axis: int, size: int, out: int, bundle: int) -> Axis:
-    """Return the axis of y (out,) from x (size,), `bundle` pixels at a time; several pixels need dilation 1."""
+    """Return the axis of a pass from x (size,) to y (out,). With dilation, `bundle` must be 1."""
     kernel, stride = layer.kernel[axis], layer.stride[axis]
     padding, dilation = layer.padding[axis], layer.dilation[axis]
     bundles, taps = ceildiv(out, bundle), kernel + (bundle - 1) * stride
@@ -100,7 +105,7 @@ def forward_axis(layer: Layer, axis: int, size: int, out: int, bundle: int) -> A
 
 @jit
 def gradient_axis(layer: Layer, axis: int, size: int, out: int, remainder: int) -> Axis:
-    """Return the axis of the pixels `remainder`, `remainder` + stride, ... of dx (size,) from dy (out,)."""
+    """Return the axis of a pass from dy (out,) to the pixels `remainder`, `remainder` + stride, ... of dx (size,)."""
     kernel, stride = layer.kernel[axis], layer.stride[axis]
     padding, dilation = layer.padding[axis], layer.dilation[axis]
     divisor = gcd(stride, dilation)
@@ -117,7 +122,7 @@ def gradient_axis(layer: Layer, axis: int, size: int, out: int, remainder: int) 
 
 @jit
 def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) -> Axis:
-    """Return the axis of all pixels of dx (size,) from dy (out,), without dilation; stride divides `bundle`.
+    """Return the axis of a pass from dy (out,) to all pixels of dx (size,); dilation is 1, and stride divides `bundle`.
 
     Pixel p reads dy[i] for  p + padding - kernel < i stride <= p + padding.
     """
@@ -131,9 +136,9 @@ def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) 
 
 @jit
 def _cost(layer: Layer, axis: Axis, array: ndarray) -> int:
-    """Return an estimate of the time of a pass: a product takes 4 units in a tile's row of two vectors and 3 units in a
-    row of one vector; each row takes another 40 units."""
-    products = layer.kernel[0] * layer.inner  # of one pixel and one output, for each tap of the axis
+    """Return an estimate of the time of a pass with this horizontal axis. A tile's row takes 40 units, plus 4 units (3
+    if the row is one vector, not two) for each number of the source that it multiplies."""
+    products = layer.kernel[0] * layer.inner  # numbers of the source for each tap of the axis
     return ((3 if axis.bundle * layer.outer <= lanes(array) else 4) * axis.taps * products + 40) * axis.pixels
 
 

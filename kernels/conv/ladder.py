@@ -1,4 +1,4 @@
-"""The steps of README.md as code: y (N, H, W, O) for a 3 x 3 kernel with padding 1 (table: bench/bench_conv.py)."""
+"""The steps of the ladder in README.md as code: y (N, H, W, O) for a 3 x 3 kernel with padding 1 and stride 1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _add_scaled(number: float, row: ndarray, total: ndarray) -> None:
 
 @jit
 def channels_inside(x: ndarray, weight: ndarray, y: ndarray) -> None:
-    """Make the output channels the innermost loop: weights and sums are contiguous, and LLVM vectorises the loop."""
+    """Make the output channels the innermost loop: weights and sums are contiguous, so LLVM vectorises the loop."""
     for n, i, j in np.ndindex(y.shape[:3]):
         y[n, i, j] = 0
         for u in range(3):
@@ -46,7 +46,7 @@ def channels_inside(x: ndarray, weight: ndarray, y: ndarray) -> None:
 
 @jit
 def _unroll(x: ndarray, columns: ndarray) -> None:
-    """Write to columns (N H W, 9 C) the patch of x (N, H, W, C) that each output reads."""
+    """Fill row p of columns (N H W, 9 C) with the patch of x (N, H, W, C) that output pixel p reads."""
     images, height, width, channels = x.shape
     for n, i, j in np.ndindex((images, height, width)):
         for u in range(3):
@@ -68,7 +68,7 @@ def im2col(x: ndarray, weight: ndarray, y: ndarray) -> None:
 
 
 def direct(x: ndarray, weight: ndarray, y: ndarray) -> None:
-    """Call direct.py: the micro-kernel reads each patch in place, from a block with a halo of zeros in the cache."""
+    """Call direct.py: the micro-kernel reads the patches from a small copy of x with a halo of zeros, in the cache."""
     options = 1, ONE, ONE, ONE, False
     scratch = np.empty(cpu.forward_scratch(x.shape, weight.shape, *options), x.dtype)
     none = np.empty(0, x.dtype)

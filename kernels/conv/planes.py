@@ -1,8 +1,9 @@
-"""Tiles and weights, transformed into Winograd's planes and back. transforms.py computes the matrices, winograd.py
-contains the three passes that use the planes.
+"""The transforms of tiles and weights into Winograd's planes and back. transforms.py computes the matrices, winograd.py
+contains the three passes that use the planes, with the formulas.
 
-A plane holds one position (i, j) of every transformed tile: there are n n planes, each a matrix (tiles, channels) or,
-for weights, (channels, outputs). Its rows are whole vectors.
+An image is cut into tiles of m x m outputs, which read n x n inputs. A plane holds one position (i, j) of every
+transformed tile: there are n n planes, each a matrix (tiles, channels) or, for weights, (channels, outputs). Its rows
+are whole vectors.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _spread, _gather = (make_transform(*map(transposed, some)) for some in (_AT, _G)
 
 @jit
 def tile_of(form: int) -> tuple[int, int, int]:
-    """Return m, r and n of a form: tiles of m x m outputs and n x n inputs, kernels of r x r."""
+    """Return m, r and n of a form (choice.py): tiles of m x m outputs and n x n inputs, kernels of r x r."""
     if form == F4X4_3X3:
         return 4, 3, 6
     if form == F2X2_3X3:
@@ -54,7 +55,7 @@ def round_up(x: int, step: int) -> int:
 
 @jit
 def row_of(channels: int) -> int:
-    """Return the size of a row with `channels` channels, in numbers: whole vectors."""
+    """Return the size in numbers of a row of `channels` channels, rounded up to whole vectors."""
     return round_up(channels, LANES)
 
 
@@ -62,8 +63,8 @@ def row_of(channels: int) -> int:
 def plane_of(rows: int, row: int) -> int:
     """Return the distance in numbers from one plane to the next: the size of a plane plus one vector.
 
-    A tile's n n vectors go to n n planes. If these were a multiple of 4 KB apart, the vectors would map to the same few
-    sets of the caches, and evict one another.
+    A tile's n n vectors go to n n planes. If the planes were a multiple of 4 KB apart, these vectors would map to the
+    same few sets of the caches and evict one another.
     """
     return rows * row + LANES
 
@@ -99,7 +100,7 @@ def _copy_tile(
 
 @jit
 def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
-    """Return the next tile, without the divisions of divmod, which take a good part of the time of a small tile."""
+    """Return the next tile, without divmod: its divisions would take a good part of the time of a small tile."""
     across += 1
     if across == tiles[1]:
         down, across = down + 1, 0
@@ -110,17 +111,17 @@ def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, in
 
 @jit
 def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
-    """Return the approximate range of the pixels of `count` tiles from `first` on: (offset, size), in numbers.
+    """Return the approximate range of the pixels of `count` tiles from tile `first` on: (offset, size), in numbers.
 
-    Tiles are in the order of memory. So a share of the `total` tiles is assumed to cover the same share of the array,
-    shifted by `ahead` rows.
+    Tiles are numbered in the order of memory. So `count` of `total` tiles are assumed to cover the same share of the
+    array. The range is shifted by `ahead` rows of pixels.
     """
     return array.size // total * first + ahead * array.shape[2] * array.shape[3], array.size // total * count
 
 
 @jit
 def prefetch_part(array: ndarray, place: Pair, part: int, parts: int) -> None:
-    """Prefetch one of several parts of the range `place` (offset, size) of an array."""
+    """Prefetch part number `part` of the range `place` (offset, size) of an array, which is cut into `parts` parts."""
     flat = array.reshape(-1)
     line = 64 // array.itemsize
     each = (place[1] // line + parts - 1) // parts * line
@@ -134,10 +135,10 @@ def to_planes(
     form: int, spread: bool, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
     planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
 ) -> None:  # fmt: skip
-    """Write BT d B (or, if `spread`, A dy AT) of `count` tiles of x, from `first` on, to planes, from `at_tile` on.
+    """Write the transforms of `count` tiles of x, from tile `first` on, to rows `at_tile` and following of the planes.
 
-    A plane holds blocks of channels: (channels / block, tiles, block). If the channels are not a whole number of
-    vectors, a tile is first copied to `patch`.
+    The transform of a tile d is BT d B or, if `spread`, A d AT (x is then dy). A plane holds blocks of channels:
+    (channels / block, tiles, block). If the channels do not fill whole vectors, a tile is copied to `patch`.
     """
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]
@@ -172,7 +173,10 @@ def from_planes(
     form: int, planes: ndarray, plane: int, row: int, tiles: Pair, first: int, count: int,
     finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y = AT M A [+ shortcut] of `count` tiles from `first` on; `finish`: apply bias, scale, shift, floor."""
+    """Compute y = AT M A [+ shortcut] for `count` tiles from tile `first` on, where the planes hold M.
+
+    If `finish`, apply bias, scale, shift and floor from `end` (winograd.py).
+    """
     m, _, n = tile_of(form)
     height, width, outputs = y.shape[1:]
     vector = lanes(y)
@@ -185,14 +189,14 @@ def from_planes(
         rows, columns, there = min(m, height - down * m), min(m, width - across * m), following
         image, down, across = _next_tile(image, down, across, tiles)
         following = ((image * height + down * m) * width + across * m) * outputs
-        through = rows < m or columns < m or outputs < vector  # use the patch: y ends within the tile or the vector
+        through = rows < m or columns < m or outputs < vector  # if y ends within the tile or vector, use the patch
         at, y_row = (0, m * step) if through else (there, width * outputs)
         for i in range(rows if through and adds else 0):
             for j in range(columns):
                 for o in range(outputs):
                     patch[m * y_row + i * y_row + j * step + o] = shortcut[there + (i * width + j) * outputs + o]
         for begin in range(0, step, vector):
-            o = min(begin, step - vector)  # the last vector overlaps the previous one
+            o = min(begin, step - vector)  # the last vector may overlap the previous one
             here = t * row + o
             _output(n, planes, here, n * plane, plane, pixels, patch, through, at + o, y_row, step, following + o,
                     finish, end, o, row_of(outputs), shortcut, adds)  # fmt: skip
@@ -208,9 +212,10 @@ def from_planes(
 
 @apart_jit
 def weight_to_planes(form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int) -> None:
-    """Write u = G g GT for vector `block` of input channels, packed for the micro-kernel in panels (C, panel width).
+    """Write G g GT to the planes of u, for vector number `block` of the input channels.
 
-    flip (for dx): rotate the kernel by 180 degrees, and exchange its input and output channels.
+    A plane of u is packed in panels (C, panel width). flip (for dx): rotate the kernel g by 180 degrees, and exchange
+    its input and output channels.
     """
     r = weight.shape[0]
     vector = lanes(weight)

@@ -1,8 +1,9 @@
-"""A tile of one vector of columns and twice MR rows (16 or 12), for Winograd's products with few outputs (up to 16).
+"""A tile of one vector of columns and 2 MR rows (16 or 12), for Winograd's products with at most one vector of outputs.
 
-The tile of matmul/product.py has eight rows: with one vector of columns these are eight sums, the fewest that keep the
-multiply-adds busy, so any delay costs time. That tile keeps the address of each row in a register; there are too few
-registers for sixteen addresses. Here the distance between rows is known at compile time, so one address is enough.
+With AVX-512, the tile of matmul/product.py has MR = 8 rows. With one vector of columns these are eight sums, the fewest
+that keep the multiply-adds busy, so any delay costs time. That tile keeps the address of each row in a register, and
+there are too few registers for sixteen addresses. Here the distance between rows is known at compile time, so one
+address is enough.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ TALL_MR = 2 * MR  # rows of this tile
 
 
 def _make_tall_tile(side_by_side: bool) -> Any:
-    """Return the tile for rows of `a` that are one number apart (side_by_side), or else one vector."""
+    """Return the tile for rows of `a` at a distance of one number (if side_by_side) or one vector (otherwise)."""
 
     @instructions
     def tall_tile(
         e: Emitter, depth: Value, accumulate: Value, a: Value, a_at: Value, a_step: Value,
         b: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value,
     ) -> None:  # fmt: skip
-        """c[c_at + i c_row + j] (+)= sum over k < depth of a[a_at + i distance + k a_step] b[b_at + k b_step + j]"""
+        """Compute c[c_at + i c_row + j] (+)= sum over k of a[a_at + i distance + k a_step] b[b_at + k b_step + j]."""
         a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
         distance = 1 if side_by_side else e.lanes
         rows_of_c = [e.at(c, e.times(c_row, i)) for i in range(TALL_MR)]

@@ -1,4 +1,4 @@
-"""Winograd's three matrices, and the code that multiplies by them: straight-line code, written as LLVM instructions.
+"""Winograd's three matrices, and straight-line code that multiplies by them, written as LLVM instructions.
 
 F(m, r) computes m outputs of a 1-D convolution with r taps in n = m + r - 1 multiplications instead of m r:
 
@@ -64,7 +64,8 @@ def multiply(e: Emitter, matrix: Matrix, x: list[Value]) -> list[Value]:
     """Write the instructions for matrix @ x, for vectors x[k].
 
     Points come as p and -p, so rows (of BT, G and A) or columns (of AT and GT) come in pairs that differ in signs only.
-    Two such rows are E + O and E - O; two such columns need only the sum and the difference of their vectors.
+    Such a pair of rows is E + O and E - O, so matrix @ x needs E @ x and O @ x only once. Such a pair of columns needs
+    only the sum and the difference of its two vectors.
     """
     matrix, x = _pair_columns(e, matrix, x)
     result: list[Any] = [None] * len(matrix)
@@ -134,10 +135,10 @@ def _plus(e: Emitter, x: Value, factor: Fraction, y: Value) -> Value:
 
 
 def _parts(matrix: Matrix) -> list[slice]:
-    """Return the ranges of rows of the matrix that are applied together.
+    """Return the ranges of rows of the matrix that are applied together to X (make_transform).
 
-    After the first axis there is a vector for each row of the matrix and column of X. If there are not enough registers
-    for them, the rows are applied in several parts. (Rows 1 and 2, 3 and 4 ... may be pairs: they stay together.)
+    matrix @ X has a vector for each row of the matrix and column of X. If there are not enough registers for them, the
+    rows are applied in several parts. Rows 1 and 2, 3 and 4 ... stay together, because they may be pairs (`multiply`).
     """
     rows = len(matrix)
     cuts = range(3, rows - 2, 2) if rows * len(matrix[0]) > REGISTERS else ()
@@ -145,7 +146,7 @@ def _parts(matrix: Matrix) -> list[slice]:
 
 
 def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Matrix]:
-    """Yield each matrix; the instructions that the caller writes for it run if n, the tile size, is its longer side."""
+    """Yield each matrix. The instructions that the caller writes for it run if its longer side is n, the tile size."""
     first, *others = matrices
     if not others:
         yield first
@@ -161,8 +162,9 @@ def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Ma
 def make_transform(*matrices: Matrix) -> Any:
     """Return a function for kernels that computes Y = matrix X matrix^T for one vector of channels, in tiles of size n.
 
-    X[i][j] is the vector at x[x_at + i x_row + j x_column], Y[i][j] the same in y. X is 0 if i is outside the range
-    `rows` (`zeros`, a row of zeros, is read instead of x) or j outside `columns` (nothing is read).
+    X[i][j] is the vector at x[x_at + i x_row + j x_column], and Y[i][j] is at y[y_at + i y_row + j y_column].
+    If i is outside the range `rows`, X[i][j] is read from `zeros`, a row of zeros. If j is outside the range `columns`,
+    X[i][j] is 0, and nothing is read.
     """
 
     @instructions
@@ -199,11 +201,12 @@ def _within(e: Emitter, i: int, pair: Value) -> Value:
 
 
 def make_output_transform(*matrices: Matrix) -> Any:
-    """Return a function like make_transform's, from planes to an image y or, if `through`, to `patch`.
+    """Return a function like make_transform's. It reads all of X from planes, and writes Y to an image y or, if
+    `through`, to `patch`.
 
-    If `finish`, Y becomes (Y + bias) scale + shift; if `adds`, the shortcut is added; if `finish`, the result is at
-    least `floor`. Each step is rounded. bias begins at end[end_at], scale, shift and floor each `end_step` numbers
-    later. The shortcut has the layout of y (if `through`, it is in the patch, after Y). All of X is read.
+    If `finish`, Y becomes (Y + bias) scale + shift. Then, if `adds`, the shortcut is added. Then, if `finish`, values
+    below `floor` become `floor`. Each step is rounded. bias begins at end[end_at]; scale, shift and floor follow at
+    distances of `end_step` numbers. The shortcut has the layout of y; if `through`, it is in the patch, after Y.
     A store waits for its cache line, so the lines of the next tile, from y[next_at] on, are prefetched.
     """
 

@@ -1,17 +1,19 @@
 """Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] dy[pixel, o].
 
-It uses the micro-kernel of matmul/tile.py in a different way: the tile's rows are weights (u, v, c), its columns are
-output channels. In the tile's sum over t and k, t is a row of output pixels, and k is a pixel of this row. (Groups of
-few outputs use channels.py, where each pixel is a tap.)
+The formula is for stride and dilation 1, without padding. The micro-kernel of matmul/tile.py computes the sum: a tile's
+rows are weights (u, v, c), its columns are output channels. In the tile's sum over t and k, t is a row of output
+pixels, and k is a pixel of this row. (Groups with few outputs use the tile of channels.py: t is a pixel, without k.)
 
 The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
-and the pixels into `splits` parts. `_part` sums one piece over one part. At the end the parts are added in order.
-The number of pieces and parts depends on the sizes alone: neither the number of threads nor their timing changes a bit.
+and the pixels are cut into `splits` parts. `_part` sums one piece over the pixels of one part. At the end, the sums of
+the parts are added in order. The number of pieces and the number of parts depend on the sizes alone, so neither the
+number of threads nor their timing changes a bit.
 
-With few outputs, bundles of neighbouring pixels are computed as one pixel (geometry.py). The tile's rows are then the
-taps of the bundle's window, and `_unfold` adds up what the pixels of the bundle contribute to each weight.
+With few outputs, bundles of neighbouring pixels are computed as one pixel (geometry.py). Then the tile's rows are the
+pixels and channels of the bundle's window, and `_unfold` adds up what the pixels of the bundle contribute to a weight.
 
-Within a part, each block of pixels is summed from 0 and then added, for a smaller rounding error (README, "Accuracy").
+Within a part, each block of pixels (blocks.py) is summed from 0, and then this sum is added to those of the previous
+blocks. This has a smaller rounding error than one long sum (README.md, "Accuracy").
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, W
 
 @jit
 def _pieces(layer: Layer) -> tuple[int, int, int]:
-    """Return how dweight is cut: kernel rows of a piece, outputs of a piece, number of pieces."""
+    """Return how dweight is cut: the kernel rows and (at most) the outputs of a piece, and the number of pieces."""
     kernel, row = layer.kernel, layer.kernel[1] * layer.inner * NR  # weights in one kernel row of a panel
     if by_channels(layer):
         return kernel[0], layer.groups * layer.outer, 1
@@ -44,13 +46,13 @@ def _pieces(layer: Layer) -> tuple[int, int, int]:
 
 @jit
 def _splits(pixels: int, pieces: int) -> int:
-    """Return into how many parts the sum over pixels is cut; this depends on the sizes alone."""
+    """Return into how many parts the pixels are cut; the number depends on the sizes alone."""
     return max(1, min(ceildiv(pixels, WEIGHT_KC) // 2, MIN_TASKS // pieces))
 
 
 @jit
 def _task_memory(layer: Layer, width: int) -> int:
-    """Return the size of a task's memory: copies of a block of dy and of x, and the gradient of a bundle."""
+    """Return the size of a task's memory: copies of a block of dy and of x, and the sums for a bundle's window."""
     bundled = layer.groups == 1 and 2 * layer.outer <= NR
     columns, copy = copy_size(layer, width, NR)
     gradient = layer.kernel[0] * (layer.kernel[1] + MAX_BUNDLE * layer.stride[1]) * layer.inner * NR if bundled else 0
@@ -71,9 +73,9 @@ def scratch_size(
 
 
 class Piece(NamedTuple):
-    """A piece of dweight, and how dy is read for it."""
+    """A piece of dweight (some kernel rows and outputs of a group), and how dy is read for it."""
 
-    cut: Cut  # for a layer with only the kernel rows of this piece
+    cut: Cut  # the blocks of a layer that has only the kernel rows of this piece
     row: int  # the first kernel row
     group: int
     output: int  # the first output, counted over all groups
@@ -95,7 +97,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     part = Layer((rows, kernel[1]), layer.inner, layer.outer, layer.groups, layer.stride, padding, layer.dilation)
     bundle = bundle_of(part, False, x.shape[2], dy.shape[2], x) if rows == kernel[0] else 1
     v, h = forward_axis(part, 0, x.shape[1], dy.shape[1], 1), forward_axis(part, 1, x.shape[2], dy.shape[2], bundle)
-    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels a multiple of 64 numbers apart share few sets of L1
+    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels at multiples of 64 numbers share few sets of L1
     in_place = not across and inside(v) and inside(h)
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
 
@@ -110,7 +112,8 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
 
 @jit
 def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the tiles' rows: for each weight of a piece, its offsets in x (or its copy) and in the sum."""
+    """Return the offsets of the tiles' rows in x (or its copy) and in the sum. There is a row for each (u, v, c) of a
+    piece; with bundles, v goes through the window of the bundle."""
     layer, h, outputs = cut.layer, cut.h, cut.layer.groups * cut.layer.outer
     weights = layer.kernel[0] * h.taps * layer.inner
     a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
@@ -149,7 +152,7 @@ def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, wi
 
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
-    """Return a block of dy: an array, an offset, and a factor f; the panel from column p on begins at offset + p f."""
+    """Return a block of dy: an array, an offset, a factor f. The panel with first column p begins at offset + p f."""
     layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
     outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
@@ -165,7 +168,10 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
 
 @apart_jit
 def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
-    """Sum bundles (kh, taps, C, panel_width) into total (kh, kw, C, O): pixel p's tap v is at v - p tap_pixel."""
+    """Sum bundles (kh, taps, C, panel_width) into total (kh, kw, C, O).
+
+    For pixel p of a bundle, kernel column v is at tap v - p tap_pixel of the window.
+    """
     layer, h, kernel, outer = cut.layer, cut.h, cut.layer.kernel, cut.layer.outer
     total[:] = 0
     for u in range(kernel[0]):
@@ -183,7 +189,7 @@ def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
 def _part(
     number: int, split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, memory: ndarray, total: ndarray
 ) -> None:
-    """Sum piece `number` of dweight over one part of the pixels; total: dweight or a vector of its size."""
+    """Sum piece `number` of dweight over one part of the pixels; total: a vector of the size of dweight."""
     piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
     cut, columns = piece.cut, piece.columns
     depth, width = (1, channel_width(x)) if across else (cut.h.pixels, panel_width(x))
@@ -221,7 +227,7 @@ def _part(
 
 @jit
 def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarray) -> None:
-    """Compute this task's share of total = the sum of `splits` vectors of its size, in order."""
+    """Compute this task's share of `total`: the sum, in order, of the `splits` vectors in `parts`."""
     lo, hi = task * total.size // tasks, (task + 1) * total.size // tasks
     sums = total[lo:hi]
     for split in range(splits):
@@ -235,7 +241,8 @@ def _task(
     phase: int, task: int, tasks: int, pieces: int, splits: int, layer: Layer, each: int, x: ndarray, dy: ndarray,
     memory: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    """Phase 0: sum some pieces over some parts. Phase 1, if there are several parts: add up a share of dweight."""
+    """In phase 0, sum some pieces over some parts. In phase 1, if there are several parts, add them up: this task's
+    share of dweight."""
     total = dweight.reshape(-1)
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     if phase == 1:

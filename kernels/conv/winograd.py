@@ -1,13 +1,16 @@
 """Winograd's convolution: fewer multiplications, as one matrix product for each position in a transformed tile.
 
-Stride and dilation 1, one group. An image is cut into tiles of m x m outputs; each needs n x n inputs (n = m + r - 1):
+Stride, dilation and groups must be 1. The kernel g has r x r taps. An image is cut into tiles of m x m outputs. Each
+tile needs n x n inputs d (n = m + r - 1). A transformed tile has n x n positions k; a plane is a matrix with position k
+of all tiles (or of all kernels):
 
-    V[k] (tiles, C)  =  BT d B        n n planes k from each tile of the input
-    U[k] (C, O)      =  G g GT        and from the weights
-    M[k] (tiles, O)  =  V[k] @ U[k]   n n matrix products: all multiplications are here
+    V[k] (tiles, C)  =  BT d B        from each tile of the input
+    U[k] (C, O)      =  G g GT        from the weights
+    M[k] (tiles, O)  =  V[k] @ U[k]   n n matrix products, with nearly all of the multiplications
     y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m m outputs from the n n planes
 
-dx is the same with dy as the input, and with flipped and transposed weights. dweight uses V, and reverses y and U:
+dx is computed in the same way from dy, with flipped and transposed weights. dweight uses V, and the transposes of the
+steps that compute U, M and y:
 
     D[k] (tiles, O)  =  A dy AT       dU[k] (C, O) = V[k]^T @ D[k]       dweight = GT dU G
 
@@ -44,12 +47,12 @@ from .reference import Pair
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
-GROUP_SIZE = 200_000  # numbers in V and M for a group of tiles, about: they stay in a core's second-level cache
+GROUP_SIZE = 200_000  # numbers in V and M for a group of tiles (16 tiles may need more): they stay in a core's L2
 
 
 @jit
 def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
-    """Return how many tiles are transformed and multiplied together.
+    """Return how many tiles are transformed and multiplied together (a group), for `planes` = n n.
 
     The number of groups is a multiple of 4 if possible, so that two or four threads have equal work.
     """
@@ -78,7 +81,7 @@ def _convolve_group(
     form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y of `count` tiles from `first` on; prefetch the `more` tiles after them for the next call."""
+    """Compute y of `count` tiles from tile `first` on; for the next call, prefetch what the next `more` tiles read."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -109,7 +112,10 @@ def _convolve_group(
 
 @jit
 def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs: int, end: ndarray) -> None:
-    """Fill end (4, outputs in whole vectors); what is missing gets a value without effect: -0 + x is x for any x."""
+    """Fill end (4, outputs in whole vectors) with bias, scale, shift and the floor of y (0 with relu).
+
+    What is missing gets a value without effect, such as a bias of -0: -0 + x is x for any x, including -0.
+    """
     step = row_of(outputs)
     for o in range(outputs):
         end[o] = bias[o] if bias.size else -0.0
@@ -186,7 +192,7 @@ def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: 
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
-    """Return the size of forward's scratch in numbers; it depends on the number of threads, the bits of y do not."""
+    """Return the size of forward's scratch in numbers. It depends on the number of threads; the bits of y do not."""
     images, height, width, channels = x_shape
     r = w_shape[0]
     out = height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1
@@ -204,17 +210,18 @@ def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: P
 
 @jit
 def _block(channels: int) -> int:
-    """Return how many channels are contiguous in a plane of the weight gradient: at most the columns of a panel."""
+    """Return how many channels are contiguous in a plane of V or D: at most the columns of a panel."""
     return min(NR, row_of(channels))
 
 
 @jit
 def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int, int]:
-    """Return the number of partial sums, the number of tiles in a group, the sizes of a plane of dU, V, D, and a patch.
+    """Return the number of partial sums, the number of tiles in a group, and the sizes of a plane of dU, of V and of D
+    and of the memory for a patch.
 
     For a small dU there are several partial sums, each over a range of tiles; they are added in order. For a large dU,
-    or few tiles, there is one sum: all tiles of a group are transformed first, then the planes are divided among the
-    threads. Neither way depends on the number of threads.
+    or few tiles, there is one sum: the threads transform the tiles of a group together, and then share its planes.
+    Neither way depends on the number of threads.
     """
     n = tile_of(form)[2]
     group, parts = 64, 8 if n * n * channels * outputs <= 2**16 else 4
@@ -233,7 +240,7 @@ def _gradient_tiles(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, first: int, count: int, at_tile: int,
     v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
-    """Write V and D of `count` tiles from `first` on to the planes, from tile `at_tile` on."""
+    """Write V and D of `count` tiles, from tile `first` on, to rows `at_tile` and following of the planes."""
     n = tile_of(form)[2]
     channels, outputs = x.shape[3], dy.shape[3]
     row = max(row_of(channels), row_of(outputs))
@@ -248,7 +255,10 @@ def _gradient_products(
     begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair,
     count: int, accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """Compute dU[k] (+)= V[k]^T D[k] for k in [begin, end), of `planes` planes; prefetch what the next group reads."""
+    """Compute dU[k] (+)= V[k]^T D[k] for begin <= k < end; there are `planes` planes in total.
+
+    Meanwhile, prefetch what the next group of tiles reads: the ranges x_next of x and dy_next of dy.
+    """
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels), _block(outputs)
     v_tiles = (v_plane - LANES) // round_up(channels, v_block)
@@ -275,7 +285,7 @@ def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, begin: int, end: int, group: int, own: ndarray,
     v_plane: int, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """Compute du (planes of (C, O)) = the sum of V[k]^T D[k] over the tiles [begin, end)."""
+    """Compute the planes du[k] (C, O) = V[k]^T D[k], with a sum over the tiles from `begin` to `end` - 1."""
     _, r, n = tile_of(form)
     total = x.shape[0] * tiles[0] * tiles[1]
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]

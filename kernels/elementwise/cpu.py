@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, compiled: a loop for each operation, which LLVM turns into vector instructions, except power.
+"""Elementwise arithmetic, compiled: a loop for each operation. LLVM vectorises most of these loops, but not powers.
 
 Numbers (scale, shift, exponent) arrive as float64 and are converted to the arrays' type before the loop: a single
 float64 would make the compiler compute everything in float64, with half as many numbers in a vector. stream.py divides
@@ -102,14 +102,6 @@ def fill(value: float, out: Part, past: bool) -> None:
 def accumulate(x: Part, out: Part) -> None:
     for i in range(out.size):
         put(out, i, get(out, i) + get(x, i), False)
-
-
-@jit
-def add_bias(bias: ndarray, out: ndarray) -> None:
-    for row in range(out.shape[0]):
-        y = out[row]
-        for c in range(y.size):
-            y[c] += bias[c]
 
 
 @jit

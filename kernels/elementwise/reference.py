@@ -14,7 +14,6 @@ __all__ = [
     "absolute_backward",
     "accumulate",
     "add",
-    "add_bias",
     "affine",
     "copy",
     "divide",
@@ -70,7 +69,7 @@ def maximum_backward(dy: np.ndarray, a: np.ndarray, b: np.ndarray, da: np.ndarra
 
 
 def affine(x: np.ndarray, scale: float, shift: float, out: np.ndarray) -> None:
-    """out = scale x + shift for two numbers: sums, differences and products of a tensor and a number"""
+    """out = scale x + shift for two numbers scale and shift: computes tensor + number, tensor * number, and the like"""
     for i in range(out.size):
         out[i] = scale * x[i] + shift
 
@@ -91,13 +90,6 @@ def fill(value: float, out: np.ndarray) -> None:
     """out = value, a number"""
     for i in range(out.size):
         out[i] = value
-
-
-def add_bias(bias: np.ndarray, out: np.ndarray) -> None:
-    """out (rows, C) += bias (C,)"""
-    for row in range(out.shape[0]):
-        for c in range(out.shape[1]):
-            out[row, c] += bias[c]
 
 
 def exp(x: np.ndarray, out: np.ndarray) -> None:

@@ -49,7 +49,7 @@ def _passes_caches(out: ndarray, k: int, chunks: int) -> bool:
 
 
 # A decorator that makes a kernel from a function for one chunk. The function may have two computed parameters:
-# past: whether stores to the last vector bypass the caches (it is large, and aligned for non-temporal vector stores);
+# past: whether stores to the output, the last `Part`, bypass the caches (it is large, and aligned to whole vectors);
 # begin: the index of the chunk's first element.
 chunked = in_parts(chunks, chunk, begin=_begin, past=_passes_caches)
 

@@ -3,8 +3,9 @@
 The output is divided into panels of NR columns (two vectors), and each panel into strips of MR rows: the tiles. (The
 sizes are in blocks.py.) Each thread computes an equal number of successive tiles, down one panel, then down the next.
 It copies the part of b that a panel needs into its own small buffer (pack.py), which the tile then reads as contiguous
-memory from the nearest cache. a is read in place, except for a large a^T b, where the numbers for successive k are on
-different pages. With only one strip, b is read once, and in place unless transposed: a copy costs more than it gains.
+memory from the nearest cache. a is read in place, except in a^T b with many panels per thread, because there the
+numbers of a for successive k are on different pages. If a thread computes only one strip of a panel, it reads this part
+of b only once. Unless b is transposed, this part is read in place, since a copy would cost more than it gains.
 
 One thread computes each sum, in the order of k, in pieces of KC products that are added to each other. KC depends only
 on the shape of the product, so bits do not depend on the number of threads.
@@ -23,7 +24,7 @@ from .product import product_tile
 from .reference import __all__ as __all__
 from .tile import panel_width
 
-B_IN_PLACE_STRIPS = 1  # for up to this many strips a panel of b is not copied
+B_IN_PLACE_STRIPS = 1  # for up to this many strips a panel of b is not copied, unless b is transposed
 PACK_A_PANELS = 16  # a thread with at least this many panels copies a, too, if a's columns are contiguous (tn)
 PACKED_ROWS = NR // MR * MR  # rows of a that are copied side by side: whole strips (float32)
 SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two

@@ -13,8 +13,8 @@ micro-kernel, for a tile of MR x NR numbers of c (blocks.py explains the sizes):
     c[0:MR, 0:NR] = sums                       `write`: whole vectors, or only some lanes
 
 The micro-kernels differ in the rest: tile.py finds its rows through tables, and also sums over the taps of a
-convolution; product.py prefetches, and applies bias and relu; conv/channels.py reads vectors of a instead of single
-numbers; conv/tall.py has more rows and fewer columns.
+convolution (the positions in its kernel); product.py prefetches, and applies bias and relu; conv/channels.py reads
+vectors of a instead of single numbers; conv/tall.py has more rows and fewer columns.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Emitter:
         return self.builder.select(self.builder.fcmp_ordered("<", x, least), least, x)
 
     def prefetch(self, start: Value, offset: Offset, write: bool) -> None:
-        """Begin to load the cache line of start[offset], for writing, or into the second-level cache for reading."""
+        """Begin to load the cache line of start[offset]: for writing, or for reading into the second-level cache."""
         flag, pointer = ir.IntType(32), self.builder.bitcast(self.at(start, offset), ir.IntType(8).as_pointer())
         near, data = 2, 1  # LLVM's codes: the second-level cache; data, not instructions
         self._call("llvm.prefetch.p0", ir.VoidType(), pointer, flag(int(write)), flag(near), flag(data))
@@ -175,8 +175,8 @@ class Emitter:
     ) -> Sums:
         """Write a loop: sums = first, then `rounds` times sums = body(sums, number of the round, *counters).
 
-        Returns the last sums. rounds: at least 1, since the loop compares at its end. counters: (begin, step) of each.
-        Each counter and each sum is a `phi` instruction, so LLVM keeps it in a register.
+        Returns the last sums. rounds: at least 1, since the loop compares at its end. counters: (begin, step) for each
+        counter. Each counter and each sum is a `phi` instruction, so LLVM keeps it in a register.
         """
         b, entry = self.builder, self.builder.block
         start = b.append_basic_block("loop")
@@ -231,7 +231,7 @@ class Emitter:
         return [self.load(start, v * self.lanes) for v in range(vectors)]
 
     def rank_one(self, sums: Sums, numbers: Iterable[Value], columns: list[Value]) -> Sums:
-        """Return sums + the outer product of `numbers` (pointers to them) and `columns`."""
+        """Return sums + the outer product of the numbers to which `numbers` points and the vectors `columns`."""
         added = {}
         for i, pointer in enumerate(numbers):
             number = self.broadcast(self.builder.load(pointer))

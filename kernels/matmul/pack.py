@@ -1,8 +1,8 @@
 """Panels of b, copied so that the micro-kernel reads them from beginning to end.
 
 A panel is (depth, panel width): row k contains the numbers of b that a tile needs for this k. If b is not transposed
-(`nn`, `tn`), two vectors are copied for each k. If b is transposed (`nt`), squares of `lanes` x `lanes` numbers are
-transposed in registers, one at a time:
+(`nn`, `tn`), two vectors of `lanes` numbers are copied for each k. If b is transposed (`nt`), squares of `lanes` x
+`lanes` numbers are transposed in registers, one square at a time:
 
     A B C D      A B|C D      A E C G      A E I M
     E F G H      E F|G H      B F D H      B F J N         4 lanes: swap the off-diagonal parts of pairs of

@@ -28,7 +28,7 @@ def product_tile(
     c: Value, c_at: Value, c_row: Value, finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
     soon: Value, soon_at: Value, soon_step: Value,
 ) -> None:  # fmt: skip
-    """Compute the tile above. If `finish`, add bias to the first `biased` columns (all or 0), and apply relu if set."""
+    """Compute the tile above. If `finish`, add bias to the first `biased` columns (all or none); apply relu if set."""
     a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
 
     def tile(vectors: int) -> None:

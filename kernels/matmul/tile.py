@@ -7,7 +7,8 @@ conv/channels.py and conv/tall.py are variants. For a tile of `rows` x `width` n
 
     i    up to MR rows, each anywhere in a and c: rows of a matrix, or pixels of an image
     j    up to NR columns (two vectors), contiguous in b and c
-    t,k  the sum: k advances by fixed steps; the taps t (of a convolution; a product has one) have offsets in tables
+    t,k  the sum: k advances by fixed steps; tables contain the offsets of the taps t (the positions in the kernel of a
+         convolution, or its rows; a matrix product would have one tap)
 
 Why it is fast: the result of a multiply-add is available after about 4 cycles, and a core begins two in each cycle. So
 8 independent multiply-adds must be in flight, or the core idles. A tile of 8 x 2 vectors is 16 independent sums. For

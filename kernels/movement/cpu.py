@@ -1,5 +1,5 @@
-"""The strided copy, compiled: axes that are contiguous in memory are merged, two axes form a plane, and the threads
-share the planes.
+"""The strided copy, compiled: axes that are contiguous in memory are merged, the last two of the merged axes form
+planes, and the threads share the planes.
 
 A copy reads and writes each number once, so memory limits it, and memory moves whole cache lines of 16 numbers. If
 source and target are contiguous along the last axis, whole lines are used. In a transpose, the target is contiguous
@@ -18,17 +18,18 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from .reference import __all__ as __all__
 
 SERIAL = 32768  # one thread copies arrays with fewer numbers
-TASKS = 32
+TASKS = 32  # the threads share a larger copy in this many tasks
 COLUMNS = 128
 
 
 @apart_jit
 def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) -> ndarray:
-    """Return the axes of the same copy, merged to as few as possible, but at least two: an array (3, rank), whose rows
-    are the shape, the source strides and the target strides.
+    """Merge the axes of a copy to as few as possible, but at least two. Return an array (3, rank) whose rows are the
+    shape, the source strides and the target strides.
 
-    Axes of length 1 are removed. Two neighbouring axes are merged if, in source and target, the stride of the first is
-    the stride times the length of the second. The last axis is the one along which the target is contiguous, if any.
+    Axes of length 1 are removed. Two neighbouring axes are merged if, in source and target, the stride of the first
+    equals the stride of the second times its length. If the target is contiguous along some axis, this axis becomes
+    the last one.
     """
     axes = np.empty((3, shape.size + 2), np.int64)
     rank = 0
@@ -106,7 +107,7 @@ def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray)
 
 @apart_jit
 def _copy_planes(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray, first: int, last: int) -> None:
-    """Copy the planes first, ..., last - 1. They are numbered in the order of all axes but the last two."""
+    """Copy planes first, ..., last - 1, numbered in row-major order over the outer axes (all but the last two)."""
     outer = axes.shape[1] - 2
     for plane in range(first, last):
         rest, from_, to = plane, s, t
@@ -127,7 +128,7 @@ def _copy_in_tasks(source: ndarray, s: int, target: ndarray, t: int, axes: ndarr
 
 @apart_jit
 def _split(axes: ndarray) -> ndarray:
-    """Return axes with up to TASKS times as many planes, of fewer rows each, for copies with too few planes."""
+    """Return axes in which each plane is divided into up to TASKS planes of fewer rows: for copies with few planes."""
     parts = 1
     while parts < TASKS and axes[0, -2] % (2 * parts) == 0:
         parts *= 2

@@ -37,7 +37,7 @@ def merged(
     source: ndarray, source_offset: int, source_strides: ndarray, shape: ndarray,
     target_offset: int, target_strides: ndarray, target: ndarray,
 ) -> None:  # fmt: skip
-    """Merge axes that are contiguous in memory: fewer, longer loops. A transpose loads a cache line for each number."""
+    """Merge axes that are contiguous in memory: fewer, longer loops. A transpose still loads a line for each number."""
     axes = cpu._merged(shape, source_strides, target_strides)
     odometer(source, source_offset, axes[1], axes[0], target_offset, axes[2], target)
 

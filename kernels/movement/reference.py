@@ -28,7 +28,8 @@ def copy(
 ) -> None:
     """target[index . target_strides + target_offset] = source[index . source_strides + source_offset]
 
-    source, target: vectors; shape and strides (in elements): int64 (rank,). index: each index of an array (shape).
+    source, target: vectors; shape and strides (in elements): int64 (rank,). `index` runs over all indices of an array
+    of this shape.
     """
     for index in itertools.product(*(range(n) for n in shape)):
         s, t = source_offset, target_offset

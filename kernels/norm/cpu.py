@@ -4,8 +4,8 @@ Channels are contiguous, so vector instructions process several of them. Batch n
 wide row (kernels/reduce/rows.py), and repeats the arrays of the channels (mean, scale, sums) to the same width.
 
 The rows are divided into blocks. For sums, the caller's scratch array `partial` (blocks, 2, C) determines the number
-of blocks and contains the float64 sums of each. They are added in the order of the blocks: results do not depend on the
-number of threads.
+of blocks and contains the float64 sums of each block. These sums are added in the order of the blocks: results do not
+depend on the number of threads.
 
 An output may share the memory of an input. So batch norm's loops that write an output read all their operands with
 `get` (stream.py), including the repeated means and scales: with a single plain load, LLVM would test whether the arrays
@@ -282,7 +282,7 @@ def layer_norm(x: Part, weight: ndarray, bias: ndarray, eps: float, mean: Part, 
 
 @by_partial_sums
 def _layer_norm_backward(dy: Part, x: Part, weight: ndarray, mean: Part, rstd: Part, dx: Part, partial: Part) -> None:
-    """Compute dx and partial[0] (2, C) = sum of dy, sum of dy z, over the rows."""
+    """Compute dx and partial[0] (2, C) = sum of dy, sum of dy z, over the rows, with z = (x - mean) rstd."""
     partial[:] = 0
     first, second = partial[0, 0], partial[0, 1]
     for r in range(x.shape[0]):

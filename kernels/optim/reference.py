@@ -1,8 +1,8 @@
 """Updates of the parameters: the definition and the oracle of the tests.
 
-theta (the parameters), grad and the state (velocity, first, second) are flat vectors (n,) of equal layout. Segment s,
-one or several parameters, is [starts[s], stops[s]) and has the learning rate lr[s] and the weight decay
-weight_decay[s]; elements outside all segments do not change. g is the gradient times `scale`, a factor that clips it.
+theta (the parameters), grad and the state (velocity, first, second) are flat vectors (n,) of equal layout. Segment s is
+the range [starts[s], stops[s]): one or several parameter tensors with the learning rate lr[s] and the weight decay
+weight_decay[s]. Elements outside all segments do not change. g is the gradient times `scale`, a factor that clips it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def adam(
     """Update as in Kingma, Ba 2015, algorithm 1; `first` and `second` are running moments of g, `step` counts from 1.
 
     theta -= lr (first / (1 - beta1^step)) / (sqrt(second / (1 - beta2^step)) + eps).
-    Weight decay as in `sgd`; if decoupled, this is AdamW (Loshchilov, Hutter 2019).
+    Weight decay works as in `sgd`; if decoupled, this is AdamW (Loshchilov, Hutter 2019).
     """
     for s, i in _elements(starts, stops):
         g = scale * grad[i]
@@ -81,7 +81,7 @@ def lars(
     weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
     grad_squares: ndarray, scale: float,
 ) -> None:  # fmt: skip
-    """Update as in You, Gitman, Ginsburg 2017, algorithm 1; the learning rate of a segment is lr local:
+    """Update as in You, Gitman, Ginsburg 2017, algorithm 1; the learning rate lr of a segment is multiplied by `local`:
 
     local = trust |theta| / (|g| + weight_decay |theta|), or 1 if a norm is 0 or adapt[s] is false (as for biases);
     velocity = momentum velocity + lr local (g + weight_decay theta), theta -= velocity.

@@ -1,7 +1,8 @@
 """Max and average pooling: the threads share the images of a batch.
 
 Channels are contiguous, so the innermost loop iterates over them: for each pixel of a window, it compares or adds
-vectors. Windows may overlap, but only within an image, so the backward passes are safe on several threads.
+vectors. `tap` is the index of a pixel in its window (row times window width + column), and `place` the tap of the
+maximum. Windows may overlap, but only within an image, so the backward passes are safe on several threads.
 
 The most common window of max pooling, 2 x 2 with stride 2, has special loops: its four pixels are compared in
 registers, and the backward pass writes each pixel of dx once, without writing zeros first.
@@ -22,14 +23,14 @@ VECTOR_CHANNELS = 8  # fewer channels do not fill a vector: they are processed n
 
 @jit
 def _span(out: int, size: int, kernel: int, stride: int, padding: int) -> tuple[int, int, int]:
-    """Return, for output `out` along one axis, (start, stop) of its window in the image, and start before clipping."""
+    """Return (start, stop, unclipped start) of the window of output `out` along one axis; start, stop: in the image."""
     start = out * stride - padding
     return max(start, 0), min(start + kernel, size), start
 
 
 @jit
 def _take(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
-    """Store x (C,), the first pixel of a window, as the largest so far: y (C,) = x, and place (C,) = tap."""
+    """Take the first pixel of a window as the largest so far: y (C,) = x (C,), and place (C,) = tap."""
     here = place.dtype.type(tap)
     for c in range(x.size):
         y[c] = x[c]
@@ -38,7 +39,8 @@ def _take(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
 
 @jit
 def _keep_largest(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
-    """Compare y with a further pixel x (C,). `|`, not `or`: LLVM vectorises the loop if it has no branches."""
+    """Where a further pixel x is larger than y or NaN, replace y by x, and place by tap. `|`, not `or`: LLVM vectorises
+    the loop only if it has no branches."""
     here = place.dtype.type(tap)
     for c in range(x.size):
         wins = (x[c] > y[c]) | (x[c] != x[c])  # NaN wins
@@ -69,7 +71,7 @@ def _is_2x2(kernel: Pair, stride: Pair, padding: Pair) -> bool:
 
 @jit
 def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, np.uint8]:
-    """Return the largest of four numbers, and its index: the first of equal numbers."""
+    """Return the largest of four numbers, and its index; among equal numbers, the first index."""
     best, where = a, np.uint8(0)
     wins = (b > best) | (b != b)  # NaN wins
     best, where = (b if wins else best), (np.uint8(1) if wins else where)
@@ -81,7 +83,7 @@ def _first_largest(a: float, b: float, c: float, d: float) -> tuple[float, np.ui
 
 @jit
 def _max_pool_pixel(a: ndarray, b: ndarray, c: ndarray, d: ndarray, y: ndarray, place: ndarray) -> None:
-    """Compute y, place (C,) = the largest of the four pixels a, b, c, d (C,) of a window, and its index."""
+    """Compute y (C,) = the largest of the four pixels a, b, c, d (C,) of a window, and place (C,) = its index."""
     for i in range(y.size):
         y[i], place[i] = _first_largest(a[i], b[i], c[i], d[i])
 

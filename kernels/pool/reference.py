@@ -18,8 +18,8 @@ Pair = tuple[int, int]
 
 
 def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Iterator[tuple[int, int, int]]:
-    """Yield the image pixels (h, w) that output (oh, ow) depends on, row by row, each with its place in the window
-    (kh * kernel width + kw)."""
+    """Yield the image pixels (h, w) that output (oh, ow) depends on, row by row, each with its tap: its index in the
+    window (kh * kernel width + kw)."""
     for kh in range(kernel[0]):
         for kw in range(kernel[1]):
             h = oh * stride[0] - padding[0] + kh

@@ -1,5 +1,6 @@
-"""The steps of README.md as code: sums over the middle axis of x (outer, n, inner). Timed by bench/bench_reduce.py.
+"""The steps of README.md as code: sums over the middle axis of x (outer, n, inner).
 
+bench/bench_reduce.py prints the table.
 partial (chunks, outer, inner) float64 is scratch for partial sums, as in cpu.py.
 """
 
@@ -33,7 +34,7 @@ def row_by_row(x: ndarray, partial: ndarray, out: ndarray) -> None:
 
 
 def wide_rows(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """Add four wide rows at a time to 256 independent sums; a single part, so on one thread."""
+    """Add four wide rows at a time to about 256 independent sums. One thread computes each sum, in a single part."""
     cpu.sum(x, partial[:1], out)
 
 

@@ -1,8 +1,8 @@
 """Several short rows as one wide row: for any row length, sums over rows and maps of rows become long vector loops.
 
-x (rows, C) stores the C numbers of a row contiguously, and each channel has its own sum or factor. A loop over c < C is
-a vector loop, but for C = 16 it is a single vector: most of its time is the beginning and the end of the loop. In
-memory, however, k rows of C numbers are one row of k C numbers, so
+x (rows, C) stores the C numbers of a row contiguously, one for each channel (column), which has its own sum or factor.
+A loop over c < C is a vector loop, but for C = 16 it is a single vector: most of its time is the beginning and the end
+of the loop. In memory, however, k rows of C numbers are one wide row of k C numbers, so
 
     for each wide row:             of about WIDE_ROW numbers
         for i < width:             one vector loop

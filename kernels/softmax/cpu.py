@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy on one core: a batch of class scores is too small for several threads.
+"""Softmax and cross-entropy on one core: a batch of class scores is usually too small for several threads.
 
 A row of ten classes does not fill a vector register. So operations that do not depend on the row's other elements,
 mainly exp, process a block of rows as one vector; a block stays in the first-level cache. Sums are in float64.
@@ -34,7 +34,8 @@ def _largest_of_few(x: ndarray) -> float:
 
 @jit
 def _largest_of_many(x: ndarray, scratch: ndarray) -> float:
-    """Fold a copy of the row in half, keeping the larger of each pair, until few numbers are left."""
+    """Return the largest number: a copy of the row is folded in half, keeping the larger of each pair, until few
+    numbers are left."""
     n = x.size
     for j in range(n):
         scratch[j] = x[j]
@@ -154,7 +155,10 @@ def _expected(row: ndarray, label: int, smoothing: float) -> float:
 def cross_entropy(
     logits: ndarray, labels: ndarray, smoothing: float, probabilities: ndarray, loss: ndarray
 ) -> None:
-    """Compute the loss from log(probability) = centered logit - log(sum); the targets of a row sum to 1."""
+    """Compute the loss from log(probability) = centered logit - log(sum).
+
+    The targets of a row sum to 1, so log(sum) is added once for each row.
+    """
     rows = logits.shape[0]
     step = _block_rows(logits)
     total = 0.0

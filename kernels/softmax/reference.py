@@ -65,8 +65,8 @@ def cross_entropy(
     """Compute loss = mean over the rows of -sum_j target_j log(probability_j), and probabilities = softmax(logits).
 
     loss (1,); labels (rows,) in [0, classes): any other label makes the loss, and its row of the gradient, NaN.
-    The target of a row is smoothing / classes for each class, plus 1 - smoothing for its label (Szegedy et al. 2016; as
-    in PyTorch).
+    target_j is smoothing / classes, plus 1 - smoothing if j is the label of the row (Szegedy et al. 2016; as in
+    PyTorch).
     """
     rows, classes = logits.shape
     total = 0.0 if all(0 <= label < classes for label in labels) else math.nan
@@ -96,7 +96,7 @@ def _target(is_label: bool, smoothing: float, classes: int) -> float:
 
 
 def correct(logits: ndarray, labels: ndarray, count: ndarray) -> None:
-    """Compute count (1,) int64: the rows of logits (N, classes) whose first maximum is at the label."""
+    """Compute count (1,) int64, the number of rows of logits (N, classes) whose first maximum is at the label."""
     count[0] = 0
     for row, label in zip(logits, labels, strict=True):
         count[0] += int(row.argmax()) == label

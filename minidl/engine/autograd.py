@@ -1,8 +1,8 @@
 """The tape: the graph of the functions that computed a result, and backpropagation through it.
 
 Each differentiable operation is a `Function` with `forward` and `backward` side by side. Applying it computes the
-output. If an input requires a gradient, the Function is stored on the output as its `creator`: creators and their
-inputs are the graph. The function `backward` visits each creator once, newest first.
+output. If an input requires a gradient (and `no_grad` is not in effect), the Function is stored on the output as its
+`creator`. Creators and their inputs are the graph. The function `backward` visits each creator once, newest first.
 
 This order is correct: a Function only consumes tensors that already exist, so the order of creation is a topological
 order, and backpropagation needs its reverse. There is no recursion, so a long chain of ops cannot overflow the stack.
@@ -36,7 +36,7 @@ class Node(Protocol):
     _data: np.ndarray
     device: Device
     requires_grad: bool
-    creator: Function | None  # the function that computed it; None for a leaf
+    creator: Function | None  # the Function that computed this tensor; None for a leaf
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -39,7 +39,7 @@ def number(name: str) -> int:
 def prepare(threads: int = 0) -> None:
     """Set the variables that libraries read when they are imported.
 
-    threads: the value of --threads, or 0 for the default. It has no effect once engine/jit.py is imported.
+    threads: the value of --threads, or 0 for the default. The value has no effect once engine/jit.py is imported.
     Raises ConfigError for an invalid value.
     """
     if threads and "minidl.engine.jit" not in sys.modules:

@@ -27,7 +27,10 @@ def generator() -> np.random.Generator:
 
 
 def draw(count: int) -> tuple[int, int]:
-    """Return (seed, offset) of the next `count` numbers of dropout's sequence, and advance the offset."""
+    """Return (seed, offset) of the next `count` numbers of dropout's sequence, and advance the offset.
+
+    While a step is recorded, return placeholders and leave the offset; each run of the recorded step advances it.
+    """
     recorder = getattr(recording, "recorder", None)
     if recorder is not None:
         return recorder.draw(_state["seed"], count)

@@ -40,7 +40,7 @@ def uniform(parameter: Parameter, bound: float) -> None:
 def kaiming_normal(parameter: Parameter, gain: float = math.sqrt(2), fan_out: bool = False) -> None:
     """Draw from a normal distribution with std = gain / sqrt(fan_in), or gain / sqrt(fan_out) if fan_out is set.
 
-    Through ReLU layers, fan_in preserves the variance of activations, fan_out of gradients (He et al. 2015).
+    Through ReLU layers, fan_in preserves the variance of activations, and fan_out that of gradients (He et al. 2015).
     """
     inputs, outputs = fans(parameter)
     normal(parameter, gain / math.sqrt(outputs if fan_out else inputs))

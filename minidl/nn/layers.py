@@ -157,7 +157,7 @@ class GlobalAvgPool2d(Module):
 
 
 class Flatten(Module):
-    """Images (N, H, W, C) -> (N, C H W): a following linear layer has the same weights as in PyTorch."""
+    """Images (N, H, W, C) -> (N, C H W), PyTorch's order, which the weights of a following linear layer need."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x)

@@ -130,7 +130,7 @@ class Module:
             yield parameter
 
     def train(self: Self, mode: bool = True) -> Self:
-        """Switch this module and all modules below it to training mode (batch norm, dropout)."""
+        """Switch this module and all modules below it to training mode, or to evaluation mode if `mode` is False."""
         for _, module in self.named_modules():
             module.training = mode
         return self

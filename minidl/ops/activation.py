@@ -9,7 +9,10 @@ from minidl.engine.tensor import Tensor
 
 
 class Activation(Function):
-    """The base class. An activation has two kernels: name(x, *options, y), name_backward(dy, kept, *options, dx)."""
+    """The base class. An activation has two kernels: name(x, *options, y) and name_backward(dy, kept, *options, dx).
+
+    kept: y if keeps_output is set, else x.
+    """
 
     name: str
     keeps_output = False

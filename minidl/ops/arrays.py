@@ -55,9 +55,10 @@ def runs(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def partial_sums(device: Device, rows: int, outer: int, inner: int) -> np.ndarray:
-    """Return an uninitialised float64 array (parts, outer, inner) for the partial sums of `outer` sums over rows.
+    """Return an uninitialised float64 array (parts, outer, inner) for partial sums.
 
-    rows: the number of rows in each sum. inner: the number of elements in a row.
+    A kernel computes `outer` sums, each over `rows` rows of `inner` elements. It divides the rows of each sum into
+    `parts` parts, computes their sums in parallel, and then adds these partial sums.
     """
     parts = max(1, min(CHUNKS // max(1, outer), rows // ROWS, rows * outer * inner // NUMBERS))
     return device.empty((parts, outer, inner), np.dtype(np.float64))

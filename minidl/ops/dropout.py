@@ -1,7 +1,7 @@
 """Dropout with counter-based random numbers.
 
 Whether element i is kept is a pure function of (seed, offset + i). Therefore no mask is stored: the backward pass
-evaluates the function again. A checkpoint needs only these two integers to continue with the same bits.
+evaluates the function again. A checkpoint needs only the integers seed and offset to continue with the same bits.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def transposed_product(device: Device, a: np.ndarray, b: np.ndarray, out: np.nda
 
 
 def matmul(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> Tensor:
-    """Return a @ b, the sum over the last axis of a and the second-to-last axis of b. The leading axes broadcast.
+    """Return a @ b: products are summed over the last axis of a and the second-to-last of b. Leading axes broadcast.
 
     As in NumPy, a vector is a row on the left and a column on the right. Raises ShapeError if the shapes do not fit.
     """

@@ -26,7 +26,7 @@ class Norm(Function):
         return empty(dy.shape, dy.dtype), empty(self.weight.shape, dy.dtype), empty(self.weight.shape, dy.dtype)
 
     def partial(self, x: np.ndarray) -> np.ndarray:
-        """Return an uninitialised array (parts, 2, C) for the partial sums of two sums over the rows of x."""
+        """Return an uninitialised array (parts, 2, C) for partial results of two sums over the rows of x."""
         rows, channels = x.shape
         partial = partial_sums(self.device, rows, 1, 2 * channels)
         return partial.reshape(len(partial), 2, channels)
@@ -124,11 +124,12 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return (x - mean) / sqrt(var + eps) weight + bias for each channel, the last axis of x (N, ..., C).
+    """Return (x - mean) / sqrt(var + eps) weight + bias for each channel (the last axis of x (N, ..., C)).
 
-    training: use the batch's mean and variance, and update running <- (1 - momentum) running + momentum batch in place,
-    where the batch's variance is computed with n - 1, not n, as in PyTorch. Otherwise use the running mean and
-    variance (Ioffe and Szegedy 2015). Raises ShapeError if the shapes do not fit or the batch has no variance.
+    training: if set, mean and var are those of the batch, and the running statistics are updated in place:
+    running <- (1 - momentum) running + momentum batch. Only in this update, the batch's variance is computed with n - 1
+    instead of n, as in PyTorch. Otherwise mean and var are the running statistics (Ioffe and Szegedy 2015).
+    Raises ShapeError if the shapes do not fit or, in training, if a channel has fewer than two values.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:
         raise ShapeError(f"batch_norm: input {x.shape} for {weight.shape[0]} channels; expected (N, ..., channels)")

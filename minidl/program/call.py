@@ -6,8 +6,8 @@ unpacks them only once. After that, a call consists of the addresses of an entry
     block   | kernel's address | argument | argument | ...      slots of 8 bytes; an array takes 5 + 2 ndim of them
 
 A block holds the arguments in the form in which Numba passes them. An entry is a function of a few instructions that
-loads the arguments and calls the kernel. It depends only on the types of the arguments, so kernels with equal types
-share an entry. `run` executes a table of such pairs without the GIL.
+loads the arguments and calls the kernel. It depends only on the types of the arguments, so kernels whose arguments have
+equal types share an entry. `run` executes a table of such pairs (entry, block) without the GIL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _libraries: list[Any] = []  # keep the machine code of the entries in memory
 
 
 def numba_type(value: Any) -> types.Type:
-    """Return the Numba type of an argument, as kernels are compiled for it. Read-only arrays count as writable."""
+    """Return the Numba type for which a kernel with this argument is compiled. Read-only arrays count as writable."""
     if isinstance(value, np.ndarray):
         return types.Array(numba.from_dtype(value.dtype), value.ndim, "C")
     return numba.typeof(int(value) if isinstance(value, int) and not isinstance(value, bool) else value)

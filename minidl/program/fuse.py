@@ -7,7 +7,7 @@ The array must be a temporary, because the merged call does not create it.
     (affine is batch norm in evaluation mode; at the end of the convolution the numbers are still in registers)
 
     x -> batch norm -> z, z + shortcut -> s -> relu -> a      becomes      x, shortcut -> batch norm -> a
-    (likewise for a convolution in evaluation mode, and for a convolution's dx plus the gradient of the shortcut)
+    (a shortcut is also added to a convolution's y in evaluation mode, and its gradient to a convolution's dx)
 
     da -> relu backward -> dy -> batch norm backward -> dx      becomes      da -> batch norm backward -> dx
 
@@ -27,7 +27,8 @@ from minidl.program.record import Call, Memory, Place
 
 
 class Match(NamedTuple):
-    """Two calls that a rule may merge: the producer's `output` is the consumer's `input`, and no other call uses it."""
+    """Two calls that a rule may merge: an array is the producer's argument `output` and the consumer's argument
+    `input`, and no other call uses it."""
 
     producer: Call
     output: str
@@ -39,9 +40,9 @@ class Rule(NamedTuple):
     """A rule: which calls to merge, and how.
 
     producers: kernel -> the name of the argument that it writes.
-    unused: optional arguments that the producer must not use yet. The merged call sets them, or the kernel would apply
-        them in the wrong order.
-    consumer: the kernel that reads the array. inputs: the names that the array may have among its arguments.
+    unused: optional arguments that the producer must not use yet: those that the merged call sets, and those that its
+        kernel would apply in the wrong order.
+    consumer: the kernel that reads the array. inputs: the arguments of the consumer that the array may be.
     merge: (pair, all calls) -> the calls that replace the producer (None: removed) and the consumer. It returns None
         if these two calls cannot be merged.
     """

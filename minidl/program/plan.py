@@ -26,7 +26,7 @@ IN_PLACE = {
 
 
 def write_gradients_directly(calls: list[Call], outputs: set[Memory]) -> list[Call]:
-    """Remove copies of gradients into the arena: the kernel that computes the gradient writes it there."""
+    """Remove copies of gradients into the arena (the vector of all gradients): the kernels write gradients there."""
     using = users(calls)
     for copy in [call for call in calls if call.name == "elementwise.copy"]:
         source, target = copy.arguments["x"], copy.arguments["out"]

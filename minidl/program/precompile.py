@@ -93,7 +93,10 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = lambda ready, 
 
 
 def _worker_limit() -> int:
-    """Return how many kernels to compile in parallel. If comm/launch.py set MINIDL_CORES, one rank compiles for all."""
+    """Return how many kernels to compile in parallel.
+
+    If comm/launch.py set MINIDL_CORES, one rank compiles for all ranks of the machine, so it uses all cores.
+    """
     return len(os.sched_getaffinity(0)) if "MINIDL_CORES" in os.environ else threads()
 
 

@@ -1,9 +1,9 @@
 """Recording of a step: a device that computes nothing and lists the kernel calls it receives.
 
 While a Recorder is active, ops use it in place of their device (`device.acting`). Python runs the model as usual, but
-each kernel call only becomes an entry in a list. New arrays have their real sizes; nothing is written to them. This
-takes a millisecond or two. Results of kernels do not exist during that time, so code that reads them (`item`, `numpy`,
-NumPy's functions, a comparison) cannot be recorded: it raises `Unrecordable`.
+each kernel call only becomes an entry in a list. New arrays have their real sizes; nothing is written to them. A
+recording takes a millisecond or two. Results of kernels do not exist during a recording, so code that reads them
+(`item`, `numpy`, NumPy's functions, a comparison) cannot be recorded: it raises `Unrecordable`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ for _name in _COMPUTING.split():
 
 @dataclass(eq=False)
 class Memory:
-    """A piece of memory. name: "" (a temporary of the step), "constant" or a region's; each run provides regions."""
+    """A piece of memory.
+
+    name: "" for a temporary of the step, "constant" for values that the recording keeps, else the name of a region: of
+        memory that each run provides (the weights, a batch ...).
+    """
 
     array: np.ndarray  # bytes
     name: str = ""
@@ -66,14 +70,15 @@ class Memory:
 
 
 class Place(NamedTuple):
-    """An array of a recorded step: its memory, its offset there in bytes, and an array with its shape and type."""
+    """An array of a recorded step: its memory, its offset in this memory in bytes, and `like`, which has its shape and
+    type."""
 
     memory: Memory
     offset: int
     like: np.ndarray
 
     def is_temporary(self, outputs: set[Memory]) -> bool:
-        """Return whether the array fills a temporary that is not a result. outputs: the memory of all results."""
+        """Return whether the array fills a whole temporary that holds no result. outputs: the memory of all results."""
         whole = self.offset == 0 and self.like.nbytes == self.memory.array.nbytes
         return whole and not self.memory.name and self.memory not in outputs
 
@@ -205,7 +210,7 @@ class Recorder(Device):
         return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
 
     def record(self, op: str, name: str, function: Any, arguments: tuple[Any, ...]) -> None:
-        """Append a call. Raises Unrecordable if the kernel is not a Numba function, or as `place` does."""
+        """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
         if not hasattr(function, "py_func"):
             raise Unrecordable(f"{op}.{name} of device {self.name!r} is not a Numba function")
         constants = (op, name) == ("movement", "copy")
@@ -217,7 +222,7 @@ class Recorder(Device):
         """Return the memory and the offset of an array.
 
         constants: also accept any array of int64 (a shape, strides); each replay uses a copy of its present values.
-        Raises Unrecordable if the array is not contiguous, or neither created in this recording nor in a region.
+        Raises Unrecordable if the array is not contiguous, or neither created in this recording nor part of a region.
         """
         if not array.flags.c_contiguous:
             raise Unrecordable("an array is not contiguous")
@@ -239,7 +244,8 @@ class Recorder(Device):
 
 
 class _Table:
-    """The functions of one op. Calls of its kernels are recorded; functions that only compute sizes are called."""
+    """The functions of one op, such as conv. Calls of its kernels are recorded. Its other functions, which only
+    compute sizes, are called as usual."""
 
     def __init__(self, recorder: Recorder, op: str, kernels: ModuleType) -> None:
         self._recorder, self._op, self._kernels = recorder, op, kernels

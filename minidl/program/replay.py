@@ -6,8 +6,9 @@
 
 The first call for a batch of some shape runs the model's Python code on a device that only records (record.py). It does
 so twice, to detect calls that vary. The recorded calls are merged (fuse.py), get memory (plan.py), and become a
-program: a table of machine addresses (table.py, call.py). From then on a call runs the table. It builds no graph and
-allocates no array. Nothing is compiled specifically for the model, and results are bit-identical to the tape's.
+program: a table of machine addresses (table.py, call.py). From then on a call of `gradient` runs the table. It builds
+no graph and allocates no array. Nothing is compiled specifically for the model. The results are bit-identical to those
+of the tape, the graph of functions that the engine builds otherwise.
 
 A batch of a different shape needs another program, recorded in a few milliseconds at its first use.
 """
@@ -112,7 +113,10 @@ class Replayed:
         raise NotImplementedError
 
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
-        """Return the program for this shape of batch, recorded at its first use; None if unrecordable or `watched`."""
+        """Return the program for this shape of batch, which is recorded at its first use.
+
+        Return None if the model cannot be recorded, or while a watcher must see its forward passes (`watched`).
+        """
         moved = any([tensor._data is not array for tensor, array in self.arrays])
         if moved or self.structure != structure() or self.model.arena is not self.arena:
             self.forget()
@@ -152,7 +156,10 @@ class Replayed:
 
 
 class Gradient(Replayed):
-    """A callable that computes the gradient of a loss for one batch. It flattens the model.
+    """A callable that computes the gradient of a loss for one batch.
+
+    The constructor flattens the model: all parameters move into one vector, theta, and all gradients into another,
+    grad. Both belong to the model's arena.
 
     loss: (logits, labels) -> a tensor with one element. The model should be in training mode.
     """

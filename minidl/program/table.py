@@ -1,8 +1,10 @@
 """The compiled program: a recorded step as a table of machine addresses.
 
     calls       kernels with their arguments, in order
-    regions     memory that each run provides: the workspace, theta (the weights), grad, the batch ...; an array is
-                stored as a region and an offset, so one program serves a thousand replicas with separate vectors
+    regions     memory that each run provides: the workspace (memory for temporaries), theta (the weights), grad, the
+                batch ...
+
+For each array the program stores a region and an offset, so one program can serve many replicas with separate vectors.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ class Program:
         run_calls(self.table, first, len(self.table) if last is None else last)
 
     def final(self, region: str, start: int, stop: int) -> int:
-        """Return the number of calls after which no call uses the bytes [start, stop) of a region: they are final."""
+        """Return after how many calls the bytes [start, stop) of a region are final: no later call uses them."""
         return max((i + 1 for name, a, b, i in self._last_uses if name == region and a < stop and start < b), default=0)
 
 

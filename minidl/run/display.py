@@ -66,7 +66,8 @@ class Display:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                total=total, initial=done, desc=title, leave=False, mininterval=0, miniters=0, ncols=columns(), nrows=24,
+                desc=title, total=total, initial=done, leave=False, mininterval=0, miniters=0,
+                ncols=columns(), nrows=24,
                 bar_format="{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}",
             )  # fmt: skip
         now = monotonic()
@@ -98,8 +99,8 @@ def legend(replicas: int) -> str:
     """Return a line that explains the numbers in the lines of epochs."""
     if replicas == 1:
         return "loss, accuracy: means over the epoch's training images while the weights change; lr: learning rate"
-    return (f"loss, accuracy: on training images while the weights change, means of the {replicas} replicas' latest "
-            "epochs; lr: learning rate")  # fmt: skip
+    return (f"loss, accuracy: on training images, means of the {replicas} replicas' latest epochs (in a bar: of one "
+            "replica); lr: learning rate")  # fmt: skip
 
 
 def epoch_line(entry: dict[str, Any], of: str = "") -> str:

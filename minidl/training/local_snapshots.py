@@ -4,8 +4,9 @@
     checkpoints/parts/2/step-00000470/   the state of replica 2 at the end of its last epoch
 
 Each replica writes its snapshot without communication, so the snapshots are of different moments, and messages in
-flight are lost. The masses of push-sum would no longer add up, so each starts again at 1. Once all replicas have
-stopped, one checkpoint holds the states of all, and the snapshots are deleted.
+flight are lost. Push-sum gives each replica a mass, its weight in the average that messages preserve, and sends parts
+of it in messages. The saved masses would not add up to the number of replicas, so after a resume each mass starts again
+at 1. Once all replicas have stopped, one checkpoint holds the states of all, and the snapshots are deleted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The output of a run: metrics, checkpoints and the result.
 
-The leader (the first live replica) writes it. Others write local snapshots; a server saves if all replicas died.
+The leader (the first live replica) writes it. With an asynchronous method, the other replicas write local snapshots
+(local_snapshots.py). If there is a server (a rank that holds weights and does not train), it saves its weights when all
+replicas have died, and the local snapshots are omitted.
 """
 
 from __future__ import annotations
@@ -144,7 +146,8 @@ class RunOutput:
                         prediction=trainer.engine.prediction)  # fmt: skip
 
     def test(self) -> Score:
-        """Load the weights that scored best on the validation images, else the last ones; return their test score."""
+        """Load the weights that scored best on the validation images (without such images: the last weights); return
+        their score on the test images."""
         result = files.folder_of(self.checkpoints, self.trainer.progress.result)
         self.trainer.model.load_state_dict(files.load(result).weights)
         return self.score()

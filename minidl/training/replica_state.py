@@ -1,4 +1,4 @@
-"""The state of a replica, and the average of all replicas, with batch norm statistics for it.
+"""The state of a replica, and the average of all replicas, with batch norm statistics for the averaged weights.
 
     states = collect(trainer)            every replica calls it; the leader gets a list, the others an empty one
     with averaged(trainer, states): ...  the leader's model holds the average of all weights
@@ -92,7 +92,8 @@ def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
 
 
 def _as_json(vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a method's state for JSON. Its vectors are a few masses; JSON preserves every bit of a float64."""
+    """Return a method's state for JSON, which preserves every bit of a float64. Its vectors are short: push-sum's
+    masses (local_snapshots.py)."""
     return [{name: vector.tolist() for name, vector in vectors.items()}, numbers]
 
 

@@ -111,7 +111,7 @@ class Session:
         if not self.output.alone:
             self.trainer.prepare()
         fabric.announce(Column.STATE, State.TRAINING)
-        # All ranks begin together, even with an asynchronous method. Dead ranks delay no other: DEAD > TRAINING.
+        # All ranks begin together, even with an asynchronous method. Dead ranks delay no other, as DEAD > TRAINING.
         fabric.wait(lambda: bool(fabric.board[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to be ready")
 
     def _train(self) -> Reason:
@@ -138,9 +138,8 @@ class Session:
     def _step_done(self, entry: Entry) -> None:
         trainer, at = self.trainer, self.trainer.progress
         steps = min(len(trainer.sampler), at.batch + trainer.total_steps - at.step)  # the last epoch may be shorter
-        whose = "" if self.output.alone else f" of replica {self.fabric.rank}"
         self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", at.batch, steps,
-                         f"{speed(entry['images_per_second'])}, loss {at.loss_sum / at.images:.4f}{whose}")  # fmt: skip
+                         f"{speed(entry['images_per_second'])}, loss {at.loss_sum / at.images:.4f}")  # fmt: skip
         if at.step % LOG_EVERY == 0:
             self.output.log(entry)
 
@@ -166,7 +165,7 @@ class Session:
             fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
             self.snapshots.take()
-            if output.leads:  # saves its own state; the states of all are collected at the end of the run
+            if output.leads:  # it saves its own state; the states of all are collected at the end of the run
                 output.report(entry)
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]

@@ -107,7 +107,10 @@ def _finish(
 
 
 def serve(output: RunOutput) -> None:
-    """Run a server to the end of the run. If all workers die, save the center (its weights) and raise MinidlError."""
+    """Run a server to the end of the run.
+
+    If all replicas die, save the center (the server's weights) and raise MinidlError.
+    """
     fabric, trainer, at = output.fabric, output.trainer, output.trainer.progress
     trainer.method.serve()
     over = lambda: not fabric.survivors() or _one_of(LAST_STATES, fabric.state(fabric.leader)) or None  # noqa: E731

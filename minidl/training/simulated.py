@@ -157,7 +157,7 @@ class SimulatedRun:
         return work
 
     def catch_up(self, trainer: Trainer, fabric: SimFabric) -> None:
-        """Copy the weights and the position of another replica, for a replica that joins late."""
+        """Copy the weights and the position of another replica to this one, which joins late."""
         others = [rank for rank in fabric.survivors() if rank != fabric.rank]
         if not others:
             return

@@ -18,8 +18,9 @@ from minidl.training.resume import make_checkpoint
 class Snapshots:
     """The weights of this replica at the end of each epoch, for asynchronous methods.
 
-    The averages over all replicas are evaluated after training, so that no replica waits. Replicas that were resumed in
-    different epochs take snapshots only of epochs that none had finished, so that all have the same number.
+    The averages over all replicas are evaluated after training, so that no replica waits. Each average needs a snapshot
+    of every replica. If a resumed run's replicas had finished different numbers of epochs, none takes a snapshot before
+    it finishes an epoch that no replica had finished before the stop. So all take the same number of snapshots.
     """
 
     def __init__(self, output: RunOutput) -> None:
@@ -46,7 +47,7 @@ class Snapshots:
                     output.write(checkpoint, step)
         if last and not trainer.method.synchronous and trainer.data.x_validation is not None:
             self._validate_average(last, at.step, at.epoch, at.seconds)
-            output.keep(last, None)  # again: the checkpoint names the best step
+            output.keep(last, None)  # again: the validation above may have changed the best step, which it contains
 
     def _validate_average(self, states: Sequence[ReplicaState], step: int, epoch: int, seconds: float) -> Checkpoint:
         """Validate and log an average; return its checkpoint."""

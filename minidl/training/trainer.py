@@ -61,7 +61,7 @@ class Trainer:
         self.replica = Replica(self.engine, self.fabric, self._lr, own=engine is not None)
         kind = method(config.method) if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
-        self.furthest = 0  # after a resume: the largest number of epochs that a replica had finished
+        self.furthest = 0  # after a resume: the largest number of epochs that any replica had finished before
         self._warm = False  # False before the first step, which compiles: images/s omit it
 
     @property

@@ -17,7 +17,6 @@ def cases(a: Arrays) -> Cases:
         yield "copy", dict(x=a.normal(n), out=a.empty(n))
         yield "fill", dict(value=0.1, out=a.empty(n))
         yield "accumulate", dict(x=a.normal(n), out=a.normal(n))
-        yield "add_bias", dict(bias=a.normal(n % 64), out=a.normal(n // 64 + 1, n % 64))
         yield "absolute_backward", dict(dy=a.normal(n), x=a.integers(3, n).astype(a.dtype) - 1, dx=a.empty(n))
         for exponent in (0.0, 2.0, 2.5):
             yield "power", dict(x=a.positive(n), exponent=exponent, out=a.empty(n))
