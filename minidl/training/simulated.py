@@ -44,9 +44,8 @@ from minidl.training.trainer import Entry, Trainer
 HEAD = ("# Every option of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
         "# `python -m minidl.simulate --cluster {cluster} --ranks {ranks} --config FILE`\n\n"
         )  # fmt: skip
-LEGEND = ("loss, accuracy: on training images, means of all replicas; test: test accuracy of the replicas' average; "
-          "distance: consensus distance, the root mean square distance of the replicas from it, relative to its norm"
-          )  # fmt: skip
+LEGEND = ("loss, accuracy: on training images, means of all replicas; test: accuracy of their average; "
+          "distance: consensus distance")  # fmt: skip
 OWN = ("cluster", "ranks", "measure")  # options that Config does not have
 TESTED = 32  # at most this many replicas are tested individually
 PRINTED = 10  # about so many epochs are printed; metrics.jsonl has all of them
