@@ -27,7 +27,7 @@ from minidl.nn import Module, seed
 from minidl.ops.conv import winograd
 from minidl.run.checkpoint import Arrays, read
 from minidl.run.config import DATA_PRESETS, TOGETHER, Config, resolve
-from minidl.run.display import epoch_line
+from minidl.run.display import Display, epoch_line
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.options import options
 from minidl.training.trainer import Entry, Trainer
@@ -60,7 +60,7 @@ def fit(
     data      a Dataset, a name for `minidl.data.load`, or arrays (x, y) or (x, y, x_test, y_test): images
               (N, H, W, C), which `fit` does not standardise, and labels (N,)
     progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; the default prints
-              a line, None prints nothing
+              a line, None prints nothing. Unless it is None, standard error tells when kernels are compiled
     given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...), with the command line's defaults
 
     If the data has a validation part, the model ends with the weights that scored best on it, else with the last ones.
@@ -73,6 +73,7 @@ def fit(
     dataset = _as_dataset(data, config)
     seed(config.seed)
     trainer = Trainer(model, dataset, config)
+    trainer.engine.gradient.progress = Display(quiet=progress is None).compiling
     history, best = History([]), Arrays()
     for entry in trainer.run():
         if entry["event"] == "epoch":
