@@ -82,7 +82,7 @@ def test_compilation_in_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     shown = Display(quiet=False)
     for ready in (13, 14, 16):
         shown.compiling(ready, 16)
-    assert "compiling 3 kernels that the cache does not contain: 1 after 0 s" in terminal.lines
+    assert "compiling 3 kernels that the cache does not contain: 1 done after 0 s" in terminal.lines
     assert terminal.getvalue().count("\n") == 1 and terminal.lines[-2] == "compiled 3 kernels in 0 s"
 
 
@@ -96,7 +96,7 @@ def test_an_epoch_of_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert train.main([*SMALL, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
     out, err = capsys.readouterr()
     assert "- images/s" in err and "0 images/s" not in err + out
-    assert out.splitlines()[-1].startswith("1 epoch, 1 step, ")
+    assert out.splitlines()[-1].startswith("1 epoch, 1 step, 0.")
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip", "ps"])

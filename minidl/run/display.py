@@ -46,7 +46,7 @@ class Display:
         if ready < total:
             done = ready - (total - self._missing)
             self._show(f"compiling {count(self._missing, 'kernel')} that the cache does not contain: "
-                       f"{done} after {seconds}")  # fmt: skip
+                       f"{done} done after {seconds}")  # fmt: skip
         else:
             self._show("")
             self.say(f"compiled {count(self._missing, 'kernel')} in {seconds}")

@@ -15,7 +15,7 @@ from minidl.engine.jit import set_threads
 from minidl.errors import ConfigError
 from minidl.ops.conv import winograd
 from minidl.run.config import Config
-from minidl.run.display import Display, epoch_line, legend, speed
+from minidl.run.display import Display, count, epoch_line, legend, speed
 from minidl.run.folder import JournalError
 from minidl.run.signals import Signals, Stopped
 from minidl.training import local_snapshots
@@ -74,7 +74,7 @@ class Session:
             self.display.say(self._resumed_at())
         company = "" if output.alone else f" each, {config.workers} replicas, {config.method}"
         self.display.say(f"{output.folder}: {config.model} ({parameter_count(self.model):,} parameters) on "
-                         f"{config.data} ({len(self.data.y_train):,} images), {trainer.total_steps:,} steps"
+                         f"{config.data} ({len(self.data.y_train):,} images), {count(trainer.total_steps, 'step')}"
                          f"{company}")  # fmt: skip
         self.display.say(legend(config.workers))
         self.signals.defer(config.quiet or not output.leads)
@@ -108,8 +108,7 @@ class Session:
             fabric.wait(
                 lambda: fabric.state(first) >= State.READY or None, (first,), "the compiled kernels", COMPILING
             )
-        if not self.output.alone:
-            self.trainer.prepare()
+        self.trainer.prepare()
         fabric.announce(Column.STATE, State.TRAINING)
         # All ranks begin together, even with an asynchronous method. Dead ranks delay no other, as DEAD > TRAINING.
         fabric.wait(lambda: bool(fabric.board[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to be ready")
