@@ -96,7 +96,7 @@ class Trainer:
             began = perf_counter() - self.progress.seconds
 
     def prepare(self) -> None:
-        """Record the step for a full batch, and compile its kernels and the one that mixes, before any step is timed."""
+        """Record the step for a full batch, and compile its kernels and the one that mixes: no step does."""
         self.model.train()
         for x, y in self.sampler.epoch(0):
             self.engine.gradient.prepare(x, y)
