@@ -55,7 +55,7 @@ def run(
     """
     cores = sorted(os.sched_getaffinity(0), key=_where)
     if ranks * max(1, threads) > len(cores) and not quiet:
-        _tell(f"{ranks} workers of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
+        _tell(f"{ranks} processes of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
     with ProcessGroup(ranks) as job:
         for rank in range(ranks):
             job.start(rank, [*program, *argv], threads or max(1, len(cores) // ranks), _share(cores, rank, ranks))

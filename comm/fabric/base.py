@@ -31,7 +31,7 @@ from minidl.errors import ConfigError
 
 
 class Fabric(Transport):
-    """A transport, and the operations of methods that are built from its primitives."""
+    """A transport, and operations for methods. The operations use only the transport's primitives."""
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         super().__init__(rank, size, nodes, meter, stall)
@@ -147,8 +147,8 @@ class Fabric(Transport):
     def _depth(self) -> int:
         """Return the depth of this replica in the tree: the number of its ancestors.
 
-        A replica sends chunk c + 2 depth up before it waits for chunk c from above, so that several chunks are on their
-        way. A longer lead could deadlock, because an edge holds only one message in each direction.
+        Before a replica waits for chunk c from its parent, it has sent it chunk number `c + 2 * depth`, so that several
+        chunks are in flight. A longer lead could deadlock, because an edge holds only one message in each direction.
         """
         return (self.replicas.index(self.rank) + 1).bit_length() - 1
 
@@ -225,9 +225,10 @@ class Fabric(Transport):
         """Begin a step after `steps` completed steps. Returns False if the replica must stop instead.
 
         synchronous: all replicas must stop after the same number of steps, but a signal reaches them in different
-        steps, and none can finish its step without its neighbours. So each replica writes to the status table how many
-        steps it will have completed after its current one. No replica continues before it has read the numbers of all.
-        Then each replica stops when it has completed as many steps as the largest of these numbers.
+        steps, and none can finish its step without its neighbours. So each replica writes to the status table
+        1 + the number of steps that it will have completed after the step that it began last (0: no request noticed).
+        No replica continues before it has read the entries of all. Then each replica stops after the largest of these
+        numbers of steps.
         Raises Aborted if another rank has failed.
         """
         if self.aborted():
