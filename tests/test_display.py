@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -121,6 +122,16 @@ def test_a_resume_says_where_it_begins(tmp_path: Path, capsys: pytest.CaptureFix
     found = re.fullmatch(rf"resuming {tmp_path}/run from step ([\d,]+) of ([\d,]+) \(epoch (\d+) of 40\)", first)
     assert found and int(found[1]) == step < int(found[2].replace(",", ""))
     assert epochs[0].split()[1] == f"{found[3]}/40"
+
+
+def test_a_resume_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert train.main([*SMALL, "--steps", "2", "--quiet", "--out", str(out)]) == 0
+    (out / "summary.json").unlink()
+    for checkpoint in (out / "checkpoints").iterdir():
+        shutil.rmtree(checkpoint)
+    assert train.main(["--resume", str(out)]) == 0
+    assert capsys.readouterr().err.startswith(f"resuming {out} from the start: it has no checkpoint yet\n")
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
