@@ -57,11 +57,16 @@ def test_the_bar_fits_80_columns_and_shows_everything(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_without_a_terminal_there_is_no_bar(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Display(quiet)
+def test_a_bar_is_due_in_a_terminal_only(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Display(quiet).due()
+    open_terminal(monkeypatch)
+    assert Display(quiet).due() is not quiet
+    monkeypatch.setattr(display, "INTERVAL", 60.0)
+    shown = Display(quiet=False)
+    assert shown.due()
     shown.bar("epoch 1/2", 1, 9, "loss 1")
+    assert not shown.due()
     shown.close()
-    assert capsys.readouterr().err == ""
 
 
 def test_compilation_is_reported_only_if_kernels_are_missing(capsys: pytest.CaptureFixture[str]) -> None:

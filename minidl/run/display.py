@@ -58,10 +58,13 @@ class Display:
             with suppress(OSError):
                 print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
+    def due(self) -> bool:
+        """Return whether to call `bar` now: in a terminal, if its last update was INTERVAL seconds ago."""
+        return self.terminal and not self.quiet and monotonic() - self._updated >= INTERVAL
+
     def bar(self, title: str, done: int, total: int, facts: str) -> None:
-        """In a terminal, show a bar: `done` of `total` steps, the time left for the others, and some facts."""
-        if self.quiet or not self.terminal:
-            return
+        """Show a bar: `done` of `total` steps, the time left for the others, and some facts."""
+        self._updated = monotonic()
         if self._bar is None:
             from tqdm import tqdm
 
@@ -70,10 +73,6 @@ class Display:
                 ncols=columns(), nrows=24,
                 bar_format="{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}",
             )  # fmt: skip
-        now = monotonic()
-        if now - self._updated < INTERVAL and done < total:
-            return
-        self._updated = now
         with suppress(OSError):
             self._bar.ncols = columns()
             self._bar.set_postfix_str(facts, refresh=False)  # tqdm puts ", " before it

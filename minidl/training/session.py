@@ -136,9 +136,10 @@ class Session:
 
     def _step_done(self, entry: Entry) -> None:
         trainer, at = self.trainer, self.trainer.progress
-        steps = min(len(trainer.sampler), at.batch + trainer.total_steps - at.step)  # the last epoch may be shorter
-        self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", at.batch, steps,
-                         f"{speed(entry['images_per_second'])}, loss {at.loss_sum / at.images:.4f}")  # fmt: skip
+        if self.display.due():
+            steps = min(len(trainer.sampler), at.batch + trainer.total_steps - at.step)  # the last epoch may be shorter
+            self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", at.batch, steps,
+                             f"{speed(entry['images_per_second'])}, loss {at.loss_sum / at.images:.4f}")  # fmt: skip
         if at.step % LOG_EVERY == 0:
             self.output.log(entry)
 

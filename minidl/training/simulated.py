@@ -185,8 +185,9 @@ class SimulatedRun:
         self.images += trainer.config.batch_size
         self.loss += entry["loss"] * trainer.config.batch_size
         self.correct += entry["accuracy"] * trainer.config.batch_size
-        self.display.bar("simulating", self.steps // self.config.workers, self.total,
-                         f"{self.simulation.time:.4g} virtual s, loss {self.loss / self.images:.4f}")  # fmt: skip
+        if self.display.due():
+            self.display.bar("simulating", self.steps // self.config.workers, self.total,
+                             f"{self.simulation.time:.4g} virtual s, loss {self.loss / self.images:.4f}")  # fmt: skip
         epoch = self.steps // (self.config.workers * len(trainer.sampler))
         if epoch > self.epoch or self.steps - self.logged >= LOG_EVERY * self.config.workers:
             event = "epoch" if epoch > self.epoch else "step"
