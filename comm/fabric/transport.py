@@ -42,8 +42,9 @@ class Transport(ABC):
 
     @abstractmethod
     def join(self, needs: Needs, layout: str) -> None:
-        """Allocate the memory, and wait for the other ranks. layout: a hash of the arena's layout, equal on all ranks.
+        """Allocate the memory. Outside a simulation, also wait until all ranks have called this function.
 
+        layout: a hash of the arena's layout, equal on all ranks.
         Raises ConfigError if memory is short or layouts differ. In the second case other ranks may raise Aborted.
         """
 
