@@ -100,7 +100,8 @@ def _text(result: dict[str, Any]) -> str:
         f"{result['workers']} replicas, {result['method']}, {result['steps']:,} steps: {result['seconds']:.4g} virtual "
         f"s, {result['wait_fraction']:.1%} of it waiting; {result['bytes_sent'] / 1e6:,.1f} MB in "
         f"{result['messages']:,} messages, {result['bytes_between_nodes'] / 1e6:,.1f} MB between nodes",
-        f"consensus distance {result['consensus_distance']:.4f}; simulated in {result['real_seconds']:.1f} real s, "
+        f"consensus distance {result['consensus_distance']:.4f} (how far the replicas' weights are from their average, "
+        f"relative to it); simulated in {result['real_seconds']:.1f} real s, "
         f"{result['events']:,} events; all of it in {result['out']}",
     ])  # fmt: skip
 

@@ -18,6 +18,7 @@ from minidl.engine.environment import number, prepare
 from minidl.errors import AbortedError, MinidlError, report
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import read_toml
+from minidl.run.display import count, speed
 from minidl.run.folder import read_run
 from minidl.run.help import Command, show
 from minidl.run.options import HelpWanted, parse
@@ -109,13 +110,15 @@ def _text(result: dict[str, Any]) -> str:
         lines[0] += f" (weights of step {result['best_step']}, the best on the validation images)"
     if "workers" in result:
         lines.append(f"average of {result['replicas_alive']} replicas ({result['method']}): the best alone has "
-                     f"{result['accuracy_best']:.2%}, the worst {result['accuracy_worst']:.2%}; they are "
-                     f"{result['consensus_distance']:.2%} of their weights apart")  # fmt: skip
+                     f"{result['accuracy_best']:.2%}, the worst {result['accuracy_worst']:.2%}; their weights "
+                     f"differ from the average by {result['consensus_distance']:.2%} (consensus distance)")  # fmt: skip
         lines.append(f"exchanged {result['bytes_sent'] / 1e6:,.1f} MB in {result['messages']:,} messages, "
                      f"{result['wait_fraction']:.1%} of the time spent waiting")  # fmt: skip
     if "steps" in result:
-        lines.append(f"{result['epochs']} epochs, {result['steps']:,} steps, {result['seconds']:.1f} s, "
-                     f"{result['images_per_second']:,.0f} images/s; all of it in {result['out']}")  # fmt: skip
+        seconds = result["seconds"]
+        lines.append(f"{count(result['epochs'], 'epoch')}, {count(result['steps'], 'step')}, "
+                     f"{seconds:.{1 if seconds >= 1 else 2}f} s, {speed(result['images_per_second'])}; "
+                     f"all of it in {result['out']}")  # fmt: skip
     return "\n".join(lines)
 
 

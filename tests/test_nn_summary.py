@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from nn_helper import Net, Tied, images
@@ -45,6 +47,13 @@ def test_repr_nests(net: Net) -> None:
 )
 def test_repr_of_a_layer(layer: nn.Module, text: str) -> None:
     assert repr(layer) == text
+
+
+def test_summary_returns_text_and_prints_nothing(net: Net, capsys: pytest.CaptureFixture[str]) -> None:
+    text = net.summary((9, 6, 3))
+    assert isinstance(text, str) and capsys.readouterr() == ("", "")
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert "`print(model.summary((8, 8, 1)))` prints" in readme
 
 
 def test_summary_counts_parameters_and_flops(net: Net) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -113,6 +114,23 @@ def test_a_wheel_holds_every_file_and_one_top_level_name(built: tuple[Path, Path
     assert files == source_files()
     assert {name.split("/")[0] for name in files} == {"minidl"}
     assert "minidl/kernels/README.md" in files and "minidl/py.typed" in files
+
+
+def test_the_readme_of_a_package_has_no_relative_links(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as files:
+        (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        head, _, text = files.read(metadata).decode().partition("\n\n")
+    readme = (ROOT / "README.md").read_text()
+    assert "Description-Content-Type: text/markdown" in head and text.startswith("# minidl\n")
+    assert readme.count("](docs/") > 3 and "](" not in text and "docs/decentralised.md: a one-hour course" in text
+    assert text.split("```")[1::2] == readme.split("```")[1::2]
+
+
+def test_links_between_pages_lead_to_files() -> None:
+    folders = (ROOT / name for name in ("docs", "comm", "kernels", "bench"))
+    for page in [*ROOT.glob("*.md"), *(page for folder in folders for page in folder.rglob("*.md"))]:
+        for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
 
 
 def test_an_installed_wheel_runs(built: tuple[Path, Path], space: Path) -> None:

@@ -48,7 +48,7 @@ from minidl.engine.device import aligned
 from minidl.errors import ConfigError
 
 TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; the smaller ones are Channels
-URGENT = (Column.STATE, Column.STOP)  # columns whose changes are sent immediately
+URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # minimum number of seconds between messages about changes of the other columns
 NOTHING = np.zeros(0, np.uint8)
 WORD = 256  # bytes: length of the texts that ranks exchange at the start

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from minidl.cli import arguments
@@ -57,8 +60,11 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
     """
     folder = Path(given["resume"])
     if result := result_of(folder):
+        if fabric.rank == 0 and not given.get("quiet"):
+            print(_already_finished(folder), file=sys.stderr, flush=True)
         return result
     session = Session(resolve(read_run(folder), given), signals, fabric)
+    session.resumed = True
     with session.output.opened(lambda: reopen(folder)):  # the other ranks read it after the leader has reopened it
         last = files.last(folder / "checkpoints")
         if last:
@@ -66,6 +72,14 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
         if session.output.run:
             session.output.run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
         return session.train()
+
+
+def _already_finished(folder: Path) -> str:
+    length = "steps" if read_run(folder)["steps"] else "epochs"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime((folder / "summary.json").stat().st_mtime))
+    command = f"python -m minidl.train --config {quote(str(folder / 'config.toml'))} --{length} N"
+    return (f"minidl: {folder} finished on {when} and is not trained again; this is its result. "
+            f"To train longer, begin a new run: {command}")  # fmt: skip
 
 
 def _restore(session: Session, folder: Path) -> None:

@@ -298,7 +298,7 @@ class Module:
     def summary(self, input_shape: tuple[int, ...]) -> str:
         """Return a table of the layers, with output shape, parameters, and FLOPs of one forward pass for one input.
 
-        input_shape: the shape without the batch axis, such as (28, 28, 1).
+        input_shape: the shape without the batch axis. To show the table: `print(model.summary((28, 28, 1)))`.
         """
         names: dict[Module, list[str]] = {}  # a module that is used several times has several names
         for name, module in self.named_modules():

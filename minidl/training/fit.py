@@ -23,7 +23,7 @@ from minidl.nn import Module
 from minidl.ops.conv import with_winograd
 from minidl.run.checkpoint import Arrays
 from minidl.run.config import DATASETS, Config, resolve
-from minidl.run.display import epoch_line
+from minidl.run.display import Display, epoch_line
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.options import options
 from minidl.training.trainer import Entry, Trainer
@@ -56,7 +56,7 @@ def fit(
     data      a Dataset, a name for `minidl.data.load`, or arrays (x, y) or (x, y, x_test, y_test): images
               (N, H, W, C), which `fit` does not standardise, and labels (N,)
     progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; the default prints
-              a line, None prints nothing
+              a line, None prints nothing. Unless it is None, standard error tells when kernels are compiled
     given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...), with the command line's defaults
 
     The settings of the process do not change: random numbers, threads, the kind of convolution, each module's mode.
@@ -87,6 +87,7 @@ def _settings(model: Module, config: Config) -> Iterator[None]:
 
 def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[Entry], None] | None) -> History:
     trainer = Trainer(model, dataset, config)
+    trainer.engine.gradient.progress = Display(quiet=progress is None).compiling
     history, best = History([]), Arrays()
     for entry in trainer.run():
         if entry["event"] == "epoch":

@@ -14,6 +14,7 @@ from shlex import quote
 
 from minidl.comm import trace
 from minidl.comm.consensus import consensus_distance
+from minidl.comm.fabric.base import Column, Fabric
 from minidl.nn import Module
 from minidl.run import checkpoint as files
 from minidl.run.evaluation import Score, evaluate
@@ -27,6 +28,18 @@ from minidl.training.trainer import Entry, Trainer
 def distance(states: Sequence[ReplicaState]) -> float:
     """Return the consensus distance of the replicas, relative to the norm of their mean (comm/consensus.py)."""
     return consensus_distance(state.vectors["theta"] for state in states)
+
+
+def epoch_means(fabric: Fabric) -> dict[str, float]:
+    """Return the mean training loss and accuracy of the live replicas, each in its latest finished epoch.
+
+    The values are those in the status table, so no replica waits. Without any, the result is empty.
+    """
+    rows = fabric.board[fabric.survivors()]
+    rows = rows[rows[:, Column.LOSS] > 0]
+    if not len(rows):
+        return {}
+    return {"loss": float(rows[:, Column.LOSS].mean()), "accuracy": float(rows[:, Column.ACCURACY].mean())}
 
 
 class RunOutput:
@@ -92,9 +105,10 @@ class RunOutput:
             self.journal_error, self.fabric.stop_wanted = error, True
 
     def report(self, entry: Entry) -> None:
-        """Show and log the entry of an epoch."""
-        if not self.alone:  # of this replica only; all statistics are gathered at the end of the run
-            statistics = self.fabric.meter.report()
+        """Show and log the entry of an epoch. Its loss and accuracy become means of all replicas' latest epochs."""
+        if not self.alone:
+            entry |= epoch_means(self.fabric)
+            statistics = self.fabric.meter.report()  # of this replica; those of all are gathered at the end of the run
             entry |= {name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction")}
         self.show(entry)
         self.log(entry)  # before the checkpoint: a resume removes a surplus line, but cannot restore a missing one

@@ -15,7 +15,7 @@ from minidl.engine.jit import set_threads
 from minidl.errors import ConfigError
 from minidl.ops.conv import winograd
 from minidl.run.config import Config
-from minidl.run.display import Display
+from minidl.run.display import Display, count, epoch_line, legend, speed
 from minidl.run.folder import JournalError
 from minidl.run.signals import Signals, Stopped
 from minidl.training import local_snapshots
@@ -34,7 +34,8 @@ class Session:
     """One process's part in a run, from the first step to the result.
 
     The leader (the first live replica) holds the run's folder, shows the progress, and tests the average of all.
-    origin: a note at the end of the first printed line, if the run was resumed from states of different moments
+    resumed: whether the run was begun before. origin: a note for the first printed line, if it was resumed from states
+    of different moments
     """
 
     def __init__(self, config: Config, signals: Signals, fabric: Fabric) -> None:
@@ -52,10 +53,10 @@ class Session:
         fabric.join(kind.needs(arena.size, config), arena.layout_hash)
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
-        self.output = RunOutput(self.trainer, lambda entry: self.display.epoch(entry))
+        self.output = RunOutput(self.trainer, self._show_epoch)
         self.snapshots = Snapshots(self.output)
         self.last_epoch: Entry | None = None  # of a synchronous method: the shutdown reports it
-        self.origin = ""
+        self.resumed, self.origin = False, ""
 
     def check(self) -> None:
         """If a signal has arrived, raise Stopped; with several replicas, ask all to stop (see `Fabric.begin_step`)."""
@@ -70,13 +71,15 @@ class Session:
         Raises Stopped after a signal, once the state is saved, and any MinidlError of the training.
         """
         trainer, config, output = self.trainer, self.config, self.output
-        epochs = -(-trainer.planned // len(trainer.sampler))
-        self.display = Display(config.quiet or not output.leads, len(trainer.sampler), epochs)
-        trainer.engine.gradient.progress = self.display.compiling
+        self.display = Display(config.quiet or not output.leads)
+        trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.display.compiling
+        if self.resumed:
+            self.display.say(self._resumed_at())
         company = "" if output.alone else f" each, {config.workers} replicas, {config.method}"
         self.display.say(f"{output.folder}: {config.model} ({parameter_count(self.model):,} parameters) on "
-                         f"{config.data} ({len(self.data.y_train):,} images), {trainer.total_steps:,} steps"
-                         f"{company}{self.origin}")  # fmt: skip
+                         f"{config.data} ({len(self.data.y_train):,} images), {count(trainer.total_steps, 'step')}"
+                         f"{company}")  # fmt: skip
+        self.display.say(legend(config.workers))
         self.signals.defer(config.quiet or not output.leads)
         try:
             self._compile()
@@ -93,6 +96,13 @@ class Session:
         finally:
             self.display.close()
 
+    def _resumed_at(self) -> str:
+        at, epochs = self.trainer.progress, self.trainer.epochs
+        if not at.step:
+            return f"resuming {self.output.folder} from the start: it has no checkpoint yet"
+        return (f"resuming {self.output.folder} from step {at.step:,} of {self.trainer.total_steps:,} "
+                f"(epoch {min(at.epoch + 1, epochs)} of {epochs}){self.origin}")  # fmt: skip
+
     def _compile(self) -> None:
         """Compile the kernels in the first rank of each node; the other ranks then load them from the cache."""
         fabric = self.fabric
@@ -101,8 +111,7 @@ class Session:
             fabric.wait(
                 lambda: fabric.state(first) >= State.READY or None, (first,), "the compiled kernels", COMPILING
             )
-        if not self.output.alone:
-            self.trainer.prepare()
+        self.trainer.prepare()
         fabric.announce(Column.STATE, State.TRAINING)
         # All ranks begin together, even with an asynchronous method. Dead ranks delay no other, as DEAD > TRAINING.
         fabric.wait(lambda: bool(fabric.board[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to be ready")
@@ -129,14 +138,23 @@ class Session:
         return None
 
     def _step_done(self, entry: Entry) -> None:
-        at = self.trainer.progress
-        self.display.step(entry, at.batch, at.loss_sum / at.images, at.correct / at.images)
+        trainer, at = self.trainer, self.trainer.progress
+        if self.display.due():
+            steps = min(len(trainer.sampler), at.batch + trainer.total_steps - at.step)  # the last epoch may be shorter
+            self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", at.batch, steps,
+                             f"{speed(entry['images_per_second'])}, loss {at.loss_sum / at.images:.4f}")  # fmt: skip
         if at.step % LOG_EVERY == 0:
             self.output.log(entry)
+
+    def _show_epoch(self, entry: Entry) -> None:
+        self.display.close()
+        self.display.say(epoch_line(entry, f"/{self.trainer.epochs}"))
 
     def _epoch_done(self, entry: Entry) -> None:
         """Report the epoch, and save: all replicas and their average (synchronous), or this replica without waiting."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
+        fabric.announce(Column.ACCURACY, entry["accuracy"])
+        fabric.announce(Column.LOSS, entry["loss"])
         if output.alone:
             output.report(entry)
             output.save()

@@ -30,6 +30,7 @@ from minidl.program.replay import Prediction
 from minidl.run import checkpoint as files
 from minidl.run.config import Config
 from minidl.run.config_file import to_toml
+from minidl.run.display import Display
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.folder import CLUSTER, RunFolder, write
 from minidl.run.progress import BEST, Progress
@@ -44,7 +45,10 @@ from minidl.training.trainer import Entry, Trainer
 HEAD = ("# The options of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
         "# `python -m minidl.simulate --cluster {cluster} --ranks {ranks} --config FILE`\n\n"
         )  # fmt: skip
+LEGEND = ("loss, accuracy: on training images, means of all replicas; test: accuracy of their average; "
+          "distance: consensus distance")  # fmt: skip
 TESTED = 32  # at most this many replicas are tested individually
+PRINTED = 10  # about so many epochs are printed; metrics.jsonl has all of them
 LOG_EVERY = 100  # steps of a replica, on average, between two lines of metrics.jsonl
 MEASURED = 20  # gradients, of which the first does not count
 
@@ -101,21 +105,26 @@ class SimulatedRun:
         self.loss = self.correct = self.images = 0.0  # sums since the last line of metrics.jsonl
         self.last_loss = math.nan
         self.best = {name: getattr(Progress, name) for name in BEST}
+        self.display = Display(config.quiet)
+        self.engine.gradient.progress = self.engine.prediction.progress = self.display.compiling
 
     def train(self, run: RunFolder) -> Entry:
         """Train to the end of the virtual run; test; write and return the summary."""
         self.run, self.began = run, perf_counter()
-        total = self.trainers[0].total_steps
-        self.say(f"{run.folder}: {self.config.model} ({parameter_count(self.model):,} parameters) on "
-                 f"{self.config.data} ({len(self.data.y_train):,} images), {total:,} steps each, "
-                 f"{self.config.workers} simulated replicas, {self.config.method}"
-                 f"{forecast.duration(self.config.workers, total, self.batch_flops)}")  # fmt: skip
+        self.total, self.epochs = self.trainers[0].total_steps, self.trainers[0].epochs
+        self.display.say(f"{run.folder}: {self.config.model} ({parameter_count(self.model):,} parameters) on "
+                         f"{self.config.data} ({len(self.data.y_train):,} images), {self.total:,} steps each, "
+                         f"{self.config.workers} simulated replicas, {self.config.method}"
+                         f"{forecast.duration(self.config.workers, self.total, self.batch_flops)}")  # fmt: skip
+        self.display.say(LEGEND)
         self.signals.defer(self.config.quiet)
         try:
             self.simulation.run({rank: self.main(rank) for rank in range(self.ranks)}, self.check)
         except PeerLost as lost:
             raise MinidlError(f"{lost}, after {self.simulation.time:.6g} virtual s: with {self.config.method} all make "
                               "each step together; asynchronous methods (gossip) continue") from None  # fmt: skip
+        finally:
+            self.display.close()
         if self.signals.received is not None:
             stopped = Stopped(self.signals.received)
             stopped.message = f"stopped; its metrics are in {run.folder}; a simulation cannot be resumed"
@@ -126,13 +135,6 @@ class SimulatedRun:
         """If a signal has arrived, let all replicas stop after their present step."""
         if self.signals.received is not None and not self.simulation.stop_asked:
             self.simulation.stop()
-
-    def say(self, line: str) -> None:
-        from minidl.run.display import Display
-
-        display = Display(self.config.quiet, 1, 1)
-        display.say(line)
-        display.close()
 
     # -- a rank ------------------------------------------------------------------------------------------
 
@@ -190,6 +192,9 @@ class SimulatedRun:
         self.images += trainer.config.batch_size
         self.loss += entry["loss"] * trainer.config.batch_size
         self.correct += entry["accuracy"] * trainer.config.batch_size
+        if self.display.due():
+            self.display.bar("simulating", self.steps // self.config.workers, self.total,
+                             f"{self.simulation.time:.4g} virtual s, loss {self.loss / self.images:.4f}")  # fmt: skip
         epoch = self.steps // (self.config.workers * len(trainer.sampler))
         if epoch > self.epoch or self.steps - self.logged >= LOG_EVERY * self.config.workers:
             event = "epoch" if epoch > self.epoch else "step"
@@ -221,9 +226,10 @@ class SimulatedRun:
                 "consensus_distance": distance(states),
                 **{name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction")},
             }
-            self.say(f"epoch {self.epoch:>3}  {entry['time']:.4g} virtual s  loss {entry['loss']:.4f}  accuracy "
-                     f"{entry['accuracy']:.2%}  average, tested: {score.accuracy:.2%}  consensus distance "
-                     f"{entry['consensus_distance']:.4f}")  # fmt: skip
+            if self.epoch == 1 or self.epoch % -(-self.epochs // PRINTED) == 0:
+                self.display.say(f"epoch {self.epoch:>3}/{self.epochs}  {entry['time']:.4g} virtual s  "
+                                 f"loss {entry['loss']:.4f}  accuracy {entry['accuracy']:.2%}  "
+                                 f"test {score.accuracy:.2%}  distance {entry['consensus_distance']:.4f}")  # fmt: skip
         self.run.log(entry)
 
     def states(self) -> list[ReplicaState]:

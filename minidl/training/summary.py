@@ -76,6 +76,7 @@ def summarise(
         "workers": output.trainer.config.workers,
         "method": output.trainer.config.method,
         "replicas_alive": len(results),
+        "train_loss": float(np.mean([state.numbers["progress"]["train_loss"] for state in states])),
         "accuracy_average": score.accuracy,
         "accuracy_best": max(accuracies),
         "accuracy_worst": min(accuracies),

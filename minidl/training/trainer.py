@@ -85,6 +85,11 @@ class Trainer:
         return self.planned + self.progress.shift
 
     @property
+    def epochs(self) -> int:
+        """The number of epochs, counting one that --steps interrupts."""
+        return -(-self.planned // len(self.sampler))
+
+    @property
     def finished(self) -> bool:
         return self.progress.step >= self.total_steps and self.progress.batch == 0
 
@@ -107,12 +112,13 @@ class Trainer:
             began = perf_counter() - self.progress.seconds
 
     def prepare(self) -> None:
-        """Record the step for a full batch, and compile its kernels and the kernel that mixes."""
+        """Record the step for a full batch, and compile its kernels and the one that mixes: no step does."""
         self.model.train()
         for x, y in self.sampler.epoch(0):
             self.engine.gradient.prepare(x, y)
             break
-        mix(self.fabric, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5)  # writable, like received messages
+        if self.fabric.size > 1:
+            mix(self.fabric, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5)  # writable, like received messages
 
     def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Make one step on a batch x (B, H, W, C), y (B,); return its mean loss and the number of correct answers."""

@@ -1,0 +1,166 @@
+"""What a run prints while it trains: the bar, compilation, the lines of epochs, where a resume begins."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from sessions import Sessions
+
+from minidl import simulate, train
+from minidl.run import display
+from minidl.run.display import Display, count, epoch_line, legend, speed
+from minidl.run.folder import read_run
+
+ENTRY = {"epoch": 3, "loss": 0.5, "accuracy": 0.875, "lr": 0.05, "images_per_second": 12345.6}
+SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--workers", "1"]
+
+
+class Terminal(io.StringIO):
+    """A terminal of 80 columns that does not tell its size."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def lines(self) -> list[str]:
+        """The successive contents of the present line, and the lines that stay."""
+        return [line.removeprefix("\033[K").rstrip() for line in re.split(r"[\r\n]+", self.getvalue())]
+
+
+def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Replace standard error by a terminal. Not a fixture: pytest replaces it again before the test begins."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(display, "INTERVAL", 0.0)
+    return screen
+
+
+def test_the_bar_fits_80_columns_and_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    shown = Display(quiet=False)
+    for done in (1, 2, 3):
+        shown.bar("epoch 12/15", done, 345, f"{speed(57_095)}, loss 0.1824")
+    shown.say("a line that stays")
+    shown.bar("epoch 12/15", 345, 345, f"{speed(57_095)}, loss 0.1824")
+    shown.close()
+    bars = [line for line in terminal.lines if "|" in line]
+    assert max(map(len, bars)) <= 80
+    assert re.fullmatch(r"epoch 12/15   1% \|.{10,}\| 3/345, \d\d:\d\d left, 57,095 images/s, loss 0\.1824", bars[-2])
+    assert bars[-1].startswith("epoch 12/15 100% |") and " 345/345, 00:00 left" in bars[-1]
+    assert "a line that stays" in terminal.lines, "the bar was cleared before the line"
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_bar_is_due_in_a_terminal_only(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Display(quiet).due()
+    open_terminal(monkeypatch)
+    assert Display(quiet).due() is not quiet
+    monkeypatch.setattr(display, "INTERVAL", 60.0)
+    shown = Display(quiet=False)
+    assert shown.due()
+    shown.bar("epoch 1/2", 1, 9, "loss 1")
+    assert not shown.due()
+    shown.close()
+
+
+def test_compilation_is_reported_only_if_kernels_are_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Display(quiet=False)
+    for ready in (16, 16):
+        shown.compiling(ready, 16)
+    assert capsys.readouterr().err == ""
+    for ready in (13, 14, 15, 16, 16):
+        shown.compiling(ready, 16)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["compiling 3 kernels that the cache does not contain ...", "compiled 3 kernels in 0 s"]
+    for ready in (15, 16):  # another batch size may need another kernel
+        shown.compiling(ready, 16)
+    assert capsys.readouterr().err.splitlines()[-1] == "compiled 1 kernel in 0 s"
+
+
+def test_compilation_in_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    shown = Display(quiet=False)
+    for ready in (13, 14, 16):
+        shown.compiling(ready, 16)
+    assert "compiling 3 kernels that the cache does not contain: 1 done after 0 s" in terminal.lines
+    assert terminal.getvalue().count("\n") == 1 and terminal.lines[-2] == "compiled 3 kernels in 0 s"
+
+
+def test_a_speed_that_was_not_measured_is_a_dash() -> None:
+    assert epoch_line(ENTRY, "/9").endswith("lr 0.05  12,346 images/s")
+    assert epoch_line(ENTRY | {"images_per_second": 0.0}).endswith("lr 0.05  - images/s")
+    assert (count(1, "step"), count(1200, "step")) == ("1 step", "1,200 steps")
+
+
+def test_an_epoch_of_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main([*SMALL, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    out, err = capsys.readouterr()
+    assert "- images/s" in err and "0 images/s" not in err + out
+    assert out.splitlines()[-1].startswith("1 epoch, 1 step, 0.")
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "gossip", "ps"])
+def test_lines_of_epochs_are_means_of_all_replicas(tmp_path: Path, method: str) -> None:
+    run = Sessions(tmp_path, 4, {}, method=method, epochs=3)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    last = [line for line in lines if line["event"] == "epoch"][-1]
+    losses = [member["progress"]["train_loss"] for member in run.last().state["members"].values()]
+    assert len(losses) == (3 if method == "ps" else 4) and len(set(losses)) == len(losses)
+    assert run.summary and run.summary["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+    if method == "dpsgd":  # the others do not wait for each other, so a loss may be of an earlier epoch
+        assert last["loss"] == pytest.approx(run.summary["train_loss"], rel=1e-12)
+    assert last["loss"] != losses[0] and "4 replicas" in legend(4)
+
+
+def test_a_resume_says_where_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Sessions(tmp_path / "run", 2, {}, stop=0.02, method="dpsgd", epochs=40, quiet=False)
+    step = run.last().state["progress"]["step"]
+    capsys.readouterr()
+    assert train.main(["--resume", str(tmp_path / "run"), "--workers", "1"]) == 0
+    first, _, _, *epochs = capsys.readouterr().err.splitlines()
+    found = re.fullmatch(rf"resuming {tmp_path}/run from step ([\d,]+) of ([\d,]+) \(epoch (\d+) of 40\)", first)
+    assert found and int(found[1]) == step < int(found[2].replace(",", ""))
+    assert epochs[0].split()[1] == f"{found[3]}/40"
+
+
+def test_a_resume_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert train.main([*SMALL, "--steps", "2", "--quiet", "--out", str(out)]) == 0
+    (out / "summary.json").unlink()
+    for checkpoint in (out / "checkpoints").iterdir():
+        shutil.rmtree(checkpoint)
+    assert train.main(["--resume", str(out)]) == 0
+    assert capsys.readouterr().err.startswith(f"resuming {out} from the start: it has no checkpoint yet\n")
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    assert train.main([*SMALL, "--steps", "2", "--quiet", "--out", out]) == 0
+    capsys.readouterr()
+    assert train.main(["--resume", out, "--json"]) == 0
+    told, words = capsys.readouterr()
+    assert json.loads(told)["steps"] == 2 and words.count("\n") == 1
+    assert re.search(r"finished on \d{4}-\d\d-\d\d \d\d:\d\d and is not trained again; this is its result", words)
+    advice = words.strip().split("python -m minidl.train ")[1].split()
+    assert advice[0] == "--config" and advice[2:] == ["--steps", "N"]
+    assert train.main([*advice[:3], "4", "--quiet", "--json", "--out", str(tmp_path / "longer")]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 4 and read_run(tmp_path / "longer")["steps"] == 4
+    assert train.main(["--resume", out, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_simulation_prints_a_few_of_many_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--ranks", "3"]
+    assert simulate.main([*small, "--steps", "67", "--out", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    epochs = [line for line in lines if line.startswith("epoch")]
+    total = len([line for line in (tmp_path / "run" / "metrics.jsonl").open() if '"epoch",' in line])
+    assert 5 <= len(epochs) <= 11 < total
+    assert all(re.match(r"epoch +\d+/34  [\d.e-]+ virtual s  loss ", line) for line in epochs), epochs
+    assert "distance: consensus distance" in lines[1]
