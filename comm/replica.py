@@ -27,7 +27,8 @@ from minidl.engine.arena import Arena
 from minidl.engine.device import Device, aligned
 from minidl.errors import DivergedError
 from minidl.nn import Module, random_state, set_random_state
-from minidl.program.replay import Gradient, Prediction, Workspace
+from minidl.program.replay import Gradient, Prediction
+from minidl.program.workspace import Workspace
 from minidl.run.config import Config
 from minidl.run.evaluation import first_not_finite
 

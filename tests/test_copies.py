@@ -19,7 +19,8 @@ from minidl.engine.arena import Arena
 from minidl.engine.parameter import Parameter
 from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, MinidlError
-from minidl.program.replay import Gradient, Prediction, Workspace
+from minidl.program.replay import Gradient, Prediction
+from minidl.program.workspace import Workspace
 from minidl.run.evaluation import predict
 
 

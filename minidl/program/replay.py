@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 
 from minidl.engine.autograd import grad_enabled
-from minidl.engine.concurrency import check_fork, kernel_lock
-from minidl.engine.device import Device, address, aligned
+from minidl.engine.concurrency import check_fork
+from minidl.engine.device import Device, address
 from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError, ShapeError
 from minidl.nn.module import Module, evaluating, mode_changes, watched
@@ -44,11 +44,10 @@ from minidl.program.guard import observed
 from minidl.program.precompile import Kernel, OnProgress
 from minidl.program.record import Labels, Recorder, Unrecordable, paused_collector
 from minidl.program.table import WORKSPACE, Program
+from minidl.program.workspace import Workspace
 
 Loss = Callable[[Tensor, np.ndarray], Tensor]
 PROGRAMS = 64  # the most that an instance keeps; those that were not used for the longest time are discarded first
-
-
 PATIENCE = 3  # recordings in a row, each after a change of settings; if they change again, the tape computes the step
 
 
@@ -69,27 +68,6 @@ def _check_rows(logits: Tensor, labels: np.ndarray) -> None:
 
 def silent(ready: int, total: int) -> None:
     """Report no progress."""
-
-
-class Workspace:
-    """Memory for programs. It grows to the size that the largest program needs.
-
-    lock: held by a thread while a program runs in this memory, and until its results are copied.
-    """
-
-    def __init__(self) -> None:
-        self.memory = aligned(0, np.uint8)
-        self.lock = kernel_lock()
-
-    def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
-        return Workspace, ()  # a copy is other memory: nothing in it outlasts a run
-
-    def reserve(self, size: int) -> None:
-        if size > self.memory.size:
-            self.memory = aligned(size, np.uint8)
-
-    def view(self, offset: int, like: np.ndarray) -> np.ndarray:
-        return self.memory[offset : offset + like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 class Replayed:

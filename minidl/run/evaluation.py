@@ -16,7 +16,8 @@ from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, DivergedError
 from minidl.nn import Module, evaluating, watching
 from minidl.nn.module import watched
-from minidl.program.replay import Prediction, Workspace, correct_answers
+from minidl.program.replay import Prediction, correct_answers
+from minidl.program.workspace import Workspace
 
 BATCH = 256
 

@@ -1,0 +1,29 @@
+"""The memory in which programs keep their temporaries and results."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minidl.engine.concurrency import kernel_lock
+from minidl.engine.device import aligned
+
+
+class Workspace:
+    """Memory for programs. It grows to the size that the largest program needs.
+
+    lock: held by a thread while a program runs in this memory, and until its results are copied.
+    """
+
+    def __init__(self) -> None:
+        self.memory = aligned(0, np.uint8)
+        self.lock = kernel_lock()
+
+    def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
+        return Workspace, ()  # a copy is other memory: nothing in it outlasts a run
+
+    def reserve(self, size: int) -> None:
+        if size > self.memory.size:
+            self.memory = aligned(size, np.uint8)
+
+    def view(self, offset: int, like: np.ndarray) -> np.ndarray:
+        return self.memory[offset : offset + like.nbytes].view(like.dtype).reshape(like.shape)
