@@ -49,7 +49,6 @@ STATES: dict[str, tuple[Change, str]] = {
     "a huge step": (lambda s: s["progress"].update(step=2**63), "progress.step is 9223372036854775808"),
     "a huge shift": (lambda s: s["progress"].update(shift=2**50), "progress.shift is"),
     "more correct answers than images": (lambda s: s["progress"].update(correct=5), "progress.correct is 5, but"),
-    "batches without images": (lambda s: s["progress"].update(batch=2), "progress.batch is 2, but"),
     "a loss that is text": (lambda s: s["progress"].update(loss_sum="x"), "progress.loss_sum is 'x'"),
     "a missing key": (lambda s: s["progress"].pop("epoch"), "progress has no 'epoch'"),
     "an unknown key": (lambda s: s["progress"].update(more=1), "progress has an unknown key 'more'"),
@@ -117,6 +116,14 @@ def test_replicas_with_hostile_vectors(trainer: Trainer, change: Change, words: 
     checkpoint = of_replicas(trainer)
     change(checkpoint.vectors)
     with pytest.raises(CheckpointError, match=words):
+        restore(trainer, checkpoint)
+
+
+@pytest.mark.parametrize("batch", [3, 4])
+def test_a_batch_beyond_the_epoch(trainer: Trainer, batch: int) -> None:
+    checkpoint = make_checkpoint(trainer)
+    checkpoint.state["progress"]["batch"] = batch  # of 3
+    with pytest.raises(CheckpointError, match=f"progress.batch is {batch}, with 0 images; an epoch has 3 batches"):
         restore(trainer, checkpoint)
 
 
