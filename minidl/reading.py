@@ -160,23 +160,25 @@ def _require_plain(value: Any, finite: bool) -> None:
 
     finite: whether numbers must be finite.
     """
-    stack: list[tuple[Any, int]] = [(value, 1)]
+    stack: list[tuple[Any, int, str]] = [(value, 1, "it")]  # value, depth, name
     while stack:
-        value, depth = stack.pop()
+        value, depth, name = stack.pop()
         if isinstance(value, (dict, list)):
             if depth > DEPTH:
-                raise Unreadable(f"it is nested deeper than {DEPTH} levels")
-            stack += [(one, depth + 1) for one in (value.values() if isinstance(value, dict) else value)]
+                raise Unreadable(f"{name} is nested deeper than {DEPTH} levels")
             if isinstance(value, dict):
-                stack += [(key, depth) for key in value]
+                stack += [(key, depth, "a key") for key in value]
+                stack += [(one, depth + 1, schema.named(key)) for key, one in value.items()]
+            else:
+                stack += [(one, depth + 1, name) for one in value]
         elif isinstance(value, str):
             if "\0" in value or not _is_unicode(value):
-                raise Unreadable(f"it contains {schema.shown(value)}; expected Unicode without null characters")
+                raise Unreadable(f"{name} contains {schema.shown(value)}; expected Unicode without null characters")
         elif isinstance(value, float):
             if finite and not math.isfinite(value):
-                raise Unreadable(f"it contains {value}; expected finite numbers")
+                raise Unreadable(f"{name} contains {value}; expected finite numbers")
         elif isinstance(value, int) and value.bit_length() > BITS:
-            raise Unreadable(f"it contains a number of {value.bit_length():,} bits; expected at most {BITS}")
+            raise Unreadable(f"{name} contains a number of {value.bit_length():,} bits; expected at most {BITS}")
 
 
 def _is_unicode(text: str) -> bool:

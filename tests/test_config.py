@@ -242,11 +242,11 @@ def test_errors_of_the_command_line(argv: list[str], message: str) -> None:
     ("batch-size = 3", "Did you mean 'batch_size'?"),
     ("lr = '0.1'", "lr: expected a number above 0, got '0.1'"),
     ("lr = true", "lr: expected a number above 0, got True"),
-    ("lr = " + "9" * 400, "lr: expected a number"),
+    ("lr = " + "9" * 400, "lr contains a number of 1,329 bits"),
     ("seed = " + "9" * 5000, "not readable as TOML"),
     ("epochs = 3.0", "epochs: expected a whole number"),
     ("augment = [1]", "augment: expected names separated by commas, got [1]"),
-    ("data_dir = \"a\\u0000\"", "data-dir: expected text"),
+    ("data_dir = \"a\\u0000\"", "data_dir contains"),
     ("out = 'x'", "key 'out' is for the command line only: give --out"),
     ("[model]\nname = 'mlp'", "unknown key 'name'"),
     ("[data]\nlr = 1", "key 'lr' is in [data], but belongs into [optimizer]"),
@@ -273,7 +273,7 @@ def test_errors_of_files(tmp_path: Path, text: str, message: str) -> None:
 def test_unreadable_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "latin.toml").write_bytes(b"model = '\xff'")
-    for path, message in [("none.toml", "No such file"), (".", "config file"), ("fifo", "config file"),
+    for path, message in [("none.toml", "does not exist"), (".", "it is a folder"), ("fifo", "it is a pipe"),
                           ("latin.toml", "not UTF-8")]:  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             read_toml(tmp_path / path)

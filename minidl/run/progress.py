@@ -62,7 +62,7 @@ def _progress() -> Kind:
 
     def check(value: Any, name: str = "") -> None:
         fields(value, name)
-        for less, more in (("correct", "images"), ("batch", "images"), ("shift", "step")):
+        for less, more in (("correct", "images"), ("shift", "step")):
             if value[less] > value[more]:
                 raise Mismatch(f"{name}.{less} is {value[less]}, but {name}.{more} is {value[more]}")
 

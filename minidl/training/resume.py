@@ -97,6 +97,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         _restore_same_replicas(trainer, checkpoint, members)
     else:
         _restore_other_replicas(trainer, checkpoint, members, batches)
+    at, own = trainer.progress, len(trainer.sampler)
+    if at.batch > own or (at.batch == own and not at.images):
+        raise CheckpointError(f"progress.batch is {at.batch}, with {at.images} images; an epoch has {own} batches")
 
 
 def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:
