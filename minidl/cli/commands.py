@@ -120,7 +120,8 @@ def find_weights(path: Path) -> tuple[Path, dict[str, Any]]:
         files.verify(path)
         path = path / files.MODEL
     if not path.is_file():
-        raise CheckpointError(f"{path} does not exist; expected a run folder, a checkpoint or a .safetensors file")
+        wrong = "is not a regular file" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {wrong}; expected a run folder, a checkpoint or a .safetensors file")
     if path.name == files.MODEL and (path.parent / files.SUMS).is_file():
         files.verify(path.parent)
     # RUN/model.safetensors, or RUN/checkpoints/step-00000480/model.safetensors
