@@ -141,7 +141,7 @@ TRAIN = [
     ("--config folder", "config file 'folder'"),
     ("--config fifo", "config file 'fifo'"),
     ("--config /dev/zero", "config file '/dev/zero'"),
-    ("--config nowhere.toml", "No such file"),
+    ("--config nowhere.toml", "nowhere.toml"),
     ("--config latin.toml", "not UTF-8"),
     ("--config broken.toml", "config file 'broken.toml'"),
     ("--config section.toml", "unknown section [optimiser]. Did you mean 'optimizer'?"),
