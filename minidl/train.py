@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for an error, 128 + the number of the signal that ended it."""
     words = sys.argv[1:] if argv is None else list(argv)
     job: Job | None = None
+    everywhere = True  # whether an error is the same in all ranks of a job, because it depends only on `words`
     with Signals() as signals:
         try:
             job = find_job()
@@ -48,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 launch.follow()
             given = parse(Config, words)
             arguments.check(given)
+            everywhere = not (given.get("config") or given.get("resume"))
             config = read_config(given)
+            everywhere = False
             if job is None:
                 ranks = processes(config)
                 if ranks > 1:
@@ -75,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except AbortedError:
             return 2
         except MinidlError as error:
-            return _error(str(error), job)
+            return _error(str(error), job, everywhere)
         except MemoryError as error:
             return _error(f"out of memory ({error}): use a lower --batch-size or a smaller model", job)
         except OSError as error:
@@ -98,9 +101,9 @@ def processes(config: Config) -> int:
     return workers + SERVERS.get(config.method, 0)
 
 
-def _error(message: str, job: Job | None = None) -> int:
+def _error(message: str, job: Job | None = None, everywhere: bool = False) -> int:
     """Report an error in one line, only once if several replicas have it. Return the exit code."""
-    return report(message) if job is None else job.fail(message)
+    return report(message) if job is None else job.fail(message, everywhere)
 
 
 def _text(result: dict[str, Any]) -> str:

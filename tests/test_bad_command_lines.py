@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from minidl import simulate, train
 from minidl.cli.arguments import check
+from minidl.cli.job import Job
 from minidl.errors import ConfigError
 from minidl.run.config import Config, resolve
 from minidl.run.help import page
@@ -140,7 +141,7 @@ TRAIN = [
     ("--config folder", "config file 'folder'"),
     ("--config fifo", "config file 'fifo'"),
     ("--config /dev/zero", "config file '/dev/zero'"),
-    ("--config nowhere.toml", "No such file"),
+    ("--config nowhere.toml", "nowhere.toml"),
     ("--config latin.toml", "not UTF-8"),
     ("--config broken.toml", "config file 'broken.toml'"),
     ("--config section.toml", "unknown section [optimiser]. Did you mean 'optimizer'?"),
@@ -217,6 +218,17 @@ def test_train(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(("line", "words"), SIMULATE)
 def test_simulate(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     refuse(shlex.split(line), words, simulate, capsys)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_leader_of_a_job_reports_it(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for argv in (["--gpu"], ["--optimizer", "adam", "--momentum", "0.5"], ["--out", "file"]):
+        monkeypatch.setattr(train, "find_job", lambda: Job(rank, launched=False))
+        assert train.main(argv) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == (rank == 0)
 
 
 WORDS = st.one_of(

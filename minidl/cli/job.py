@@ -43,9 +43,14 @@ class Job:
         """Whether this rank is the leader, which prints for all."""
         return self.rank == (self.fabric.leader if self.fabric else 0)
 
-    def fail(self, words: str) -> int:
-        """Report an error, once per job, and make the other ranks exit. Returns the exit code."""
+    def fail(self, words: str, everywhere: bool = False) -> int:
+        """Report an error, once per job, and make the other ranks exit. Returns the exit code.
+
+        everywhere: whether all ranks certainly have this error; the leader reports it.
+        """
         fabric = self.fabric
+        if everywhere and not self.leads:
+            return 2
         if not self.leads:  # if all ranks have this error, the leader reports it
             deadline = time.monotonic() + PATIENCE
             while time.monotonic() < deadline and not (fabric and fabric.aborted()):
