@@ -85,16 +85,19 @@ def run(script: str, layer: str, **variables: str) -> str:
     return done.stdout
 
 
-layers = pytest.mark.parametrize("layer", ["omp", "workqueue", "tbb"])
+def layers(*quick: str) -> pytest.MarkDecorator:
+    """Run a test with each layer; only those in `quick` in the quick tests."""
+    slow = [pytest.param(layer, marks=pytest.mark.slow) for layer in ("omp", "workqueue", "tbb") if layer not in quick]
+    return pytest.mark.parametrize("layer", [*quick, *slow])
 
 
-@layers
+@layers("omp", "workqueue", "tbb")
 def test_threads_call_one_prediction(layer: str) -> None:
     script = """
     model = network()
     prediction, expected = Prediction(model), [Prediction(model)(X[:n]) for n in range(1, 9)]
     def work():
-        return [n for n in [1, 8, 3, 8, 5] * 40 if prediction(X[:n]).tobytes() != expected[n - 1].tobytes()]
+        return [n for n in [1, 8, 3, 8, 5] * 20 if prediction(X[:n]).tobytes() != expected[n - 1].tobytes()]
     print(together(*[work] * 4))
     first = prediction(X)
     before = first.copy()
@@ -104,7 +107,7 @@ def test_threads_call_one_prediction(layer: str) -> None:
     assert run(_dedent(script), layer).split("\n")[:2] == [str([[]] * 4), "True True"]
 
 
-@layers
+@layers("omp", "workqueue")
 def test_threads_call_predict_and_models(layer: str) -> None:
     script = """
     models = [network(seed) for seed in range(3)]
@@ -123,13 +126,13 @@ def test_threads_call_predict_and_models(layer: str) -> None:
     assert run(_dedent(script), layer).split("\n")[:2] == [str([0] * 7), "{True}"]
 
 
-@layers
+@layers("workqueue")
 def test_threads_train_different_models(layer: str) -> None:
     script = """
     # Compiles the kernels.
     expected = [trained(network(1)), replayed(network(2)), trained(network(3), count=5), replayed(network(4), count=6)]
     models = [network(seed) for seed in (1, 2, 3, 4)]
-    for _ in range(5):
+    for _ in range(3):
         models = [network(seed) for seed in (1, 2, 3, 4)]
         found = together(lambda: trained(models[0]), lambda: replayed(models[1]),
                          lambda: trained(models[2], count=5), lambda: replayed(models[3], count=6))
@@ -138,7 +141,7 @@ def test_threads_train_different_models(layer: str) -> None:
     run(_dedent(script), layer)
 
 
-@layers
+@layers("omp")
 def test_threads_fit_different_models_without_a_trace(layer: str) -> None:
     script = """
     expected = [fitted(network(seed, drop=0.3), seed) for seed in (1, 2)]
@@ -150,7 +153,7 @@ def test_threads_fit_different_models_without_a_trace(layer: str) -> None:
     run(_dedent(script), layer)
 
 
-@layers
+@layers("omp", "workqueue")
 def test_a_fork_after_use_works_or_gets_one_line(layer: str) -> None:
     script = """
     model = network()

@@ -99,6 +99,8 @@ class _LockedKernels:
 
 
 class _LockedKernel:
+    """A kernel that is called under the kernels' lock. Its attributes are those of the kernel."""
+
     def __init__(self, kernel: Any) -> None:
         self._kernel, self._lock = kernel, kernel_lock()
 

@@ -189,7 +189,7 @@ class Tensor:
     # -- copies ------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> Any:
-        """Return the attributes for copy and pickle: (of subclasses, of the class's slots)."""
+        """Return the attributes for copy and pickle: those in a dict, which subclasses may have, and those in slots."""
         require_values(self.device)
         state: Any = super().__getstate__()
         others, slots = state

@@ -95,6 +95,7 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def _end_evaluation(key: int, module: Module, block: object) -> None:
+    """Restore the mode from before the block, or leave this to a block that began later and has not ended."""
     blocks = _evaluations[key]
     later = [*blocks][[*blocks].index(block) + 1 :]
     before = blocks.pop(block)
