@@ -139,8 +139,7 @@ def _write(check: Check) -> None:
     elif check.home is not None or read in (getattr, slot):
         setattr(check.home or owner, key, value)
     elif read is entries:
-        owner.clear()
-        owner.update(zip(*value, strict=True))
+        _write_entries(owner, dict(zip(*value, strict=True)))
     elif read is contents:
         bytes_now = np.frombuffer(value, np.uint8)
         if isinstance(owner, np.ndarray):
@@ -153,6 +152,17 @@ def _write(check: Check) -> None:
     else:
         owner.clear()
         (owner.update if isinstance(owner, set) else owner.extend)(value)
+
+
+def _write_entries(owner: dict[Any, Any], before: dict[Any, Any]) -> None:
+    for name in [name for name in owner if name not in before]:
+        del owner[name]
+    for name, value in before.items():
+        if owner.get(name, MISSING) is not value:
+            owner[name] = value
+    if list(owner) != list(before):  # only then, because other threads may be reading the attributes of a module
+        owner.clear()
+        owner.update(before)
 
 
 # Random generators.

@@ -40,6 +40,7 @@ from minidl.nn.module import Module, changes
 from minidl.program import checks
 from minidl.program.checks import GENERATORS, Check
 from minidl.program.names import (
+    COMPARISONS,
     CONSTRUCTORS,
     DYNAMIC_FUNCTIONS,
     NOT_CALLED,
@@ -73,11 +74,15 @@ class Fingerprint:
         self.roots = roots
         self.names: set[str] = set(earlier.names) if earlier else {"forward", "__wrapped__"}
         self.dynamic: bool = earlier.dynamic if earlier else False
+        self.not_called: set[str] = earlier.not_called if earlier else NOT_CALLED | COMPARISONS
         self.changes = changes()  # before the walk: another thread may change a setting during it
         known = None
-        while known != (len(self.names), self.dynamic):  # a new name may be an attribute of an object seen before
-            known = len(self.names), self.dynamic
+        while known != self._reach():  # a new name may be an attribute of an object seen before
+            known = self._reach()
             self._walk()
+
+    def _reach(self) -> tuple[int, bool, int]:
+        return len(self.names), self.dynamic, len(self.not_called)
 
     def _walk(self) -> None:
         self.values: list[Any] = []  # types, leaves and identities: comparable with ==
@@ -227,18 +232,17 @@ class Fingerprint:
             return
         self._seen[kind, constructed] = 0
         bases = [base for base in kind.__mro__ if base.__module__ not in SKIPPED]
-        self._library_names[kind] = library_names([base for base in bases if is_library(base.__module__)], self.names)
+        libraries = [base for base in bases if is_library(base.__module__)]
+        self._library_names[kind] = library_names(libraries, self.names, self.not_called)
         own = [base for base in bases if not is_library(base.__module__)]
         read = set()
         for base in own and bases:
             for name, member in vars(base).items():
                 special = name[:2] == name[-2:] == "__"
-                if (function := function_of(member)) is not None:
-                    called = name not in NOT_CALLED if special else name in self.names
+                if function_of(member) is not None:
+                    called = name not in self.not_called if special else name in self.names
                     if called or (constructed and name in CONSTRUCTORS):
                         read.add(name)
-                        if base in own:
-                            self.names |= names_of(function.__code__).attributes
                 elif not special and name not in OWN and self._counts(name) and not isinstance(member, DESCRIPTORS):
                     read.add(name)
         for base in own:
@@ -250,16 +254,19 @@ class Fingerprint:
         if not is_library(kind.__module__):
             self._class(kind, constructed=True)
 
-    def _function(self, function: types.FunctionType, path: str) -> None:
+    def _function(self, function: types.FunctionType, path: str, bound: bool = False) -> None:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             found = checks.cell(cell, None)
             self._follow(checks.cell, cell, name, found, name)
         if is_library(function.__module__):
+            if function.__closure__ or bound:
+                self.names |= names_of(code).attributes
             return
         names = names_of(code)
         self.names |= names.attributes
         self.dynamic |= names.dynamic
+        self.not_called = NOT_CALLED if names.compares else self.not_called
         self._watch(getattr, function, "__code__", code, path)
         self.values.append(id(code))
         self._kept.append(code)
@@ -281,7 +288,12 @@ class Fingerprint:
                 self._visit(sys.modules[name], name)
 
     def _method(self, method: types.MethodType, path: str) -> None:
-        self._visit(method.__func__, path)
+        if isinstance(method.__func__, types.FunctionType):
+            self.values.append(id(method.__func__))
+            self._kept.append(method.__func__)
+            self._function(method.__func__, path, bound=True)
+        else:
+            self._visit(method.__func__, path)
         self._visit(method.__self__, path)
 
     def _builtin(self, function: types.BuiltinMethodType, path: str) -> None:
@@ -297,9 +309,6 @@ class Fingerprint:
         self._visit(partial.args, path)
         self._visit(partial.keywords, path)
 
-    def _getter(self, getter: Any, path: str) -> None:
-        self.dynamic = True
-
     def _variable(self, variable: contextvars.ContextVar[Any], path: str) -> None:
         self._follow(checks.variable, variable, path, checks.variable(variable, path), path)
 
@@ -308,9 +317,6 @@ class Fingerprint:
         for name in ("fget", "__func__", "func"):
             if getattr(wrapper, name, None) is not None:
                 self._visit(getattr(wrapper, name), path)
-
-    def _reference(self, reference: weakref.ref[Any], path: str) -> None:
-        self._visit(reference(), path)
 
     def _namespace(self, module: types.ModuleType, path: str) -> None:
         """A Python module: the names that the code reads. Of a library, only generators and functions that vary."""
@@ -376,10 +382,10 @@ VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether equal values are the
     (types.MethodType, True, Fingerprint._method),
     (types.BuiltinMethodType, True, Fingerprint._builtin),
     (functools.partial, True, Fingerprint._partial),
-    (operator.attrgetter | operator.methodcaller, False, Fingerprint._getter),
+    (operator.attrgetter | operator.methodcaller, False, lambda self, getter, path: setattr(self, "dynamic", True)),
     (contextvars.ContextVar, False, Fingerprint._variable),
     (property | staticmethod | classmethod | functools.cached_property, True, Fingerprint._wrapper),
-    (weakref.ref, True, Fingerprint._reference),
+    (weakref.ref, True, lambda self, reference, path: self._visit(reference(), path)),
     (type, False, Fingerprint._type),
     (types.ModuleType, False, Fingerprint._namespace),
     (dict | types.MappingProxyType, True, Fingerprint._mapping),

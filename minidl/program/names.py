@@ -31,6 +31,7 @@ DYNAMIC_ATTRIBUTES = {"__dict__", "__getattribute__", "attrgetter", "asdict", "a
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
 NOT_CALLED = CONSTRUCTORS | {"__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
                              "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__dir__"}  # fmt: skip
+COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__contains__"}
 
 VARYING = [  # objects whose results differ from call to call, although nothing that can be compared changes
     np.random.default_rng, np.random.RandomState, np.random.SeedSequence, np.random.PCG64, np.random.PCG64DXSM,
@@ -63,12 +64,16 @@ def is_library(module: str | None) -> bool:
 
 
 class Names(NamedTuple):
-    """The names in the code of a function and of the functions inside it. dynamic: whether it computes names."""
+    """The names in the code of a function and of the functions inside it.
+
+    dynamic: whether it computes names of attributes. compares: whether it compares values, which may be objects.
+    """
 
     attributes: frozenset[str]
     globals: frozenset[str]
     imports: frozenset[str]
     dynamic: bool
+    compares: bool
 
 
 @functools.lru_cache(4096)
@@ -76,14 +81,15 @@ def names_of(code: types.CodeType) -> Names:
     attributes: set[str] = set()
     variables: set[str] = set()
     imports: set[str] = set()
+    dynamic = compares = False
     for instruction in dis.get_instructions(code):
         name = instruction.opname
+        dynamic |= name == "MATCH_CLASS"  # the names are in constants, or in the class
+        compares |= name in ("COMPARE_OP", "CONTAINS_OP")
         if "GLOBAL" in name or name in ("LOAD_NAME", "STORE_NAME"):
             variables.add(instruction.argval)
         elif name == "IMPORT_NAME":
             imports.add(instruction.argval)
-        elif name == "MATCH_CLASS":  # the names of attributes are in constants, or in the class
-            attributes.add("__dict__")
         elif instruction.opcode in dis.hasname:
             attributes.add(instruction.argval)
     for constant in code.co_consts:
@@ -92,8 +98,9 @@ def names_of(code: types.CodeType) -> Names:
             attributes |= inner.attributes
             variables |= inner.globals
             imports |= inner.imports
-    dynamic = bool(variables & DYNAMIC_FUNCTIONS or attributes & DYNAMIC_ATTRIBUTES)
-    return Names(frozenset(attributes), frozenset(variables), frozenset(imports), dynamic)
+            dynamic, compares = dynamic or inner.dynamic, compares or inner.compares
+    dynamic = dynamic or bool(variables & DYNAMIC_FUNCTIONS or attributes & DYNAMIC_ATTRIBUTES)
+    return Names(frozenset(attributes), frozenset(variables), frozenset(imports), dynamic, compares)
 
 
 def function_of(member: Any) -> types.FunctionType | None:
@@ -102,10 +109,13 @@ def function_of(member: Any) -> types.FunctionType | None:
     return function if isinstance(function, types.FunctionType) else None
 
 
-def library_names(bases: list[type], names: set[str]) -> set[str]:
-    """Return the names in the code of methods of library classes that code with these names may call."""
+def library_names(bases: list[type], names: set[str], not_called: set[str]) -> set[str]:
+    """Return the names in the code of methods of library classes that code with these names may call.
+
+    not_called: special methods that it does not call.
+    """
     called = [name for base in bases for name in vars(base)
-              if name in names or (name[:2] == name[-2:] == "__" and name not in NOT_CALLED)]  # fmt: skip
+              if name in names or (name[:2] == name[-2:] == "__" and name not in not_called)]  # fmt: skip
     found: set[str] = set()
     while called:
         name = called.pop()

@@ -124,8 +124,10 @@ class Replayed:
         if self.arena is None or not self.arena.holds(named):
             tensors = [*named.items(), *self.model.named_buffers()]
             return {f"parameter {name}": tensor._data for name, tensor in tensors}
-        found = {"theta": self.arena.theta, "grad": self.arena.grad}
-        return found if self.model.statistics is None else found | {"statistics": self.model.statistics.theta}
+        arrays = {"theta": self.arena.theta, "grad": self.arena.grad}
+        if self.model.statistics is not None:
+            arrays["statistics"] = self.model.statistics.theta
+        return {name: np.asarray(array) for name, array in arrays.items()}  # while a thread records, a subclass
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("modules", "parameters", "arena", "vectors", "arrays", "fingerprint")  # `forget` computes them
