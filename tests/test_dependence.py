@@ -218,32 +218,32 @@ class Shared(nn.Module):
     """A random network with few layers, each of which may be used several times."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
+        draw = random.Random(seed).randrange
+        self.steps = [(draw(7), draw(3), draw(9), draw(2)) for _ in range(3 + draw(7))]
+        self.pools = bool(draw(2))
         self.conv = nn.ModuleList([nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1, bias=False)])
-        self.norm = nn.ModuleList([nn.BatchNorm2d(4)])
+        self.norm = nn.BatchNorm2d(4)
         self.tied, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        choose = random.Random(self.seed)
         found = [x]
-        for _ in range(choose.randint(3, 9)):
-            a, b = choose.choice(found[-3:]), choose.choice(found)
-            kind = choose.randrange(7)
+        for kind, i, j, k in self.steps:
+            a, b = found[-1 - i % len(found)], found[j % len(found)]
             if kind == 0:
-                new = choose.choice(list(self.conv))(a)
+                new = self.conv[k](a)
             elif kind <= 2:
-                new = choose.choice(list(self.norm))(a)
+                new = self.norm(a)
             elif kind == 3:
                 new = ops.relu(a)
             elif kind == 4:
-                new = a + b if choose.random() < 0.7 else a - b
+                new = a + b if k else a - b
             elif kind == 5:
                 new = self.tied(a)
             else:
-                new = ops.relu(choose.choice(list(self.norm))(a) + b)
+                new = ops.relu(self.norm(a) + b)
             found.append(new)
         y = found[-1] + found[-2]
-        if choose.random() < 0.5:
+        if self.pools:
             y = ops.max_pool2d(ops.relu(y), 2)
         y = ops.global_avg_pool2d(y).reshape(-1, 4)
         return self.last(self.tied(y) + y @ self.tied.weight)

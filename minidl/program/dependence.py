@@ -100,6 +100,10 @@ class Calls:
         """Return the last call that uses this memory."""
         return self._at(self._users[memory][-1])
 
+    def count(self, call: Call, memory: Memory) -> int:
+        """Return how many arguments of a call are arrays in this memory."""
+        return [place.memory for place, _ in self._accesses[self._positions[call]]].count(memory)
+
     def replace(self, call: Call, new: Call | None) -> None:
         """Make another call at the position of this one; None: make none."""
         i = self._positions.pop(call)
@@ -119,9 +123,9 @@ class Calls:
         return False
 
     def unchanged(self, places: Iterable[Place], since: Call, until: Call) -> bool:
-        """Return whether no call after `since` and before `until` writes these arrays."""
+        """Return whether `until` is a later call than `since`, and no call in between writes these arrays."""
         first, end = self._positions[since] + 1, self._positions[until]
-        return not any([self._touched(place, first, end, by_reading=False) for place in places])
+        return first <= end and not any([self._touched(place, first, end, by_reading=False) for place in places])
 
     def unused(self, place: Place, since: Call, until: Call) -> bool:
         """Return whether no call from `since` on and before `until` uses an array."""

@@ -79,7 +79,7 @@ def _match(rule: Rule, consumer: Call, name: str, calls: Calls, outputs: set[Mem
         output
         and others == [consumer]
         and x.same(producer.arguments[output])
-        and all(call.count(x.memory) == 1 for call in (producer, consumer))
+        and calls.count(producer, x.memory) == calls.count(consumer, x.memory) == 1
         and not any(producer.uses(argument) for argument in rule.unused)
         and not calls.depends(producer, until=consumer, besides=x.memory)
     ):

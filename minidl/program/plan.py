@@ -61,7 +61,7 @@ def work_in_place(calls: Calls, outputs: set[Memory]) -> list[Call]:
             and source.like.nbytes == target.like.nbytes
             and calls.last(source.memory) is call
             and calls.first(target.memory) is call
-            and call.count(source.memory) == call.count(target.memory) == 1
+            and calls.count(call, source.memory) == calls.count(call, target.memory) == 1
         ):
             homes[target.memory] = homes.get(source.memory, source)
     return [_moved(call, homes) for call in calls]

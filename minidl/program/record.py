@@ -172,10 +172,6 @@ class Call:
         value = self.arguments.get(name)
         return bool(value.like.size if isinstance(value, Place) else value)
 
-    def count(self, memory: Memory) -> int:
-        """Return how many arguments are arrays in this memory."""
-        return sum(place.memory is memory for _, place in self.places)
-
     def replaced(self, **arguments: Any) -> Call:
         """Return the same call with some arguments changed."""
         return Call(self.name, self.function, {**self.arguments, **arguments})
