@@ -94,10 +94,10 @@ def make_trusted(folder: Path, homes: Collection[Path] = ()) -> None:
     """Create `folder`, unless it exists. Raise an OSError if it is not writable, or if another user could change it.
 
     Only this user may write into the folder, and only this user or root may exchange it for another one. So each folder
-    on the path must belong to one of the two. Others may write into it only if it is sticky, like /tmp: then they cannot
-    rename or delete files of other users. A symbolic link is treated like a folder, and so is each step of the path to
-    which it refers. The parents of a home folder (`homes`) are not checked: a user with write access to them already
-    controls the account.
+    on the path must belong to one of the two. Others may write into it only if it is sticky, like /tmp: then they
+    cannot rename or delete files of other users. A symbolic link is treated like a folder, and so is each step of the
+    path to which it refers. The parents of a home folder (`homes`) are not checked: a user with write access to them
+    already controls the account.
     """
     _check(folder, homes)
     info = folder.stat()
@@ -180,7 +180,7 @@ class KernelCache:
                 return CompileResult._rebuild(context, *compiled)  # loads the functions that it calls
             finally:
                 _loading.pop()
-        if _loading:
+        if _loading and not self._path(key).exists():
             _report("the cache of compiled kernels is incomplete, so kernels are compiled again",
                     f"{self.name}, which {_loading[-1]} calls, is missing in {self.folder}")  # fmt: skip
         return None
