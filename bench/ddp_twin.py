@@ -78,7 +78,8 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
     options: steps, batch, lr, data_dir, channels_last; tuned: use faster settings of DDP and, in `run`, of malloc;
     every: number of steps between copies of the weights (0: no copies); target: accuracy to reach; topology and bucket:
-    for decent-dp. The accuracy is that of the last copy tested: the first that reaches the target, or the last one.
+    for decent-dp. The copies are tested in order, until one reaches the target. The accuracy is that of this copy, or
+    of the final copy if none reaches it.
     """
     import torch
     import torch.distributed as dist
@@ -112,7 +113,7 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
         model = DecentralizedDataParallel(plain, optimizer_of, topology=options["topology"],
                                           bucket_size_in_mb=options.get("bucket", 25))  # fmt: skip
-        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # used in the backward pass
+        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # it makes their steps in backward()
     else:
         own = optimizer_of(plain.named_parameters())
         optimizers = partial(list, [own])

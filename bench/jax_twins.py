@@ -1,4 +1,4 @@
-"""minidl's models in JAX, layer by layer: functions of (parameters, statistics, x) on images x (N, H, W, C).
+"""minidl's models in JAX, layer by layer, for images x (N, H, W, C). Each is a function of (net, x); see `Net`.
 
 The parameters are a list of dictionaries, one for each layer with parameters. The running statistics are a list of
 dictionaries, one for each batch norm layer.

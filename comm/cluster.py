@@ -197,7 +197,7 @@ class Cluster:
         if device.flops:
             return flops / device.flops
         if work not in self.measured:
-            raise self.wrong(f"[measured] has no {work!r}, to which the speed of a device is relative: "
+            raise self.wrong(f"[measured] has no {work!r}, but a device with `speed` needs this time: "
                              "write it with --measure, or give the device flops")  # fmt: skip
         return self.measured[work] / device.speed
 

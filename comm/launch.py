@@ -6,7 +6,7 @@
 Events, and what happens then:
 
     Ctrl-C, SIGTERM, SIGHUP     the launcher sets a word in shared memory: the ranks complete a step, save and end;
-                                after a second signal the launcher kills them
+                                after a second signal, or if no rank has compiled its kernels yet, it kills them
     a rank is killed            the launcher sets the rank's state in the status table to DEAD: depending on the method,
                                 the others continue, or stop with a checkpoint
     a rank ends with an error   the rank has reported the error; the launcher sets another word, and the others end
@@ -55,7 +55,7 @@ def run(
     """
     cores = sorted(os.sched_getaffinity(0), key=_where)
     if ranks * max(1, threads) > len(cores) and not quiet:
-        _tell(f"{ranks} workers of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
+        _tell(f"{ranks} processes of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
     with ProcessGroup(ranks) as job:
         for rank in range(ranks):
             job.start(rank, [*program, *argv], threads or max(1, len(cores) // ranks), _share(cores, rank, ranks))
@@ -161,7 +161,7 @@ class ProcessGroup:
                 _tell(f"replica {rank} was killed by {signal.Signals(-code).name}")
         elif code == 0:
             self.finished = True
-        else:  # a stopped rank does not know which signal the launcher received
+        else:  # the code of a rank that was asked to stop is replaced: only the launcher knows its own signal
             stopped = self.words[memory.STOP] and code >= 128
             self.code = self.code or (128 + self.words[memory.STOP] if stopped else code)
         if 0 < code < 128:  # after an error do not set DEAD: the others must end without reporting a lost peer
@@ -246,7 +246,7 @@ def _outlive(pipe: int) -> None:
 
 
 def settle() -> None:
-    """Bind all threads of this rank to its cores. Before, it may use all cores, because one rank compiles for all."""
+    """Bind all threads of this rank to its cores. Until then, the rank that compiles the kernels may use all cores."""
     cores = [int(word) for word in os.environ.get("MINIDL_CORES", "").split()]
     for thread in os.listdir("/proc/self/task") if cores else ():
         with suppress(OSError):  # the thread has just ended, or a core is no longer available

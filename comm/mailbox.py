@@ -1,6 +1,7 @@
 """Mailboxes: processes that share memory send vectors to each other without locks and without waiting.
 
-Every rank has slots that only this rank writes. A slot holds a header (length, type, the fields of Note) and the data.
+Every rank has slots that only this rank writes. A slot holds a header (length, type, the fields of Note, the version of
+a published state) and the data.
 Two protocols define which slots may be read and which may be overwritten. Both copy a vector once, into the slot; the
 reader reads it there.
 
@@ -18,7 +19,7 @@ newest state. For each pair of writer and reader another word, the pin, names th
     reader    newest?   pin = slot   still the newest?     read it in place            pin = 0
 
 So a writer never waits for a reader, and a reader gets a complete vector or nothing. Of three slots, one can hold the
-newest state, a slow reader can pin one, and the writer can write one. Cells and pins of dead ranks are ignored.
+newest state, a slow reader can pin one, and the writer can write one. A dead reader's cells and pins are ignored.
 atomic.py orders the stores and loads.
 """
 
@@ -255,7 +256,7 @@ class Mailbox:
 
 
 def _copy(source: np.ndarray, out: np.ndarray) -> None:
-    """out = source. Large vectors bypass the caches."""
+    """out = source. The stores to a large, aligned vector bypass the caches."""
     if out.nbytes >= CACHE and out.ctypes.data % LINE == 0:
         atomic.copy_past(source, out)
     else:

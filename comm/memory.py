@@ -140,6 +140,6 @@ def _cgroups() -> Iterator[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Return the number of bytes of cached files, which the kernel drops if memory is needed."""
+    """Return the bytes of cached files that were not used recently: the kernel drops them if memory is needed."""
     lines = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return int(lines.get("total_inactive_file", lines.get("inactive_file", 0)))  # version 1, 2

@@ -13,8 +13,8 @@ periods (evaluations, checkpoints) is not counted. Bytes sent in that time are c
 Concurrent operations (`Fabric.allreduce_start`) wait as well, but this does not delay the replica until it waits for
 their result. `Meter.beside` counts the two kinds of waiting separately.
 
-At the end each rank packs its statistics into a `vector`, which the leader gathers; `from_vector` converts it to a
-report, and `merge` combines the reports of all ranks.
+At the end each live replica packs its statistics into a `vector`, which the leader gathers; `from_vector` converts it
+to a report, and `merge` combines the reports of all replicas.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ class Meter:
         self.misses += 1
 
     def stale(self, steps: float) -> None:
-        """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it."""
+        """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it.
+
+        A parameter server counts its own steps since it sent the model from which a gradient was computed.
+        """
         self.ages[_bin(steps)] += 1
         self.age_sum += steps
         if steps > self.age_max:
@@ -344,7 +347,10 @@ def _label(number: int) -> str:
 
 
 def _staleness(ages: Sequence[int], total: float, largest: float) -> Report:
-    """Return mean, maximum, percentiles and histogram of the staleness. A percentile is the upper end of its bin."""
+    """Return mean, maximum, percentiles and histogram of the staleness.
+
+    A percentile is the upper end of its bin, but at most `largest`.
+    """
     count = sum(ages)
     below = np.cumsum(ages)
 

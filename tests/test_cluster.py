@@ -68,7 +68,7 @@ def test_measured_seconds_are_divided_by_the_speed():
     text = GOOD.replace("flops = 1e9", "speed = 0.5") + "[measured]\n'mlp digits' = 1e-3\n"
     cluster = parse(text)
     assert cluster.seconds_per_image(cluster.devices["cpu"], "mlp digits", 1.0) == 2e-3
-    with pytest.raises(ConfigError, match="no 'vgg cifar10', to which the speed of a device is relative"):
+    with pytest.raises(ConfigError, match="no 'vgg cifar10', but a device with `speed` needs this time"):
         cluster.seconds_per_image(cluster.devices["cpu"], "vgg cifar10", 1.0)
 
 

@@ -41,7 +41,7 @@ def test_each_rank_has_its_cores_and_threads() -> None:
     assert said[0][1:] == [str(len(cores)), cores]
     code, said, errors = job(len(cores) + 1, "end", program=("-c", LIGHT), quiet=False, threads=3)
     assert said[0][1:] == ["3", cores]
-    assert errors.startswith(f"minidl: {len(cores) + 1} workers of 3 threads on {len(cores)} cores")
+    assert errors.startswith(f"minidl: {len(cores) + 1} processes of 3 threads on {len(cores)} cores")
 
 
 @pytest.mark.parametrize("victims", ["launcher", "all", "replicas"])

@@ -5,11 +5,13 @@ A training method (methods/) defines what replicas exchange. It is written once,
     shm.py    processes of one node, in shared memory
     mpi.py    ranks of an MPI job: shared memory within a node, messages between nodes
     sim.py    a simulated cluster, in one process, on a virtual clock
+    alone.py  one rank without peers
 
 A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
-this rank's published state, and `latest` reads a peer's; `board` is the status table; `now` reads the clock; `idle`
-lets other processes run. This file builds the other operations from the primitives. Therefore sums add their terms in
-the same order on all transports and are bit-identical. With `--reduce fast` they are not, because MPI computes them.
+this rank's published state, and `latest` reads the published state of a peer; `board` is the status table; `now` reads
+the clock; `idle` lets other processes run. This file builds the other operations from the primitives. Therefore sums
+add their terms in the same order on all transports and are bit-identical. With `--reduce fast` they are not, because
+MPI computes them.
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD
@@ -31,7 +33,7 @@ from minidl.errors import ConfigError
 
 
 class Fabric(Transport):
-    """A transport, and the operations of methods that are built from its primitives."""
+    """A transport, and operations for methods. The operations use only the transport's primitives."""
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         super().__init__(rank, size, nodes, meter, stall)
@@ -121,9 +123,9 @@ class Fabric(Transport):
 
     # -- collectives -------------------------------------------------------------------------------------
     #
-    # A binary tree over positions in the list of members, wherever they run.        0
-    #                                                                            1       2
-    # Sums move up, (own + left) + right; the result moves down.                3 4     5 6
+    # The members form a binary tree by their positions in the list, not by the       0
+    # nodes on which they run. Sums move up, (own + left) + right; the result     1       2
+    # moves down.                                                                3 4     5 6
 
     def _family(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return (parent, children) of this rank in the tree over `members`. The root's first list is empty."""
@@ -147,8 +149,9 @@ class Fabric(Transport):
     def _depth(self) -> int:
         """Return the depth of this replica in the tree: the number of its ancestors.
 
-        A replica sends chunk c + 2 depth up before it waits for chunk c from above, so that several chunks are on their
-        way. A longer lead could deadlock, because an edge holds only one message in each direction.
+        Before a replica waits for chunk c from its parent, it has sent chunk number `c + 2 * depth` to the parent. So
+        several chunks are in flight. The way to the root and back has 2 depth edges, and each holds one message: with
+        more chunks in flight, replicas could wait for each other forever.
         """
         return (self.replicas.index(self.rank) + 1).bit_length() - 1
 
@@ -175,11 +178,11 @@ class Fabric(Transport):
     def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Collect the vectors of all live replicas: at the leader, yield (rank, vector) in order of rank.
 
-        The other replicas yield nothing, and end when their last chunk is posted. Every replica must iterate over the
-        result. A yielded vector is valid until the next one. All vectors have the same length.
+        On the other replicas the iterator yields nothing; it is exhausted when the last chunk is posted. Every replica
+        must iterate over the result. A yielded vector is valid until the next one. All vectors have the same length.
         Raises PeerLost if the leader dies, if `led_by` is set and is not the leader, and, with `fail_fast`, if any
-        replica dies. The header of each chunk has round = int(fail_fast). So if a gather with `fail_fast` was
-        interrupted, a later gather without `fail_fast` discards its chunks.
+        replica dies. An interrupted gather with `fail_fast` leaves chunks behind. A later gather without `fail_fast`
+        must discard them. To tell them apart, the field `round` of a chunk's header holds int(fail_fast).
         """
         leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):
@@ -225,9 +228,9 @@ class Fabric(Transport):
         """Begin a step after `steps` completed steps. Returns False if the replica must stop instead.
 
         synchronous: all replicas must stop after the same number of steps, but a signal reaches them in different
-        steps, and none can finish its step without its neighbours. So each replica writes to the status table how many
-        steps it will have completed after its current one. No replica continues before it has read the numbers of all.
-        Then each replica stops when it has completed as many steps as the largest of these numbers.
+        steps, and none can finish its step without its neighbours. So each replica has an entry in the status table:
+        0 until it notices the request, then 1 + s, where s is the number of the step that it began last. No replica
+        continues before it has read an entry above 0 of each. Then all stop after as many steps as the largest s.
         Raises Aborted if another rank has failed.
         """
         if self.aborted():

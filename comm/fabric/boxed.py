@@ -46,7 +46,7 @@ class BoxedFabric(Fabric):
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
         obstacle = self.box.post(channel, peers, parts, note)
         if obstacle is not None:
-            if channel is Channel.MAIL:  # on the other channels, callers repeat the attempt
+            if channel is Channel.MAIL:  # not collectives or requests: `held` is for messages between replicas
                 self.meter.held(peers[0] if obstacle == self.rank else obstacle)
             return False
         size = sum(part.nbytes for part in parts)

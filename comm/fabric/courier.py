@@ -1,7 +1,7 @@
-"""The progress engine: the only thread of a rank that calls MPI.
+"""The progress engine: the only thread of a rank that communicates by MPI.
 
 MPI makes progress only inside its functions, and two threads must not call them simultaneously (MPI_THREAD_SERIALIZED).
-So one thread makes all calls: it starts MPI, sends and receives messages while the replica computes, and ends MPI.
+So one thread makes these calls: it starts MPI, sends and receives messages while the replica computes, and ends MPI.
 
     replica's threads                 progress engine                         other ranks
       send(peer, tag, bytes) ---> orders -- Isend, Test ------------------------>

@@ -20,7 +20,7 @@ from minidl.errors import MinidlError
 T = TypeVar("T")
 # Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
 TOUCHED = {"update": 20, "mix": 12}
-# Global variables, because looking up a member of an enumeration takes longer than everything else in `post`.
+# Global variables, because looking up a member of an enumeration takes longer than all else in `post` (sim.py).
 MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
 
 
@@ -342,7 +342,7 @@ class EventLoop:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """Release a message for one receiver. The sender may then send it another. The last release frees memory."""
+        """Release a message for one receiver, so that the sender may send it another. The last release frees memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)

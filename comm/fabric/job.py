@@ -2,7 +2,7 @@
 
     Open MPI's mpiexec      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
     MPICH's mpiexec         PMI_RANK, PMI_SIZE          (Hydra, which Intel's MPI and MVAPICH use as well)
-    Slurm's srun            SLURM_PROCID, SLURM_STEP_NUM_TASKS, if SLURM_STEP_ID is the number of a step
+    Slurm's srun            SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS); not in batch scripts and shells
 """
 
 from __future__ import annotations

@@ -262,7 +262,10 @@ class MpiFabric(BoxedFabric):
         return Letter(source, vector, Note(start, weight, clock, round, bool(marker)), release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
-        """Keep a receive buffer for reuse; tell the sender that the message is released. A second call does nothing."""
+        """Keep a receive buffer for reuse. Report its release to the sender, unless it held a published state.
+
+        A second call does nothing.
+        """
         if not held:
             return
         room = held.pop()

@@ -22,7 +22,8 @@ The arithmetic is real. Durations are computed from the description of the clust
     message         alpha + n beta, for n bytes. Between nodes, the message occupies the network card of the sender's
                     node for n beta, and the card sends one message at a time. Inside a node there is no queue. A lost
                     message passes through the card again after the link's timeout.
-    latest          inside a node, alpha + n beta to read; between nodes, alpha for the request, then a message back
+    published data  to read it with `latest`: alpha + n beta inside a node; alpha for the request, then a message back,
+                    between nodes
     the rest        no time: Python, the status table, the news that a message was released or that a rank has died
 """
 
@@ -214,7 +215,7 @@ class SimFabric(Rank):
             task.peers, task.what = before
 
     def idle(self, attempt: int) -> None:
-        """Suspend until an event that `wait` may depend on: a message, a new state, a change of the status table."""
+        """Suspend until an event that `wait` may depend on: a message or its release, a new state, a new status."""
         self._check_here()
         task = self.simulation.current
         assert task is not None

@@ -42,8 +42,9 @@ class Transport(ABC):
 
     @abstractmethod
     def join(self, needs: Needs, layout: str) -> None:
-        """Allocate the memory, and wait for the other ranks. layout: a hash of the arena's layout, equal on all ranks.
+        """Allocate the memory. Outside a simulation, also wait until all ranks have called this function.
 
+        layout: a hash of the arena's layout, equal on all ranks.
         Raises ConfigError if memory is short or layouts differ. In the second case other ranks may raise Aborted.
         """
 
@@ -65,13 +66,13 @@ class Transport(ABC):
 
     @abstractmethod
     def publish(self, parts: Sequence[np.ndarray], note: Note) -> None:
-        """Publish a copy of the concatenated parts as this rank's state. Does nothing if no memory is free."""
+        """Publish a copy of the concatenated parts, to be read by `latest`. Does nothing if no memory is free."""
 
     @abstractmethod
     def latest(self, peer: int) -> Letter | None:
-        """Return the newest state of a peer, or None if this rank has seen it or cannot read it now.
+        """Return what a peer published last, or None if this rank has seen it or cannot read it now.
 
-        If the peer is on another node, this call requests the state, and a later call returns it.
+        If the peer is on another node, this call requests the vector, and a later call returns it.
         """
 
     @abstractmethod
@@ -166,7 +167,10 @@ class Transport(ABC):
 
     @contextmanager
     def working(self, what: str, amount: float = 0.0) -> Iterator[None]:
-        """Count the time of a `with` block as "gradient" (amount: images), "update" or "mix" (amount: elements)."""
+        """Count the time of a `with` block as `what`: "gradient", "update" or "mix".
+
+        amount: images of a gradient, elements of an update or a mix; only a simulated clock uses it.
+        """
         began = self.now()
         yield
         self.elapse(what, amount)
@@ -177,6 +181,6 @@ class Transport(ABC):
         return self.stop_wanted or bool(self.board[:, Column.STOP].any())
 
     def _consider_stopping(self) -> None:
-        """If a stop was requested, write to the status table the number of steps after which this rank can stop."""
+        """Write 1 + the number of steps after which this rank can stop to the status table, if a stop was requested."""
         if self.stopping() and not self.board[self.rank, Column.STOP]:
             self.announce(Column.STOP, 1 + self.step)

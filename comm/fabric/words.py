@@ -19,9 +19,9 @@ CHUNK = 1 << 20  # bytes: collectives send vectors in chunks, so that one chunk 
 class Channel(IntEnum):
     """The purpose of a message. On each channel at most one message is in flight from one rank to another."""
 
-    MAIL = 0  # what a method sends: models, gradients, mass
+    MAIL = 0  # what replicas send to each other: models, with their velocity or mass; and a server's final state
     TREE = 1  # collectives
-    CALL = 2  # a request to a server
+    CALL = 2  # a request to a server: a gradient
     ANSWER = 3  # the server's reply
     GATHER = 4  # vectors for the leader; not on TREE, where chunks of a sum may remain after a death
 
@@ -55,7 +55,7 @@ class Note(NamedTuple):
     start: int = 0  # the vector begins with theta[start]
     weight: float = 1.0  # mass of push-sum, or the learning rate for a parameter server
     clock: float = 0.0  # number of images that the sender has trained on
-    round: int = 0  # the step in which the message was sent, or the number of steps of a server's model
+    round: int = 0  # number of steps of the sender, or of a server's model; in `Fabric.gather`, whether it fails fast
     marker: bool = False  # whether this is the sender's last message (`Fabric.drain`)
 
 

@@ -87,7 +87,7 @@ class Method(ABC):
 
 @cache
 def _topology(name: str, replicas: int, seed: int, nodes: tuple[int, ...]) -> Topology:
-    """Build a topology once: `build` checks every round, and thousands of simulated replicas share one topology."""
+    """Build a topology once, since `build` checks its rounds: thousands of simulated replicas share one topology."""
     from minidl.comm.topology import build
 
     return build(name, replicas, seed, nodes)

@@ -8,10 +8,11 @@
         push         i sends x_i. The peer mixes it into its model.
         pull         i reads the newest model that the peer has published, and mixes it into x_i.
         push-pull    i sends x_i. The peer first replies with its model, then mixes x_i into it. i mixes in the reply.
+                     If the peer cannot send the reply now, it mixes first and replies in a later step.
 
 A step has the order of GoSGD (Blot, Picard, Cord, Thome 2016), which is push with --mix mass. Georgiev and Gurov (LSSC
 2019) compare several ways of exchange; quasi-global momentum is from Lin et al. (ICML 2021). A message holds the model,
-or with --block layers one layer; successive messages then hold successive layers, and each layer has a separate mass.
+or with --block layers one layer; successive exchanges then move successive layers, and each layer has a separate mass.
 """
 
 from __future__ import annotations
@@ -98,13 +99,16 @@ class Gossip(Method):
         if self.config.exchange == "pull":
             for peer in sorted(self.asked):
                 published = self.fabric.latest(peer)
-                if published is not None:  # None: the peer's model is not new, or is still in flight
+                if published is not None:  # None: the peer's model is not new, or cannot be read yet
                     self.asked.remove(peer)
                     with published:
                         self.mix(published)
 
     def answer(self, peer: int, block: int) -> None:
-        """Reply to a received model with x_i as it is before mixing. If the received model is a reply, send nothing."""
+        """Reply to a received model with x_i as it is before mixing. If sending fails, `exchange` replies later.
+
+        If a reply from this peer is expected, the received model counts as that reply, and nothing is sent.
+        """
         if peer in self.asked:
             self.asked.remove(peer)
         elif not self.push(peer, block):

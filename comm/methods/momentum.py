@@ -7,7 +7,7 @@
 Momentum accumulates the recent gradients. If the replicas have different data, local momentum still moves each replica
 towards the optimum for its own data after the models were mixed. Quasi-global momentum (QG-DSGDm; Lin, Karimireddy,
 Stich, Jaggi: ICML 2021) accumulates the movement of the mixed model instead. Step t uses m^(t-1), and discards the
-velocity that the optimizer computes:
+velocity that the optimizer computes. The formulas for D-PSGD are:
 
     x'           <- x_i^(t) - eta (mu m_i^(t-1) + g_i)
     x_i^(t+1)    <- sum_j W_ij x'_j

@@ -22,7 +22,7 @@ from minidl.run.config import Config
 if TYPE_CHECKING:
     from minidl.comm.topology import Topology
 
-Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None if no other replica trains
+Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None if there is none to choose from
 
 
 def present(fabric: Fabric) -> np.ndarray:

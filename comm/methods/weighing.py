@@ -2,12 +2,12 @@
 
     half     1/2
     clock    c_s / (c_s + c_r), where c is the number of images that a replica has seen: slow replicas weigh less
-    mass     w_s / (w_s + w_r), and w_r <- w_r + w_s: the mass moves from the sender to the receiver (push-sum)
+    mass     m / (m + w_r), and w_r <- w_r + m, where m is the mass in the message (push-sum)
 
 With `half`, both models have the same weight, but a message changes the average of all models, because only the
 receiver's model changes. With `mass`, messages do not change the average weighted by w. The sender sends half of its
-mass with its model, and the receiver adds this to its mass (Kempe, Dobra, Gehrke: FOCS 2003; for SGD: Blot, Picard,
-Cord, Thome: "GoSGD", 2016):
+mass with its model, m = w_s / 2, and the receiver adds m to its mass (Kempe, Dobra, Gehrke: FOCS 2003; for SGD: Blot,
+Picard, Cord, Thome: "GoSGD", 2016):
 
         w_s = 1 ──── 1/2, x_s ───>  w_r = 1           w_s = 1/2                   w_r = 3/2
         x_s                         x_r               x_s                         x_r <- (1 x_r + 1/2 x_s) / (3/2)

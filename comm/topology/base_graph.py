@@ -37,7 +37,7 @@ def base_graph(size: int, base: int) -> list[Round]:
 def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
     """Build the Simple Base-(k+1) graph (algorithm 2) from the digits of the number of members, written in `base`.
 
-    A digit a > 0 at position n defines a PART, which consists of a BLOCKS with base^n members each. In base 3, 14 is
+    A digit d > 0 at position n defines a PART, which consists of d BLOCKS with base^n members each. In base 3, 14 is
     112: the parts are one block of 9 members, one block of 3 members, and two blocks of 1 member.
 
     1. Each part averages, all parts in parallel. Then the members of a part hold equal vectors.

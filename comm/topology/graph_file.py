@@ -1,6 +1,6 @@
 """Reads graphs from files: edge lists, GraphML, and NetworkX's node-link JSON.
 
-An edge list has one undirected edge per line: two ranks separated by a space. `#` begins a comment:
+An edge list has one undirected edge per line: two ranks separated by white space. `#` begins a comment:
 
     0 1
     2 0 {}  # networkx.write_edgelist writes {}, which is ignored

@@ -1,7 +1,7 @@
 """The graphs of the topologies, and the weights that turn a graph into a mixing matrix.
 
 A graph defines which replicas exchange. `metropolis_rows` (undirected) or `in_degree_rows` (directed) makes one mixing
-matrix of it. Other topologies are lists of matrices, one for each round; functions in this file build them directly.
+matrix of it. The other topologies need no Graph: functions here and in base_graph.py build or draw their rounds.
 
     Graph   graph[i]: the ranks that i reads from, without i itself
     Row     row[j]: the weight of rank j in the average that rank i computes; includes j = i; ranks in ascending order

@@ -218,7 +218,7 @@ class Drawn(Topology):
     """A random topology: in each round each rank reads from one other rank, with weight 1/2, or from none."""
 
     def __init__(self, name: str, size: int, seed: int, draw: Draw, pairs: bool) -> None:
-        """pairs: whether j reads from i whenever i reads from j, so W is symmetric. The first 4 rounds are checked."""
+        """pairs: whether j reads from i whenever i reads from j, so W is symmetric (checked for the first 4 rounds)."""
         self.name, self.size, self.period = name, size, 0
         self.alive = tuple(range(size))
         self.symmetric = self.doubly = pairs or size <= 2
