@@ -63,15 +63,14 @@ def _reason(error: OSError) -> str:
 
 
 def find_folder(name: str) -> tuple[Path | None, list[str]]:
-    """Return the first folder `name` that can be created and trusted, and why those before it cannot.
+    """Return the first folder `name` that can be created and trusted (or None), and why those before it cannot.
 
-    The candidates are in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, and then in the folder for temporary files. The
-    folder is None if there is none.
+    The candidates are in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, and then in the folder for temporary files.
     """
     refused: list[str] = []
     homes: set[Path] = set()
-    with suppress(RuntimeError):  # this user has no home
-        homes = {Path.home(), Path.home().resolve()}
+    with suppress(RuntimeError, OSError):  # this user has no home
+        homes = {Path.home(), Path.home().resolve()} if Path.home().is_absolute() else set()
     for base in _bases():
         folder = base / "kernels" / name
         try:
@@ -96,9 +95,9 @@ def make_trusted(folder: Path, homes: Collection[Path] = ()) -> None:
 
     Only this user may write into the folder, and only this user or root may exchange it for another one. So each folder
     on the path must belong to one of the two. Others may write into it only if it is sticky, like /tmp: then they
-    cannot rename or delete files of other users. A symbolic link is treated like a folder, and so is
-    each step of the path to which it refers. The parents of a home folder (`homes`) are not checked: a user with write
-    access to them already controls the account.
+    cannot rename or delete files of other users. A symbolic link is treated like a folder, and so is each step of the
+    path to which it refers. The parents of a home folder (`homes`) are not checked: a user with write access to them
+    already controls the account.
     """
     _check(folder, homes)
     info = folder.stat()
@@ -181,7 +180,7 @@ class KernelCache:
                 return CompileResult._rebuild(context, *compiled)  # loads the functions that it calls
             finally:
                 _loading.pop()
-        if _loading:
+        if _loading and not self._path(key).exists():
             _report("the cache of compiled kernels is incomplete, so kernels are compiled again",
                     f"{self.name}, which {_loading[-1]} calls, is missing in {self.folder}")  # fmt: skip
         return None
