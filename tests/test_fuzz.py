@@ -36,6 +36,7 @@ INPUTS = 2000
 
 @pytest.mark.parametrize("name", PARSERS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, for values that are too large for their type
+@pytest.mark.filterwarnings("ignore:Duplicate name")  # of zipfile, which writes some of the inputs
 def test_a_parser_raises_only_minidls_errors(name: str, tmp_path: Path) -> None:
     case = PARSERS[name](tmp_path)
     for seed in range(INPUTS):

@@ -314,7 +314,7 @@ def test_unknown_names_and_sizes() -> None:
         ("base-1", 8, "expected base-2"),
         ("hierarchical", 8, "the node of each"),
         ("file", 8, "file:PATH"),
-        ("file:/nowhere/graph", 8, "cannot read graph"),
+        ("file:/nowhere/graph", 8, "does not exist"),
     ]:
         with pytest.raises(ConfigError, match=words) as caught:
             build(name, size)

@@ -88,7 +88,7 @@ def test_without_matplotlib_there_is_still_a_table(
         (["ring", "8", "--uot", "x.png"], "Did you mean '--out'"),
         (["matching", "8", "--seed", "-1"], "seed: expected"),
         (["hierarchical", "8", "--nodes", "0"], "nodes: expected"),
-        (["file:nowhere.txt"], "cannot read graph 'nowhere.txt'"),
+        (["file:nowhere.txt"], "graph 'nowhere.txt' does not exist"),
         (["file:"], "file:PATH"),
     ],
 )

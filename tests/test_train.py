@@ -157,7 +157,7 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("--model lene", "Did you mean 'lenet'?"),
     ("--lrr 1", "Did you mean '--lr'?"),
     ("--config bad.toml", "Did you mean 'model'?"),
-    ("--config none.toml", "No such file"),
+    ("--config none.toml", "'none.toml' does not exist"),
     ("--data bad.npz", "bad.npz"),
     ("--data none.npz", "none.npz"),
     ("--data synthetic:3", "synthetic:COUNT"),
