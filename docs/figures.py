@@ -40,8 +40,8 @@ def mix(name: str, rounds: int = 8) -> np.ndarray:
 def gossip(kind: type[Half], messages: int = 60, replicas: int = 5) -> tuple[np.ndarray, np.ndarray]:
     """Return the values and the masses of the replicas before the first message and after each: (messages + 1, P) each.
 
-    In each message, a random replica sends its value to another one, which mixes it into its own. kind: the class of
-    --mix half or --mix mass.
+    In each message, a random replica sends its value to another one. The receiver mixes it into its own value.
+    kind: the class of --mix half or --mix mass.
     """
     random, x = np.random.default_rng(0), np.arange(replicas, dtype=float)
     weighing = [kind(SimpleNamespace(images=0), blocks=1) for _ in range(replicas)]  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def train(name: str, steps: int = 300, size: int = 16) -> np.ndarray:
 
 
 def replicas() -> str:
-    """Four replicas over three steps of D-PSGD. The arrows between them come from the topology."""
+    """Draw four replicas over three steps of D-PSGD. The topology determines the arrows between them."""
     graph, steps = build("one-peer-exponential", 4), 3
     height, width, first, left = 58, 236, 76, 150
 
@@ -116,7 +116,7 @@ def replicas() -> str:
 
 
 def mixing() -> str:
-    """Values of replicas that converge, round by round, on three topologies."""
+    """Draw the values of replicas, round by round, on three topologies."""
     reads = {"ring": "reads from 2 others per round", "exponential": "reads from 3 others per round",
              "one-peer-exponential": "reads from 1 other per round"}  # fmt: skip
     parts = []
@@ -129,7 +129,7 @@ def mixing() -> str:
 
 
 def push_sum() -> str:
-    """Gossip without mass, with mass, and the masses."""
+    """Draw three plots: the values of gossip without mass, the values with mass, and the masses."""
     plain, _ = gossip(Half)
     values, masses = gossip(Mass)
     steps = len(values) - 1
@@ -147,7 +147,7 @@ def push_sum() -> str:
 
 
 def consensus() -> str:
-    """The consensus distance during training on four topologies."""
+    """Draw the consensus distance during training on four topologies."""
     names = {"ring": BLUE, "torus": GREEN, "one-peer-exponential": RED, "complete": INK}
     plot = Plot(70, 60, 560, 200, (0, 300), (0, 0.12))
     below = "16 replicas; eta = 0.1 up to the dashed line, then 0.02"

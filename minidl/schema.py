@@ -47,7 +47,7 @@ def number(least: float = -math.inf, most: float = math.inf) -> Kind:
 
 
 def text(pattern: str = "", words: str = "text") -> Kind:
-    """Describe a string that matches a regular expression completely. words: its description for messages."""
+    """Describe a string that matches a regular expression completely. words: how messages describe it."""
 
     def check(value: Any, name: str = "") -> None:
         if not isinstance(value, str) or (pattern and not re.fullmatch(pattern, value)):
@@ -90,7 +90,7 @@ def record(kinds: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None
 
 
 def mapping(kind: Kind, key: Kind | None = None) -> Kind:
-    """Describe a table with any keys, or keys of a kind, whose values are all of one kind."""
+    """Describe a table whose values are all of one kind. key: the kind of its keys (None: any keys)."""
 
     def check(value: Any, name: str = "") -> None:
         if not isinstance(value, dict):
@@ -126,12 +126,12 @@ def sequence(*kinds: Kind) -> Kind:
 
 
 def named(name: str) -> str:
-    """Return a name from a file for a message: unchanged if it is short and printable, else as `shown`."""
+    """Format a name from a file for a message: unchanged if it is short and printable, else as in `shown`."""
     return name if name.isprintable() and len(name) <= 100 else shown(name)
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message: at most 60 characters. Large tables and lists are not formatted."""
+    """Format a value for a message, in little more than 60 characters. Tables and lists are only counted."""
     if isinstance(value, (dict, list)):
         return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 200:  # Python refuses to format very long numbers

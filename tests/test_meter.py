@@ -48,7 +48,7 @@ def test_time_by_kind() -> None:
     meter.waited(4, 5)
     meter.worked("mix", 5, 6)
     meter.worked("update", 6, 8)
-    meter.worked("compress", 8, 9)  # not one of the kinds: counted as other
+    meter.worked("compress", 8, 9)  # an unknown kind counts as other
     clock.time = 12
     meter.stop()
     meter.waited(12, 50)  # during an evaluation
@@ -146,13 +146,13 @@ def test_waiting_during_the_gradient_is_counted_separately() -> None:
     pending.wait()
     meter.waited(9, 10)
     report = meter.report()
-    assert report["seconds"]["waiting"] == 1 + 2 + 1  # 2 s: the wait for the result, from 7 to 9, counted once
+    assert report["seconds"]["waiting"] == 1 + 2 + 1  # 2 s: `pending.wait`, from 7 to 9, counted only once
     assert report["seconds"]["mix"] == 0
     assert report["beside"] == {"working": 1, "waiting": 4 + 2}  # 4 s in `work`, 2 s reported by `Start.wait`
 
 
 def test_beside_in_one_thread() -> None:
-    """In a simulation, replicas and their concurrent operations are greenlets, each with a separate context."""
+    """In a simulation, a replica and its concurrent operation are greenlets, each with a separate context."""
     greenlet = pytest.importorskip("greenlet")
     meter = Meter()
     meter.start()

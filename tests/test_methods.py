@@ -179,8 +179,8 @@ def test_local_sgd_averages_momentum_with_velocity_mixed() -> None:
 @pytest.mark.parametrize("topology", ["ring", "torus", "one-peer-exponential", "base-2", "matching", "uniform"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7])
 def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap: bool) -> None:
-    """A step is X <- W (X - eta G), computed in float64; with overlap it is X <- W X - eta G. X and G contain the
-    parameters and the gradients, with a row for each replica; W is the topology's mixing matrix."""
+    """A step is X <- W (X - eta G); with overlap it is X <- W X - eta G. X and G hold the parameters and the gradients,
+    with a row for each replica; W is the topology's mixing matrix."""
     if topology == "torus" and ranks == 7:
         pytest.skip("7 replicas make no torus")
     diary = Diary()
@@ -257,8 +257,8 @@ def runs() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
 def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
-    """A run of 6 steps repeats bit by bit, and so does a run of 3 steps resumed for 3 more. With a synchronous method,
-    the two give the same bits as each other."""
+    """A run of 6 steps repeats bit by bit, and so does a run of 3 steps that is resumed for 3 more. Except with gossip
+    and ps, both runs give the same bits."""
     options = {**MOMENTUM, "period": 2, **options}
     name = options.pop("name")
     first = run(name, 4, 6, **options)

@@ -103,9 +103,9 @@ def test_spectral_gaps_of_the_literature(name: str, size: int, gap: float) -> No
 def test_sequences_of_one_peer_beat_the_graph_that_they_are_made_of() -> None:
     static, sequence = build("exponential", 12), build("one-peer-exponential", 12)
     assert len(static.sources(0, 0)) == 4 and len(sequence.sources(0, 0)) == 1
-    # The sequence is directed, and inexact because 12 is not a power of two. A period has four rounds, with hops h of
-    # 1, 2, 4 and 8 ranks. The eigenvalues of its product are prod (1 + w^h) / 2 over h. The spectral gap is per round:
-    # 1 minus the fourth root of the second largest |eigenvalue|.
+    # A period has four rounds, with hops h of 1, 2, 4 and 8 ranks. The product of its matrices has the eigenvalues
+    # prod (1 + w^h) / 2 over h, where w^12 = 1. The spectral gap is per round: 1 minus the fourth root of the second
+    # largest |eigenvalue|.
     w = np.exp(2j * np.pi * np.arange(1, 12) / 12)
     second = np.abs(np.prod([(1 + w**hop) / 2 for hop in (1, 2, 4, 8)], axis=0)).max()
     assert sequence.spectral_gap() == pytest.approx(1 - second ** (1 / 4))
@@ -139,7 +139,7 @@ def test_random_rounds_follow_from_seed_and_round(name: str) -> None:
 
 def test_torus_of_any_shape() -> None:
     wide = build("torus:2x6", 12)
-    assert wide.sources(0, 0) == (1, 5, 6)  # the neighbours above and below are the same
+    assert wide.sources(0, 0) == (1, 5, 6)  # the neighbours above and below are the same rank
     assert build("torus", 12).sources(0, 0) == (1, 3, 4, 8)  # 3 x 4
     assert build("torus:4x3", 12).sources(0, 0) == (1, 2, 3, 9)
     assert np.array_equal(build("torus", 7).matrix(0), build("ring", 7).matrix(0))  # 1 x 7
@@ -184,12 +184,12 @@ def test_survivors_keep_their_ranks_and_lose_no_weight(data: st.DataObject, name
             assert topology.sources(rank, round) == tuple(j for j in np.flatnonzero(after[rank]) if j != rank)
             assert topology.targets(rank, round) == tuple(i for i in np.flatnonzero(after[:, rank]) if i != rank)
             assert not dead.intersection(topology.neighbours(rank))
-    if dead and len(alive) > 1:  # successive deaths give the same matrices
+    if dead and len(alive) > 1:  # deaths one after the other give the same matrices
         first, *others = sorted(dead)
         again = whole.without([first]).without(others)
         assert np.array_equal(again.matrix(1), topology.matrix(1))
     gap = topology.spectral_gap()
-    # With an asymmetric matrix, links in one direction can be enough for the replicas to agree.
+    # With an asymmetric matrix, links in one direction can suffice: the gap may be positive without connection.
     assert gap > 1e-9 if topology.connected else gap < 1e-9 or not topology.symmetric
 
 

@@ -20,7 +20,7 @@ from minidl.errors import MinidlError
 T = TypeVar("T")
 # Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
 TOUCHED = {"update": 20, "mix": 12}
-# Global variables, because looking up a member of an enumeration takes longer than all else in `post` (sim.py).
+# Global variables: looking up a member of an enumeration would take longer than the rest of `post` (sim.py).
 MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
 
 
@@ -31,7 +31,7 @@ class Deadlock(MinidlError):
 class SimulatedProcess:
     """A greenlet of a rank, also called a task.
 
-    While it is parked, `what` describes what it waits for, and `peers` are the ranks that can provide it (empty: any).
+    what, peers: for a parked task, what it waits for, and the ranks for which it waits (empty: any).
     """
 
     __slots__ = ("fabric", "greenlet", "parked", "peers", "what")
@@ -98,7 +98,7 @@ class EventLoop:
         self.image_seconds = [costs[device] for device in place.devices]
         self.chance = np.random.default_rng([seed, ranks])  # decides which messages are lost
         self.card_free = [0.0] * len(place.groups)  # time at which each node's network card is free
-        # All ranks share these: with thousands of ranks, one copy for each would take too much memory.
+        # All ranks share these objects: a copy for each of thousands of ranks would take too much memory.
         self.board = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
         self.everybody = tuple(range(ranks))
@@ -114,7 +114,7 @@ class EventLoop:
         self.ready: deque[SimulatedProcess] = deque()
         # Parked tasks, by the rank that they wait for. An inner dictionary is an ordered set.
         self._watching: dict[int, dict[SimulatedProcess, None]] = {rank: {} for rank in (ANY, *range(ranks))}
-        self._survivors: tuple[tuple[int, ...], list[int]] | None = None  # (replicas, those of them that are alive)
+        self._survivors: tuple[tuple[int, ...], list[int]] | None = None  # (all replicas, the live replicas)
         self._training: set[int] | None = None  # replicas neither dead nor finished
         self._hub: greenlet | None = None
         self.current: SimulatedProcess | None = None
@@ -237,7 +237,7 @@ class EventLoop:
     # -- deaths, joins, stops ----------------------------------------------------------------------------
 
     def _die(self, rank: int) -> None:
-        """Let a rank die. Its messages in flight are lost, those that have arrived stay, and its inbox is emptied."""
+        """Let a rank die. Its messages in flight are lost, but those that have arrived remain. Its inbox is emptied."""
         fabric = self.fabrics[rank]
         if rank not in self.running or fabric.gone or self.board[rank, STATE] == State.DEAD:
             return  # it has finished, or has not joined yet
@@ -342,7 +342,7 @@ class EventLoop:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """Release a message for one receiver, so that the sender may send it another. The last release frees memory."""
+        """Release a message for one receiver: the sender may send it another. The last release frees the memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)

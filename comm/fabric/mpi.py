@@ -1,10 +1,9 @@
 """The fabric of an MPI job: shared memory between the ranks of a node, MPI messages between nodes.
 
-As in shm.py, a rank writes messages into slots of its mailbox, and the ranks of its node read them there. For a rank of
-another node, the sender's progress engine (courier.py) acts as the reader: it sends the message from the slot without a
-copy, and releases the slot when the receiver reports that it has released the message. So at most one message is in
-flight on each channel from one rank to another, the memory for arriving messages is bounded, and a slow replica delays
-only the replicas that wait for it.
+As in shm.py, a rank writes messages into slots of its mailbox, and the ranks of its node read them there. To another
+node, the sender's progress engine (courier.py) sends the message from the slot without a copy. The engine releases the
+slot when the receiver reports that it has released the message. So at most one message is in flight on each channel
+from one rank to another, and the memory for arriving messages is bounded.
 
       rank 0        rank 1               |                  rank 2        rank 3
         |    memory    |      engine --- MPI --- engine       |    memory    |
@@ -17,7 +16,7 @@ only the replicas that wait for it.
                                  sends while the replica computes
     BOARD                        a rank's row of the status table, sent to one rank of every other node
 
-MPI reports which ranks form a node (Split_type). If they cannot all map one memory segment, they use MPI instead.
+MPI reports which ranks form a node (Split_type). If they cannot all map one memory segment, they send through MPI.
 MINIDL_NODE=NAME overrides the node that MPI reports, and MINIDL_MPI_ONLY=1 sends everything through MPI.
 """
 
@@ -52,8 +51,8 @@ URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are s
 TOLD = 0.02  # minimum number of seconds between messages about changes of the other columns
 NOTHING = np.zeros(0, np.uint8)
 WORD = 256  # bytes: length of the texts that ranks exchange at the start
-MARK = 7  # the word of a segment's header that holds a random number, which identifies the segment
-PATIENCE = 2.0  # seconds that a rank that exits without calling `close` waits for the others to leave
+MARK = 7  # index of a word in the control area: a random number that identifies the segment
+PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for the others to leave
 
 
 class MpiFabric(BoxedFabric):
@@ -75,7 +74,7 @@ class MpiFabric(BoxedFabric):
         self._news: dict[int, Letter] = {}
         self._asked: set[int] = set()  # peers whose published state this rank has requested
         self._seen = [0] * self.size  # by peer, the version of the last state that came from it
-        self._askers: dict[int, int] = {}  # peers that requested this rank's state: version that each has seen
+        self._askers: dict[int, int] = {}  # by peer that requested this rank's state, the version that it has seen
         self._answering = 0  # number of replies that are being sent
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
@@ -107,7 +106,7 @@ class MpiFabric(BoxedFabric):
         """Return the node of every rank. Sets _groups: for every rank, the first rank with which it shares memory."""
         first = self.courier.ask(self.courier.first_of_node)
         name = os.environ.get("MINIDL_NODE")
-        # MPI treats a machine's network namespaces as one node; here each is a node, so that tests can imitate nodes.
+        # Each network namespace of a machine counts as a node, so that tests can imitate nodes.
         own = f"name {name}"[:WORD] if name else f"{first} {os.stat('/proc/self/ns/net').st_ino}"
         places = self._everyone(own)
         self._groups = [places.index(place) for place in places]
@@ -116,7 +115,7 @@ class MpiFabric(BoxedFabric):
         return nodes
 
     def _share(self) -> None:
-        """Open the memory of this rank's group. If a rank cannot, every rank of its group becomes a separate group."""
+        """Open the memory of this rank's group. If one rank cannot, each rank of the group becomes a separate group."""
         head = self._groups[self.rank]
         own, mark = None, 0
         if head == self.rank:
@@ -262,7 +261,7 @@ class MpiFabric(BoxedFabric):
         return Letter(source, vector, Note(start, weight, clock, round, bool(marker)), release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
-        """Keep a receive buffer for reuse. Report its release to the sender, unless it held a published state.
+        """Keep a receive buffer for reuse. If it held a message, report the release to the sender.
 
         A second call does nothing.
         """
@@ -275,7 +274,7 @@ class MpiFabric(BoxedFabric):
             self.courier.send(source, TAKEN + tag, NOTHING)
 
     def _tick(self) -> None:
-        """Send changes of the status table and replies to requests for the newest state, if they are due."""
+        """Send what is due: changes of the status table, and replies to requests for the newest state."""
         if self._untold and time.monotonic() - self._told > TOLD:
             self._tell()
         if self._askers and not self._answering and self._joined:

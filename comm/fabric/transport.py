@@ -24,8 +24,8 @@ T = TypeVar("T")
 class Transport(ABC):
     """The transport of one rank among `size` ranks.
 
-    replicas: the ranks that train; the other ranks are servers. nodes[r]: the node of rank r. stall: a rank that has
-    waited for this many seconds prints what it waits for.
+    replicas: the ranks that train; the other ranks are servers. nodes[r]: the node of rank r. stall: seconds of waiting
+    after which a rank prints what it waits for.
     """
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
@@ -56,7 +56,7 @@ class Transport(ABC):
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
         """Send a copy of the concatenated parts to each of the peers, without waiting.
 
-        Returns False, and sends nothing, if a peer is dead or has not released the previous message, or memory is full.
+        Returns False and sends nothing if memory is full, or a peer is dead or has not released the previous message.
         parts: contiguous vectors of one type, float32 or float64.
         """
 
@@ -81,11 +81,11 @@ class Transport(ABC):
 
     @abstractmethod
     def idle(self, attempt: int) -> None:
-        """Let other processes run. attempt: how often the same call of `wait` has called this function before."""
+        """Let other processes run. attempt: number of earlier calls of this function by the same `wait`."""
 
     @abstractmethod
     def start(self, work: Callable[[], T]) -> Pending[T]:
-        """Run `work` concurrently with the replica: one function at a time, in the order in which they were started."""
+        """Run `work` concurrently with the replica: one function at a time, in the order of the calls."""
 
     @abstractmethod
     def shared(self, name: str) -> np.ndarray:
@@ -131,7 +131,7 @@ class Transport(ABC):
     ) -> T:
         """Wait until ready() returns a value other than None, and return it. stall: if not 0, replaces `self.stall`.
 
-        Raises PeerLost if ready() returns None and `lost` returns a rank, and Aborted if another rank has failed.
+        Raises PeerLost if `lost` returns a rank while ready() returns None. Raises Aborted if another rank has failed.
         """
         result = ready()
         if result is not None:
@@ -181,6 +181,6 @@ class Transport(ABC):
         return self.stop_wanted or bool(self.board[:, Column.STOP].any())
 
     def _consider_stopping(self) -> None:
-        """Write 1 + the number of steps after which this rank can stop to the status table, if a stop was requested."""
+        """If a stop was requested, write 1 + the number of steps after which this rank can stop to the status table."""
         if self.stopping() and not self.board[self.rank, Column.STOP]:
             self.announce(Column.STOP, 1 + self.step)

@@ -15,9 +15,8 @@ from minidl.errors import ConfigError
 def apportion(total: int, weights: ArrayLike) -> np.ndarray:
     """Divide `total` in proportion to `weights` (P,): return whole numbers (P,) that sum to `total`.
 
-    Largest-remainder method: each gets the integer part of its quota; the rest goes to the largest fractional parts,
-    the first ones if several are equal. Every result differs from its quota by less than 1. Raises ConfigError if a
-    weight is negative or not finite, or all are 0.
+    Largest-remainder method: each gets the integer part of its quota. The rest goes to the largest fractional parts;
+    if several are equal, to the first ones. Raises ConfigError if a weight is negative or not finite, or all are 0.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not (weights.size and np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
@@ -39,9 +38,9 @@ def equal_lengths(n: int, replicas: int) -> list[int]:
 def shard(n: int, lengths: Sequence[int], rank: int, seed: int, epoch: int) -> np.ndarray:
     """Return the samples of replica `rank` in this epoch: indices (lengths[rank],) into a set of n samples.
 
-    Each epoch draws a new permutation of the samples and cuts it into slices of these lengths: replica r gets slice r,
-    so shards never overlap. The lengths may change between epochs. If they sum to less than n, the end of the
-    permutation is not used in this epoch. Raises ConfigError if rank or lengths are out of range.
+    Each epoch draws a new permutation of the samples and cuts it into slices of these lengths. Replica r gets slice r.
+    The lengths may change between epochs. If they sum to less than n, the end of the permutation is not used in this
+    epoch. Raises ConfigError if rank or lengths are out of range.
 
     Use: `Loader(x, y, batch_size, indices=shard(...)).epoch(epoch)`.
     """

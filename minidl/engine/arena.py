@@ -5,11 +5,10 @@
     state   |  the same layout: momentum, Adam's moments ...                         |
 
 Each parameter's array becomes a view into theta, the vector of all parameters, and its gradient a view into grad. The
-optimizer, messages between replicas and checkpoints then handle a few flat vectors instead of many arrays. theta may be
-in memory that the arena allocates, in shared memory, or in an MPI window.
+optimizer, messages between replicas and checkpoints then handle a few flat vectors instead of many arrays.
 
-Each parameter begins on a 64-byte boundary. The gaps between them are zero in theta and in grad, and every
-update rule keeps them zero.
+Each parameter begins on a 64-byte boundary. The gaps between parameters are zero in theta and in grad; every update
+rule keeps them zero.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class Arena:
         `Arena.required_size(parameters)` elements. The parameters' values are copied into it. None: a new vector.
 
     theta, grad: the vectors.
-    version: increased by each write to theta through minidl. A cache of data computed from theta (packed weights, a
-        published copy) compares versions to detect that it is out of date. After a direct write, call `touch`.
-    dissolved: whether its parameters have moved to another arena. It then stores nothing that a model uses.
+    version: increases with each write to theta through minidl. Caches of data computed from theta (packed weights, a
+        published copy) compare versions. After a direct write, call `touch`.
+    dissolved: whether the parameters have left the arena. A dissolved arena stores nothing that a model uses.
     cleared: the parameters whose gradient is known to be zero. Their next gradient is written, not added. This saves
         reading the old gradient and, in a recorded step (program/), setting it to zero. Reading `parameter.grad`
         removes the parameter from the set, because the caller may modify the gradient. Between `zero_grad` and
@@ -114,7 +113,7 @@ class Arena:
                 parameter.move_into(None, self.view(self.theta, slot).copy(), self.view(self.grad, slot).copy())
 
     def __reduce__(self) -> Any:
-        """Describe a copy (deepcopy, pickle): a new arena, in memory of its own, that stores copies of the parameters.
+        """Describe a copy for deepcopy and pickle: a new arena with its own memory and with copies of the parameters.
 
         Values and gradients come from the copied parameters. A copy of a dissolved arena is dissolved as well.
         """

@@ -1,8 +1,7 @@
 """Elementwise arithmetic. Shapes broadcast as in NumPy.
 
-A sum, difference or product of a tensor and a number is computed by `affine`, without an array for the number.
-`divide` and `maximum` convert the number to an array. `divide` does not use `affine`, because x times 1 / n would round
-differently from x / n.
+`add`, `subtract` and `multiply` pass a number to `affine`, without an array for it. `divide` and `maximum` convert the
+number to an array. `divide` cannot use `affine`, because x times 1 / n rounds differently from x / n.
 """
 
 from __future__ import annotations

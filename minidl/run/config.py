@@ -7,9 +7,8 @@ The values of a run come from layers; later layers override earlier ones: the de
 the model and of the optimizer (presets.py); the file of --config; the command line.
 
 An option that has no effect is refused, for example --mix without --method gossip. One exception: if the command line
-chooses another method than the file, the file's options of the first method are dropped. In the same way, if it chooses
-another data set, model or optimizer, the file's values of options with a preset (such as lr) are dropped: they were
-chosen for the other one.
+chooses another method than the file, the file's options of its method are dropped. If the command line chooses another
+data set, model or optimizer, the file's values of options with a preset (such as lr) are also dropped.
 
 Names of data sets, schedules and so on are repeated here as strings, so that --help does not import NumPy. A test
 compares them with the code.
@@ -83,7 +82,7 @@ ConfigT = TypeVar("ConfigT", bound=type)
 
 
 def _with_declared(config: ConfigT) -> ConfigT:
-    """Add a field for each option that a model, an optimizer or a method declares. Its choices are those of all."""
+    """Add a field for each option that a model, an optimizer or a method declares, with the choices of all of them."""
     found: dict[str, Option] = {}
     for chooser in CHOOSERS:
         for choice in declared.choices(chooser).values():
@@ -102,8 +101,8 @@ def _with_declared(config: ConfigT) -> ConfigT:
 class Config:
     """The options of a training run. Those that have no effect are None (see `no_effect`).
 
-    Raises ConfigError if a value is unknown or out of range, or if an option is given that the chosen model, optimizer
-    or method does not take.
+    Raises ConfigError if a value is unknown or out of range, or if the chosen model, optimizer and method do not take a
+    given option.
     """
 
     model: str = option("lenet", "the network", group="model", choices=_abouts("model"))
@@ -228,7 +227,7 @@ def _is_default(name: str, value: Any) -> bool:
 
 
 def complete(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the defaults of the options that all runs take, and of those of the chosen model, optimizer and method.
+    """Add the defaults of options: those that all runs take, and those of the chosen model, optimizer and method.
 
     Raises ConfigError for an unknown model, optimizer or method.
     """
@@ -243,8 +242,8 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(*layers: Mapping[str, Any]) -> Config:
     """Combine layers of options into a config. Later layers override earlier ones; paths become absolute.
 
-    Raises ConfigError if an option has no effect, unless it is from an earlier layer and had one there. The attribute
-    `source` of a layer, if any, is put before the message.
+    Raises ConfigError if an option has no effect in its own layer. Options that lose their effect by a later layer are
+    dropped. The attribute `source` of a layer, if any, is put before the message.
     """
     given: dict[str, Any] = {}
     refused: dict[str, str] = {}  # options without effect in their layer, and the layer's source

@@ -41,9 +41,9 @@ def evaluate(
 ) -> Score:
     """Compute the score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
 
-    check: called for every batch; an exception that it raises ends the evaluation. prediction: a `Prediction` of the
-    model, if the caller keeps one for several evaluations. Raises ConfigError if x or y are invalid, DivergedError
-    if the loss is not finite.
+    check: called for every batch; its exception ends the evaluation. prediction: a `Prediction` of the model, to reuse
+    it for several evaluations (None: see `kept_prediction`). Raises ConfigError if x or y are invalid, DivergedError if
+    the loss is not finite.
     """
     x = _images(x)
     if len(x) != len(y):
@@ -67,18 +67,17 @@ def predict(model: Module, x: ArrayLike, batch_size: int = BATCH) -> np.ndarray:
     Images must be standardised as in training: `dataset.standardise(images)`. Raises ConfigError if there are no images
     or they are not floats.
 
-    The recorded computation is kept as long as the model. Calls from several threads are made one after the other; for
-    simultaneous calls, let each thread have a `Prediction`.
+    The computation is recorded, and kept as long as the model. Calls from several threads run one after the other; for
+    simultaneous calls, give each thread its own `Prediction`.
     """
     return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, _images(x), batch_size)])
 
 
 def kept_prediction(model: Module) -> Prediction:
-    """Return the `Prediction` of a model that `predict` and `evaluate` use. The model keeps it; copies have their own.
+    """Return the model's `Prediction` for `predict` and `evaluate`. The model keeps it; copies have their own.
 
-    A Prediction of the model itself would refer to the model, and the memory of a discarded model would not be freed
-    before the garbage collector runs. This one is of a stand-in: another object of the same class with the same
-    attributes, in the same dict.
+    If a model kept a Prediction of itself, this cycle would delay the release of its memory until the garbage collector
+    runs. So the Prediction is of a stand-in: another object of the same class that shares the model's attribute dict.
     """
     if watched() or any(vars(kind).get("__slots__") for kind in type(model).__mro__ if kind is not Module):
         return Prediction(model)  # watchers must see the model itself; attributes in slots cannot be shared

@@ -117,7 +117,7 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def rewind(self, step: int, epoch: int) -> None:
-        """Remove the lines of metrics.jsonl for steps after `step`, and for ends of epochs after number `epoch`."""
+        """Remove from metrics.jsonl steps after `step`, ends of epochs after `epoch`, and invalid lines."""
         if not self.metrics.exists():
             return
         with blaming(str(self.metrics), JournalError), opened(self.metrics) as old:
@@ -142,7 +142,7 @@ class RunFolder:
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return the options of the run in this folder. Raises CheckpointError if there is none, or a simulated one."""
+    """Return the options of the run in this folder. Raises CheckpointError if there is none or a simulated one."""
     path = Path(folder) / "config.toml"
     if not path.is_file():
         raise CheckpointError(f"{folder} holds no run: it has no config.toml")
@@ -192,7 +192,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _happened(line: bytes, step: int, epoch: int) -> bool:
-    """Return whether a line of metrics.jsonl is valid, and not later than this step and number of epochs."""
+    """Return whether a line of metrics.jsonl is valid, and not later than this step and this epoch."""
     try:
         entry = json_value(line.decode("utf-8", "replace"))
         ENTRY(entry)
@@ -216,7 +216,7 @@ def _next_free(name: str) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Lock the folder, until the returned handle is closed. The system closes the handles of a killed process."""
+    """Lock the folder until the returned handle is closed. The system also closes the handles of a killed process."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,10 +3,10 @@
     checkpoints/step-00000480/           the checkpoint of the leader at the end of its last epoch
     checkpoints/parts/2/step-00000470/   the state of replica 2 at the end of its last epoch
 
-Each replica writes its snapshot without communication, so the snapshots are of different moments, and messages in
-flight are lost. Push-sum gives each replica a mass, its weight in the average that messages preserve, and sends parts
-of it in messages. The saved masses would not add up to the number of replicas, so after a resume each mass starts again
-at 1. Once all replicas have stopped, one checkpoint holds the states of all, and the snapshots are deleted.
+Each replica writes its snapshot without communication. So the snapshots are of different moments, and messages in
+flight are lost, with the push-sum masses that they carry (comm/methods/weighing.py). The saved masses would not add up
+to the number of replicas, so after a resume each mass starts again at 1. When all replicas have stopped, one checkpoint
+holds the states of all, and the snapshots are deleted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLDER = "parts"
 
 
 def snapshot(trainer: Trainer) -> ReplicaState:
-    """Return the state of this replica without the method's state: its masses and counters start again."""
+    """Return the state of this replica without the method's state: the method's masses and counters start again."""
     state = own_state(trainer)
     return replace(state, numbers=state.numbers | {"method": None}, meter=trainer.fabric.meter.vector())
 
@@ -51,7 +51,7 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
         part = files.load(last) if last and folder.name not in members else None
         if part and list(part.state.get("members", {})) != [folder.name]:
             raise CheckpointError(f"{last}: expected the state of replica {folder.name}")
-        if part and part.state["batches"] == checkpoint.state["batches"]:  # else the number of replicas differed
+        if part and part.state["batches"] == checkpoint.state["batches"]:  # else the number of replicas has changed
             vectors |= part.vectors
             members |= part.state["members"]
     ordered = {rank: members[rank] for rank in sorted(members, key=int)}

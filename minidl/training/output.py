@@ -1,8 +1,8 @@
 """The output of a run: metrics, checkpoints and the result.
 
 The leader (the first live replica) writes it. With an asynchronous method, the other replicas write local snapshots
-(local_snapshots.py). If there is a server (a rank that holds weights and does not train), it saves its weights when all
-replicas have died, and the local snapshots are omitted.
+(local_snapshots.py). A server (a rank that holds weights and does not train) makes these snapshots unnecessary: it
+saves its weights if all replicas have died.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def distance(states: Sequence[ReplicaState]) -> float:
 def epoch_means(fabric: Fabric) -> dict[str, float]:
     """Return the mean training loss and accuracy of the live replicas, each in its latest finished epoch.
 
-    The values are those in the status table, so no replica waits. Without any, the result is empty.
+    They come from the status table, so no replica waits. Empty if no live replica has finished an epoch.
     """
     rows = fabric.board[fabric.survivors()]
     rows = rows[rows[:, Column.LOSS] > 0]
@@ -88,7 +88,7 @@ class RunOutput:
                 self.run.__exit__()
 
     def _held(self) -> RunFolder:
-        """Return the run's folder. After the death of the leader, the next one (or a server) opens it first."""
+        """Return the run's folder. After the death of the leader, the new leader or a server opens it first."""
         if self.run is None:
             self.run = reopen(self.folder)
         return self.run
@@ -96,7 +96,7 @@ class RunOutput:
     # -- while it trains ---------------------------------------------------------------------------------
 
     def log(self, entry: Entry) -> None:
-        """Append a line to metrics.jsonl. With several replicas, an error stops all, and is raised at the end."""
+        """Append a line to metrics.jsonl. With several replicas, an error stops them all and is raised at the end."""
         try:
             self._held().log(entry)
         except JournalError as error:
@@ -126,7 +126,7 @@ class RunOutput:
     def keep(self, states: Sequence[ReplicaState], entry: Entry | None) -> None:
         """Write a checkpoint of all replicas with their average.
 
-        entry: if an epoch ends now, its entry; the average is then validated, and the entry reported.
+        entry: the entry of an epoch that ends now (else None). The average is then validated, and the entry reported.
         """
         trainer = self.trainer
         with averaged(trainer, states):
@@ -146,8 +146,7 @@ class RunOutput:
                         prediction=trainer.engine.prediction)  # fmt: skip
 
     def test(self) -> Score:
-        """Load the weights that scored best on the validation images (without such images: the last weights); return
-        their score on the test images."""
+        """Load the best weights by validation score (without validation: the last weights); return their test score."""
         result = files.folder_of(self.checkpoints, self.trainer.progress.result)
         self.trainer.model.load_state_dict(files.load(result).weights)
         return self.score()

@@ -34,13 +34,13 @@ class Session:
     """One process's part in a run, from the first step to the result.
 
     The leader (the first live replica) holds the run's folder, shows the progress, and tests the average of all.
-    resumed: whether the run was begun before. origin: a note for the first printed line, if it was resumed from states
-    of different moments
+    resumed: whether the run was begun before. origin: a note for the first printed line if the saved states are from
+        different moments.
     """
 
     def __init__(self, config: Config, signals: Signals, fabric: Fabric) -> None:
         kind = method(config.method)
-        kind.needs(1, config)  # a single replica, too, refuses options that contradict each other
+        kind.needs(1, config)  # raises ConfigError for contradictory options, also for one replica
         kind.roles(fabric.size)
         kind = kind if fabric.size > 1 else Local
         fabric.replicas = kind.roles(fabric.size).replicas
@@ -59,16 +59,16 @@ class Session:
         self.resumed, self.origin = False, ""
 
     def check(self) -> None:
-        """If a signal has arrived, raise Stopped; with several replicas, ask all to stop (see `Fabric.begin_step`)."""
+        """After a signal, a single replica raises Stopped; one of several asks all to stop (`Fabric.begin_step`)."""
         if self.fabric.size == 1:
             self.signals.check()
         elif self.signals.received is not None:
             self.fabric.stop_wanted = True
 
     def train(self) -> Entry | None:
-        """Train to the end; test; write and return the summary. Replicas other than the leader return None.
+        """Train, test, and write and return the summary. Replicas other than the leader return None.
 
-        Raises Stopped after a signal, once the state is saved, and any MinidlError of the training.
+        Raises Stopped after a signal, when the state is saved. Raises any MinidlError of the training.
         """
         trainer, config, output = self.trainer, self.config, self.output
         self.display = Display(config.quiet or not output.leads)
@@ -151,7 +151,7 @@ class Session:
         self.display.say(epoch_line(entry, f"/{self.trainer.epochs}"))
 
     def _epoch_done(self, entry: Entry) -> None:
-        """Report the epoch, and save: all replicas and their average (synchronous), or this replica without waiting."""
+        """Report and save an epoch: a synchronous method saves all replicas, an asynchronous one each alone."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
         fabric.announce(Column.ACCURACY, entry["accuracy"])
         fabric.announce(Column.LOSS, entry["loss"])
@@ -173,7 +173,7 @@ class Session:
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
-            elif len(fabric.replicas) == fabric.size:  # not if a server holds the result
+            elif len(fabric.replicas) == fabric.size:  # a server would save the result
                 local_snapshots.save(output.checkpoints, trainer)
 
     def _finish_alone(self) -> Entry:

@@ -71,7 +71,7 @@ def drain(fabric: MpiFabric) -> float:
 
 
 def newest(fabric: MpiFabric) -> list[int]:
-    """Publish 50 versions, and read the peers' versions, which only increase, until the last one of each is seen."""
+    """Publish 50 versions. Read the peers' versions until the last one of each is seen; versions only increase."""
     last = [0] * fabric.size
     last[fabric.rank] = 50
     for version in range(1, 51):
@@ -99,7 +99,7 @@ def look(fabric: MpiFabric, last: list[int]) -> bool:
 
 
 def ring(fabric: MpiFabric) -> int:
-    """Send to the next rank and receive from the previous one. Each round receives the message of that round."""
+    """Send to the next rank and receive from the previous one. Each round receives the message of the same round."""
     right, left = (fabric.rank + 1) % fabric.size, (fabric.rank - 1) % fabric.size
     for round in range(200):
         own = np.full(20_000, 1000 * fabric.rank + round, np.float32)
@@ -110,7 +110,7 @@ def ring(fabric: MpiFabric) -> int:
 
 
 def stress(fabric: MpiFabric, steps: str) -> dict[str, int]:
-    """Publish, read and send. All elements of a vector are equal; the header holds their value and the length."""
+    """Publish, read and send vectors of equal elements. The header holds their value and number."""
     random = np.random.default_rng(fabric.rank)
     buffer = np.empty(20_000, np.float32)
     peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
