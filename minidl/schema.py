@@ -131,7 +131,7 @@ def named(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Format a value for a message, in little more than 60 characters. Tables and lists are only counted."""
+    """Format a value for a message, in at most 64 characters. Tables and lists are only counted."""
     if isinstance(value, (dict, list)):
         return f"a {'table' if isinstance(value, dict) else 'list'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 200:  # Python refuses to format very long numbers

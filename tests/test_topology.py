@@ -189,7 +189,7 @@ def test_survivors_keep_their_ranks_and_lose_no_weight(data: st.DataObject, name
         again = whole.without([first]).without(others)
         assert np.array_equal(again.matrix(1), topology.matrix(1))
     gap = topology.spectral_gap()
-    # With an asymmetric matrix, links in one direction can suffice: the gap may be positive without connection.
+    # With an asymmetric matrix, links in one direction can be enough for the replicas to agree.
     assert gap > 1e-9 if topology.connected else gap < 1e-9 or not topology.symmetric
 
 

@@ -1,7 +1,7 @@
 """Elementwise arithmetic. Shapes broadcast as in NumPy.
 
 `add`, `subtract` and `multiply` pass a number to `affine`, without an array for it. `divide` and `maximum` convert the
-number to an array. `divide` cannot use `affine`, because x times 1 / n rounds differently from x / n.
+number to an array. `divide` does not use `affine`: x times 1 / n rounds differently from x / n.
 """
 
 from __future__ import annotations

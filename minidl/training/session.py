@@ -173,7 +173,7 @@ class Session:
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
-            elif len(fabric.replicas) == fabric.size:  # a server would save the result
+            elif len(fabric.replicas) == fabric.size:  # else a server saves the result
                 local_snapshots.save(output.checkpoints, trainer)
 
     def _finish_alone(self) -> Entry:
