@@ -106,8 +106,8 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
 def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
     """Publish, read and send vectors as fast as possible on all ranks; count the torn vectors.
 
-    Every vector has a checksum, which the reader verifies twice. options: elements (maximum of a vector), exchanges
-    (total of all ranks).
+    Every vector has a checksum, which the reader verifies twice. options: elements (largest length of a vector),
+    exchanges (total of all ranks).
     """
     fabric, elements = job.join(Config()), int(options["elements"])
     fabric.join(Needs(elements=elements, mail=3, publish=True), "torn")

@@ -39,7 +39,7 @@ ROOT = str(Path(errors.__file__).parents[1])  # the folder that contains the pac
 PR_SET_PDEATHSIG = 1
 PER_CORE = 8  # more ranks on a core are refused, unless the variable OVERSUBSCRIBE is set
 OVERSUBSCRIBE = "MINIDL_OVERSUBSCRIBE"
-RANK_MEMORY = 100_000_000  # bytes that a rank does not share with others, with a small model: measured
+RANK_MEMORY = 100_000_000  # bytes that a rank does not share with others, measured with a small model
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
     """Run `python PROGRAM ARGV` as this number of ranks; return the exit code of the whole run.
 
     threads: of each rank; 0: cores / ranks, rounded down, at least 1. grace: seconds after an error until the launcher
-    kills the other ranks. program: the arguments of Python that select the program of a rank.
+    kills the other ranks. program: Python's arguments before ARGV.
     Raises ConfigError if there are too many ranks for this machine, or if a rank cannot be started.
     """
     require_room(ranks)
@@ -119,7 +119,7 @@ class ProcessGroup:
         self.segment.close()
 
     def start(self, rank: int, arguments: Sequence[str], threads: int, cores: Sequence[int]) -> None:
-        """Start a rank, to train on these cores. Raises ConfigError if that fails.
+        """Start a rank, which trains on these cores. Raises ConfigError if that fails.
 
         The rank runs in a separate session, so that only the launcher receives a terminal's Ctrl-C.
         """
@@ -177,7 +177,7 @@ class ProcessGroup:
                 _tell(f"replica {rank} was killed by {signal.Signals(-code).name}")
         elif code == 0:
             self.finished = True
-        else:  # the code of a rank that was asked to stop is replaced: only the launcher knows its own signal
+        else:  # if the rank stopped on request, report the launcher's signal instead of the rank's
             stopped = self.words[memory.STOP] and code >= 128
             self.code = self.code or (128 + self.words[memory.STOP] if stopped else code)
         if 0 < code < 128:  # after an error do not set DEAD: the others must end without reporting a lost peer

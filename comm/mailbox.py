@@ -5,21 +5,21 @@ a published state) and the data.
 Two protocols define which slots may be read and which may be overwritten. Both copy a vector once, into the slot; the
 reader reads it there.
 
-A message is sent to certain ranks, and none is lost. Each pair (sender, receiver) has one int64 cell per channel:
+A message is for certain ranks, and no message is lost. Each pair (sender, receiver) has one int64 cell per channel:
 
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
 
 A published state is for any reader; a new state replaces the old one. For each writer, one word names the slot with the
-newest state. For each pair of writer and reader another word, the pin, names the slot that the reader is reading:
+newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is reading:
 
     writer    write a slot that is not the newest          newest = slot, version
               and that no pin names; if there is none,
               publish nothing
     reader    newest?   pin = slot   still the newest?     read it in place            pin = 0
 
-So a writer never waits for a reader, and a reader gets a complete vector or nothing. Of three slots, one can hold the
-newest state, a slow reader can pin one, and the writer can write one. A dead reader's cells and pins are ignored.
+So a writer never waits for a reader, and a reader gets a complete vector or nothing. Each writer has three slots: one
+for the newest state, one that a slow reader may pin, and one to write. A dead reader's cells and pins are ignored.
 atomic.py orders the stores and loads.
 """
 
@@ -49,7 +49,7 @@ TRIES = 8  # attempts to pin a published state that changes at each attempt
 class Pool(NamedTuple):
     """A rank's slots for one purpose.
 
-    At offset `start` begin `slots` slots of `stride` bytes each. Then come `empty` slots of LINE bytes each, for
+    It begins at offset `start`, with `slots` slots of `stride` bytes each. `empty` slots of LINE bytes each follow, for
     messages without data.
     """
 
@@ -70,10 +70,10 @@ class Pool(NamedTuple):
 
 
 class Plan:
-    """The layout of the memory of `size` ranks, which include `servers`. All ranks compute the same layout.
+    """The layout of the memory of `size` ranks; `servers` are some of them. All ranks compute the same layout.
 
     here: the ranks that map this memory; only these have slots in it. None: all ranks.
-    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write the bytes before them.
+    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write those before parts[0].
     """
 
     def __init__(self, size: int, needs: Needs, servers: Sequence[int] = (), here: Sequence[int] | None = None) -> None:

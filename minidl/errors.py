@@ -49,7 +49,7 @@ class ShapeError(MinidlError, ValueError):
         self._module: object = None
 
     def name_layer(self, module: object, description: str, named_modules: Iterable[tuple[str, object]]) -> None:
-        """Record the innermost module, which calls this first, as the layer; then its path in each outer module."""
+        """Record the layer: the first module that calls this. Later calls, by outer modules, record its path."""
         if self._module is None:
             self._module, self.layer = module, description
         else:

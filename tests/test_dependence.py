@@ -1,4 +1,4 @@
-"""Calls are moved, merged and work in place only where no result changes: replay equals the tape in every bit."""
+"""Calls are moved, merged or made in place only where no result changes: replay equals the tape in every bit."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_shared_layers_tied_weights_and_sums_of_the_same_arrays(seed: int) -> No
 
 
 def test_a_recording_keeps_no_batch_alive() -> None:
-    """Without Python's garbage collector: nothing refers to a recorder in a cycle."""
+    """No reference cycle keeps the batch: it is freed without Python's garbage collector."""
     gradient = Gradient(nn.Linear(4, 3), ops.cross_entropy)
     x, y = np.zeros((2, 4), np.float32), np.zeros(2, np.int64)
     alive = weakref.ref(x)

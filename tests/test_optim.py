@@ -147,8 +147,8 @@ def test_gaps_stay_zero(name: str) -> None:
 
 @pytest.mark.parametrize("how", ["left out", "requires_grad"])
 def test_frozen_parameters_stay_between_trained_ones(how: str) -> None:
-    """An optimizer updates adjacent parameters with equal options together, as one segment of the arena. If a small
-    frozen parameter lies between two of them, they must not become one segment."""
+    """An optimizer updates adjacent parameters with equal options together, as one segment of the arena. Two
+    parameters with a small frozen one between them must stay separate segments."""
     model = Bag()
     frozen = [model.scale, model.single]
     for parameter in frozen:
@@ -336,7 +336,7 @@ def test_every_optimizer_learns(name: str) -> None:
     x = rng.standard_normal((64, 5)).astype(np.float32)
     y = x @ rng.standard_normal((5, 3)).astype(np.float32) + np.float32(0.5)
     model = nn.Linear(5, 3)
-    # LARS moves a weight by a fraction of its norm, whatever the size of the gradient. The default trust is too small.
+    # LARS moves a weight by a fraction of its norm, whatever the gradient's size. The default trust is too small here.
     optimizer = optim.LARS(model, lr=0.3, trust=0.01) if name == "lars" else optim.build(name, model, lr=0.05)
     losses = []
     for _ in range(100):

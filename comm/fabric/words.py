@@ -19,7 +19,7 @@ CHUNK = 1 << 20  # bytes: collectives send vectors in chunks, so that one chunk 
 class Channel(IntEnum):
     """The purpose of a message. On each channel at most one message is in flight from one rank to another."""
 
-    MAIL = 0  # what replicas send to each other: models, with their velocity or mass; and a server's final state
+    MAIL = 0  # models from replica to replica, with their velocity or mass; a server's final state
     TREE = 1  # collectives
     CALL = 2  # a request to a server: a gradient
     ANSWER = 3  # the server's reply
@@ -34,11 +34,11 @@ class Column(IntEnum):
     STOP = 2  # 1 + the number of steps after which this rank can stop; 0: it has not noticed a request to stop
     SPEED = 3  # recent speed in images/s
     ACCURACY = 4  # on the training images of this rank's latest finished epoch, 0 to 1
-    LOSS = 5  # likewise, a mean; written after ACCURACY; 0: no epoch is finished yet
+    LOSS = 5  # mean on the same images, written after ACCURACY; 0: no epoch is finished yet
 
 
 class State(IntEnum):
-    """The state of a rank. After (leader) follows the meaning for the leader, the replica that writes all results."""
+    """The state of a rank. (leader): the meaning for the leader, which is the replica that writes all results."""
 
     JOINING = 0
     READY = 1  # its kernels are compiled
@@ -57,7 +57,7 @@ class Note(NamedTuple):
     start: int = 0  # the vector begins with theta[start]
     weight: float = 1.0  # mass of push-sum, or the learning rate for a parameter server
     clock: float = 0.0  # number of images that the sender has trained on
-    round: int = 0  # number of steps of the sender, or of a server's model; in `Fabric.gather`, whether it fails fast
+    round: int = 0  # number of steps of the sender, or of a server's model; in `Fabric.gather`, fail_fast
     marker: bool = False  # whether this is the sender's last message (`Fabric.drain`)
 
 

@@ -2,10 +2,10 @@
 
 Each differentiable operation is a `Function` with `forward` and `backward` side by side. Applying it computes the
 output. If an input requires a gradient (and `no_grad` is not in effect), the Function is stored on the output as its
-`creator`. Creators and their inputs are the graph. The function `backward` visits each creator once, newest first.
+`creator`. Creators and their inputs form the graph. The function `backward` visits each creator once, newest first.
 
-This order is correct: a Function only consumes tensors that already exist, so the order of creation is a topological
-order, and backpropagation needs its reverse. There is no recursion, so a long chain of ops cannot overflow the stack.
+A Function only consumes tensors that already exist, so the order of creation is a topological order. Backpropagation
+needs the reverse. There is no recursion, so a long chain of ops cannot overflow the stack.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Function:
 
     and is used through `apply`. dx is None for "no gradient". In both methods `self.device` is the table of kernels,
     and `self.needs[i]` is True if input i requires a gradient. Returned arrays may share memory with dy: the tape never
-    writes into them. The tape copies those that are not contiguous, because kernels require contiguous arrays.
+    writes into them. The tape copies a returned array that is not contiguous: kernels require contiguous arrays.
     """
 
     device: Device
@@ -213,10 +213,10 @@ def gradcheck(
 ) -> bool:
     """Compare `backward` with a difference quotient, along one random direction, in float64.
 
-    For y = f(x) with Jacobian J, a random u (of x's shape) and v (of y's shape), the number v.J.u is computed twice:
-    as u.(J^T v) by a backward pass, and as v.(f(x + eps u) - f(x - eps u)) / (2 eps) by two forward passes. A wrong
-    element anywhere in the J of `backward` makes them differ with probability one. The usual check needs two forward
-    passes for each element of x (the idea is from autograd's check_vjp).
+    Let J be the Jacobian of y = f(x), and u (of x's shape) and v (of y's shape) random. v.J.u is computed twice: as
+    u.(J^T v) by a backward pass, and as v.(f(x + eps u) - f(x - eps u)) / (2 eps) by two forward passes. If `backward`
+    has a wrong element anywhere in J, the two numbers differ with probability one. The usual check needs two forward
+    passes for each element of x. The idea is from check_vjp of the library autograd.
 
     inputs: float64 tensors; those with requires_grad are checked. tolerance: relative, or absolute for values below 1.
     Returns True. Raises AssertionError if the two numbers differ, ShapeError if an input is not float64.

@@ -25,11 +25,11 @@ class Owner(Protocol):
 class Parameter(Tensor):
     """A trained tensor.
 
-    torch_axes: axis i of PyTorch's array, which checkpoints store, is axis torch_axes[i] of this array. A convolution's
-        weight is (kh, kw, in, out) here and (out, in, kh, kw) there: (3, 2, 0, 1). None: both layouts are equal.
+    torch_axes: axis i of PyTorch's array is axis torch_axes[i] of this array; None: both layouts are equal. Example: a
+        convolution's weight is (kh, kw, in, out) here and (out, in, kh, kw) in PyTorch, so torch_axes is (3, 2, 0, 1).
 
-    In an arena, `data` is read-only and cannot be replaced: the array is a view into the arena's vector, and replacing
-    it would detach it from the optimizer. Write with `copy_`, which increases the arena's version.
+    In an arena, `data` is read-only and cannot be replaced: it is a view into the arena's vector, which
+    the optimizer updates. Write with `copy_`, which increases the arena's version.
 
     A copy (copy, deepcopy, pickle) is outside any arena. When a model is copied, its arena is copied as well, and the
     copied parameters move into the new arena (see `Arena.__reduce__`).
@@ -52,8 +52,8 @@ class Parameter(Tensor):
     def arena(self) -> Owner | None:
         """The arena that stores this parameter, or None.
 
-        The reference is weak: models and optimizers keep an arena alive. A strong reference would be a cycle, and the
-        memory of a discarded model would not be freed before the garbage collector runs.
+        The reference is weak: models and optimizers keep an arena alive. With a strong reference, a cycle, only
+        the garbage collector would free the memory of a discarded model.
         """
         return None if self._arena is None else self._arena()
 
@@ -121,7 +121,7 @@ class Parameter(Tensor):
         """Write other values of the same shape into the array. Raises ShapeError if the shape differs.
 
         Do not call it between a forward pass and its `backward`: backward may need the old values, and does not detect
-        the change. The same is true of an optimizer's step, and of any write to an array that a tensor refers to.
+        the change. The same is true of an optimizer's step, and of any other write to a tensor's array.
         """
         require_values(self.device)
         array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)

@@ -157,7 +157,7 @@ class GlobalAvgPool2d(Module):
 
 
 class Flatten(Module):
-    """Images (N, H, W, C) -> (N, C H W), PyTorch's order, which the weights of a following linear layer need."""
+    """Images (N, H, W, C) -> (N, C H W). This is PyTorch's order: the weights of a following linear layer need it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x)

@@ -1,7 +1,7 @@
 """Calls of compiled kernels by address, with arguments prepared in memory.
 
 Calling a kernel from Python costs microseconds, because Numba unpacks every argument. A recorded step (record.py)
-unpacks them only once. After that, a call consists of the addresses of an entry and of a block:
+unpacks them only once. After that, a call is a pair of addresses: of an entry and of a block.
 
     block   | kernel's address | argument | argument | ...      slots of 8 bytes; an array takes 5 + 2 ndim of them
 

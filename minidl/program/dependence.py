@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from minidl.program.record import Call, Memory, Place
 
-# The first array that a kernel writes. The kernel may write all arrays from this argument on: results, running
-# statistics and scratch. It only reads those before. (tests/test_dependence.py compares this table with the kernels.)
+# The argument of the first array that a kernel may write. The kernel may write all arrays from there on: results,
+# running statistics and scratch. It only reads those before (checked by tests/test_dependence.py).
 FIRST_WRITTEN = {
     f"{op}.{kernel}": argument
     for op, kernels in {
@@ -76,7 +76,7 @@ class Calls:
         self._accesses = [accesses(call) for call in calls]
         self._positions = {call: i for i, call in enumerate(calls)}
         self._users: dict[Memory, list[int]] = defaultdict(list)  # the positions of calls that use it, ascending
-        self._writers: dict[Memory, list[int]] = defaultdict(list)  # those of calls that may write it
+        self._writers: dict[Memory, list[int]] = defaultdict(list)  # the same, for calls that may write it
         for i, found in enumerate(self._accesses):
             for place, written in found:
                 for index in (self._users, self._writers) if written else (self._users,):
@@ -85,7 +85,7 @@ class Calls:
                         positions.append(i)
 
     def __iter__(self) -> Iterator[Call]:
-        """Iterate over the calls, in order. Calls that are replaced meanwhile come in their new form."""
+        """Iterate over the calls, in order. If a call is replaced meanwhile, the new call comes."""
         return (call for call in self._calls if call)
 
     def users(self, memory: Memory) -> list[Call]:
@@ -105,7 +105,7 @@ class Calls:
         return [place.memory for place, _ in self._accesses[self._positions[call]]].count(memory)
 
     def replace(self, call: Call, new: Call | None) -> None:
-        """Make another call at the position of this one; None: make none."""
+        """Replace a call by another one at the same position; None: remove it."""
         i = self._positions.pop(call)
         before, after = self._accesses[i], accesses(new) if new else []
         self._calls[i], self._accesses[i] = new, after
@@ -115,7 +115,7 @@ class Calls:
         _update(self._writers, i, *({place.memory for place, w in found if w} for found in (before, after)))
 
     def depends(self, call: Call, until: Call, besides: Memory) -> bool:
-        """Return whether any later call, up to and including `until`, depends on the call by other memory than this."""
+        """Return whether a later call, up to and including `until`, depends on the call by memory except `besides`."""
         i, end = self._positions[call], self._positions[until] + 1
         for place, written in self._accesses[i]:
             if place.memory is not besides and self._touched(place, i + 1, end, by_reading=written):
@@ -128,11 +128,11 @@ class Calls:
         return first <= end and not any([self._touched(place, first, end, by_reading=False) for place in places])
 
     def unused(self, place: Place, since: Call, until: Call) -> bool:
-        """Return whether no call from `since` on and before `until` uses an array."""
+        """Return whether no call from `since` (included) to `until` (excluded) uses an array."""
         return not self._touched(place, self._positions[since], self._positions[until], by_reading=True)
 
     def _touched(self, place: Place, first: int, end: int, by_reading: bool) -> bool:
-        """Return whether a call at a position in [first, end) writes bytes of an array; or reads them, if asked for."""
+        """Return whether a call at a position in [first, end) writes bytes of an array, or (by_reading) reads them."""
         positions = (self._users if by_reading else self._writers)[place.memory]
         if positions and positions[-1] >= first:
             for i in positions[bisect_left(positions, first) : bisect_left(positions, end)]:

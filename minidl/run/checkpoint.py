@@ -55,8 +55,8 @@ Arrays = dict[str, np.ndarray]
 class Checkpoint:
     """The contents of a checkpoint.
 
-    weights: the model's state_dict. vectors: the optimizer's flat vectors. state: JSON values. about: what the weights
-    are for, the metadata of model.safetensors.
+    weights: the model's state_dict. vectors: the optimizer's flat vectors. state: JSON values. about: the metadata of
+    model.safetensors, which says what the weights are for.
     """
 
     weights: Arrays
@@ -177,7 +177,7 @@ def header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
     with blaming(str(path), CheckpointError), opened(path) as file, damaged:
         arrays, metadata = safetensors_header(file)
     needed, free = sum(stored.stop - stored.start for stored in arrays.values()), resources.available()
-    if needed > free:  # a file with holes may be larger than the disk
+    if needed > free:  # a sparse file may be larger than the disk
         raise CheckpointError(f"{path} holds {resources.size(needed)}, and {resources.size(free)} of memory are free")
     for name, stored in arrays.items():
         if stored.kind in UNKNOWN_TO_NUMPY:

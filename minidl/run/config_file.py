@@ -3,8 +3,8 @@
     [method]                [method.gossip]         options that only the method gossip takes
     method = "gossip"       mix = "mass"
 
-A file that a user writes may also hold options without a section. `from_toml` reads both, and the files of earlier
-versions of minidl, which hold every option of every method.
+A user's file may also hold options without a section. The files of earlier versions of minidl hold every option of
+every method. `from_toml` reads all these files.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def from_toml(content: str) -> dict[str, Any]:
 
 
 def _sections(tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the keys of each section. Those of "" are in no section. Raises ConfigError for an unknown section."""
+    """Return the keys of each section; "": keys outside sections. Raises ConfigError for an unknown section."""
     found: dict[str, dict[str, Any]] = {"": {}}
     for key, value in tables.items():
         if not isinstance(value, dict):

@@ -21,7 +21,7 @@ from minidl.schema import LARGEST, named
 from minidl.training.replica_state import ReplicaState, mean, restore_replica
 from minidl.training.trainer import Trainer
 
-METER = "books"  # the name of a replica's statistics of communication in a checkpoint
+METER = "books"  # in a checkpoint, the name of a replica's communication statistics
 
 
 def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Checkpoint:
@@ -146,7 +146,7 @@ def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: di
 def _restore_other_replicas(
     trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]], batches: int
 ) -> None:
-    """Restore all replicas from the average. batches: the batches of a replica in an epoch before the stop."""
+    """Restore all replicas from the average. batches: the steps of an epoch before the stop."""
     before = [Progress(**member["progress"]) for member in members.values()] or [trainer.progress]
     _continue_from(trainer, before, batches)
     if members:
@@ -159,7 +159,7 @@ def _restore_other_replicas(
 def _continue_from(trainer: Trainer, before: Sequence[Progress], batches: int) -> None:
     """Continue at the average of the positions `before`, measured in passes over the data. `batches`: the steps of a
     pass before the stop. With --steps, the schedule continues after the average number of steps. `step` becomes the
-    largest of the steps in `before`, so that no replica's `step` decreases."""
+    largest in `before`: no replica's `step` decreases."""
     at, own, count = trainer.progress, len(trainer.sampler), len(before)
     passes = Fraction(sum(one.epoch * batches + one.batch for one in before), batches * count)
     made = sum(one.step - one.shift for one in before) // count

@@ -50,13 +50,13 @@ LEGEND = ("loss, accuracy: on training images, means of all replicas; test: accu
 TESTED = 32  # at most this many replicas are tested individually
 PRINTED = 10  # about so many epochs are printed; metrics.jsonl has all of them
 LOG_EVERY = 100  # steps of a replica, on average, between two lines of metrics.jsonl
-MEASURED = 20  # gradients, of which the first does not count
+MEASURED = 20  # gradients; the first, which compiles, is not counted
 
 
 def execute(config: Config, given: Mapping[str, Any], signals: Signals) -> Entry:
     """Train, or with --measure only measure; return the result, ready for JSON.
 
-    given: the options of the command line, which contains some that Config does not have: cluster, ranks, measure.
+    given: the options of the command line. Config does not have all of them: it lacks cluster, ranks and measure.
     """
     path = given.get("cluster", "uniform")
     if given.get("measure"):
@@ -75,7 +75,7 @@ class SimulatedRun:
     def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
         forecast.require_ranks(ranks)
         kind = method(config.method)
-        kind.needs(1, config)  # a single replica, too, refuses options that contradict each other
+        kind.needs(1, config)  # refuse contradictory options, also with a single replica
         kind.roles(ranks)
         kind = kind if ranks > 1 else Local
         roles = kind.roles(ranks)

@@ -29,9 +29,9 @@ Entry = dict[str, Any]  # a line of metrics.jsonl
 
 
 def _weak(method: Callable[[], float]) -> Callable[[], float]:
-    """Return a function that calls a method of an object, and does not keep the object in memory.
+    """Return a function that calls a bound method, without a strong reference to its object.
 
-    A replica that refers to its trainer would be a cycle: the model's memory would not be freed after `fit`.
+    A strong reference from a replica to its trainer would make a cycle: `fit` would not free the model's memory.
     """
     reference = WeakMethod(method)
 
@@ -44,7 +44,7 @@ def _weak(method: Callable[[], float]) -> Callable[[], float]:
 
 
 class Trainer:
-    """The training of one replica, which may be the only one, from the position in `progress`.
+    """The training of one replica, from the position in `progress`.
 
     check    called between steps, and between batches of an evaluation; an exception that it raises ends `run`
     fabric   connects the replicas; the default is a single replica
@@ -77,7 +77,7 @@ class Trainer:
         self.replica = Replica(self.engine, self.fabric, _weak(self._lr), own=engine is not None)
         kind = method(config.method) if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
-        self.furthest = 0  # after a resume: the largest number of epochs that any replica had finished before
+        self.furthest = 0  # after a resume: the most epochs that a replica had finished before the stop
         self._warm = False  # False before the first step, which compiles: images/s omit it
 
     @property
@@ -112,7 +112,7 @@ class Trainer:
             began = perf_counter() - self.progress.seconds
 
     def prepare(self) -> None:
-        """Record the step for a full batch, and compile its kernels and the one that mixes: no step does."""
+        """Record the step for a full batch. Compile its kernels and the mixing kernel, so that no step compiles."""
         self.model.train()
         for x, y in self.sampler.epoch(0):
             self.engine.gradient.prepare(x, y)
