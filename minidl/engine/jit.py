@@ -181,8 +181,8 @@ def _call_template(kernel: Any, apart: bool, arguments: Sequence[Any], keywords:
 class _Symbol:
     """The linker symbol of a function compiled apart, for arguments of given types.
 
-    Otherwise Numba would link a copy of the function into each caller, and optimise it again there.
-    Instead, callers refer to the function's address by the symbol.
+    Without the symbol, Numba links a copy of the function into each caller, and optimises it again there.
+    With the symbol, callers refer to the function's address.
     """
 
     module: str
@@ -225,7 +225,7 @@ def set_threads(threads: int) -> None:
 
 
 if os.environ.get("MINIDL_THREADS"):
-    set_threads(int(os.environ["MINIDL_THREADS"]))  # if Numba was imported before, its number may differ
+    set_threads(int(os.environ["MINIDL_THREADS"]))  # an earlier import of Numba may have set another number
 
 
 __all__ = [
