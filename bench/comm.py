@@ -11,7 +11,7 @@
     sim         cost of a simulation: time per event, and memory of 4,096 replicas
     bits        bitwise comparison of a run's losses on a virtual clock, in shared memory and under mpiexec
 
-All these accuracies are test accuracies of the average of the replicas, computed after the run from copies of their
+Accuracies are test accuracies of the average of the replicas. They are computed after the run, from copies of the
 weights.
 """
 
@@ -241,9 +241,9 @@ EACH_STEP = ("one-peer-exponential", "allreduce")  # methods that use the link i
 def two_hosts(report: measure.Report, args: argparse.Namespace) -> None:
     """Measure the seconds to the target accuracy for four replicas on two hosts.
 
-    The methods of EACH_STEP wait for the link in each step. The number of steps that they need is measured in shared
-    memory, where their results have the same bits. Over the link they make that number of steps, but at most
-    --link-steps if that is given. The total time is the number of steps needed times the time of a step over the link.
+    The methods of EACH_STEP wait for the link in each step. For these, the number of steps to the target is counted in
+    shared memory, where the results have the same bits. The time of a step is measured over the link, in a run of that
+    many steps or of --link-steps, if that is fewer. The reported time is the product of both.
     """
     steps, every = (20, 10) if args.quick else (args.hosts_steps, 10)
     base = [*mnist_options(args), "--schedule", "constant", "--seed", "1"]

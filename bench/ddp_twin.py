@@ -74,12 +74,12 @@ def batches(data: Any, rank: int, size: int) -> Any:
 
 
 def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Train LeNet as this rank; return images/s, seconds to the target accuracy (0: not reached), and accuracy.
+    """Train LeNet as this rank; return images/s, seconds to the target accuracy (0: not reached), and test accuracy.
 
     options: steps, batch, lr, data_dir, channels_last; tuned: use faster settings of DDP and, in `run`, of malloc;
     every: number of steps between copies of the weights (0: no copies); target: accuracy to reach; topology and bucket:
-    for decent-dp. The copies are tested in order, until one reaches the target. The accuracy is that of this copy, or
-    of the final copy if none reaches it.
+    for decent-dp. After the run the averages of both ranks' copies are tested in order, until one reaches the target.
+    The accuracy returned is that of the last one tested.
     """
     import torch
     import torch.distributed as dist
@@ -113,7 +113,7 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
         model = DecentralizedDataParallel(plain, optimizer_of, topology=options["topology"],
                                           bucket_size_in_mb=options.get("bucket", 25))  # fmt: skip
-        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # it makes their steps in backward()
+        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # backward() makes their steps
     else:
         own = optimizer_of(plain.named_parameters())
         optimizers = partial(list, [own])
@@ -165,7 +165,7 @@ def main() -> None:
     result = train(kind, options)
     (Path(options["results"]) / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads may not terminate
+    os._exit(0)  # gloo's threads may keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Every parser of files in minidl, with valid inputs and ways to change them: the table PARSERS.
 
-A parser is a function of a folder. It returns `case(rng)`, which writes a changed input into the folder, and returns a
-function that reads it. Only errors of ALLOWED may come out. Modules that import Numba are imported where they are used.
+Each entry is a function of a folder that returns `case`. `case(rng)` writes a changed input into the folder and returns
+a function that reads it. Only ALLOWED may be raised. Modules that import Numba are imported where they are used.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def cifar(folder: Path) -> Case:
 
 
 def _packed(path: Path, content: bytes, read: Callable[[Path], object]) -> Case:
-    """Return a case for content that is raw, .gz or .xz, and changed before or after it is packed."""
+    """Return a case for content that is raw, .gz or .xz. The content is changed before or after packing."""
     pack: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": lambda data: gzip.compress(data, 1, mtime=0),
                                                  ".xz": lambda data: lzma.compress(data, preset=0)}  # fmt: skip
 
@@ -244,7 +244,7 @@ def safetensors(folder: Path) -> Case:
 
 
 def _changed_header(rng: random.Random, content: bytes) -> bytes:
-    """Return a safetensors file with a changed header, of the right length, or with changed bytes."""
+    """Return a safetensors file with changed bytes, or with a changed header whose stated length is right."""
     if rng.random() < 0.3:
         return mutated(rng, content)
     end = 8 + int.from_bytes(content[:8], "little")
@@ -273,7 +273,7 @@ def load_model(folder: Path) -> Case:
 
 
 def checkpoint(folder: Path) -> Case:
-    """Checkpoints with right checksums and a changed state, which a trainer then restores and continues."""
+    """Return a case for checkpoints with right checksums and a changed state. A trainer restores each and continues."""
     from minidl import data, nn
     from minidl.run import checkpoint as files
     from minidl.run.config import Config
@@ -346,7 +346,7 @@ PARSERS: dict[str, Callable[[Path], Case]] = {
 
 
 def attempt(case: Case, seed: int, name: str) -> Exception | None:
-    """Read the input of a seed; return the error if it is not allowed."""
+    """Read the input of a seed. Return the error if it is not in ALLOWED, or if its message has several lines."""
     read = case(random.Random(f"{name} {seed}"))
     try:
         read()

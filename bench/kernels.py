@@ -104,7 +104,7 @@ def convolution(layer: Layer, which: str, winograd: bool) -> tuple[Function, flo
 
 def conv(report: measure.Report) -> None:
     for net, layers in NETS.items():
-        total_seconds, total_flops = 0.0, 0.0  # seconds: in a unit in which the peak rate is 100
+        total_seconds, total_flops = 0.0, 0.0  # seconds: in units in which the peak rate is 100 operations
         for number, layer in enumerate(layers):
             passes = {}
             for which in PASSES:
@@ -157,7 +157,7 @@ def against_pytorch(report: measure.Report, bytes_: int, ours: Function) -> None
 
 
 def threads(report: measure.Report) -> None:
-    """Measure the passes of all layers of each net with all threads and with one."""
+    """Compare all threads with one, on the passes of all layers of each net."""
     every = report.threads
     for winograd in (False, True):
         kind = "as trained" if winograd else "direct"

@@ -11,8 +11,8 @@ leader gathers the buffers as vectors and writes the file.
 
 The file has the JSON object format of Chrome's "Trace Event Format": events under traceEvents, times in microseconds.
 It uses these phases: X, a span with its duration; s and f, the two ends of an arrow, each inside a span; M, a name.
-Spans of a thread may be nested or disjoint. Perfetto drops spans that overlap partially. Therefore both ends of a span
-are rounded down to integral microseconds, which does not change the order of ends.
+Perfetto drops spans of a thread that overlap partially. Therefore both ends of a span are rounded down to integral
+microseconds: spans that are nested or disjoint remain so.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ Messages = dict[tuple[int, int, int], list[tuple[int, Event]]]  # (sender, recei
 def _arrows(sent: Messages, received: Messages) -> Iterator[Event]:
     """Yield both ends of an arrow for each received message.
 
-    Usually one message is in flight from one replica to another, so a received message is the last one of the same
-    length that was sent before. There is no arrow if the difference of two clocks exceeds the message's duration, or if
-    the sender's buffer does not contain the message any more.
+    An arrow begins at the last message of the same sender, receiver and length that was sent before: usually only one
+    is in flight. There is no arrow if the clocks of sender and receiver differ by more than the message's duration, or
+    if the sender's buffer no longer contains the message.
     """
     numbers = count(1)
     for key, ends in received.items():

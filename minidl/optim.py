@@ -26,9 +26,9 @@ Parameters = Module | Iterable[Parameter] | Sequence[Mapping[str, Any]]
 class Optimizer:
     """The base class of all optimizers: groups, segments, clipping.
 
-    parameters: a model; or parameters; or groups, which are mappings with "params" and, if they differ from the
-        arguments, "lr" and "weight_decay". Parameters that are not in an arena yet (see arena.py) are moved into one.
-        Those with requires_grad = False are not updated.
+    parameters: a model, parameters, or groups. A group is a mapping with "params" and optionally "lr" and
+        "weight_decay", which override the arguments. Parameters without an arena (see arena.py) are moved into a new
+        one. Parameters with requires_grad = False are not updated.
     lr: the learning rate. The attribute may be changed before each step, for example by a schedule.
     weight_decay: the decay of all parameters whose group does not set one.
     clip: the maximum norm of the gradient; a larger one is scaled down to it (Pascanu et al. 2013). None: no clipping.
@@ -343,7 +343,7 @@ def build(
 ) -> Optimizer:
     """Return the optimizer of that name, without weight decay for norms and biases.
 
-    options: those that this optimizer declares in OPTIONS; the default is the command line's.
+    options: the options that OPTIONS declares for this optimizer, with the same defaults as on the command line.
     Raises ConfigError for an unknown name or option.
     """
     if name not in OPTIMIZERS:

@@ -3,16 +3,14 @@
 In each run, both engines start with the same weights and take 50 steps of momentum SGD on the same batches, in
 float64 and in float32. In float64 they must agree to 1e-9: every loss, and at the end every parameter and statistic.
 
-In float32 neither engine's rounding is the correct one, so both are compared with PyTorch's float64 run. The distance
-of a run from it is |w - w64| / |w64| over all parameters w. minidl's distance may be at most three times PyTorch's. The
-distance measures the state of training itself, and its thousands of terms leave little noise; a loss is a single
-number, which may agree by chance.
+In float32 both engines are compared with PyTorch's float64 run. The distance of a run from it is |w - w64| / |w64| over
+all parameters w. minidl's distance may be at most three times PyTorch's. Only the first two losses are compared in
+float32: a loss is a single number, which may agree by chance.
 
 The test compares the medians of several runs (five of a small model), because ReLU and max pooling have kinks. At some
 step of a run, a value is so close to a kink that float32 and float64 round it to different sides. The gradient then
-jumps by many orders of magnitude more than a rounding error. This happens in both engines, by chance earlier in one of
-them. Up to that step the two distances agree to within a few percent. If only one engine reaches such a step in a run,
-that run shows nothing about its kernels.
+jumps by many orders of magnitude more than a rounding error. Up to that step the distances of the two engines agree to
+within a few percent. The step comes earlier in one engine by chance, so a single run may show nothing.
 """
 
 from __future__ import annotations
@@ -41,10 +39,7 @@ Arrays = dict[str, np.ndarray]
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Limit both engines to one thread: waiting threads spin, and on busy cores runs take ten times as long.
-
-    (minidl's results do not depend on the number of threads; test_kernels.py checks this.)
-    """
+    """Limit both engines to one thread: waiting threads spin, and on busy cores runs take ten times as long."""
     before = torch.get_num_threads(), numba.get_num_threads()
     torch.set_num_threads(1)
     jit.set_threads(1)
@@ -176,7 +171,7 @@ def test_tied_weights_have_the_names_of_pytorch() -> None:
 
 
 class Case(NamedTuple):
-    """A training run. Its learning rate keeps training stable: in an unstable run, distances show nothing."""
+    """A training run. The learning rate is low enough for stable training; otherwise distances show nothing."""
 
     model: str
     data: str

@@ -78,7 +78,7 @@ class BoxedFabric(Fabric):
         return None
 
     def newest(self, peer: int) -> Letter | Literal[False] | None:
-        """Return the state for `latest`; False if the peer replaced it during every attempt to pin it (mailbox.py)."""
+        """Return what `latest` returns, or False if the peer replaced its state during every attempt to pin it."""
         return self.box.latest(peer)
 
     def announce(self, column: Column, value: float) -> None:
@@ -132,7 +132,7 @@ class Worker:
     def close(self) -> None:
         """Let the thread end after its last function.
 
-        `close` does not wait for the thread, because that function may wait for a dead peer.
+        Do not wait for the thread, because the function may wait for a dead peer.
         """
         self._tasks.put(None)
 

@@ -110,7 +110,7 @@ class Method(ABC):
 
 @cache
 def _topology(name: str, replicas: int, seed: int, nodes: tuple[int, ...]) -> Topology:
-    """Build a topology once, since `build` checks its rounds: thousands of simulated replicas share one topology."""
+    """Build a topology once: checking its rounds takes time, and thousands of simulated replicas share it."""
     from minidl.comm.topology import build
 
     return build(name, replicas, seed, nodes)

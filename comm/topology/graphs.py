@@ -7,7 +7,7 @@ matrix of it. The other topologies need no Graph: functions here and in base_gra
     Row     row[j]: the weight of rank j in the average that rank i computes; includes j = i; ranks in ascending order
     Round   round[i]: the row of rank i. A Round is one mixing matrix, without the zeros off its diagonal
 
-If a group averages, its members share one Row object. So the P rows of a complete graph take the memory of one row.
+P is the number of replicas. The members of a group that averages share one Row, so it takes memory only once.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> 
     """Return a mixing matrix W on an undirected graph with the stationary distribution pi (P,), pi > 0: pi W = pi.
 
     For neighbours W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)), where d_i is the number of neighbours of i;
-    W[i, i] is the remaining weight. W describes a random walk that proposes to stay or to move to a neighbour, each
-    with equal probability, and accepts as in Metropolis et al. (1953) and Hastings (1970): pi_i W[i, j] = pi_j W[j, i].
+    W[i, i] is the remaining weight. W is the random walk of Metropolis et al. (1953) and Hastings (1970): it proposes
+    to stay or to move to a neighbour, all with equal probability, and accepts so that pi_i W[i, j] = pi_j W[j, i].
     Without `stationary` W is symmetric. All its weights are 1/3 on a ring of 3 ranks or more, 1/5 on a torus of 3x3 or
     more, and 1/P on a complete graph.
     """
@@ -114,11 +114,10 @@ def hypercube(size: int) -> list[Round]:
 def hierarchical(nodes: Sequence[int]) -> list[Round]:
     """Alternate two rounds: the replicas of each node average; then one replica per node reads from another node.
 
-    nodes[i]: the node of replica i. If there is only one node, the second round is missing. If each node has only one
-    replica, the first round is missing. This topology is for slow links between nodes: in the second round, one vector
-    leaves each node and one enters, whatever the number of replicas in the node. Hops between nodes double as in the
-    one-peer exponential graph. In a node with several replicas, the replica that reads (the node's leader) changes from
-    hop to hop, so no single death disconnects the node.
+    nodes[i]: the node of replica i. A single node needs no second round. Nodes of one replica each need no first round.
+    This topology is for slow links between nodes: in the second round, only one vector leaves each node and one enters.
+    Hops between nodes double as in the one-peer exponential graph. The replica that reads (the node's leader) changes
+    from hop to hop, so no single death disconnects a node with several replicas.
     """
     homes = [[i for i, at in enumerate(nodes) if at == node] for node in sorted(set(nodes))]
     sizes = [len(home) for home in homes]
@@ -126,8 +125,8 @@ def hierarchical(nodes: Sequence[int]) -> list[Round]:
     if len(homes) == 1:
         return [inside]
     # A leader reads for its whole node of s replicas, with weight `taken`. After the next averaging, the other node's
-    # model has a weight of taken / s in each replica of the node: one half, if taken = s / 2. `taken` is at most 1. It
-    # is equal for all nodes so that columns sum to 1.
+    # model has weight taken / s in each replica. This is one half if taken = s / 2, but no weight may exceed 1. All
+    # nodes use the same weight, so that columns sum to 1.
     taken = min(1.0, min(sizes) / 2)
     hops = doubling(len(homes))
     rounds: list[Round] = []
@@ -142,7 +141,7 @@ def hierarchical(nodes: Sequence[int]) -> list[Round]:
 
 
 # Random rounds: functions of size, seed and round only, so all replicas draw the same without communication.
-# A draw (P,) contains, for each rank, the rank that it reads from; if it reads from no other, the rank itself.
+# draw[i]: the rank that rank i reads from, or i if rank i reads from no other.
 
 
 def matching(size: int, seed: int, round: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from minidl.reading import opened as open_regular
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 LAYOUTS = ("channels-last", "channels-first")
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # compression that NumPy writes; others may need much memory
-AT_ONCE = 1 << 20  # bytes: zipfile reads the directory of an archive at once
+AT_ONCE = 1 << 20  # bytes; limits the directory of an archive, which zipfile reads at once
 
 
 def read_npz(path: Path, layout: str = "channels-last") -> Splits:
@@ -69,7 +69,7 @@ def _require_names(path: Path, held: list[str]) -> None:
 
 
 class _Limited(io.BufferedReader):
-    """A file that is never read in large parts: a directory of millions of members is refused."""
+    """A file that refuses to read more than AT_ONCE bytes at once: a directory of millions of members, for example."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         super().__init__(file.raw)

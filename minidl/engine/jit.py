@@ -8,10 +8,10 @@
 Three choices hold for every kernel:
 
 - No fast-math: the compiler adds terms in the order in which they are written, and never contracts `a * b + c`. With
-  `reassoc` LLVM may choose another order each time it inlines a kernel, and it did: the gradient of batch norm had
-  different bits in the process that compiled it and in those that loaded it from the cache.
-- The division of a sum into parts depends only on the size of the arrays, never on the number of threads: so the bits
-  of the result do not depend on the number of threads either.
+  the flag `reassoc`, LLVM may choose another order each time it inlines a kernel. Then a process that compiles the
+  kernel and a process that loads it from the cache may compute different bits.
+- The division of a sum into parts depends only on the size of the arrays. So the bits of the result do not depend on
+  the number of threads.
 - The name of the cache folder (kernel_cache.py) is a hash of this file, every Python file under kernels/, and the CPU.
   So an edit in a helper leads to another folder, and the kernels that import the helper are compiled again.
 """
@@ -122,13 +122,13 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
       parameter;
     - all others: passed on unchanged.
 
-    The number of parts is `count(last)`. A single part is computed by the calling thread, since waking the others would
-    cost more than it saves, and receives whole arrays, since slices would be reference-counted (25 ns for relu).
-    `kernel.part` is the compiled function.
+    The number of parts is `count(last)`. If there is only one part, the calling thread computes it: waking the others
+    would cost more than it saves. The function then receives whole arrays, since slices are reference-counted (25 ns
+    for relu). `kernel.part` is the compiled function.
 
-    The kernel is generated as source code with explicit parameter names. A closure with `*arguments` has disadvantages:
-    Numba compiles it for one tuple instead of the arguments' types, does not find it in the cache (the key contains
-    the enclosed function, which differs in each process), and a call takes 10 to 60% longer (for 1,000 numbers).
+    The kernel is generated as source code with explicit parameter names. With a closure that takes `*arguments`, calls
+    take 10 to 60% longer (for 1,000 numbers), and Numba does not find the machine code in the cache: the key contains
+    the enclosed function, which differs in each process.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -146,7 +146,7 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
         function.__qualname__ += "_part"
         scope = {"_part": apart_jit(function), "_count": count, "_cut": cut, "prange": prange}
         scope |= {f"_{p}": compute for p, compute in computed.items()} | {"__name__": function.__module__}
-        code = function.__code__  # Numba caches no function without a file, and reads its source: that of `function`
+        code = function.__code__  # Numba caches only functions from a file: the kernel claims that of `function`
         tree = ast.increment_lineno(ast.parse(source), code.co_firstlineno - 2)  # the source begins with an empty line
         exec(compile(tree, code.co_filename, "exec"), scope)
         kernel = parallel_jit(scope[name])
@@ -181,8 +181,8 @@ def _call_template(kernel: Any, apart: bool, arguments: Sequence[Any], keywords:
 class _Symbol:
     """The linker symbol of a function compiled apart, for arguments of given types.
 
-    Numba would link the function into each caller, and optimise and emit it again there, at each level of calls.
-    Instead the function's address gets a symbol name, and callers refer to this name.
+    Without the symbol, Numba links a copy of the function into each caller, and optimises it again there.
+    With the symbol, callers refer to the function's address.
     """
 
     module: str
@@ -225,7 +225,7 @@ def set_threads(threads: int) -> None:
 
 
 if os.environ.get("MINIDL_THREADS"):
-    set_threads(int(os.environ["MINIDL_THREADS"]))  # Numba may have been imported before, with other threads
+    set_threads(int(os.environ["MINIDL_THREADS"]))  # an earlier import of Numba may have set another number
 
 
 __all__ = [

@@ -189,7 +189,7 @@ class Tensor:
     # -- copies ------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> Any:
-        """Return the attributes for copy and pickle: those in a dict, which subclasses may have, and those in slots."""
+        """Return the attributes for copy and pickle: (a subclass's dict or None, the values in slots by name)."""
         require_values(self.device)
         state: Any = super().__getstate__()
         others, slots = state
@@ -206,7 +206,7 @@ class Tensor:
     # -- the tape ----------------------------------------------------------------------------------------
 
     def backward(self, gradient: ArrayLike | None = None, retain_graph: bool = False) -> None:
-        """Add this tensor's gradient to `.grad` of every leaf that it was computed from (see autograd.backward)."""
+        """Add d(this)/d(leaf) to `.grad` of every leaf that this was computed from (see autograd.backward)."""
         backward(self, gradient, retain_graph)
 
     def detach(self) -> Tensor:
@@ -228,7 +228,7 @@ class Tensor:
     def astype(self, dtype: DTypeLike) -> Tensor:
         """Return a new leaf with the values converted to float32 or float64.
 
-        Raises GraphError if this is not a leaf (conversions do not propagate gradients), ConfigError for other types.
+        Raises GraphError if this is not a leaf, since gradients do not pass conversions; ConfigError for other types.
         """
         if self.creator is not None:
             raise GraphError("astype: a conversion does not propagate gradients; call detach() first")

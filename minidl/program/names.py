@@ -27,13 +27,13 @@ DYNAMIC_FUNCTIONS = {"getattr", "setattr", "hasattr", "delattr", "vars", "attrge
                      "exec", "asdict", "astuple"}  # fmt: skip
 DYNAMIC_ATTRIBUTES = {"__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"}
 
-# Special methods that the code of a step does not call; constructors, if it has only instances of a class.
+# Special methods that the code of a step does not call. It calls CONSTRUCTORS only if it reads the class itself.
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
 NOT_CALLED = CONSTRUCTORS | {"__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
                              "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__dir__"}  # fmt: skip
 COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__contains__"}
 
-VARYING = [  # objects whose results differ from call to call, although nothing that can be compared changes
+VARYING = [  # objects whose results differ from call to call, without a change that the fingerprint can find
     np.random.default_rng, np.random.RandomState, np.random.SeedSequence, np.random.PCG64, np.random.PCG64DXSM,
     np.random.Philox, np.random.MT19937, np.random.SFC64, random.Random, random.SystemRandom, os.urandom, uuid.uuid1,
     uuid.uuid4, secrets.token_bytes, secrets.token_hex, secrets.randbelow, secrets.choice, secrets.randbits, time.time,
@@ -45,7 +45,7 @@ _CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
 
 
 def varies(value: object, names: set[str]) -> bool:
-    """Return whether an object is in VARYING, or a class of dates that is asked for the time.
+    """Return whether an object is in VARYING, or is a date class that the code may ask for the current time.
 
     names: the attributes that the code reads.
     """
@@ -66,7 +66,7 @@ def is_library(module: str | None) -> bool:
 class Names(NamedTuple):
     """The names in the code of a function and of the functions inside it.
 
-    dynamic: whether it computes names of attributes. compares: whether it compares values, which may be objects.
+    dynamic: whether the code computes names of attributes. compares: whether it compares values (perhaps objects).
     """
 
     attributes: frozenset[str]
@@ -110,9 +110,9 @@ def function_of(member: Any) -> types.FunctionType | None:
 
 
 def library_names(bases: list[type], names: set[str], not_called: set[str]) -> set[str]:
-    """Return the names in the code of methods of library classes that code with these names may call.
+    """Return the attributes that methods of library classes read, if code with these names may call the methods.
 
-    not_called: special methods that it does not call.
+    bases: the library classes. not_called: special methods that the code does not call.
     """
     called = [name for base in bases for name in vars(base)
               if name in names or (name[:2] == name[-2:] == "__" and name not in not_called)]  # fmt: skip

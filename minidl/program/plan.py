@@ -50,7 +50,7 @@ def work_in_place(calls: Calls, outputs: set[Memory]) -> list[Call]:
 
     Return the calls with these changes.
     """
-    homes: dict[Memory, Place] = {}  # of memory that is replaced by that of an input
+    homes: dict[Memory, Place] = {}  # memory of an output -> the input to write it over
     for call in calls:
         if call.name not in IN_PLACE:
             continue
@@ -78,7 +78,7 @@ def _moved(call: Call, homes: Mapping[Memory, Place]) -> Call:
 
 
 def plan(calls: Iterable[Call], outputs: set[Memory]) -> tuple[dict[Memory, int], int]:
-    """Return the offset in the workspace of each temporary (memory without a name), and the workspace's size; in bytes.
+    """Return the offset of each temporary (memory without a name) in the workspace, and the workspace's size, in bytes.
 
     outputs: the memory of the step's results, which live until the end.
     """

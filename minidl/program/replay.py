@@ -4,21 +4,21 @@
     loss, correct = gradient(x, y)        # arena.grad is dL/dtheta of this batch
     optimizer.step()
 
-The first call for a batch of some shape runs the model's Python code on a device that only records (record.py). It does
-so twice, to detect calls that vary. The recorded calls are merged (fuse.py), get memory (plan.py), and become a
-program: a table of machine addresses (table.py, call.py). From then on a call of `gradient` runs the table. It builds
-no graph and allocates no array. Nothing is compiled specifically for the model. The results are bit-identical to those
-of the tape, the graph of functions that the engine builds otherwise.
+The first call for a batch of some shape runs the model's Python code twice, on a device that only records (record.py).
+The second recording detects calls that vary. The recorded calls are merged (fuse.py), get memory (plan.py), and become
+a program: a table of machine addresses (table.py, call.py). Later calls of `gradient` run the table: they build no
+graph and allocate no array. Nothing is compiled specifically for the model. The results are bit-identical to those of
+the tape, the graph of functions that the engine builds otherwise.
 
-A batch of a different shape needs another program, recorded in a few milliseconds at its first use.
+Each shape of batch needs a separate program, which is recorded in a few milliseconds.
 
 A program is never silently out of date. Before each run, `Fingerprint` compares what the code of the model and the
 loss reads: attributes, containers, closures, defaults, globals (fingerprint.py states the limits). After a change, the
-step is recorded again. If a setting changes at every step, the tape computes the steps until it stays the same.
+step is recorded again. While a setting changes at every step, the tape computes the steps.
 
-A step that cannot be recorded runs on the tape, with one warning for each reason: code that reads values of tensors,
-parameters or labels, draws random numbers other than dropout's, or changes settings, so that the next step differs.
-Both recordings run with other random states, the second also with other images, and leave no trace.
+A step cannot be recorded if its code reads values of tensors, parameters or labels, draws random numbers other than
+dropout's, or changes settings that the next step reads. Such a step runs on the tape, with one warning per reason.
+Recordings run with other random states than the training (the second also with other images), and leave no trace.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from minidl.program.table import WORKSPACE, Program
 from minidl.program.workspace import Workspace
 
 Loss = Callable[[Tensor, np.ndarray], Tensor]
-PROGRAMS = 64  # the most that an instance keeps; those that were not used for the longest time are discarded first
-PATIENCE = 3  # recordings in a row, each after a change of settings; if they change again, the tape computes the step
+PROGRAMS = 64  # the most that an instance keeps; the least recently used one is discarded first
+PATIENCE = 3  # the most recordings in a row that follow a change of settings; after the next change, the tape is used
 
 
 def correct_answers(logits: Tensor, labels: np.ndarray) -> int:
@@ -152,7 +152,7 @@ class Replayed:
         return uses_winograd(), bytes(map(bool, [parameter.requires_grad for parameter in self.parameters]))
 
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
-        """Return the program for this shape of batch, which is recorded at its first use.
+        """Return the program for this shape of batch. Record it at its first use.
 
         Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
         watcher must see the forward passes (`watched`).

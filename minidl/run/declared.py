@@ -11,13 +11,13 @@
     min, max, above, below      the limits of a number
     needs       {other option: value}: the option has an effect only if the other option has this value
     instead_of  the option that has no effect if this one is set
-    like        begin with the declaration of the same option elsewhere: in another file of comm/methods, or of another
-                model or optimizer; the keys above override its keys
+    like        the file of comm/methods, the model or the optimizer that declares an option of this name; the
+                declaration is used here, except for the keys that are given here
 
-A method is a file: its OPTIONS hold its options, and its docstring describes it. The files models.py and optim.py hold
-several models and optimizers: their OPTIONS and ABOUT begin with the name. The files are parsed, but not imported, so
---help needs neither NumPy nor the methods. A new method needs its file and a line in comm/methods/__init__.py.
-The closing bracket of a literal is at the beginning of a line.
+Each method is a file with OPTIONS and a docstring. models.py and optim.py declare several models and optimizers: the
+keys of OPTIONS and ABOUT there are their names. The files are parsed, but not imported, so --help needs neither NumPy
+nor the methods. The closing bracket of a literal must be at the beginning of a line.
+A new method needs its file and a line in comm/methods/__init__.py.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def exchange(fabric: ShmFabric) -> int:
 
 
 def drain(fabric: ShmFabric) -> list[float]:
-    """Repeatedly push half of two masses, as two vectors, to a random peer. Each sum over all ranks is conserved."""
+    """Repeatedly send half of this rank's two masses to a random peer. The sum of each over all ranks is conserved."""
     random = np.random.default_rng(fabric.rank)
     mass = np.array([1, fabric.rank], np.float64)
     for _ in range(300):
@@ -183,9 +183,9 @@ def greedy(fabric: ShmFabric) -> None:
 
 
 def stress(fabric: ShmFabric, exchanges: str, elements: str) -> dict[str, int]:
-    """Publish, read and send. All elements of a vector are equal, so a torn vector is detected.
+    """Publish, send and read vectors. All elements of a vector are equal, so a torn vector is detected.
 
-    The header holds their value and the length, so a header with the data of another message is detected too.
+    The note contains this value and the length, so a note with another message's data is detected too.
     """
     size = int(elements)
     join(fabric, elements=size, mail=2, publish=True)
