@@ -205,7 +205,7 @@ class Npy(NamedTuple):
 def npy_header(stream: Any) -> Npy:
     """Read the header of an array in .npy format. Raises Unreadable if it does not describe an array of plain numbers.
 
-    NumPy's own reader evaluates the header as a Python expression, and raises errors of many types.
+    NumPy's own reader parses the header as Python code, and raises errors of many types.
     """
     magic = stream.read(8)
     if magic[:6] != b"\x93NUMPY" or len(magic) < 8:

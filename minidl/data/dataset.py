@@ -194,8 +194,7 @@ def stratified_split(labels: np.ndarray, fraction: float, rng: np.random.Generat
 def channel_statistics(images: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean and standard deviation of every channel of images[chosen], both (C,) float32.
 
-    images (N, H, W, C), uint8 or float. The standard deviation of a constant channel is set to 1. Makes two passes in
-    float64, CHUNK images at a time.
+    images (N, H, W, C), uint8 or float. The standard deviation of a constant channel is set to 1.
     """
     chunks = [chosen[start : start + CHUNK] for start in range(0, len(chosen), CHUNK)]
     pixels = len(chosen) * images.shape[1] * images.shape[2]
