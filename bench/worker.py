@@ -169,7 +169,7 @@ def resident(field: str) -> int:
 def peak_memory(library: str, net: str, size: int) -> dict[str, int]:
     """Return the peak resident memory of the process during three training steps, in bytes.
 
-    "growth" is "peak" minus the memory in use before the net was built, with the library imported.
+    "growth" is "peak" minus the memory in use after the library's import, before the net is built.
     """
     batch(SHAPES[net], size)
     if library == "minidl":
@@ -199,10 +199,10 @@ def fma_peak() -> list[float]:
 
 
 def count_flops(net: str, size: int, predict: bool) -> float:
-    """Count the floating-point operations of a step (or forward pass) of one batch, as the layers define them.
+    """Count the floating-point operations of a step (or forward pass) of one batch.
 
-    Linear layers and convolutions are counted. A step computes their outputs, the gradients of their weights and,
-    except in the first of them, the gradients of their inputs.
+    Only linear layers and convolutions count, by their definitions. A step computes their outputs, the gradients of
+    their weights and, except in the first such layer, the gradients of their inputs.
     """
     from bench import odd
     from minidl import models, nn

@@ -3,13 +3,12 @@
     mean = 1/P sum_i x_i        distance = sqrt(1/P sum_i |x_i - mean|^2)        relative = distance / |mean|
 
 `distance` is the consensus distance of Kong, Lin, Koloskova, Jaggi and Stich (Consensus Control for Decentralized Deep
-Learning, ICML 2021). They use it to explain the loss of accuracy in decentralised training: as long as the distance
-stays below a critical value, no accuracy is lost. `relative` can be compared between models and between moments of
-a run: 0.01 means that a replica's weights differ from the mean of all replicas by about 1%.
+Learning, ICML 2021). They find that decentralised training loses no accuracy as long as the distance stays below a
+critical value. `relative` can be compared between models and between moments of a run: 0.01 means that a replica's
+weights differ from the mean of all replicas by about 1%.
 
-The vectors come one at a time, as `Fabric.gather` yields them. Mean and squares are updated together (Welford 1962), in
-float64. The difference of two large sums, sum |x_i|^2 - P |mean|^2, would be mostly rounding error if the distance is
-small.
+The vectors come one at a time, as `Fabric.gather` yields them. Each one updates the mean and the sum of squares
+(Welford 1962), in float64. If the distance is small, sum |x_i|^2 - P |mean|^2 would be mostly rounding error.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Memory that several processes share, and that the kernel frees even if they are killed.
+"""Memory that several processes share. Linux frees it even if they are killed.
 
-A segment is a file without a name (memfd_create), so the kernel deletes it with the last process that holds it open.
-Other processes inherit its descriptor, or open /proc/PID/fd/N of a process that has it. A segment begins with a small
-control area that exists from the start. This file does not use NumPy, because the launcher does not load NumPy.
+A segment is a file without a name (memfd_create). Linux deletes it when no process holds it open any more. Other
+processes inherit its descriptor, or open /proc/PID/fd/N of a process that has it. This file does not use NumPy, because
+the launcher does not load NumPy.
 
     control | header: stop, abort, size of the data    8 words
             | row of rank 0                            16 words: its row of the status table, the time of its last sign
             | row of rank 1 ...                                  of life, a hash of its model's layout
     data    | mailboxes (mailbox.py)
 
-`reserve` allocates memory immediately (posix_fallocate). A file that was only lengthened can be mapped, but the first
-write to a page that cannot be allocated kills the process.
+`reserve` allocates memory immediately (posix_fallocate). In a file that was only lengthened, the first write to a page
+that cannot be allocated kills the process.
 """
 
 from __future__ import annotations

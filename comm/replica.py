@@ -7,9 +7,8 @@
 Training methods (comm/methods) consist of these operations and of communication.
 
 An engine does the computation. It holds a model, the recorded step (a table of kernel calls) and an optimizer. Normally
-a process has one replica, which uses the model's vectors. In a simulation thousands of replicas, each with its own
-vectors, use one engine alternately. A recorded step gets the addresses of its vectors for each run, so a switch to
-another replica only replaces a few addresses.
+a process has one replica, which uses the model's vectors. In a simulation thousands of replicas share one engine, and
+each has its own vectors. A switch to another replica only replaces a few addresses in the recorded step.
 """
 
 from __future__ import annotations

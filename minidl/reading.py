@@ -6,8 +6,8 @@
     npy_header(stream)           the header of an array in an .npz file
     safetensors_header(file)     the header of a .safetensors file, compared with the size of the file
 
-Each raises Unreadable or OSError. The message does not name the file: callers add the name, and raise an error of
-minidl/errors.py. Further checks, such as which keys a table has, are in schema.py.
+They raise Unreadable, schema.Mismatch or OSError. `blaming` converts these into an error of minidl/errors.py that names
+the file. Further checks, such as which keys a table has, are in schema.py.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def json_value(text: str) -> Any:
     """Return the value of a JSON text. Raises Unreadable if it is not JSON, too large, too deep or not finite."""
     if len(text) > JSON_LIMIT:
         raise Unreadable(f"it has {len(text):,} characters of JSON; expected at most {JSON_LIMIT:,}")
-    values = text.count(",") + text.count("[") + text.count("{")  # an upper limit: strings are counted, too
+    values = text.count(",") + text.count("[") + text.count("{")  # an upper limit: it also counts inside strings
     if values > JSON_VALUES:
         raise Unreadable(f"it has about {values:,} values in JSON; expected at most {JSON_VALUES:,}")
     try:
@@ -205,7 +205,7 @@ class Npy(NamedTuple):
 def npy_header(stream: Any) -> Npy:
     """Read the header of an array in .npy format. Raises Unreadable if it does not describe an array of plain numbers.
 
-    NumPy's own reader evaluates the header as a Python expression, and raises errors of many types.
+    NumPy's own reader parses the header as Python code, and raises errors of many types.
     """
     magic = stream.read(8)
     if magic[:6] != b"\x93NUMPY" or len(magic) < 8:

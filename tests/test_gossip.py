@@ -208,8 +208,8 @@ def test_no_choice_if_all_peers_are_dead() -> None:
 
 @pytest.mark.parametrize("axes", AXES[::5], ids=lambda axes: "-".join(axes.values()))
 def test_a_death_is_survived(axes: dict[str, Any]) -> None:
-    """The other replicas finish. The mass that the dead replica held is lost, and so is the mass of messages in flight
-    to or from it. Their masses therefore sum to at most 4."""
+    """The other replicas finish. The mass of the dead replica and of messages to or from it is lost, so the masses of
+    the others sum to at most 4."""
     whole = run("gossip", 4, 40, cluster=2, **axes)
     cluster = replace(uniform(4, 2, **LINK), deaths=(Event(time=whole.seconds / 2, rank=2),))
     end = run("gossip", 4, 40, cluster=cluster, **axes)

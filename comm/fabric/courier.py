@@ -11,7 +11,7 @@ The thread polls MPI, because a wait inside MPI would occupy a core. While nothi
 then sleeps for longer and longer. The longest sleep depends on what is in progress:
 
     an operation in progress   the time in which the link transfers PIECE bytes, measured on the last long message, but
-                               at most LONGEST; data that arrive during the sleep stay in the system's buffers
+                               at most LONGEST. Data that arrive during the sleep fit into the system's buffers.
     only a waiting thread      AWAITED
     otherwise                  LONGEST
 
@@ -129,7 +129,7 @@ class Courier:
         return self.world.Split(part, self.rank)
 
     def leave(self, patience: float | None = None) -> bool:
-        """End MPI when all other ranks do. Returns whether it ended within `patience` seconds (None: no limit)."""
+        """End MPI when all other ranks do. Returns whether MPI ended within `patience` seconds (None: no limit)."""
         self._orders.put(lambda: setattr(self, "_leaving", True))
         self._thread.join(patience)
         return not self._thread.is_alive()
@@ -243,13 +243,13 @@ class Courier:
 
 
 def load(job: MpiJob) -> Any:
-    """Import and return mpi4py.MPI without starting MPI. Raises the error of `refusal` if MPI is missing or unfit."""
+    """Import and return mpi4py.MPI without starting MPI. Raises the error of `refusal` if MPI does not work."""
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False  # the engine's thread does both
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of a wrong library, which `mismatch` reports
+            warnings.simplefilter("ignore", RuntimeWarning)  # about a wrong library: `mismatch` reports it
             from mpi4py import MPI
     except (ImportError, RuntimeError, OSError):
         raise refusal(
@@ -265,7 +265,7 @@ def load(job: MpiJob) -> Any:
 def refusal(job: MpiJob, message: str) -> MinidlError:
     """Return the exception for a rank that cannot join: ConfigError on rank 0, which reports it, else Aborted.
 
-    The other ranks wait before they end, because their end may make the launcher kill rank 0.
+    The other ranks wait: as soon as one of them ends, the launcher may kill rank 0.
     """
     if job.rank == 0:
         return ConfigError(message)

@@ -1,29 +1,28 @@
 """The simulated fabric: any number of replicas in one process, on a virtual clock.
 
 An event-driven simulation keeps a heap of future events, ordered by time. It repeatedly removes the earliest event and
-runs it; an event may add others to the heap. Nothing happens between two events, so the clock jumps from one to the
-next. Simulating an hour of a thousand machines takes only as long as this machine needs for their arithmetic.
+runs it; an event may add others to the heap. The clock jumps from one event to the next. So simulating an hour of a
+thousand machines takes only as long as this machine needs for their arithmetic.
 
     clock 3.20 s    heap    3.25 s  rank 7's gradient is complete
                             3.31 s  a message of rank 2 arrives at rank 5
                             3.90 s  rank 0 dies
 
-A method is written as if each replica were a separate program that waits in the middle of a function. Here each replica
-is a greenlet: a function whose stack can be suspended and resumed. When a real replica would wait, its greenlet
-switches to the event loop (event_loop.py), and the awaited event switches back. So a method runs the same code as on
-real machines. One thread runs all greenlets; only kernels use several threads, inside one call. Events of the same
-virtual time run in the order in which they were scheduled. So runs with the same seed are bit-identical.
+Each replica is a greenlet: a function whose stack can be suspended and resumed. Where a real replica waits, the
+greenlet switches to the event loop (event_loop.py), and the awaited event switches back. So a method runs the same code
+as on real machines. One thread runs all greenlets. Events of the same virtual time run in the order in which they were
+scheduled. So runs with the same seed are bit-identical.
 
 The arithmetic is real. Durations are computed from the description of the cluster (cluster.py):
 
     gradient        images * seconds per image * jitter * straggler factor. The gradient is computed at the beginning of
-                    this time. Then the replica sleeps; what other replicas do meanwhile does not change the gradient.
+                    this time, so what other replicas do meanwhile does not change it.
     update, mix     elements * bytes moved per element / memory bandwidth of the device
     message         alpha + n beta, for n bytes. Between nodes, the message occupies the network card of the sender's
                     node for n beta, and the card sends one message at a time. Inside a node there is no queue. A lost
                     message passes through the card again after the link's timeout.
-    published data  to read it with `latest`: alpha + n beta inside a node; alpha for the request, then a message back,
-                    between nodes
+    published data  inside a node, `latest` takes alpha + n beta. Between nodes, it takes alpha for the request, then
+                    the time of a message back.
     the rest        no time: Python, the status table, the news that a message was released or that a rank has died
 """
 
@@ -74,7 +73,7 @@ class SimFabric(Rank):
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
         self.newest: tuple[int, np.ndarray, Note] | None = None  # (number, vector, note) of the published state
-        self.seen: dict[int, int] = {}  # by peer, the number of the newest published state that this rank has seen
+        self.seen: dict[int, int] = {}  # peer -> the number of its newest published state that this rank has seen
         self.asked: set[int] = set()
         self.answers: dict[int, tuple[int, np.ndarray, Note]] = {}
         self.lookers: set[int] = set()  # ranks that looked for a new state and found none; `publish` wakes them
@@ -262,7 +261,7 @@ class SimFabric(Rank):
         return list(self.simulation.survivors(self.replicas))
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """Wait until all replicas drain and no mail is in flight. The simulation counts mail and needs no markers."""
+        """Wait until all replicas drain and no mail is in flight."""
         simulation = self.simulation
         goal = simulation.drained + 1
         simulation.draining.add(self.rank)
@@ -295,7 +294,7 @@ class SimFabric(Rank):
 
 
 class _Started:
-    """A function that was passed to `start`, and its result. It runs in a separate greenlet of the rank."""
+    """A function that was passed to `start`, and its result. The function runs in a separate greenlet."""
 
     def __init__(self, fabric: SimFabric, work: Callable[[], Any]) -> None:
         self.fabric, self.work, self.done = fabric, work, False

@@ -4,8 +4,8 @@
     mixed          m is mixed like the weights: x and m are sent, twice the bytes
     quasi-global   m follows the mixed models: only x is sent
 
-Momentum accumulates the recent gradients. If the replicas have different data, local momentum still moves each replica
-towards the optimum for its own data after the models were mixed. Quasi-global momentum (QG-DSGDm; Lin, Karimireddy,
+Momentum accumulates the recent gradients. If the replicas have different data, local momentum moves each replica
+towards the optimum for its own data, even after mixing. Quasi-global momentum (QG-DSGDm; Lin, Karimireddy,
 Stich, Jaggi: ICML 2021) accumulates the movement of the mixed model instead. Step t uses m^(t-1), and discards the
 velocity that the optimizer computes. The formulas for D-PSGD are:
 

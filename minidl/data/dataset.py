@@ -56,7 +56,7 @@ class Dataset:
         return -self.mean / self.std
 
     def standardise(self, images: np.ndarray) -> np.ndarray:
-        """Standardise new images (N, H, W, C), uint8 or floats as in the original set, like the training images."""
+        """Standardise new images (N, H, W, C), of the original set's type and scale, like the training images."""
         return standardise(images, self.mean, self.std)
 
 
@@ -81,7 +81,7 @@ def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
 def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> Dataset:
     """Make a Dataset from (x, y) or (x, y, x_test, y_test). Images are not standardised: mean is 0, std is 1.
 
-    Raises DataError if the labels are not whole numbers (N,) or all of one class, ConfigError for other errors.
+    Raises DataError for invalid images or labels, ConfigError if their number or `validation` is invalid.
     """
     if len(arrays) not in (2, 4):
         raise ConfigError(f"{len(arrays)} arrays were given; expected (x, y) or (x, y, x_test, y_test)")
@@ -140,7 +140,7 @@ def _is_one_hot(labels: np.ndarray) -> bool:
 
 
 def check_numbering(train: np.ndarray, test: np.ndarray, where: str) -> None:
-    """Raise DataError if labels (N,) start at 1, or if a single one is far above the others.
+    """Raise DataError if labels (N,) are numbered from 1, or if a rare label is separated from the others by a gap.
 
     where: the beginning of the message.
     """
@@ -194,8 +194,7 @@ def stratified_split(labels: np.ndarray, fraction: float, rng: np.random.Generat
 def channel_statistics(images: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean and standard deviation of every channel of images[chosen], both (C,) float32.
 
-    images (N, H, W, C), uint8 or float. The standard deviation of a constant channel is set to 1. Makes two passes in
-    float64, CHUNK images at a time.
+    images (N, H, W, C), uint8 or float. The standard deviation of a constant channel is set to 1.
     """
     chunks = [chosen[start : start + CHUNK] for start in range(0, len(chosen), CHUNK)]
     pixels = len(chosen) * images.shape[1] * images.shape[2]

@@ -22,8 +22,8 @@ class Loader:
     The order of an epoch depends only on (seed, epoch), and the augmentation of a batch only on (seed, epoch, batch).
     A loader therefore has no state: `loader.epoch(e, start=b)` continues exactly where a run stopped.
 
-    If the last batch would contain one image, the image is added to the previous batch: batch norm needs
-    at least two values for each channel, and one image may have only one.
+    If the last batch would contain one image, the image is added to the previous batch, because batch norm needs at
+    least two values for each channel.
 
     augment: names of AUGMENTATIONS, applied in this order; `Augment(names, data.black)` also sets the padding colour.
     drop_last: omit the last batch if it is not full.

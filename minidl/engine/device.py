@@ -6,7 +6,7 @@ An op looks up a kernel by name on its device and passes it arrays:
 
 The op is the same for every device. `Device("cpu")` finds `nn` in kernels/matmul/cpu.py, compiled by Numba.
 `Device("reference")` finds it in kernels/matmul/reference.py: plain loops, slow but easy to verify. A new kind of
-device needs a name in DEVICES and, next to these two files of each operation, a third with the same functions.
+device needs a name in DEVICES, and for each operation a third file with the same functions.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def address(array: np.ndarray) -> int:
 def require_values(device: Device) -> None:
     """Raise Unrecordable while a step is being recorded. Called before values of tensors are read or written.
 
-    Results have no values then. Those of parameters would become constants of the recorded step.
+    While recording, results have no values, and parameters' values would become constants of the recorded step.
     """
     recorder: Any = acting(device)
     if recorder is not device:

@@ -24,7 +24,7 @@ Self = TypeVar("Self", bound="Module")
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 _counter = itertools.count(1)
-_changes = _mode_changes = 0  # differ after each change of a module's attribute, or of `training`
+_changes = _mode_changes = 0  # new numbers from `_count_change`
 _MISSING = object()
 
 
@@ -36,7 +36,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_evaluations: dict[int, dict[object, bool]] = {}  # id of a module -> its `evaluating` blocks and the modes before them
+_evaluations: dict[int, dict[object, bool]] = {}  # id of a module -> {`evaluating` block: mode before it}
 _switching = new_lock()  # held while a mode is changed
 
 
@@ -77,8 +77,8 @@ def watched() -> bool:
 def evaluating(model: Module) -> Iterator[None]:
     """Within the `with` block, keep the model in evaluation mode, and record no graph.
 
-    Afterwards each module is in its previous mode, which may differ between modules. Several threads may evaluate the
-    same modules: a module returns to its previous mode when the last block that contains it ends.
+    Several threads may evaluate the same modules. Each module returns to its own previous mode when the last block that
+    contains it ends.
     """
     modules, block = {id(module): module for _, module in model.named_modules()}, object()
     with _switching:
@@ -100,7 +100,7 @@ def _end_evaluation(key: int, module: Module, block: object) -> None:
     later = [*blocks][[*blocks].index(block) + 1 :]
     before = blocks.pop(block)
     if later:
-        blocks[later[0]] = before  # another thread entered after this one: it restores the mode
+        blocks[later[0]] = before  # the block that began next takes over
     else:
         module.training = before
     if not blocks:
@@ -113,8 +113,8 @@ class Module:
     Assign parameters, buffers and modules to attributes in `__init__`, and write `forward`. A parameter's name is the
     path of attributes to it, such as `layer1.0.conv1.weight`. Parameters are listed in the order of assignment.
 
-    `copy.deepcopy` and pickle return a model with its own parameters, in its own arena. `copy.copy` returns one that
-    shares its parameters, sub-modules and arenas with the original.
+    `copy.deepcopy` and pickle return a model with its own parameters, in its own arena. `copy.copy` returns a
+    model that shares parameters, sub-modules and arenas with the original.
     """
 
     __slots__ = ("__dict__", "__weakref__", "kept_prediction")
@@ -216,8 +216,8 @@ class Module:
     def flatten(self, buffer: np.ndarray | None = None) -> Arena:
         """Move all parameters into one arena, and all buffers into another. Return the parameters' arena.
 
-        A second call returns the same arena. If a layer has been replaced, or a part of the model is in another arena,
-        a new arena replaces the old one: the values are kept, and an optimizer of the old arena fails at its next step.
+        A second call returns the same arena. If a layer was replaced, or a part of the model is in another arena, a
+        new arena with the same values replaces the old one. An optimizer of the old arena fails at its next step.
 
         buffer: memory for the parameters (see `Arena`), for example shared memory. Raises MinidlError if a buffer is
         given but the model already has an arena with all its parameters.
@@ -238,7 +238,7 @@ class Module:
     def astype(self: Self, dtype: np.typing.DTypeLike) -> Self:
         """Convert all parameters and buffers, and their gradients, to float32 or float64.
 
-        Raises ShapeError if a parameter or buffer is in an arena, ConfigError for another type. Then nothing changes.
+        Raises ShapeError if a parameter or buffer is in an arena, ConfigError for another type, before any change.
         """
         wanted = float_type(dtype)
         tensors = dict(self.named_parameters()) | dict(self.named_buffers())
@@ -316,7 +316,7 @@ class Module:
         dtype = next((p.dtype for p in self.parameters()), np.dtype(np.float32))
         with evaluating(self), watching(add_row):
             self(Tensor(np.zeros((1, *input_shape), dtype)))
-        for parameter, name in uncounted.items():  # its module has children, or was not called
+        for parameter, name in uncounted.items():  # of modules that have children, or were not called
             rows.append((name, "Parameter", "", parameter.size, 0))
         total = sum(p.size for p in self.parameters())
         header = ("name", "layer", "output")

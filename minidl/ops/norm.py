@@ -81,7 +81,7 @@ class BatchNormEval(Norm):
         y = self.device.empty(x.shape, x.dtype)
         self.device.norm.fold(weight, bias, eps, running_mean, running_var, self.scale, self.shift)
         self.device.norm.affine(_rows(x), self.scale, self.shift, False, _rows(y))
-        # Copies: backward needs the present values, and training may update the running statistics before it.
+        # Copies: backward needs the present values, but training may update the running statistics before.
         self.statistics = [strided_copy(self.device, a, a) for a in (running_mean, running_var) if any(self.needs)]
         return y
 
@@ -126,9 +126,9 @@ def batch_norm(
 ) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) weight + bias for each channel (the last axis of x (N, ..., C)).
 
-    training: if set, mean and var are those of the batch, and the running statistics are updated in place:
-    running <- (1 - momentum) running + momentum batch. Only in this update, the batch's variance is computed with n - 1
-    instead of n, as in PyTorch. Otherwise mean and var are the running statistics (Ioffe and Szegedy 2015).
+    training: if False, mean and var are the running statistics (Ioffe and Szegedy 2015). If True, they are those of the
+    batch, and the running statistics are updated in place: running <- (1 - momentum) running + momentum batch. As in
+    PyTorch, the variance in this update, and only there, is computed with n - 1 instead of n.
     Raises ShapeError if the shapes do not fit or, in training, if a channel has fewer than two values.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:

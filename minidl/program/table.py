@@ -37,7 +37,7 @@ class Program:
     recorder: the recorded step, with its regions.
     results: name -> an array of the recording whose values are needed after a run.
     progress: called with (kernels ready, all kernels) while kernels that are not in the cache are compiled.
-    also: other kernels that will soon be needed, compiled along with the program's.
+    also: other kernels to compile at the same time.
 
     Raises Unrecordable if a result is empty, not contiguous, or not computed by the step.
     """
@@ -78,7 +78,7 @@ class Program:
         starts: list[int] = []
         relocations: dict[str, list[tuple[int, int]]] = defaultdict(list)  # region -> (slot, offset in bytes)
         self._counters: dict[str, list[tuple[int, int]]] = {"seed": [], "offset": []}  # (slot, offset in the sequence)
-        self._constants: dict[Memory, int] = {}  # and their addresses; keeps them alive
+        self._constants: dict[Memory, int] = {}  # constant -> its address; keeps the constants alive
         for call, kernel in zip(calls, kernels, strict=True):
             starts.append(len(slots))
             slots.append(kernel)
@@ -103,7 +103,7 @@ class Program:
         return starts
 
     def run(self, bases: Mapping[str, int], first: int = 0, last: int | None = None) -> None:
-        """Make the calls first, ..., last - 1 (default: all), with each region at the address in `bases`."""
+        """Run calls `first` to `last` - 1 (default: all), with each region at the address in `bases`."""
         for name, base in bases.items():
             if self._bases.get(name) != base and name in self._relocations:
                 slots, offsets = self._relocations[name]
@@ -158,7 +158,7 @@ def _kernel(device: str, call: Call) -> Kernel:
 
 
 def _like(place: Place) -> np.ndarray:
-    """Return an array of the same shape and type that takes almost no memory."""
+    """Return an array of the place's shape and type. It takes almost no memory."""
     return np.broadcast_to(np.zeros((), place.like.dtype), place.like.shape)
 
 

@@ -88,9 +88,9 @@ def _described(about: dict[str, str], name: str) -> Any:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the weights file at a path: of a run, of a checkpoint, or the file itself.
+    """Return the weights file of the run or checkpoint at a path, or the path if it is a file.
 
-    For a run folder, the file of its best checkpoint on the validation images; without validation, of the last one.
+    A run's weights are those of its best checkpoint on the validation images, or without validation of its last one.
     Raises CheckpointError if there is no such file, or if it is damaged.
     """
     if (path / "config.toml").is_file():
@@ -119,9 +119,9 @@ def run_options(weights: Path) -> dict[str, Any]:
 
 
 def described_options(weights: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a file's metadata names and `given` lacks: the model, the data set and its split.
+    """Return those of the options model, data, seed and validation that a file's metadata names and `given` lacks.
 
-    Empty if a run of minidl did not write the file. Raises ConfigError if the data set was the user's own file.
+    {} if minidl did not write the file. Raises ConfigError for a user's data file, CheckpointError for invalid values.
     """
     about = files.header(weights)[1]
     found: dict[str, Any] = {name: about[name] for name in ("model", "data") if name in about and name not in given}

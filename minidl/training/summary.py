@@ -19,8 +19,8 @@ class Snapshots:
     """The weights of this replica at the end of each epoch, for asynchronous methods.
 
     The averages over all replicas are evaluated after training, so that no replica waits. Each average needs a snapshot
-    of every replica. If a resumed run's replicas had finished different numbers of epochs, none takes a snapshot before
-    it finishes an epoch that no replica had finished before the stop. So all take the same number of snapshots.
+    of every replica. So in a resumed run, snapshots are taken only of epochs that no replica had finished before the
+    stop.
     """
 
     def __init__(self, output: RunOutput) -> None:
@@ -47,7 +47,7 @@ class Snapshots:
                     output.write(checkpoint, step)
         if last and not trainer.method.synchronous and trainer.data.x_validation is not None:
             self._validate_average(last, at.step, at.epoch, at.seconds)
-            output.keep(last, None)  # again: the validation above may have changed the best step, which it contains
+            output.keep(last, None)  # again: it stores the best step, which the validation may have changed
 
     def _validate_average(self, states: Sequence[ReplicaState], step: int, epoch: int, seconds: float) -> Checkpoint:
         """Validate and log an average; return its checkpoint."""
@@ -68,7 +68,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the entries of summary.json that describe several replicas.
 
-    score: of their average. results: {"score", "speed"} of each replica. meters: each replica's `Meter.vector`.
+    score: of the replicas' average. results: {"score", "speed"} of each replica. meters: each replica's `Meter.vector`.
     """
     accuracies = [result["score"][1] for result in results]
     statistics = meter.merge([meter.from_vector(vector) for vector in meters], output.fabric.nodes)
