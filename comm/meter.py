@@ -7,8 +7,8 @@
     staleness                           histogram over 0, 1, 2, 3-4, 5-8, ... steps: age of a vector when it is mixed in
 
 Each rank has one Meter. The fabric reports messages and waits to the meter, the replica reports work, and the method
-reports staleness. A call costs a few additions. `start` and `stop` mark the periods of training. The time between these
-periods (evaluations, checkpoints) is not counted. Bytes sent in that time are counted, and also reported separately.
+reports staleness. `start` and `stop` mark the periods of training. The time between these periods (evaluations,
+checkpoints) is not counted. Bytes sent in that time are counted, and also reported separately.
 
 A concurrent operation (`Fabric.allreduce_start`) waits while the replica computes. Later the replica may wait for the
 result of the operation. `Meter.beside` counts these two kinds of waiting separately.

@@ -104,7 +104,7 @@ def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[
 
 
 def _library_config(data: Data, given: dict[str, Any]) -> Config:
-    others = ("model", "data", "keep")  # model and data are arguments of `fit`, which keeps no checkpoints
+    others = ("model", "data", "keep")  # model and data are arguments; `fit` keeps no checkpoints and has one replica
     names = [name for name, entry in options(Config).items()
              if entry.saved and entry.group != "method" and name not in others]  # fmt: skip
     for name in given:
