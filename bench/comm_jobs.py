@@ -70,7 +70,7 @@ def alone(scenario: str, options: Mapping[str, Any], threads: int = 1, timeout: 
 
 
 def mpiexec() -> list[str] | None:
-    """Return the command mpiexec for more ranks than cores; None if neither this Python's folder nor PATH has it."""
+    """Return the mpiexec command that allows more ranks than cores; None if neither Python's folder nor PATH has it."""
     beside = Path(sys.executable).parent / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:

@@ -7,14 +7,14 @@
     staleness                           histogram over 0, 1, 2, 3-4, 5-8, ... steps: age of a vector when it is mixed in
 
 Each rank has one Meter. The fabric reports messages and waits to the meter, the replica reports work, and the method
-reports staleness. A call costs a few additions. `start` and `stop` mark the periods of training. The time between these
-periods (evaluations, checkpoints) is not counted. Bytes sent in that time are counted, and also reported separately.
+reports staleness. `start` and `stop` mark the periods of training. The time between these periods (evaluations,
+checkpoints) is not counted. Bytes sent in that time are counted, and also reported separately.
 
-Concurrent operations (`Fabric.allreduce_start`) wait as well, but this does not delay the replica until it waits for
-their result. `Meter.beside` counts the two kinds of waiting separately.
+A concurrent operation (`Fabric.allreduce_start`) waits while the replica computes. Later the replica may wait for the
+result of the operation. `Meter.beside` counts these two kinds of waiting separately.
 
-At the end each live replica packs its statistics into a `vector`, which the leader gathers; `from_vector` converts it
-to a report, and `merge` combines the reports of all replicas.
+At the end the leader gathers a `vector` of statistics from each live replica. `from_vector` converts a vector to a
+report, and `merge` combines the reports.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NUMBERS = (
 )  # fmt: skip
 _KIND = {name: number for number, name in enumerate(KINDS)}
 
-# Whether a concurrent operation runs. A context variable, because each greenlet and each thread has its own context.
+# True inside a concurrent operation. Each greenlet and each thread has its own value of a context variable.
 _beside: ContextVar[bool] = ContextVar("beside", default=False)
 
 
@@ -112,7 +112,7 @@ class Meter:
     def stale(self, steps: float) -> None:
         """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it.
 
-        A parameter server counts its own steps since it sent the model from which a gradient was computed.
+        For a gradient, a parameter server counts its own steps since it sent the model to the worker.
         """
         self.ages[_bin(steps)] += 1
         self.age_sum += steps
@@ -249,7 +249,7 @@ def from_vector(vector: np.ndarray) -> Report:
     edges: [from, to, bytes, messages] for each peer to which this rank sent; received: for each peer that sent to it.
     held, missed: see the methods of Meter.
     bytes_sent, messages: include those off the clock, and those of earlier runs (`take_over`), which have no edges.
-    Raises ConfigError if `Meter.vector` never has this length.
+    Raises ConfigError for a length that `Meter.vector` never has.
     """
     size, rest = divmod(len(vector) - len(NUMBERS) - BINS, 4)
     if size < 1 or rest:

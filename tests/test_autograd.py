@@ -48,7 +48,7 @@ def test_many_diamonds_take_one_visit_each() -> None:
 
 
 def test_branches_of_different_length_meet() -> None:
-    """`start` receives the gradient of the short branch early, but its backward must run after the long branch."""
+    """The gradient of the short branch reaches `start` early. The backward of `start` must wait for the long branch."""
     x = leaf(1.0)
     start = x * 3
     long = start

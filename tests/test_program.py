@@ -33,7 +33,7 @@ def batch(shape: tuple[int, ...], count: int, classes: int = 10, seed: int = 0) 
 
 
 def spoil(gradient: Gradient) -> None:
-    """Fill all gradients with NaN, to detect a kernel that adds to a gradient that no kernel has written yet.
+    """Fill all gradients with NaN. This reveals a kernel that adds to a gradient before another kernel has written it.
 
     The gaps between the gradients in the arena stay zero.
     """
@@ -155,7 +155,7 @@ def test_calls_are_fused() -> None:
 
 
 class Twice(nn.Module):
-    """A model with sums whose two terms are the same array, after each kernel that can add a shortcut."""
+    """A model that adds an array to itself after each kernel that can add a shortcut."""
 
     def __init__(self) -> None:
         self.conv1, self.conv2, self.norm = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4)
@@ -281,7 +281,7 @@ def test_inputs_of_other_types() -> None:
 
 
 class Peeks(nn.Module):
-    """A model whose forward pass reads values or draws random numbers. `how` names the way in which it does so."""
+    """A model whose forward pass reads values or draws random numbers. `how` names the way."""
 
     def __init__(self, how: str) -> None:
         self.fc, self.how = nn.Linear(4, 3), how

@@ -2,7 +2,7 @@
 
     half     1/2
     clock    c_s / (c_s + c_r), where c is the number of images that a replica has seen: slow replicas weigh less
-    mass     m / (m + w_r), and w_r <- w_r + m, where m is the mass in the message (push-sum)
+    mass     m / (m + w_r), then w_r <- w_r + m, with the mass m of the message and the mass w_r of r (push-sum)
 
 With `half`, both models have the same weight, but a message changes the average of all models, because only the
 receiver's model changes. With `mass`, messages do not change the average weighted by w. The sender sends half of its
@@ -12,8 +12,8 @@ Picard, Cord, Thome: "GoSGD", 2016):
         w_s = 1 ──── 1/2, x_s ───>  w_r = 1           w_s = 1/2                   w_r = 3/2
         x_s                         x_r               x_s                         x_r <- (1 x_r + 1/2 x_s) / (3/2)
 
-A replica that receives less than it sends loses mass, so its model gets less weight. Unless a replica dies, the masses
-of all P replicas and of the messages in flight sum to exactly P: sums of multiples of 2^-32 are not rounded.
+A replica that receives less than it sends loses mass, so its model gets less weight. Masses are multiples of 2^-32, so
+their sums are exact: unless a replica dies, the masses of all P replicas and of the messages in flight sum to P.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Half:
         """Subtract the mass of a message that was sent."""
 
     def weight(self, note: Note, block: int) -> float:
-        """Return the weight of a received model. With `mass`, also add its mass. Call it once for each message."""
+        """Return the weight of a received model. Call this once per message: `mass` also adds its mass."""
         return 0.5
 
 

@@ -41,10 +41,10 @@ def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
     112: the parts are one block of 9 members, one block of 3 members, and two blocks of 1 member.
 
     1. Each part averages, all parts in parallel. Then the members of a part hold equal vectors.
-    2. All parts but the largest are together the REST, which is smaller than a block of the largest part. In one round
-       each member of the rest exchanges with one member of every block of the largest part. The weight of each exchange
-       is (size of a block) / (size of the largest part + size of the rest). It makes the mean of every block and the
-       mean of the rest equal to the mean of all members.
+    2. All other parts than the largest form the REST. The rest is smaller than a block of the largest part. In one
+       round each member of the rest exchanges with one member of every block of the largest part. The weight of each
+       exchange is (size of a block) / (size of the largest part + size of the rest). This weight makes the mean of
+       every block and the mean of the rest equal to the mean of all members.
     3. Then each block of the largest part averages. At the same time the rest repeats step 2 for its own largest part,
        and so on. At the end all members hold the mean of all members.
     """
@@ -94,7 +94,7 @@ def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
 
 @cache
 def _factors(n: int, largest: int) -> tuple[int, ...] | None:
-    """Return as few factors from 2 to `largest` as possible whose product is n, or None if there are none."""
+    """Return the fewest factors from 2 to `largest` whose product is n, or None if there are none."""
     if n == 1:
         return ()
     found = [(*rest, f) for f in range(2, min(n, largest) + 1) if n % f == 0
@@ -103,7 +103,7 @@ def _factors(n: int, largest: int) -> tuple[int, ...] | None:
 
 
 def _beside(sequences: Sequence[list[Moves]]) -> list[Moves]:
-    """Merge sequences of rounds into one, in which they run in parallel. In each round they move different members."""
+    """Merge sequences of rounds so that they run in parallel. In each round the sequences move different members."""
     length = max(map(len, sequences), default=0)
     rounds: list[Moves] = [{} for _ in range(length)]
     for sequence in sequences:

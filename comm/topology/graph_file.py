@@ -1,4 +1,4 @@
-"""Reads graphs from files: edge lists, GraphML, and NetworkX's node-link JSON.
+"""Read graphs from files: edge lists, GraphML, and NetworkX's node-link JSON.
 
 An edge list has one undirected edge per line: two ranks separated by white space. `#` begins a comment:
 
@@ -18,7 +18,7 @@ from minidl.reading import Unreadable, blaming, json_value, text
 LARGEST = 65_536  # ranks
 EDGES = 150_000  # lines of an edge list
 LIMIT = 4 << 20  # bytes of an edge list
-NETWORKX_LIMIT = 2 << 20  # bytes: NetworkX needs much more memory for an edge
+NETWORKX_LIMIT = 2 << 20  # bytes of other files: NetworkX needs much more memory for an edge
 
 
 def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:

@@ -20,9 +20,9 @@ from minidl.reading import opened as open_regular
 
 SUFFIXES = ("", ".gz", ".xz")
 BLOCK = 1 << 20  # bytes read at a time
-PACKED_BLOCK = 1 << 16
+PACKED_BLOCK = 1 << 16  # compressed bytes read at a time
 SMALL = 8 << 20  # bytes: any compressed file may unpack to this size
-RATIO = 50
+RATIO = 50  # a larger compressed file may unpack to this many times its size
 XZ_MEMORY = 96 << 20  # bytes; the strongest preset of xz needs 65 MiB
 DAMAGE = (EOFError, ValueError, RuntimeError, OverflowError, struct.error, zlib.error, lzma.LZMAError,
           zipfile.BadZipFile, tarfile.TarError)  # what the standard library raises for a damaged file  # fmt: skip
@@ -44,9 +44,9 @@ def search(name: str, groups: Sequence[Sequence[str]], data_dir: str | Path | No
     """Return the files of a named set from the first folder that contains it, or None if no folder does.
 
     groups: file names without .gz or .xz. A folder contains the set if it has at least one file of every group.
-    Searches `data_dir`, $MINIDL_DATA and the cache; in each, first a subfolder with the set's name, then the folder.
-    Raises DataError if `data_dir` does not exist, or if a folder given by the user contains only a part of the set: a
-    download would hide that mistake.
+    Searches `data_dir`, $MINIDL_DATA and the cache; in each, first subfolders with the set's name, then the folder
+    itself. Raises DataError if `data_dir` does not exist, or if a folder given by the user contains only a part of the
+    set: a download would hide that mistake.
     """
     if data_dir and not Path(data_dir).is_dir():
         raise DataError(f"data folder {data_dir} does not exist: give an existing folder")
@@ -110,8 +110,8 @@ def opened(path: Path) -> Iterator[Stream]:
 def unpacked_limit(file: BinaryIO) -> int:
     """Return the number of bytes that a compressed file may unpack to.
 
-    Data sets shrink by a factor of 2 to 30. A file of zeros shrinks by a factor of 1,000 to 7,000: if it is small, it
-    was made to fill the memory.
+    Compression shrinks data sets by a factor of 2 to 30. A file made to fill the memory, such as one of zeros, shrinks
+    by a factor of 1,000 to 7,000.
     """
     return max(SMALL, RATIO * os.fstat(file.fileno()).st_size)
 

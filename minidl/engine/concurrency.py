@@ -5,8 +5,8 @@
     omp         works                             Numba ends the fork, because GNU OpenMP does not survive it
     workqueue   Numba aborts the process          works
 
-With workqueue, kernels therefore run one at a time, under a lock that all threads share. A fork that cannot run kernels
-raises MinidlError instead (`check_fork`). The environment variable NUMBA_THREADING_LAYER selects a layer.
+With workqueue, kernels therefore run one at a time, under a lock that all threads share. With omp, a fork that cannot
+run kernels raises MinidlError before Numba ends it (`check_fork`). $NUMBA_THREADING_LAYER selects a layer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _unusable = False  # whether this process is a fork that cannot run kernels
 
 
 def new_lock() -> Lock:
-    """Return a lock that a thread may enter again while it holds it.
+    """Return a lock that its holder may enter again.
 
-    A fork gets the lock released, even if another thread of the parent process held it.
+    In a fork the lock is free, even if another thread of the parent process held it.
     """
     lock: Any = threading.RLock()
     _locks.add(lock)
@@ -42,7 +42,7 @@ _kernels = new_lock()  # held while a kernel runs, if kernels must run one at a 
 
 @functools.cache
 def one_at_a_time() -> bool:
-    """Return whether only one thread at a time may run kernels: True if Numba may have chosen workqueue."""
+    """Return whether only one thread at a time may run kernels: True if Numba uses workqueue, or may choose it."""
     import numba
     from numba.core.compiler_lock import global_compiler_lock as compiler
 
@@ -51,7 +51,7 @@ def one_at_a_time() -> bool:
     with suppress(ValueError):  # raised before Numba has loaded a layer
         return bool(numba.threading_layer() == "workqueue")
     chosen = str(numba.config.THREADING_LAYER).lower()
-    if chosen == "default":  # the first layer of a list that can be loaded
+    if chosen == "default":  # Numba takes the first layer of its list that can be loaded
         chosen = next(layer for layer in numba.config.THREADING_LAYER_PRIORITY if layer != "tbb")
         chosen = "workqueue" if chosen == "omp" and not _has_openmp() else chosen
     return chosen not in ("tbb", "omp", "safe", "threadsafe")
@@ -66,7 +66,7 @@ def _has_openmp() -> bool:
 
 
 def kernel_lock() -> Lock:
-    """Return a lock for memory that kernels use: the same one for all memory if kernels must run one at a time."""
+    """Return a lock for memory that kernels use. If kernels must run one at a time, all memory has the same lock."""
     return _kernels if one_at_a_time() else new_lock()
 
 

@@ -4,12 +4,12 @@ A file holds the machine code of one function for one tuple of argument types:
 
     SHA-256 of the function's source file | SHA-256 of the last part | key and compiled function, as Numba pickles them
 
-The name of the file is a hash of the key: everything else on which the code depends, such as the function, the types,
-the CPU, and the versions of Python and Numba. So there is no index that several processes change, and no lock is
-needed. (Some network file systems have no locks.) A process writes a temporary file and renames it, so a file is
-complete or missing. If two processes compile the same function, the second file replaces an equivalent first one.
+The key is everything else on which the code depends: the function, the types, the CPU, the versions of Python and
+Numba. The name of the file ends with a hash of the key, so there is no index that several processes change. Nor is
+there a lock, since some network file systems have none. A process writes a temporary file and renames it, so a file is
+complete or missing. If two processes compile the same function, the later file replaces the other, which is equivalent.
 
-A process executes the code without checks. So the cache is used only if no other user can change it (`make_trusted`).
+A process executes any code in the files. So the cache is used only if no other user can change it (`make_trusted`).
 
 engine/jit.py imports this module after it has set the environment variables that Numba reads.
 """
@@ -43,7 +43,7 @@ DIGEST = 32  # bytes of a SHA-256
 _SET = "set XDG_CACHE_HOME to a folder into which only you can write"
 
 _reported: set[str] = set()
-_loading: list[str] = []  # functions that are being loaded from the cache; each one is called by the one before it
+_loading: list[str] = []  # functions that are being loaded from the cache; each calls the next one
 
 
 def _report(problem: str, details: str) -> None:
@@ -63,9 +63,9 @@ def _reason(error: OSError) -> str:
 
 
 def find_folder(name: str) -> tuple[Path | None, list[str]]:
-    """Return the first folder `name` that can be created and trusted (or None), and why those before it cannot.
+    """Return the first folder `name` that can be created and trusted (or None), and what is wrong with earlier ones.
 
-    The candidates are in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, and then in the folder for temporary files.
+    Candidates: one in $NUMBA_CACHE_DIR, else $XDG_CACHE_HOME, else ~/.cache; one in the folder for temporary files.
     """
     refused: list[str] = []
     homes: set[Path] = set()
@@ -93,11 +93,11 @@ def _bases() -> Iterator[Path]:
 def make_trusted(folder: Path, homes: Collection[Path] = ()) -> None:
     """Create `folder`, unless it exists. Raise an OSError if it is not writable, or if another user could change it.
 
-    Only this user may write into the folder, and only this user or root may exchange it for another one. So each folder
-    on the path must belong to one of the two. Others may write into it only if it is sticky, like /tmp: then they
-    cannot rename or delete files of other users. A symbolic link is treated like a folder, and so is each step of the
-    path to which it refers. The parents of a home folder (`homes`) are not checked: a user with write access to them
-    already controls the account.
+    Only this user may write into the folder, and only this user or root may replace it. So this user or root must own
+    each folder on the path. Other users may write into a parent only if it is sticky, like /tmp: they cannot rename or
+    delete the files of others there. A symbolic link is checked like a folder, and so is the path to which it refers.
+    The parents of a home folder (`homes`) are not checked: a user with write access to them already controls the
+    account.
     """
     _check(folder, homes)
     info = folder.stat()
@@ -110,7 +110,7 @@ def make_trusted(folder: Path, homes: Collection[Path] = ()) -> None:
 
 
 def _check(path: Path, homes: Collection[Path]) -> None:
-    """Check one step of a path, after the steps before it: so no other user can change the earlier steps."""
+    """Check each step of a path, from the first: no other user can then change the steps already checked."""
     at_end = path in homes or path == path.parent
     if not at_end:
         _check(path.parent, homes)
@@ -150,7 +150,7 @@ def _prune(folder: Path) -> None:
 
 
 class KernelCache:
-    """The compiled versions of one function on disk. Replaces the cache of Numba's dispatcher, and has its methods.
+    """The compiled versions of one function on disk. Replaces the cache of Numba's dispatcher, with the same methods.
 
     folder, refused: the result of `find_folder`
     """
@@ -177,7 +177,7 @@ class KernelCache:
         if stored == key:
             _loading.append(self.name)
             try:
-                return CompileResult._rebuild(context, *compiled)  # loads the functions that it calls
+                return CompileResult._rebuild(context, *compiled)  # also loads the functions that this one calls
             finally:
                 _loading.pop()
         if _loading and not self._path(key).exists():
@@ -218,7 +218,7 @@ class KernelCache:
     disable = enable
 
     def _read(self, key: tuple[Any, ...]) -> bytes | None:
-        """Return the pickled part of a file, or None if it does not exist, or if the source has been edited since."""
+        """Return the pickled part of a file, or None if it is missing, damaged, or of another version of the source."""
         if not self.folder:
             _report("compiled kernels cannot be kept, so each process compiles them again",
                     f"{'; '.join(self.refused)}; change that, or {_SET}")  # fmt: skip

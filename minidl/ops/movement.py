@@ -206,7 +206,7 @@ def index(x: Tensor, key: Any) -> Tensor:
     if any(isinstance(part, bool) or not isinstance(part, known) for part in parts):
         raise ShapeError(f"index: {key!r} is not supported; expected slices and integers, or one array of rows")
     if ... not in parts:
-        parts += (...,)  # else x[key] would be a number, not a view, if the key has an integer for every axis
+        parts += (...,)  # else a key with an integer for every axis would give a number, not a view
     try:
         return Slice.apply(x, key=parts)
     except (IndexError, ValueError) as error:

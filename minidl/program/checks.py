@@ -2,7 +2,7 @@
 
 A place is an attribute, an entry of a dictionary, the elements of a container, or the bytes of an array. A check stores
 the value that the place held, and a function that reads the place again. `unchanged` compares about 20 places in a
-microsecond. A value that was replaced by an equal one counts as changed here; the fingerprint then compares in full.
+microsecond. For an equal but new value it returns False, and the fingerprint compares in full.
 
 Random generators are not compared at every step. A recording compares their states before and after: a forward pass
 that draws from one cannot be recorded.
@@ -26,7 +26,7 @@ MISSING = object()
 class Check(NamedTuple):
     """`read(owner, key) is value` while the place is unchanged.
 
-    path: the place's name in messages, such as "Net.act". home: the class, if the owner is a view of its attributes.
+    path: the place's name in messages, such as "Net.act". home: the class, if the owner is a view of class attributes.
     """
 
     read: Callable[[Any, Any], Any]
@@ -48,8 +48,8 @@ def unchanged(checks: Iterable[Check]) -> bool:
     return True
 
 
-# The functions that read a place. Others are `dict.get`, `getattr` and MappingProxyType.get, which reads the attributes
-# of a class as they are stored.
+# The functions that read a place. Checks also read by `dict.get`, `getattr` and `MappingProxyType.get`. The last reads
+# the attributes of a class as they are stored.
 
 
 def cell(owner: types.CellType, _: Any) -> Any:
@@ -103,13 +103,13 @@ def first_change(checks: Iterable[Check]) -> str:
             keys, values = check.value
             before, now = dict(zip(keys, values, strict=True)), dict(check.owner)
             names = [key for key in {**before, **now} if before.get(key, MISSING) is not now.get(key, MISSING)]
-            names.sort(key=lambda name: name in ("training", "arena", "statistics"))  # they follow from other changes
+            names.sort(key=lambda name: name in ("training", "arena", "statistics"))  # these follow from other changes
             return f"{check.path}.{names[0]}" if names else check.path
     return ""
 
 
 def renewed(check: Check) -> Check:
-    """Return a check of the present entries of a mapping; any other check as it is."""
+    """Return a check of the present entries if this check is of the entries of a mapping, else this check."""
     if check.read is not entries:
         return check
     now = tuple(check.owner), tuple(check.owner.values())
@@ -117,7 +117,7 @@ def renewed(check: Check) -> Check:
 
 
 def restore(checks: Iterable[Check]) -> None:
-    """Write the values of all places that have changed back, as far as they can be written."""
+    """Write the old values to all places that have changed and can be written."""
     for check in checks:
         if not unchanged([check]):
             with suppress(AttributeError, TypeError, ValueError):  # such as a view of a read-only mapping
@@ -160,7 +160,7 @@ def _write_entries(owner: dict[Any, Any], before: dict[Any, Any]) -> None:
     for name, value in before.items():
         if owner.get(name, MISSING) is not value:
             owner[name] = value
-    if list(owner) != list(before):  # only then, because other threads may be reading the attributes of a module
+    if list(owner) != list(before):  # not otherwise: other threads may be reading the attributes of a module
         owner.clear()
         owner.update(before)
 
@@ -206,9 +206,9 @@ def _comparable(state: Any) -> Any:
 
 @contextmanager
 def other_random_states(generators: dict[str, Any]) -> Iterator[Callable[[], str]]:
-    """Within the `with` block, the generators have other states. Afterwards they have the states from before.
+    """Change the states of the generators within the `with` block, and restore them afterwards.
 
-    generators: name -> generator. Yields a function that returns the name of the first one that was drawn from, or "".
+    generators: name -> generator. Yields a function that returns the name of the first that was drawn from, or "".
     """
     sources = {"np.random": np.random, "random": random, **generators}
     before = {name: _get(source) for name, source in sources.items()}

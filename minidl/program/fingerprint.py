@@ -1,19 +1,19 @@
 """Fingerprint: everything that the Python code of a step reads, besides the batch and the values of parameters.
 
-A recorded step contains what Python code computed from settings: a dropout's p, a flag, a factor of the loss. It is
-valid while these are unchanged. A fingerprint is a list of all values that the model and the loss can reach:
-attributes, elements of containers, bytes of arrays, closures, defaults, global variables, attributes of classes.
+A recorded step contains results that Python code computed from settings: a dropout's p, a flag, a factor of the loss.
+The step is valid while these settings are unchanged. A fingerprint lists all values that the model and the loss can
+reach: attributes, elements of containers, bytes of arrays, closures, defaults, global variables, attributes of classes.
 
-Of an object, only the attributes that the code names count. The code is every function that the code of the model or
-of the loss can reach by the names of attributes and globals. Therefore a loss that is a method of a trainer does not
-depend on the trainer's count of steps, unless it reads it. If the code computes names (`getattr`, `vars`), all count.
+An attribute of an object counts only if its name occurs in the code. The code is the model, the loss, and each function
+that they can reach by the names of attributes and globals. If the loss is a method of a trainer, the trainer's number
+of steps counts only if the loss reads it. If the code computes names (`getattr`, `vars`), all attributes count.
 
-Libraries (Python's, installed packages, minidl) are assumed to stay as they are. Not noticed are
+Libraries (Python's, installed packages, minidl) are assumed to stay as they are. These changes are not noticed:
 
 - writes that bypass `Module.__setattr__`: `vars(module)["p"] = 0.5`, `object.__setattr__(module, "p", 0.5)`
 - attributes of a library that are replaced, such as `ops.relu = ops.tanh`
 - the state of objects of extension modules that offer neither attributes nor a buffer, and the contents of files
-- random generators of other libraries than Python's, NumPy's and minidl's
+- random generators of libraries other than Python's, NumPy's and minidl's
 - values that a user's own `Function` reads by `np.asarray` of its arguments
 """
 
@@ -52,7 +52,7 @@ from minidl.program.names import (
 )
 from minidl.program.record import Unrecordable
 
-LARGEST = 2_000  # elements of containers that are compared at every step; 32 bytes of an array count as one
+LARGEST = 2_000  # elements of containers that are compared at every step; 32 bytes of an array count as one element
 MOST = 100_000  # values in a fingerprint
 
 LEAVES = (int, bool, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range)
@@ -101,7 +101,7 @@ class Fingerprint:
             self.refusal = str(error)
         except RecursionError:
             self.refusal = "its settings are nested too deeply to compare"
-        except Exception as error:  # an object that does not behave as one expects
+        except Exception as error:  # raised by the code of an unusual object
             self.refusal = f"its settings cannot be compared: {type(error).__name__}: {error}"
 
     def unchanged(self, roots: tuple[Any, ...]) -> bool:
@@ -166,7 +166,7 @@ class Fingerprint:
             raise Unrecordable(f"it uses {path}, whose results differ from call to call")
 
     def _identity(self, value: Any, path: str) -> None:
-        """A tensor, or another value of which only the identity counts. `Replayed` compares parameters' arrays."""
+        """A tensor: only its identity counts. `Replayed` compares the arrays of parameters."""
 
     def _module(self, module: Module, path: str) -> None:
         attributes, kind = vars(module), type(module)
@@ -197,7 +197,7 @@ class Fingerprint:
         self._attributes(value, path)
 
     def _attributes(self, value: Any, path: str) -> None:
-        """The attributes of an object that the code names; all of them if its class computes attributes."""
+        """The attributes that the code names. If the class of the object computes attributes, all of them."""
         kind = type(value)
         bases = [base for base in kind.__mro__ if base.__module__ not in SKIPPED]
         computed = any(name in vars(base) for base in bases for name in ("__getattr__", "__getattribute__"))
@@ -224,7 +224,7 @@ class Fingerprint:
                         self._follow(checks.slot, value, name, checks.slot(value, name), f"{path}.{name}")
 
     def _class(self, kind: type, constructed: bool = False) -> None:
-        """The methods of a class that the code may call, and the class attributes that it names.
+        """The methods of a class that the code may call, and the class attributes that the code names.
 
         constructed: the code may construct instances.
         """

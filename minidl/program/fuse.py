@@ -1,14 +1,14 @@
 """Fusion: rules that merge or swap two calls of a recorded step. They save memory traffic and change no bit of results.
 
 A rule applies to two calls, a producer and a consumer, if the producer writes an array that only the consumer reads.
-The array must be a temporary, because the merged call does not create it. The merged call takes the consumer's place,
-so no call in between, nor the consumer, may depend on the producer in another way (dependence.py).
+The array must be a temporary, because the merged call does not create it. The merged call takes the consumer's place.
+So neither the consumer nor a call between the two may depend on the producer in another way (dependence.py).
 
     x -> conv -> y -> affine -> z -> relu -> a      becomes      x -> conv -> a
-    (affine is batch norm in evaluation mode; at the end of the convolution the numbers are still in registers)
+    (affine is batch norm in evaluation mode; at the end of the convolution, y is still in registers)
 
     x -> batch norm -> z, z + shortcut -> s -> relu -> a      becomes      x, shortcut -> batch norm -> a
-    (a shortcut is also added to a convolution's y in evaluation mode, and its gradient to a convolution's dx)
+    (a convolution, too, adds a shortcut to its y in evaluation mode, and the shortcut's gradient to its dx)
 
     da -> relu backward -> dy -> batch norm backward -> dx      becomes      da -> batch norm backward -> dx
 
@@ -28,8 +28,8 @@ from minidl.program.record import Call, Memory, Place
 
 
 class Match(NamedTuple):
-    """Two calls that a rule may merge: an array is the producer's argument `output` and the consumer's argument
-    `input`, and no other call uses it."""
+    """Two calls that a rule may merge. One array is the producer's argument `output` and the consumer's argument
+    `input`. No other call uses this array."""
 
     producer: Call
     output: str
@@ -41,8 +41,8 @@ class Rule(NamedTuple):
     """A rule: which calls to merge, and how.
 
     producers: kernel -> the name of the argument that it writes.
-    unused: optional arguments that the producer must not use yet: those that the merged call sets, and those that its
-        kernel would apply in the wrong order.
+    unused: optional arguments that the producer must not use yet. The merged call sets them, or its kernel would apply
+        them in the wrong order.
     consumer: the kernel that reads the array. inputs: the arguments of the consumer that the array may be.
     merge: (pair, all calls) -> the calls that replace the producer (None: removed) and the consumer. It returns None
         if these two calls cannot be merged.
@@ -88,7 +88,7 @@ def _match(rule: Rule, consumer: Call, name: str, calls: Calls, outputs: set[Mem
 
 
 def _forward(calls: Calls, kernel: str, pair: Match, places: Mapping[str, Place]) -> Call | None:
-    """Return an earlier call of a kernel with these arrays as arguments, if they are unchanged since, or None."""
+    """Return an earlier call of this kernel with these arrays, or None if there is none or if they have changed."""
     memory = next(iter(places.values())).memory
     for call in calls.users(memory):
         if (
@@ -134,7 +134,7 @@ def _mask_in_batch_norm_backward(pair: Match, calls: Calls) -> tuple[None, Call]
 
 
 def _swap_max_pool_and_relu(pair: Match, calls: Calls) -> tuple[Call, Call] | None:
-    """Apply relu's gradient first: relu passes the largest pixel of a window exactly if it passes the pooled one."""
+    """Apply relu's gradient first: its mask at a pooled pixel equals its mask at the largest pixel of the window."""
     pool, relu = pair.producer, pair.consumer
     same = {"place": pool.arguments["place"], "x": relu.arguments["y"]}
     forward = _forward(calls, "pool.max_pool", pair, same)

@@ -69,7 +69,7 @@ def show(command: Command, topic: str) -> int:
     except ConfigError as error:
         return report(str(error))
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest, which Python writes at exit
         if not isinstance(error, BrokenPipeError):  # as with --help | head
             return report(f"cannot print this page: {error.strerror}")
     return 0
@@ -136,7 +136,7 @@ def _group(known: Mapping[str, Option], group: str) -> Iterator[str]:
 
 
 def _option(known: Mapping[str, Option], entry: Option) -> Iterator[str]:
-    """Yield the page of an option. Methods that take it may declare it differently."""
+    """Yield the page of an option. Methods may declare it differently: then each declaration has a section."""
     names = takers(entry.group).get(entry.name, []) if entry.group in CHOOSERS else []
     if not names:
         yield from _details(_current(known)[entry.name])
@@ -174,7 +174,7 @@ def _choice(known: Mapping[str, Option], chooser: str, name: str) -> Iterator[st
 
 
 def _details(entry: Option) -> Iterator[str]:
-    """Yield the lines of an option, with one line for each allowed value that has a meaning."""
+    """Yield the lines of an option, with one line for each allowed value that has a description."""
     meanings = {choice: meaning for choice, meaning in entry.choices.items() if meaning}
     yield from _row(_usage(entry), _sentence(entry, with_choices=not meanings))
     for choice, meaning in meanings.items():

@@ -56,12 +56,12 @@ def fit(
     data      a Dataset, a name for `minidl.data.load`, or arrays (x, y) or (x, y, x_test, y_test): images
               (N, H, W, C), which `fit` does not standardise, and labels (N,)
     progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; the default prints
-              a line, None prints nothing. Unless it is None, standard error tells when kernels are compiled
+              a line. With None nothing is printed, not even notices of compilation on standard error
     given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...), with the command line's defaults
 
-    The settings of the process do not change: random numbers, threads, the kind of convolution, each module's mode.
+    `fit` restores the settings of the process: random numbers, threads, the kind of convolution, each module's mode.
 
-    If the data has a validation part, the model ends with the weights that scored best on it, else with the last ones.
+    The model ends with the weights that scored best on the validation part, or with the last weights if there is none.
     Raises ConfigError for invalid options, DataError for invalid data, DivergedError if the loss is not finite.
     """
     config = _library_config(data, given)
@@ -72,7 +72,7 @@ def fit(
 
 @contextmanager
 def _settings(model: Module, config: Config) -> Iterator[None]:
-    """Within the `with` block, this thread has the settings of a training. Afterwards it has its own again."""
+    """Apply the settings of a training in the `with` block, and restore the earlier settings and modes afterwards."""
     modes, number = [(module, module.training) for _, module in model.named_modules()], threads()
     try:
         if config.threads:
@@ -114,7 +114,7 @@ def _library_config(data: Data, given: dict[str, Any]) -> Config:
             raise ConfigError(f"fit: {name} has no effect on a Dataset, which is loaded already: give it to load()")
         if isinstance(data, tuple) and name in ("data_dir", "layout"):
             raise ConfigError(f"fit: {name} has no effect on arrays; it is for data sets in files")
-    # A Dataset that the user made may have any name; then it has no preset.
+    # A user's own Dataset may have a name that is not in DATASETS. Then no preset applies.
     name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
     return resolve({"data": name} if name in DATASETS or isinstance(data, (str, Path)) else {}, given)
 
