@@ -96,7 +96,7 @@ class Worker:
         return reply
 
     def build(self, net: str, batch: int, predict: bool, timeout: float = 300, **options: Any) -> float:
-        """Build a net; return the seconds of its third step."""
+        """Build a net and make three steps; return the seconds of the third."""
         seconds = self.request(timeout, do="build", net=net, batch=batch, predict=predict, options=options)["seconds"]
         return float(seconds[-1])
 

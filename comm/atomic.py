@@ -61,7 +61,7 @@ load_ordered = intrinsic(_load("seq_cst"))
 store_ordered = intrinsic(_store("seq_cst"))
 
 
-# -- messages: cells[receiver, sender] is 0, or k + 1 for a message in the sender's slot k, or -(k + 1) while it is read
+# -- messages: cells[receiver, sender] is k + 1 for a message in the sender's slot k, -(k + 1) while it is read, else 0
 
 
 @jit
@@ -86,7 +86,7 @@ def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, firs
 
 @jit
 def deliver(cells: ndarray, sender: int, peers: ndarray, slot: int) -> None:
-    """Send the message in a slot, which is complete, to these peers."""
+    """Send the message in a slot to these peers. It must be complete."""
     for peer in peers:
         store_release(cells[peer], sender, slot + 1)
 

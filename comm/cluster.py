@@ -250,7 +250,7 @@ def read(path: str | Path) -> str:
 
 
 def parse(text: str, file: str = "cluster") -> Cluster:
-    """Return the cluster that a TOML text describes. Raises ConfigError with `file` and the wrong key."""
+    """Return the cluster that a TOML text describes. Raises ConfigError, which names `file` and the wrong key."""
     try:
         return _Reader(reading.toml_table(text), file).cluster()
     except (_Wrong, Unreadable) as error:

@@ -72,8 +72,8 @@ class Fabric(Transport):
     def drain(self, handle: Callable[[Letter], None]) -> None:
         """Wait until all messages to and from this replica have been received. All replicas must call this.
 
-        `handle` processes the messages that arrive meanwhile. Each replica's last message to every other live replica
-        is a marker (Chandy and Lamport 1985).
+        `handle` processes the messages that arrive meanwhile. As its last message, each replica sends a marker to every
+        other live replica (Chandy and Lamport 1985).
         """
         empty = np.zeros(0, np.float32)
         unsent = {peer for peer in self.survivors() if peer != self.rank}

@@ -16,7 +16,7 @@ ROUNDING = 1e-9  # tolerance for rounding errors of sums of float64 weights
 
 
 class Topology(ABC):
-    """A sequence of mixing matrices over P replicas; `build` makes one by name.
+    """A sequence of mixing matrices over P replicas. `build` (build.py) makes one by name.
 
     All methods are pure functions of rank and round, so all replicas compute the same results without communication.
     Rows are shared and cached: do not modify them.
@@ -154,7 +154,7 @@ class Topology(ABC):
         product = self._product()[np.ix_(self.alive, self.alive)]
         values = np.linalg.eigvalsh(product) if self.symmetric and self.period == 1 else np.linalg.eigvals(product)
         second = np.sort(np.abs(values))[-2]
-        if second < 1e-7:  # exact: 0. Rounding changes zero eigenvalues (of a nilpotent part) by up to sqrt(eps)
+        if second < 1e-7:  # the exact value is 0: rounding changes zero eigenvalues by up to about sqrt(eps)
             return 1.0
         return float(max(0.0, 1 - second ** (1 / self.period)))
 

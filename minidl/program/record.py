@@ -26,7 +26,7 @@ from numpy.typing import DTypeLike
 from minidl.engine.device import ALIGNMENT, Device, address, recording
 from minidl.errors import MinidlError
 
-CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, since an allocation for each takes time
+CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, because each allocation takes time
 
 
 class Unrecordable(MinidlError, RuntimeError):
@@ -133,7 +133,7 @@ class Place(NamedTuple):
     like: np.ndarray
 
     def is_temporary(self, outputs: set[Memory]) -> bool:
-        """Return whether the array fills a whole temporary that holds no result. outputs: the memory of all results."""
+        """Return whether the array is a whole temporary and no result. outputs: the memory of all results."""
         whole = self.offset == 0 and self.like.nbytes == self.memory.nbytes
         return whole and not self.memory.name and self.memory not in outputs
 
@@ -349,8 +349,8 @@ def _parameters(name: str, kernel: Any) -> tuple[str, ...]:
 
 
 class _Table:
-    """The functions of one op, such as conv. Calls of its kernels are recorded. Its other functions, which only
-    compute sizes, are called as usual."""
+    """The functions of one op, such as conv. Calls of kernels are recorded. The other functions only compute sizes;
+    they are called as usual."""
 
     def __init__(self, recorder: Recorder, op: str, kernels: ModuleType) -> None:
         self._recorder, self._op, self._kernels = recorder, op, kernels

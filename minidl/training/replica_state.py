@@ -1,6 +1,6 @@
 """The state of a replica, and the average of all replicas, with batch norm statistics for the averaged weights.
 
-    states = collect(trainer)            every replica calls it; the leader gets a list, the others an empty one
+    states = collect(trainer)            all replicas call it; the leader gets the list of states, others an empty list
     with averaged(trainer, states): ...  the leader's model holds the average of all weights
 """
 
@@ -98,7 +98,7 @@ def _as_json(vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> list[di
 
 
 def gather_numbers(trainer: Trainer, numbers: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Send JSON values from every replica to the leader, and yield (rank, values) of each there."""
+    """Send JSON values from every replica to the leader. At the leader, yield (rank, values) of each replica."""
     for rank, vector in trainer.fabric.gather(_frame(json.dumps(numbers))):
         yield rank, json.loads(vector.tobytes())
 
