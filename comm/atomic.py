@@ -8,8 +8,8 @@ guarantee which writes of one process another process sees:
     store_ordered, load_ordered        in addition, all processes see these accesses in the same order
 
 To send a vector, one process writes it and calls store_release; another calls load_acquire and reads the vector.
-All words are int64. The functions for messages are in this file as well, because Numba's cache of compiled code detects
-changes of a function's file, but not of imported files.
+All words are int64. The functions for messages and published states are in the same file, because Numba's cache of
+compiled code detects changes of a function's file, but not of imported files.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def flip(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) ->
 
 
 def cutout(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) -> np.ndarray:
-    """Set a square around a random pixel to 0, the mean colour (DeVries and Taylor 2017, 3.2).
+    """Set a square, centred on a random pixel, to 0, the mean colour (DeVries and Taylor 2017, 3.2).
 
     The side of the square is half that of the image (16 for 32). The square may extend beyond the image.
     """

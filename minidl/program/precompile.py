@@ -94,9 +94,9 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = lambda ready, 
 
 
 def _worker_limit() -> int:
-    """Return how many kernels to compile in parallel: with MINIDL_CORES, one for each core.
+    """Return how many kernels to compile in parallel: one for each thread, or with MINIDL_CORES for each core.
 
-    comm/launch.py sets MINIDL_CORES. Then one rank compiles for all ranks of the machine.
+    If comm/launch.py set MINIDL_CORES, one rank compiles for all ranks of the machine.
     """
     return len(os.sched_getaffinity(0)) if "MINIDL_CORES" in os.environ else threads()
 
