@@ -48,8 +48,9 @@ class Topology(ABC):
 
         0: the replicas never agree; 1: they agree exactly after a finite number of rounds.
         One matrix: f = |lambda_2|, with lambda_2 the second largest eigenvalue by absolute value. A period of T
-        matrices: f = |lambda_2 of their product| ^ (1/T). Random matrices: the distance is the root mean square over
-        all draws, and f = sqrt(largest eigenvalue of E[W' (I - 11'/m) W]) for m live replicas, W' the transpose of W.
+        matrices: f = |lambda_2 of their product| ^ (1/T). Eigenvalues, unlike singular values, describe the effect of
+        many periods, whichever round comes first. Random matrices: the distance is the root mean square over all draws,
+        and f = sqrt(largest eigenvalue of E[W' (I - 11'/m) W]) for m live replicas, W' the transpose of W.
         Raises ConfigError if this needs eigenvalues for more than DENSE replicas.
         """
 
@@ -250,7 +251,7 @@ class Drawn(Topology):
 
         Let q be the probability that i reads from j, for two given live replicas i and j. Let x, a number for each live
         replica, have mean 0 and norm 1. Then E[W x] = a x with a = 1 - q alive/2, and E|W x|^2 = a. Pairs preserve the
-        mean. Without pairs the mean moves. Its part of E|W x|^2, (a - a^2) / alive, is no disagreement: subtract it.
+        mean. Without pairs the mean moves. Its part of E|W x|^2, (a - a^2) / alive, is not disagreement: subtract it.
         """
         if alive == 1:
             return 1.0
