@@ -5,8 +5,6 @@
     report.row("gemm-512", share["tiles"], "% of peak", ">= 92")                             # adds a row to the result
     report.finish()                                                          # prints the rows, with --json also as JSON
 
-(Each benchmark starts with `sys.path.insert(0, str(Path(__file__).parent.parent))` and `from bench import measure`.)
-
 Machines are shared and their clock rates vary. Therefore the functions under comparison take turns, and the result is
 the median of at least ten turns. The limits are measured in the same run: the rate of multiply-adds on registers, and
 the fastest of several ways to copy memory. A ladder is the list of versions of a kernel in kernels/<op>/ladder.py.
@@ -42,7 +40,7 @@ from numba.extending import intrinsic
 
 from minidl.engine.environment import isa
 
-SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector: the size of the MLP's weights; a size larger than any cache
+SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector: SMALL as the MLP's weights, LARGE for more than any cache
 TURNS = 10
 IN_PLACE = "add in place"
 
@@ -85,9 +83,9 @@ def alternate(
 ) -> dict[str, Times]:
     """Measure the time per call of each function, in at least `turns` turns and for at least `seconds` in total.
 
-    A turn makes as many calls as fit into half a millisecond, so that the cost of the clock is negligible. The first
-    two calls (compilation, first use of memory) are not timed. In each turn, the first call of a short function is not
-    timed either: the caches still contain the data of the previous function.
+    In its turn a function is called as often as fits into half a millisecond, at least once, so the cost of the clock
+    is negligible. Two calls before the first turn (compilation, first use of memory) are not timed. The first call in
+    each turn of a short function is not timed either: the caches still contain the data of the previous function.
     """
     calls = {}
     for name, function in functions.items():
@@ -114,7 +112,7 @@ def rungs(ladder: Mapping[str, Callable[..., object]], *arguments: Any) -> dict[
 
 
 def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]:
-    """Return a function that calls a kernel `calls` times as a recorded step does: without Python in between."""
+    """Return a function that calls a kernel `calls` times, without Python in between, as a recorded step does."""
     from minidl.program import call
 
     signature = tuple(call.numba_type(value) for value in arguments)
@@ -147,9 +145,9 @@ def _array_data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 @intrinsic
 def _multiply_adds(typing: Any, numbers: Any, steps: Any) -> Any:
-    """Compute s <- x y + s for SUMS vectors s, `steps` times, on registers only. (Without FMA instructions: x s + y.)
+    """Compute s <- x y + s for SUMS vectors s, `steps` times, on registers only. Without FMA instructions: x s + y.
 
-    numbers (2 LANES,): x and y; the sum of all s is written into it.
+    numbers (2 LANES,): x and y. The sum of all s overwrites x.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -236,7 +234,7 @@ def _copy_past_caches(source: np.ndarray, target: np.ndarray, parts: int) -> Non
 
 @parallel_jit
 def _in_place(source: np.ndarray, target: np.ndarray, parts: int) -> None:
-    """Add in place. This reads two vectors and writes one: no cache line is fetched only to be overwritten."""
+    """Add in place. This reads two vectors and writes one."""
     size = target.size // parts
     for part in prange(parts):
         begin = np.int64(part) * size
@@ -256,7 +254,7 @@ def peak_loop(threads: int) -> tuple[Callable[[], object], float]:
 
 
 def aligned(size: int, value: float = 1.0) -> np.ndarray:
-    """Return a float32 vector aligned to a cache line and filled with `value`, so that its pages are mapped."""
+    """Return a float32 vector aligned to a cache line. Filling it with `value` maps its pages."""
     raw = np.empty(size + 16, np.float32)
     start = (-raw.ctypes.data % 64) // 4
     vector = raw[start : start + size]
@@ -267,8 +265,8 @@ def aligned(size: int, value: float = 1.0) -> np.ndarray:
 def copies(bytes_: int, threads: int) -> dict[str, tuple[Callable[[], object], float]]:
     """Return ways to move a vector of this many bytes: name -> (function, bytes read and written).
 
-    Adding in place is not a copy and is not used as a limit. It shows that two reads and one write reach a higher rate
-    than one read and one write.
+    Adding in place is not a limit. It shows that two reads and one write are faster per byte than one read and one
+    write.
     """
     size = bytes_ // 4 // (16 * threads) * 16 * threads
     source, target = aligned(size), aligned(size, 0.0)
@@ -344,9 +342,8 @@ class Report:
     ) -> dict[str, float]:
         """Measure the functions, alternating with the machine's limit. Return each function's percentage of the limit.
 
-        Prints a line for each function. Give either flops or traffic. flops: floating-point operations per call; the
-        limit is the loop on registers. traffic: bytes read and written per call; the limit is the fastest copy of a
-        vector of `bytes_` bytes.
+        Prints a table. Give either flops or traffic. flops: floating-point operations per call; the limit is the loop
+        on registers. traffic: bytes read and written per call; the limit is the fastest copy of `bytes_` bytes.
         """
         limits = copies(bytes_, self.threads) if traffic else {"registers only": peak_loop(self.threads)}
         limits = {f"({name})": limit for name, limit in limits.items() if name != IN_PLACE}

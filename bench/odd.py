@@ -1,7 +1,4 @@
-"""Unusual networks: odd channels, strides, dilations, groups and batch sizes, in minidl and in PyTorch.
-
-`compare` compares minidl's loss and gradients with PyTorch's in float64.
-"""
+"""Unusual networks in minidl and in PyTorch: odd channels, strides, dilations, groups and batch sizes."""
 
 from __future__ import annotations
 
@@ -50,11 +47,11 @@ def pytorch_net(name: str) -> Any:
 def compare(name: str, size: int) -> dict[str, Any]:
     """Return the errors of loss and gradients relative to PyTorch in float64. size: images in the batch.
 
-    A gradient's error is its largest difference, relative to the gradient's largest element. "loss" and "gradient" are
-    the errors of minidl's recorded step in float32, "gradient64" is the error of its gradients in float64, and
-    "pytorch_gradient" is the error of PyTorch's gradients in float32. Of several gradients the largest error counts; in
-    minidl's float32 step, "worst" names the parameter that has it.
-    In float32, a value that rounding moves across a ReLU's kink changes a small gradient by up to 1% in both libraries.
+    The error of a parameter's gradient is the largest difference of an element, divided by the largest element of the
+    reference. Of all parameters the largest error counts. "loss" and "gradient": minidl's replayed step in float32;
+    "worst" is the parameter with the largest error. "gradient64": minidl in float64. "pytorch_gradient": PyTorch in
+    float32. In float32, rounding can move a value across a ReLU's kink. In both libraries this changes a small gradient
+    by up to 1%.
     """
     import torch
     import torch.nn.functional as F

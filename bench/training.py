@@ -7,10 +7,10 @@
     python bench/training.py --memory --startup               peak memory of a step; seconds to the first step
 
 A row NET-bBATCH is a complete training step: forward, loss, backward, momentum SGD. NET-bBATCH-predict is a forward
-pass in evaluation mode. In NET-bBATCH-avx2, a training step without JAX, minidl and PyTorch may only use AVX2. Each
-library runs in its own process. The processes take turns, one at a time, so that changes of the clock rate affect all
-of them equally. minidl is compared with PyTorch's fastest setting. It is determined at the beginning of each row: first
-the best combination of memory layout and malloc, then whether one thread or torch.compile is faster still.
+pass in evaluation mode. NET-bBATCH-avx2 is a training step in minidl and PyTorch, limited to AVX2. Each library runs in
+its own process. The processes take turns, so that changes of the clock rate affect all of them equally. minidl is
+compared with PyTorch's fastest setting. Each row first finds the best combination of memory layout and malloc, then
+tries it with one thread, and with torch.compile.
 
 Each row also prints the share of the machine's arithmetic peak that minidl reaches. The peak is the rate of a loop of
 multiply-adds on registers. The operations of a net are counted as its layers define them. Winograd's method needs
@@ -43,8 +43,8 @@ AVX2 = {
     "minidl": {"MINIDL_ISA": "avx2"},
     "pytorch": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
 }
-# By default glibc returns large freed blocks to the system at once, so that their next use causes page faults. PyTorch
-# is faster if glibc keeps them.
+# By default glibc returns large freed blocks to the system at once, and new blocks cause page faults. PyTorch is faster
+# if glibc keeps the freed blocks.
 KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
@@ -96,7 +96,7 @@ class Worker:
         return reply
 
     def build(self, net: str, batch: int, predict: bool, timeout: float = 300, **options: Any) -> float:
-        """Build a net; return the seconds of its third step."""
+        """Build a net and make three steps; return the seconds of the third."""
         seconds = self.request(timeout, do="build", net=net, batch=batch, predict=predict, options=options)["seconds"]
         return float(seconds[-1])
 
@@ -134,7 +134,7 @@ def candidates(net: str, args: argparse.Namespace) -> Iterator[tuple[str, dict[s
 def best_pytorch(
     net: str, batch: int, predict: bool, isa: dict[str, str], args: argparse.Namespace
 ) -> tuple[Worker, str]:
-    """Find PyTorch's fastest setting. Return (a worker that has built the net with it, the name of the setting).
+    """Find PyTorch's fastest setting. Return (a worker with a net built in this setting, the setting's name).
 
     isa: environment that restricts the instruction set.
     """
@@ -217,7 +217,7 @@ def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def goals(base: str, predict: bool, avx2: bool) -> tuple[float | None, float | None]:
-    """Return the goals for minidl's speed as multiples of (PyTorch's, JAX's); None: no goal."""
+    """Return the goals for minidl's speed: how many times (PyTorch's, JAX's) speed; None: no goal."""
     if base not in NETS:
         return None, None
     return (2.0, 1.35) if predict else (1.3, None) if avx2 else GOALS[base]

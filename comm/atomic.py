@@ -3,13 +3,13 @@
 Compilers and CPUs reorder plain loads and stores; ARM CPUs do so in ways that x86 CPUs do not. Only these functions
 guarantee which writes of one process another process sees:
 
-    store_release(words, i, value)     a process that loads this value sees all writes before this store
-    load_acquire(words, i)             later reads see all writes that precede the store_release of the returned value
+    store_release(words, i, value)     a process that loads this value with load_acquire
+    load_acquire(words, i)             then sees all writes that precede the store
     store_ordered, load_ordered        in addition, all processes see these accesses in the same order
 
 To send a vector, one process writes it and calls store_release; another calls load_acquire and reads the vector.
-All words are int64. The mailbox functions that use these functions are in this file as well: Numba's cache of compiled
-code detects changes of a function's file, but not of the files that it imports.
+All words are int64. The functions for messages and published states are in the same file, because Numba's cache of
+compiled code detects changes of a function's file, but not of imported files.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ load_ordered = intrinsic(_load("seq_cst"))
 store_ordered = intrinsic(_store("seq_cst"))
 
 
-# -- messages: cells[receiver, sender] is 0, or k + 1 for a message in the sender's slot k, or -(k + 1) while it is read
+# -- messages: cells[receiver, sender] is k + 1 for a message in the sender's slot k, -(k + 1) while it is read, else 0
 
 
 @jit
 def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, first: int, last: int) -> int:
-    """Return a free slot among first, ..., last - 1, if all peers are alive and have released the previous message.
+    """Return a free slot among first, ..., last - 1; or -1 - sender if there is none.
 
-    Else return -1 - peer for a peer that is dead or has not released that message, or -1 - sender if no slot is free.
+    Returns -1 - peer for a peer that is dead or has not released the sender's previous message.
     """
     for peer in peers:
         if load_acquire(cells[peer], sender) != 0 or states[peer] == DEAD:
@@ -86,7 +86,7 @@ def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, firs
 
 @jit
 def deliver(cells: ndarray, sender: int, peers: ndarray, slot: int) -> None:
-    """Send the message in a slot, which is complete, to these peers."""
+    """Send the message in a slot to these peers. It must be complete."""
     for peer in peers:
         store_release(cells[peer], sender, slot + 1)
 
@@ -143,8 +143,8 @@ def pin(newest: ndarray, pins: ndarray, writer: int, reader: int, seen: int, slo
 
     Returns 0 if newest[writer, 0] equals `seen`, -1 if it changed during every attempt, -2 if this reader already pins
     a slot of this writer.
-    The pin is a hazard pointer (Michael 2004). The writer makes another slot the newest before it searches for a slot
-    to overwrite. So if a slot is still the newest after it was pinned, that search will find the pin.
+    The pin is a hazard pointer (Michael 2004). Before the writer overwrites a slot, it makes another slot the newest,
+    then searches for pins. So it finds each pin of a slot that was still the newest after it was pinned.
     """
     if load_ordered(pins[writer], reader) != 0:
         return -2

@@ -16,8 +16,8 @@
     alpha = 50e-6
     rate = 10e9
 
-Further tables: [[links]], for links between two groups of nodes that differ from [between]; [stragglers]; [[deaths]]
-and [[joins]]. `python -m minidl.simulate --measure` writes [measured]; all other numbers are entered by hand.
+Further tables: [[links]], [stragglers], [[deaths]] and [[joins]]. A [[links]] replaces [between] for two groups of
+nodes. `python -m minidl.simulate --measure` writes [measured]; all other numbers are entered by hand.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Device:
 class Link:
     """A link: a message of n bytes takes alpha + n beta seconds.
 
-    With probability `drop` a message between nodes is lost. It is sent again after `timeout` seconds.
+    `drop` is the probability that a message between nodes is lost. It is sent again after `timeout` seconds.
     """
 
     alpha: float = _entry(0.0, NATURAL)
@@ -86,7 +86,7 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class Event:
-    """A death or join, at `time` seconds, of one rank, or of all ranks on a node or in a group of nodes."""
+    """A death or join at `time` seconds: of one `rank`, or of all ranks on `node`, a node or a group of nodes."""
 
     time: float = _entry(0.0, NATURAL)
     rank: int = _entry(UNSET, NATURAL)
@@ -103,7 +103,7 @@ class Group:
 
 
 class Place(NamedTuple):
-    """The placement of ranks: nodes[r] and devices[r] of each rank r, groups[n] and names[n] of each node n."""
+    """The placement of ranks. nodes and devices have an entry for each rank, groups and names for each node."""
 
     nodes: tuple[int, ...]
     devices: tuple[Device, ...]
@@ -117,7 +117,7 @@ class Place(NamedTuple):
 class Cluster:
     """A cluster, as a file describes it.
 
-    links: (group, group) in both orders -> link. measured: "model data" -> seconds per image at speed 1.
+    links: (group, group) -> link, in both orders. measured: "model data" -> seconds per image at speed 1.
     repeat: if there are more ranks than devices, the list of nodes repeats. file: for error messages.
     """
 
@@ -214,7 +214,7 @@ class Cluster:
 def uniform(ranks: int, per_node: int = 1, **link: float) -> Cluster:
     """Return a cluster of equal devices with 10 GFLOP/s, `per_node` on each node.
 
-    link: values (alpha, beta, ...) for [inside] and [between], which are equal.
+    link: alpha, beta, ... for both [inside] and [between].
     """
     devices = {"core": Device(flops=10e9)}
     groups = (Group("node", -(-ranks // per_node), ("core",) * per_node),)
@@ -225,7 +225,7 @@ def uniform(ranks: int, per_node: int = 1, **link: float) -> Cluster:
 
 
 def load(path: str | Path) -> Cluster:
-    """Load a cluster from a file. For an example that comes with minidl, `path` is its name.
+    """Load a cluster from a file. path: a path, or the name of an example that comes with minidl.
 
     Raises ConfigError if there is no such file, or if a key in it is wrong.
     """
@@ -250,7 +250,7 @@ def read(path: str | Path) -> str:
 
 
 def parse(text: str, file: str = "cluster") -> Cluster:
-    """Return the cluster that a TOML text describes. Raises ConfigError with `file` and the wrong key."""
+    """Return the cluster that a TOML text describes. Raises ConfigError, which names `file` and the wrong key."""
     try:
         return _Reader(reading.toml_table(text), file).cluster()
     except (_Wrong, Unreadable) as error:

@@ -9,9 +9,8 @@ A training method (methods/) defines what replicas exchange. It is written once,
 
 A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
 this rank's published state, and `latest` reads the published state of a peer; `board` is the status table; `now` reads
-the clock; `idle` lets other processes run. This file builds the other operations from the primitives. Therefore sums
-add their terms in the same order on all transports and are bit-identical. With `--reduce fast` they are not, because
-MPI computes them.
+the clock; `idle` lets other processes run. This file builds the other operations from the primitives. So a sum has the
+same bits on all transports. The exception is `--reduce fast`, where MPI computes the sums.
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD
@@ -43,7 +42,7 @@ class Fabric(Transport):
     # -- messages, none lost -----------------------------------------------------------------------------
 
     def send(self, peer: int, *parts: np.ndarray, note: Note = Note()) -> bool:  # noqa: B008 (immutable)
-        """Send a message to a peer. Returns False, and sends nothing, if the peer is dead or `post` returns False."""
+        """Send a message to a peer. Returns False, without sending, if the peer is dead or `post` returns False."""
         return self.alive(peer) and self.post(Channel.MAIL, (peer,), parts, note)
 
     def poll(self) -> Iterator[Letter]:
@@ -71,10 +70,10 @@ class Fabric(Transport):
         return letters
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """Wait until all messages to this replica, and all that it sent, have been received.
+        """Wait until all messages to and from this replica have been received. All replicas must call this.
 
-        All replicas must call this function. `handle` processes the messages that arrive meanwhile. As its last
-        message, each replica sends a marker to every other live replica (Chandy and Lamport 1985).
+        `handle` processes the messages that arrive meanwhile. As its last message, each replica sends a marker to every
+        other live replica (Chandy and Lamport 1985).
         """
         empty = np.zeros(0, np.float32)
         unsent = {peer for peer in self.survivors() if peer != self.rank}
@@ -149,9 +148,9 @@ class Fabric(Transport):
     def _depth(self) -> int:
         """Return the depth of this replica in the tree: the number of its ancestors.
 
-        Before a replica waits for chunk c from its parent, it has sent chunk number `c + 2 * depth` to the parent. So
-        several chunks are in flight. The way to the root and back has 2 depth edges, and each holds one message: with
-        more chunks in flight, replicas could wait for each other forever.
+        Before a replica waits for chunk c from its parent, it has sent chunk number `c + 2 * depth` to the parent. The
+        way to the root and back has 2 * depth edges, and each edge holds one message. With more chunks in flight,
+        replicas could wait for each other forever.
         """
         return (self.replicas.index(self.rank) + 1).bit_length() - 1
 
@@ -178,11 +177,11 @@ class Fabric(Transport):
     def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Collect the vectors of all live replicas: at the leader, yield (rank, vector) in order of rank.
 
-        On the other replicas the iterator yields nothing; it is exhausted when the last chunk is posted. Every replica
-        must iterate over the result. A yielded vector is valid until the next one. All vectors have the same length.
-        Raises PeerLost if the leader dies, if `led_by` is set and is not the leader, and, with `fail_fast`, if any
-        replica dies. An interrupted gather with `fail_fast` leaves chunks behind. A later gather without `fail_fast`
-        must discard them. To tell them apart, the field `round` of a chunk's header holds int(fail_fast).
+        Every replica must iterate over the result; it yields nothing except at the leader. A yielded vector is valid
+        until the next one. All vectors have the same length. Raises PeerLost if the leader dies, or if `led_by` is set
+        and is not the leader; with `fail_fast`, also if any replica dies. An interrupted gather with `fail_fast` leaves
+        chunks behind. A later gather without `fail_fast` recognises and discards them: the field `round` of a chunk's
+        header holds int(fail_fast).
         """
         leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):
@@ -227,11 +226,10 @@ class Fabric(Transport):
     def begin_step(self, steps: int, synchronous: bool) -> bool:
         """Begin a step after `steps` completed steps. Returns False if the replica must stop instead.
 
-        synchronous: all replicas must stop after the same number of steps, but a signal reaches them in different
-        steps, and none can finish its step without its neighbours. So each replica has an entry in the status table:
-        0 until it notices the request, then 1 + s, where s is the number of the step that it began last. No replica
-        continues before it has read an entry above 0 of each. Then all stop after as many steps as the largest s.
-        Raises Aborted if another rank has failed.
+        synchronous: all replicas must stop after the same step, because none can finish a step without its neighbours.
+        But the request to stop reaches them in different steps. So each replica that notices the request writes 1 + s
+        into the status table: s is the number of the step that it began last. Before its next step, it waits until no
+        entry is 0. All replicas stop after step number max(s). Raises Aborted if another rank has failed.
         """
         if self.aborted():
             raise Aborted

@@ -5,14 +5,14 @@
         x_i <- x_i - eta g_i(x_i)                                                   --velocity momentum.py
         in some steps, with a peer:         push | pull | push-pull                 --peer     peers.py
 
-        push         i sends x_i. The peer mixes it into its model.
+        push         i sends x_i. The peer mixes x_i into its model.
         pull         i reads the newest model that the peer has published, and mixes it into x_i.
-        push-pull    i sends x_i. The peer first replies with its model, then mixes x_i into it. i mixes in the reply.
-                     If the peer cannot send the reply now, it mixes first and replies in a later step.
+        push-pull    i sends x_i. The peer replies with its model, then mixes in x_i. i mixes in the reply. If the
+                     peer cannot send the reply now, it mixes first and replies in a later step.
 
 A step has the order of GoSGD (Blot, Picard, Cord, Thome 2016), which is push with --mix mass. Georgiev and Gurov (LSSC
-2019) compare several ways of exchange; quasi-global momentum is from Lin et al. (ICML 2021). A message holds the model,
-or with --block layers one layer; successive exchanges then move successive layers, and each layer has a separate mass.
+2019) compare several ways of exchange; quasi-global momentum is from Lin et al. (ICML 2021). A message holds the whole
+model. With --block layers it holds one layer, the next message holds the next layer, and each layer has its own mass.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Gossip(Method):
         return Note(self.blocks[block][0], share, float(self.replica.images), self.replica.steps)
 
     def push(self, peer: int, block: int) -> bool:
-        """Send a block of x_i with a share of its mass. Returns False, and keeps the mass, if it cannot be sent."""
+        """Send a block of x_i with a share of its mass. If this fails, keep the mass and return False."""
         share = self.weighing.share(block)
         if not share or not self.fabric.send(
             peer, *self.momentum.parts(*self.blocks[block]), note=self.note(block, share)
@@ -135,9 +135,9 @@ class Gossip(Method):
                         self.mix(published)
 
     def answer(self, peer: int, block: int) -> None:
-        """Reply to a received model with x_i as it is before mixing. If sending fails, `exchange` replies later.
+        """Reply to a received model with x_i, before mixing. If sending fails, `exchange` replies later.
 
-        If a reply from this peer is expected, the received model counts as that reply, and nothing is sent.
+        If this replica expects a reply from the peer, the received model is that reply, and nothing is sent.
         """
         if peer in self.asked:
             self.asked.remove(peer)

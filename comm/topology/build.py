@@ -77,10 +77,10 @@ def build(name: str, size: int, seed: int = 0, nodes: Sequence[int] = (), file: 
     """Build the topology `name` over `size` replicas.
 
     name: one of TOPOLOGIES, or torus:ROWSxCOLUMNS, base-N (at most N - 1 partners per round), file:PATH.
-    seed: for matching and uniform. nodes: the node of each replica, for hierarchical. file: the path of the graph for
-    `file`, if the name does not contain it. With a graph file, size 0 selects the number of replicas in the graph.
-    Raises ConfigError with a one-line message for an unknown name, a size that the topology does not support, or a file
-    without a valid, connected graph.
+    size: with a graph file, 0 selects the number of replicas in the graph. seed: for matching and uniform.
+    nodes: the node of each replica, for hierarchical. file: the path of the graph, if `name` is "file".
+    Raises ConfigError for an unknown name, a size that the topology does not support, or a file without a valid,
+    connected graph.
     """
     family, argument = split(name)
     argument = argument or file
@@ -107,13 +107,13 @@ def split(name: str) -> tuple[str, str]:
 
 
 def metropolis_hastings(adjacency: np.ndarray, stationary: Sequence[float] | np.ndarray | None = None) -> np.ndarray:
-    """Return a mixing matrix W (P, P) on an undirected graph with pi W = pi: mixing preserves sum_i pi_i x_i.
+    """Return a mixing matrix W (P, P) on an undirected graph. pi W = pi, so mixing preserves sum_i pi_i x_i.
 
-    `graphs.metropolis_rows` has the formula.
+    `graphs.metropolis_rows` has the formula. Replicas that train with mean gradients and mix by W minimise the sum of
+    their losses weighted by pi.
 
-    adjacency (P, P): nonzero where two replicas are joined; symmetric and connected; its diagonal is ignored.
-    stationary: pi (P,), positive; its sum does not matter. Without it all pi_i are equal, and W is symmetric.
-    Replicas that train with mean gradients and mix by W minimise the sum of their losses weighted by pi.
+    adjacency (P, P): nonzero where two replicas are joined; symmetric and connected; the diagonal is ignored.
+    stationary: pi (P,), positive, with any sum. None: all pi_i are equal, and W is symmetric.
     Raises ConfigError if the matrix is not square or not symmetric, the graph is not connected, or pi is not valid.
     """
     adjacency = np.asarray(adjacency)

@@ -16,7 +16,7 @@ ROUNDING = 1e-9  # tolerance for rounding errors of sums of float64 weights
 
 
 class Topology(ABC):
-    """A sequence of mixing matrices over P replicas; `build` makes one by name.
+    """A sequence of mixing matrices over P replicas. `build` (build.py) makes one by name.
 
     All methods are pure functions of rank and round, so all replicas compute the same results without communication.
     Rows are shared and cached: do not modify them.
@@ -47,10 +47,10 @@ class Topology(ABC):
         """Return 1 - f. In the long run, each round multiplies the distance from the average by f.
 
         0: the replicas never agree; 1: they agree exactly after a finite number of rounds.
-        One matrix: f = |lambda_2|. A period of T matrices: f = |lambda_2 of their product| ^ (1/T). Eigenvalues are
-        used, not singular values: eigenvalues describe the effect of many periods, and do not depend on which round of
-        the period comes first. Random matrices, m live replicas: f = sqrt(largest eigenvalue of E[W' (I - 11'/m) W]),
-        where W' is the transpose of W, and the distance is the root mean square over all draws.
+        One matrix: f = |lambda_2|, with lambda_2 the second largest eigenvalue by absolute value. A period of T
+        matrices: f = |lambda_2 of their product| ^ (1/T). Eigenvalues, unlike singular values, describe the effect of
+        many periods, whichever round comes first. Random matrices: the distance is the root mean square over all draws,
+        and f = sqrt(largest eigenvalue of E[W' (I - 11'/m) W]) for m live replicas, W' the transpose of W.
         Raises ConfigError if this needs eigenvalues for more than DENSE replicas.
         """
 
@@ -67,7 +67,7 @@ class Topology(ABC):
         return dense
 
     def mix(self, x: np.ndarray, round: int) -> np.ndarray:
-        """Return W(round) x (P, n): the replicas' vectors after this round, for x (P, n) before it."""
+        """Return W(round) x, (P, n): the replicas' vectors after this round. x (P, n): their vectors before it."""
         mixed = x.copy()
         before, same = -1, None
         for rank in self.alive:
@@ -82,10 +82,10 @@ class Topology(ABC):
     def without(self, dead: Collection[int]) -> Topology:
         """Return the same sequence after these replicas have died. The others keep their rank numbers.
 
-        The weight that a row has for a dead replica is added to the row's diagonal element. So rows still sum to 1, and
-        columns also do if W is symmetric. A death does not change which survivor reads from which other survivor, or
-        with which weight. Therefore survivors that know of the death and survivors that do not know of it yet still
-        agree on who sends to whom. There may no longer be a path between all survivors: see `connected`.
+        In each row, the weight of a dead replica is added to the diagonal element. So rows still sum to 1, and columns
+        also do if W is symmetric. Among survivors, a death changes neither who reads from whom nor the weights. So they
+        agree on who sends to whom even if some of them do not know of the death yet. There may no longer be a path
+        between all survivors: see `connected`.
         Raises ConfigError for an unknown rank, or if no replica is left.
         """
         gone = frozenset(dead)
@@ -115,8 +115,7 @@ class Topology(ABC):
     def rounds_to_shrink(self, factor: float = 1000.0, most: int = 10**7) -> int:
         """Return the number of rounds after which random vectors are `factor` times closer to their average.
 
-        Returns 0 if more than `most` rounds would be needed (with random matrices: more than 10,000). The distance is
-        the root mean square over replicas and elements.
+        Returns 0 if this needs more than `most` rounds (with random matrices: more than 10,000).
         Raises ConfigError for more than DENSE replicas, except for random matrices.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 64))
@@ -156,7 +155,7 @@ class Topology(ABC):
         product = self._product()[np.ix_(self.alive, self.alive)]
         values = np.linalg.eigvalsh(product) if self.symmetric and self.period == 1 else np.linalg.eigvals(product)
         second = np.sort(np.abs(values))[-2]
-        if second < 1e-7:  # exact: 0. Rounding changes zero eigenvalues (of a nilpotent part) by up to sqrt(eps)
+        if second < 1e-7:  # the exact value is 0: rounding changes zero eigenvalues by up to about sqrt(eps)
             return 1.0
         return float(max(0.0, 1 - second ** (1 / self.period)))
 
@@ -202,8 +201,8 @@ class Repeating(Topology):
     def _measure_exactness(self) -> int:
         """Return the number of rounds after which random vectors equal their average; 0 if two periods do not suffice.
 
-        Needs no dense matrix. Two periods are tried, because `hierarchical` needs one more averaging inside the nodes
-        after its last hop between nodes. This averaging is the first round of the second period.
+        `hierarchical` needs one averaging inside the nodes after its last hop between nodes. This averaging is the
+        first round of the second period.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 4))
         mean = x.mean(axis=0)
@@ -218,7 +217,7 @@ class Drawn(Topology):
     """A random topology: in each round each rank reads from one other rank, with weight 1/2, or from none."""
 
     def __init__(self, name: str, size: int, seed: int, draw: Draw, pairs: bool) -> None:
-        """pairs: whether j reads from i whenever i reads from j, so W is symmetric (checked for the first 4 rounds)."""
+        """pairs: if i reads from j, then j reads from i, so W is symmetric (checked for the first 4 rounds)."""
         self.name, self.size, self.period = name, size, 0
         self.alive = tuple(range(size))
         self.symmetric = self.doubly = pairs or size <= 2
@@ -250,9 +249,9 @@ class Drawn(Topology):
     def gap_among(self, alive: int) -> float:
         """Return the exact spectral gap when `alive` of the P replicas are left.
 
-        Let i read from a given j with probability q; i and j are alive. Let x, a number for each live replica, have
-        mean 0 and norm 1. Then E[W x] = a x with a = 1 - q alive/2, and E|W x|^2 = a. Pairs preserve the mean. Without
-        pairs the mean moves. Its part of E|W x|^2, (a - a^2) / alive, is not disagreement and is subtracted.
+        Let q be the probability that i reads from j, for two given live replicas i and j. Let x, a number for each live
+        replica, have mean 0 and norm 1. Then E[W x] = a x with a = 1 - q alive/2, and E|W x|^2 = a. Pairs preserve the
+        mean. Without pairs the mean moves. Its part of E|W x|^2, (a - a^2) / alive, is not disagreement: subtract it.
         """
         if alive == 1:
             return 1.0
@@ -309,8 +308,8 @@ class _Survivors(Topology):
 def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool]:
     """Check the rows of one matrix. Raises ConfigError if a row is wrong.
 
-    Returns (the readers of each rank, whether columns sum to 1, whether the matrix is symmetric). If it is symmetric,
-    the list of readers is empty, because the readers of each rank are its sources.
+    Returns (the readers of each rank, whether columns sum to 1, whether the matrix is symmetric). For a symmetric
+    matrix the list of readers is empty: the readers of each rank are its sources.
     """
     size = len(round)
     checked: set[int] = set()

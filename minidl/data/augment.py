@@ -1,7 +1,7 @@
 """Augmentation: random changes of training images that keep their labels. Each function processes a whole batch.
 
-Each function takes a standardised batch x (N, H, W, C), which it may overwrite, a generator, and `border`: the value
-of a black pixel. Sizes are proportional to the image size; for 32x32 images they equal the papers'.
+x (N, H, W, C): standardised images, which the function may overwrite. border: the value of a black pixel. Sizes are
+proportional to the image size; for 32x32 images they equal the papers'.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Augmentation = Callable[[np.ndarray, np.random.Generator, np.ndarray | float], n
 def pad_crop(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) -> np.ndarray:
     """Pad by an eighth of the side (4 for 32) and crop to the original size at a random position (He et al. 2015, 4.2).
 
-    The padding is black, as if the images were padded before standardising (torchvision's recipe). Padding with zeros
-    after standardising would draw a grey frame around MNIST's black images, which reveals how far the digit was moved.
+    The padding is black, as if the images were padded before standardising (torchvision's recipe). Zeros would be a
+    grey frame around MNIST's black images, which reveals how far the digit was moved.
     """
     n, height, width, channels = x.shape
     pad_h, pad_w = height // 8, width // 8
@@ -40,9 +40,9 @@ def flip(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) ->
 
 
 def cutout(x: np.ndarray, rng: np.random.Generator, border: np.ndarray | float) -> np.ndarray:
-    """Set a square with half the side of the image (16 for 32), centred on a random pixel, to 0, the mean colour.
+    """Set a square, centred on a random pixel, to 0, the mean colour (DeVries and Taylor 2017, 3.2).
 
-    The square may extend beyond the edge of the image (DeVries and Taylor 2017, 3.2).
+    The side of the square is half that of the image (16 for 32). The square may extend beyond the image.
     """
     n, height, width, _ = x.shape
     top = rng.integers(0, height, size=(n, 1)) - height // 4

@@ -14,11 +14,11 @@ from minidl.errors import DataError
 
 BLOCK = 1 << 16
 TIMEOUT = 20  # seconds without data
-ATTEMPTS = 5  # at most, per mirror; an attempt that adds no bytes is the last one
+ATTEMPTS = 5  # at most, per mirror; after an attempt that fails and adds no bytes, there is no other
 
 
 class Published(NamedTuple):
-    """A file as its authors published it. The size in bytes and the MD5 checksum identify a damaged copy."""
+    """A file as its authors published it. size: in bytes. md5: the checksum, in hexadecimal digits."""
 
     name: str
     size: int
@@ -29,8 +29,8 @@ def download(file: Published, mirrors: Sequence[str], folder: Path) -> Path:
     """Return `folder / file.name`. If it does not exist, download it from the first of `mirrors` that provides it.
 
     mirrors: URLs that end in "/".
-    The bytes are written to a `.part` file next to it, which the next attempt, mirror or run continues. The file gets
-    its name only after its size and checksum are verified. Call this within `filling(folder)`. Raises DataError with
+    The bytes are written to a `.part` file in the folder. The next attempt, mirror or run continues this file. It gets
+    its final name after its size and checksum are verified. Call this within `filling(folder)`. Raises DataError with
     the failure of each mirror if none provides the file.
     """
     path, part = folder / file.name, folder / f"{file.name}.part"
@@ -54,7 +54,7 @@ def download(file: Published, mirrors: Sequence[str], folder: Path) -> Path:
 def filling(folder: Path) -> Iterator[None]:
     """Hold an exclusive lock on `folder` while writing files into it. Creates the folder if it does not exist.
 
-    Other processes that enter wait for the lock. Raises DataError if the folder cannot be written.
+    Other processes wait for the lock. Raises DataError if the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def _fetch(url: str, file: Published, part: Path) -> None:
         part.unlink()
         if not resumed:
             raise _MirrorFailed(f"wrong checksum {digest}, expected {file.md5}")
-        _fetch(url, file, part)  # the wrong bytes may come from the earlier download: start again from the beginning
+        _fetch(url, file, part)  # the earlier download may be damaged: start again from the beginning
 
 
 def _append(url: str, file: Published, part: Path) -> None:
@@ -109,7 +109,7 @@ def _append(url: str, file: Published, part: Path) -> None:
     try:
         response = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
     except (OSError, HTTPException) as error:
-        # An HTTPError's own message contains the status, such as 404; a plain URLError only wraps the cause.
+        # The message of an HTTPError contains the status, such as 404. A plain URLError only wraps the cause.
         raise _MirrorFailed(error.reason if type(error) is URLError else error) from error
     with response:
         if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):

@@ -15,12 +15,12 @@ from minidl.errors import ConfigError
 
 
 class Sampler:
-    """Batches for replica number `place` of `replicas`. A replica that trains alone gets all images.
+    """Batches for replica number `place` of `replicas`.
 
     Each epoch, every replica gets the same number of images, and therefore the same number of batches.
 
     shards    "iid": the images are shuffled and divided again each epoch; "skewed:ALPHA": each replica keeps the same
-              images, mostly of some classes, as on machines that do not share data
+              images, mostly of some classes
     augment   names of AUGMENTATIONS. prefetch: number of batches that a thread prepares in advance
 
     Raises ConfigError if there are fewer images than replicas.
@@ -57,7 +57,7 @@ class Sampler:
         return self._loader(epoch).epoch(epoch, start, self.prefetch)
 
     def sample(self, batches: int) -> Iterator[Batch]:
-        """Yield the first batches of all training images in a fixed order: the same for every replica and call."""
+        """Yield this number of batches from all training images: the same batches for every replica and call."""
         loader = Loader(self.data.x_train, self.data.y_train, self.batch_size, self.run_seed)
         for _, batch in zip(range(batches), loader.epoch(0, prefetch=0)):
             yield batch

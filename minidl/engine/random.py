@@ -1,7 +1,7 @@
 """Reproducible random numbers: a generator for initial weights, a counter for dropout.
 
-The generator is used while a model is built. The counter is used in training: each call of a dropout layer uses the
-next numbers of a fixed sequence, one for each element, so a checkpoint needs to store only (seed, offset).
+Dropout's random numbers are a fixed sequence, chosen by a seed. Each call of a dropout layer uses the next numbers, one
+for each element. The counter, `offset`, is the position in this sequence: a checkpoint only stores (seed, offset).
 
 All threads share one generator and one counter. Within `isolated`, a thread has its own.
 """
@@ -37,9 +37,9 @@ def _source() -> _Source:
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Within the `with` block, this thread has its own generator and counter, which start at `seed`.
+    """Within the `with` block, this thread has its own generator and counter, started by `seed`.
 
-    Afterwards it continues with those from before, where they stopped.
+    Afterwards the thread continues with its previous generator and counter.
     """
     before = getattr(_thread, "source", None)
     _thread.source = _Source(seed)
@@ -67,7 +67,7 @@ def generator() -> np.random.Generator:
 def draw(count: int) -> tuple[int, int]:
     """Return (seed, offset) of the next `count` numbers of dropout's sequence, and advance the offset.
 
-    While a step is recorded, return placeholders and leave the offset; each run of the recorded step advances it.
+    While a step is recorded, return placeholders and do not advance. Each replay of the step advances the offset.
     """
     recorder = getattr(recording, "recorder", None)
     if recorder is not None:
@@ -80,7 +80,7 @@ def draw(count: int) -> tuple[int, int]:
 
 
 def _refuse_recording() -> None:
-    """Raise Unrecordable while a step is being recorded: a replay draws no numbers but dropout's."""
+    """Raise Unrecordable while a step is being recorded: a replay can only draw dropout's numbers."""
     recorder = getattr(recording, "recorder", None)
     if recorder is not None:
         recorder.refuse("it uses minidl's random generator")

@@ -9,7 +9,7 @@ import numpy as np
 from minidl.engine.device import Device, address
 
 CHUNKS = 32  # the maximum number of parts of a sum: a constant, so that bits do not depend on the number of threads
-ROWS = 64  # the minimum number of rows per part, so that the partial sums need little memory compared with the rows
+ROWS = 64  # the minimum number of rows per part: with fewer, the partial sums need much memory
 NUMBERS = 8192  # the minimum number of elements per part: with fewer, a thread costs more than it saves
 
 
@@ -20,9 +20,9 @@ def strided_copy(
     target: np.ndarray | None = None,
     into: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Copy `view`, a view of the contiguous array `source`, to a new array; or to `into`, a view of the array `target`.
+    """Copy `view`, a view of the array `source`, into `into`, a view of the array `target`. Return target.
 
-    Views may have any strides; target must be contiguous. Returns the new array, or target.
+    Views may have any strides; source and target must be contiguous. Without target and into, copy to a new array.
     """
     if target is None or into is None:
         target = into = device.empty(view.shape, source.dtype)
@@ -38,7 +38,7 @@ def strided_copy(
 
 
 def middle(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Return x as (outer, n, inner), where n is the number of elements along the given axes, which are adjacent."""
+    """Return x as (outer, n, inner): n is the number of elements along `axes`, which must be adjacent."""
     first, last = axes[0], axes[-1] + 1
     return x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:last]), math.prod(x.shape[last:]))
 
@@ -58,14 +58,14 @@ def partial_sums(device: Device, rows: int, outer: int, inner: int) -> np.ndarra
     """Return an uninitialised float64 array (parts, outer, inner) for partial sums.
 
     A kernel computes `outer` sums, each over `rows` rows of `inner` elements. It divides the rows of each sum into
-    `parts` parts, computes their sums in parallel, and then adds these partial sums.
+    parts, sums the parts in parallel, and then adds these partial sums.
     """
     parts = max(1, min(CHUNKS // max(1, outer), rows // ROWS, rows * outer * inner // NUMBERS))
     return device.empty((parts, outer, inner), np.dtype(np.float64))
 
 
 def reduce_sum(device: Device, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Return x summed over the sorted axes, which are removed, by one kernel call for each run of adjacent axes."""
+    """Return x summed over the sorted axes, which are removed. Calls a kernel for each run of adjacent axes."""
     for run in runs(axes):
         out = device.empty(x.shape[: run[0]] + x.shape[run[-1] + 1 :], x.dtype)
         rows = middle(x, run)

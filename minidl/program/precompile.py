@@ -31,8 +31,8 @@ from minidl.engine.device import Device
 from minidl.engine.jit import cached, threads
 from minidl.program.call import numba_type
 
-# Approximate compilation times in seconds (1 for all others): the slowest kernels begin first. Those with 0 consist
-# mostly of functions that are compiled for other kernels of matmul and conv.
+# Approximate compilation times in seconds (1 for all others): the slowest kernels begin first. Kernels with 0 consist
+# mostly of functions that other kernels of matmul and conv also use.
 SECONDS = {"conv.forward": 9, "conv.backward_weight": 5, "movement.copy": 3, "matmul.nn": 2, "softmax.cross_entropy": 2,
            "reduce.sum": 2, "matmul.nt": 0, "matmul.tn": 0, "conv.backward_input": 0}  # fmt: skip
 
@@ -94,9 +94,9 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = lambda ready, 
 
 
 def _worker_limit() -> int:
-    """Return how many kernels to compile in parallel.
+    """Return how many kernels to compile in parallel: one for each thread, or with MINIDL_CORES for each core.
 
-    If comm/launch.py set MINIDL_CORES, one rank compiles for all ranks of the machine, so it uses all cores.
+    If comm/launch.py set MINIDL_CORES, one rank compiles for all ranks of the machine.
     """
     return len(os.sched_getaffinity(0)) if "MINIDL_CORES" in os.environ else threads()
 

@@ -3,8 +3,8 @@
 While a Recorder is active, ops use it in place of their device (`device.acting`). Python runs the model as usual, but
 each kernel call only becomes an entry in a list. New arrays have their real sizes; nothing is written to them. A
 recording takes a millisecond or two. Results of kernels do not exist during a recording, so code that reads them
-(`item`, `numpy`, `data`, NumPy's functions, a comparison) cannot be recorded: it raises `Unrecordable`. The same is
-true of the labels, whose values each replay provides, and of the values of parameters, which each replay may change.
+(`item`, `numpy`, `data`, NumPy's functions, a comparison) raises `Unrecordable`. So does code that reads labels or
+parameters, because their values may differ in each replay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import DTypeLike
 from minidl.engine.device import ALIGNMENT, Device, address, recording
 from minidl.errors import MinidlError
 
-CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, since an allocation for each takes time
+CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, because each allocation takes time
 
 
 class Unrecordable(MinidlError, RuntimeError):
@@ -69,7 +69,7 @@ for _name in _COMPUTING.split():
 class Labels:
     """The labels of a batch during recording: a shape and a type. Code that reads values raises Unrecordable.
 
-    It is no array, because NumPy would read its values. Losses may reshape it and pass it to `ops.cross_entropy`.
+    This is no array, because NumPy would read its values. Losses may reshape it and pass it to `ops.cross_entropy`.
     """
 
     def __init__(self, array: np.ndarray) -> None:
@@ -109,10 +109,10 @@ class Labels:
 
 
 class Memory:
-    """A piece of memory: that of an array.
+    """The memory of an array.
 
-    name: "" for a temporary of the step, "constant" for values that the recording keeps, else the name of a region: of
-        memory that each run provides (the weights, a batch ...).
+    name: "" for a temporary of the step; "constant" for values that the recording keeps; else the name of a region.
+        Each replay provides the memory of regions (the weights, a batch ...).
     """
 
     __slots__ = ("array", "name", "nbytes")
@@ -125,15 +125,15 @@ _EMPTY = Memory(np.zeros(1, np.uint8), "constant")  # the memory of all arrays o
 
 
 class Place(NamedTuple):
-    """An array of a recorded step: its memory, its offset in this memory in bytes, and `like`, which has its shape and
-    type."""
+    """An array of a recorded step. offset: in bytes, from the beginning of `memory`. like: an array of the same shape
+    and type."""
 
     memory: Memory
     offset: int
     like: np.ndarray
 
     def is_temporary(self, outputs: set[Memory]) -> bool:
-        """Return whether the array fills a whole temporary that holds no result. outputs: the memory of all results."""
+        """Return whether the array is a whole temporary and no result. outputs: the memory of all results."""
         whole = self.offset == 0 and self.like.nbytes == self.memory.nbytes
         return whole and not self.memory.name and self.memory not in outputs
 
@@ -180,7 +180,7 @@ class Call:
 class Drawn(int):
     """A placeholder for a number that each replay sets: the seed of dropout's random sequence, or an offset in it.
 
-    The value of an offset is relative to the position in the sequence at which a replay begins.
+    During the recording, an offset counts from the position at which the step begins.
     """
 
     kind: str  # "seed" or "offset"
@@ -195,9 +195,9 @@ class Drawn(int):
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Within the `with` block, pause Python's garbage collector, which would look for cycles several times.
+    """Pause Python's garbage collector within the `with` block.
 
-    A recording makes many objects that stay alive until the program is complete, and no cycles.
+    A recording makes many objects that stay alive, and no cycles. The collector would search them several times.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -219,7 +219,7 @@ class Recorder(Device):
         self.name, self.device = device.name, device
         self.calls: list[Call] = []
         self.drawn = 0
-        self.refused = ""  # why this step cannot be recorded; known even if its code catches the exception
+        self.refused = ""  # why this step cannot be recorded; stays set even if the step's code catches the exception
         self._places: dict[int, Place] = {}  # by the id of the array
         self._regions: list[tuple[int, Place]] = []  # with their addresses
         self._chunk, self._used = np.empty(CHUNK, np.uint8), 0  # memory of temporaries, and how much of it is used
@@ -317,7 +317,7 @@ class Recorder(Device):
         """Return the memory and the offset of an array.
 
         constants: also accept any array of int64 (a shape, strides); each replay uses a copy of its present values.
-        Raises Unrecordable if the array is not contiguous, or neither created in this recording nor part of a region.
+        Raises Unrecordable if the array is not contiguous, or if its memory is neither a temporary nor a region.
         """
         known = self._places.get(id(array))
         if known is not None:
@@ -349,8 +349,8 @@ def _parameters(name: str, kernel: Any) -> tuple[str, ...]:
 
 
 class _Table:
-    """The functions of one op, such as conv. Calls of its kernels are recorded. Its other functions, which only
-    compute sizes, are called as usual."""
+    """The functions of one op, such as conv. Calls of kernels are recorded. The other functions only compute sizes;
+    they are called as usual."""
 
     def __init__(self, recorder: Recorder, op: str, kernels: ModuleType) -> None:
         self._recorder, self._op, self._kernels = recorder, op, kernels

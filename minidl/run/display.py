@@ -19,7 +19,7 @@ class Display:
         self._bar: Any = None
         self._updated = 0.0  # when the bar was last updated
         self._missing = 0  # number of kernels in the present compilation
-        self._began = 0.0  # when it began
+        self._began = 0.0  # when the present compilation began
 
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""
@@ -33,8 +33,8 @@ class Display:
     def compiling(self, ready: int, total: int) -> None:
         """Report that kernels are compiled. Print nothing if the cache contains all of them.
 
-        A compilation calls this several times with the number of kernels that are ready. The first call tells how many
-        the cache contains; in the last call, ready = total.
+        A compilation calls this several times. ready: the number of kernels that are ready; at first, those in the
+        cache; at last, `total`.
         """
         if ready < total and not self._missing:
             self._missing, self._began = total - ready, monotonic()
@@ -59,11 +59,11 @@ class Display:
                 print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
     def due(self) -> bool:
-        """Return whether to call `bar` now: in a terminal, if its last update was INTERVAL seconds ago."""
+        """Return whether to call `bar` now: in a terminal, INTERVAL seconds after the last update."""
         return self.terminal and not self.quiet and monotonic() - self._updated >= INTERVAL
 
     def bar(self, title: str, done: int, total: int, facts: str) -> None:
-        """Show a bar: `done` of `total` steps, the time left for the others, and some facts."""
+        """Show a bar: `done` of `total` steps, the time left, and some facts."""
         self._updated = monotonic()
         if self._bar is None:
             from tqdm import tqdm
@@ -87,7 +87,7 @@ class Display:
 
 
 def columns() -> int:
-    """Return the width of the terminal; 80 if it does not tell."""
+    """Return the width of the terminal; 80 if it is unknown."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     except OSError:
@@ -111,7 +111,7 @@ def epoch_line(entry: dict[str, Any], of: str = "") -> str:
 
 
 def speed(images_per_second: float) -> str:
-    """Format a speed. It is 0 before a second step is timed: the first one also loads or compiles kernels."""
+    """Format a speed. 0: not known yet; the first step is not timed, because it also loads or compiles kernels."""
     return f"{images_per_second:,.0f} images/s" if images_per_second else "- images/s"
 
 

@@ -5,7 +5,7 @@
         lr: float = option(0.1, "learning rate", group="optimizer", limits=limits(above=0))
 
 `options(Config)` returns the descriptions of the fields. The command-line parser, the pages of --help, the checks and
-the error messages are derived from them. This module does not depend on the meaning of options.
+the error messages are derived from these descriptions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from minidl.run.hints import shown, unknown_option
 LARGEST = 2**53  # whole numbers up to this one are exact in float64, which statistics use
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text",
          tuple: "names separated by commas"}  # fmt: skip
-# A choice with capital letters is a form: torus:RxC allows torus:2x3. A word in capitals stands for a whole number of 1
-# or more, except for these. ALPHA is a number above 0.
+# A choice with capital letters is a form: torus:RxC allows torus:2x3. These words stand for a path, a file or a number
+# above 0; any other word in capitals stands for a whole number of 1 or more.
 WORDS = {"PATH": ".+", "FILE": ".+", "ALPHA": "(?=[0.]*[1-9])[0-9]*[.]?[0-9]+(e[+-]?[0-9]+)?"}
 
 
@@ -60,8 +60,8 @@ class Option:
     group: the topic of --help, and the section of the configuration file, such as method, or method.gossip.
     choices: the allowed values or forms (see WORDS), each with its meaning or ""; empty: all values.
     saved: written to config.toml; False for options of a single command, such as --quiet.
-    needs: {option: value or form}: the option has an effect only if the other one has this value.
-    instead_of: the name of an option that has no effect if this one is set (neither 0 nor False).
+    needs: {other option: value or form}: this option has an effect only if the other one has this value.
+    instead_of: the name of another option; it has no effect if this one is neither 0 nor False.
     """
 
     name: str
@@ -182,7 +182,7 @@ def option(default: Any, help: str, *, group: str, **more: Any) -> Any:
 
 
 def declared(name: str, group: str, default: Any, help: str, **more: Any) -> Option:
-    """Return the option that a literal in a file of a model, an optimizer or a method declares (see declared.py)."""
+    """Return an option that the file of a model, an optimizer or a method declares in OPTIONS (see declared.py)."""
     bounds = {bound: more.pop(bound) for bound in ("min", "max", "above", "below") if bound in more}
     more = dict(choices={}, needs={}, instead_of="") | more
     return Option(name, type(default), default, help, group, limits=limits(**bounds), saved=True, **more)
@@ -216,8 +216,8 @@ class HelpWanted(Exception):
 def parse(config: type, argv: Sequence[str]) -> dict[str, Any]:
     """Parse and check the options in `argv`. Options that are not given are absent from the result.
 
-    If an option is given twice, the last value counts. Raises ConfigError if an option is unknown or its value is not
-    allowed, HelpWanted if --help or -h is among the arguments.
+    If an option is given twice, the last value counts. Raises HelpWanted for --help or -h, ConfigError for an unknown
+    option or a value that is not allowed.
     """
     _find_help(argv)
     known = {"--" + entry.words: entry for entry in options(config).values()}

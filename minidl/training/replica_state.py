@@ -1,6 +1,6 @@
 """The state of a replica, and the average of all replicas, with batch norm statistics for the averaged weights.
 
-    states = collect(trainer)            every replica calls it; the leader gets a list, the others an empty one
+    states = collect(trainer)            all replicas call it; the leader gets the list of states, others an empty list
     with averaged(trainer, states): ...  the leader's model holds the average of all weights
 """
 
@@ -27,7 +27,7 @@ REESTIMATED = 32  # batches from which batch norm statistics are estimated
 
 @dataclass
 class ReplicaState:
-    """Everything that the next step of a replica depends on, with its position in the data."""
+    """Everything that the next step of a replica depends on, also the position in the training data."""
 
     rank: int
     vectors: dict[str, np.ndarray]  # theta (the weights), the optimizer's vectors, batch norm's statistics
@@ -92,13 +92,13 @@ def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
 
 
 def _as_json(vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a method's state for JSON, which preserves every bit of a float64. Its vectors are short: push-sum's
-    masses (local_snapshots.py)."""
+    """Return a method's state in a form for JSON. JSON preserves every bit of a float64. The method's vectors, such as
+    push-sum's masses, are short."""
     return [{name: vector.tolist() for name, vector in vectors.items()}, numbers]
 
 
 def gather_numbers(trainer: Trainer, numbers: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Send JSON values from every replica to the leader, and yield (rank, values) of each there."""
+    """Send JSON values from every replica to the leader. At the leader, yield (rank, values) of each replica."""
     for rank, vector in trainer.fabric.gather(_frame(json.dumps(numbers))):
         yield rank, json.loads(vector.tobytes())
 
@@ -111,7 +111,7 @@ def broadcast_text(fabric: Fabric, text: str) -> str:
 
 
 def _frame(text: str) -> np.ndarray:
-    """Return text as a float64 vector of a fixed length. Only its bytes have a meaning, not the numbers they form."""
+    """Return text as a float64 vector of a fixed length. The text is the vector's bytes; its numbers mean nothing."""
     content = text.encode()
     if len(content) > FRAME:
         raise CheckpointError(f"a replica's numbers take {len(content)} bytes; expected at most {FRAME}")
@@ -128,7 +128,7 @@ def mean(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 @contextmanager
 def averaged(trainer: Trainer, states: Sequence[ReplicaState]) -> Iterator[Module]:
-    """Load the mean of the replicas' weights, and batch norm statistics estimated for it, during the `with` block."""
+    """During the `with` block, the model has the mean of all weights, and batch norm statistics estimated for it."""
     engine = trainer.engine
     theta, statistics = engine.arena.theta.copy(), engine.statistics and engine.statistics.theta.copy()
     try:
@@ -146,7 +146,7 @@ def averaged(trainer: Trainer, states: Sequence[ReplicaState]) -> Iterator[Modul
 
 
 def reestimate(trainer: Trainer, batches: int = REESTIMATED) -> None:
-    """Replace batch norm's running statistics with the means of the statistics of some training batches.
+    """Replace batch norm's running statistics with their means over the first `batches` training batches.
 
     The mean of the replicas' statistics would not fit: the averaged weights produce different activations
     (Izmailov et al. 2018, "Averaging weights leads to wider optima", section 3.2).

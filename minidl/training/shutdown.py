@@ -4,8 +4,8 @@
                                         v           │                               │
     the leader    PAUSED ────────── collects, saves ┴──> FINISHED: all send scores ─┴ tests, writes
 
-No replica exits before the leader's status is STOPPED, LOST or OVER. If the leader dies, all others are still there
-and repeat the shutdown with the next leader. If another replica dies, the leader continues without it.
+No replica exits before the leader's status is STOPPED, LOST or OVER. So if the leader dies, all others can repeat the
+shutdown with the next leader. If another replica dies, the leader continues without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from minidl.training.trainer import Entry
 Reason = Stopped | PeerLost | None  # why training ended; None: all steps were made
 VERDICTS = (State.FINISHED, State.STOPPED, State.LOST)
 LAST_STATES = (State.STOPPED, State.LOST, State.OVER)
-TESTING = 300.0  # seconds of waiting for the leader's last status, after which a replica prints that it waits
+TESTING = 300.0  # seconds after which a replica reports that it still waits for the leader's last status
 
 
 def shut_down(
@@ -36,8 +36,8 @@ def shut_down(
 ) -> dict[str, Any] | None:
     """Collect the states of all replicas, save and test them. The leader returns the summary.
 
-    Every replica calls it when it has stopped training. last_epoch: the entry of the last epoch, if not reported yet.
-    Raises Stopped after a signal, MinidlError if a death ended training. The survivors' states are saved by then.
+    Every replica calls this after training. last_epoch: the entry of the last epoch, if not reported yet.
+    Raises Stopped after a signal, MinidlError if a death ended training; both after the states are saved.
     """
     fabric = output.fabric
     fabric.fail_fast = False  # a death now ends only the waits for that replica
@@ -66,7 +66,7 @@ def shut_down(
 def _save(
     output: RunOutput, leader: int, reason: Reason, last_epoch: Entry | None
 ) -> tuple[list[ReplicaState], State]:
-    """Collect the states of all replicas at the leader, which saves them; return them and the leader's verdict."""
+    """Collect the states of all replicas; the leader saves them. Return the states and the leader's verdict."""
     fabric, trainer = output.fabric, output.trainer
     if fabric.rank == leader:
         states = collect(trainer)
