@@ -96,7 +96,7 @@ class Replica:
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
         began = fabric.now()
         parts = self._bound_engine().gradient.parts(*batch, cuts)
-        if self.own:  # other replicas use the engine between parts: compute all now, spread only the simulated time
+        if self.own:  # other replicas use the engine during the yields below, so all parts are computed now
             parts = iter(list(parts))
             self._count(batch)
         for start, stop, done in chain(parts, [(0, 0, 1.0)]):

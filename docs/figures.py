@@ -80,7 +80,7 @@ def replicas() -> str:
     height, width, first, left = 58, 236, 76, 150
 
     def places(rank: int, step: int) -> tuple[float, float, float]:
-        """Return y of a replica's row, and x of the end of its gradient and of its mixing in a step."""
+        """Return three coordinates of a step: y of the replica, x where its gradient ends, x where its mixing ends."""
         return first + height * rank, left + width * step + 104, left + width * step + 196
 
     parts = [text(24, 30, "four replicas, one model, no center", 13, font_weight=600)]

@@ -212,7 +212,7 @@ def npy_header(stream: Any) -> Npy:
         raise Unreadable("is not in .npy format")
     version = magic[6], magic[7]
     if version not in ((1, 0), (2, 0)):
-        raise Unreadable(f"is in .npy format {version}, expected 1.0 or 2.0: save plain numbers")
+        raise Unreadable(f"is in .npy format {version}, expected 1.0 or 2.0: save an array of plain numbers")
     length = int.from_bytes(stream.read(2 * version[0]), "little")
     found = _npy_items(stream.read(length).decode("latin-1")) if length <= NPY_LIMIT else {}
     descr, fortran, shape = (found.get(key) for key in ("descr", "fortran_order", "shape"))
@@ -252,7 +252,7 @@ def require_shape(shape: tuple[int, ...] | list[int]) -> None:
     if len(shape) > AXES:
         raise Unreadable(f"has a shape of {len(shape):,} axes; expected at most {AXES}")
     if 0 in shape and math.prod(filter(None, shape)) > ELEMENTS:  # NumPy cannot represent such an array
-        raise Unreadable(f"has the shape {shape}, which is empty and too long")
+        raise Unreadable(f"has the shape {shape}: one axis is empty, and the others are too long")
 
 
 class Stored(NamedTuple):

@@ -44,7 +44,7 @@ class State(IntEnum):
     READY = 1  # its kernels are compiled
     TRAINING = 2
     PAUSED = 3  # has made its last training step; the collection of states follows
-    FINISHED = 4  # (leader) all steps are made: everything is saved, and evaluation follows; in a simulation: ended
+    FINISHED = 4  # (leader) all steps are made: everything is saved; in a simulation: this rank has ended
     DEAD = 5
     STOPPED = 6  # (leader) stopped before the last step: everything is saved, and nothing follows
     LOST = 7  # (leader) a replica died before the last step: the state of the others is saved, and nothing follows
@@ -57,7 +57,7 @@ class Note(NamedTuple):
     start: int = 0  # the vector begins with theta[start]
     weight: float = 1.0  # mass of push-sum, or the learning rate for a parameter server
     clock: float = 0.0  # number of images that the sender has trained on
-    round: int = 0  # number of steps of the sender, or of a server's model; in `Fabric.gather`, fail_fast
+    round: int = 0  # number of steps of the sender, or of a server's model; in `Fabric.gather`, 1 if fail_fast, else 0
     marker: bool = False  # whether this is the sender's last message (`Fabric.drain`)
 
 

@@ -78,7 +78,7 @@ def cut_into_blocks(
     """Cut a pass into blocks of up to `pixels` pixels, but at least one row of outputs; gap: as in copy_size."""
     pixel, channel = layer.groups * layer.inner, 1
     if by_channels(layer):
-        if layer.inner * layer.outer > 1:  # otherwise each channel is in the lane of its output already
+        if layer.inner * layer.outer > 1:  # with one channel per group, it is in the lane of its output already
             channel = row_of_outputs(layer, 1, array)
             pixel = layer.inner * channel
     elif not in_place:

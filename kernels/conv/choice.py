@@ -31,7 +31,7 @@ GAIN = 1.5  # a form is used if the direct kernel needs at least this many times
 
 @jit
 def _multiplications(out: Pair, m: int, n: int) -> int:
-    """Return the number of multiplications for an input and an output channel: n n for each tile of m x m outputs."""
+    """Return the number of multiplications for an input and an output channel: n^2 for each tile of m x m outputs."""
     return ((out[0] + m - 1) // m) * ((out[1] + m - 1) // m) * n * n
 
 

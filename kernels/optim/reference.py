@@ -29,7 +29,7 @@ def sgd(
     """Compute velocity = momentum velocity + g, theta -= lr velocity, as PyTorch's SGD; velocity is 0 at first.
 
     nesterov: theta -= lr (g + momentum velocity) instead (Sutskever et al. 2013). Weight decay adds
-    weight_decay theta to g; if decoupled, it multiplies theta by 1 - lr weight_decay instead
+    weight_decay * theta to g; if decoupled, it multiplies theta by 1 - lr * weight_decay instead
     (Loshchilov, Hutter 2019).
     """
     for s, i in _elements(starts, stops):

@@ -17,7 +17,7 @@ __all__ = [
 
 
 def _log_probabilities(row: ndarray) -> list[float]:
-    """Return log(exp(row_j) / sum_k exp(row_k)); max + log(sum) is avoided: 1e4 + log(2) has few digits of log(2)."""
+    """Return log(exp(row_j) / sum_k exp(row_k)), computed so that large row_j cost no digits of the logarithm."""
     largest = max(row)
     log_sum = math.log(sum(math.exp(value - largest) for value in row))
     return [(value - largest) - log_sum for value in row]

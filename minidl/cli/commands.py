@@ -65,7 +65,7 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
         return result
     session = Session(resolve(read_run(folder), given), signals, fabric)
     session.resumed = True
-    with session.output.opened(lambda: reopen(folder)):  # the other ranks read it after the leader has reopened it
+    with session.output.opened(lambda: reopen(folder)):  # the leader first: the others then read the folder
         last = files.last(folder / "checkpoints")
         if last:
             _restore(session, last)
@@ -99,7 +99,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     """Test the weights that --evaluate names on the test images; return their scores."""
     weights = find_weights(Path(given["evaluate"]))
     if known := run_options(weights):
-        # Another seed, for example, would test on training images.
+        # With another seed, for example, the data would be split differently: training images could be test images.
         arguments.allow(given, arguments.OF_A_RUN, "--evaluate of a run: it is tested with the options of its training")
     file = _config_file(given)
     config = resolve(known or described_options(weights, {**file, **given}), file, given)

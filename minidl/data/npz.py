@@ -29,7 +29,7 @@ AT_ONCE = 1 << 20  # bytes; limits the directory of an archive, which zipfile re
 def read_npz(path: Path, layout: str = "channels-last") -> Splits:
     """Read the four arrays of a .npz file.
 
-    x_train, x_test: images (N, H, W, C) or (N, H, W), with layout="channels-first" (N, C, H, W); or features (N, D).
+    x_train, x_test: images (N, H, W), (N, H, W, C) or, if layout is "channels-first", (N, C, H, W); or features (N, D).
     y_train, y_test: labels (N,), whole numbers from 0. The number of classes is the largest label in y_train plus 1.
     Returns images as (N, H, W, C) and features as (N, 1, 1, D). Raises ConfigError if the layout is unknown, DataError
     if the file is not as described.

@@ -52,8 +52,8 @@ class Parameter(Tensor):
     def arena(self) -> Owner | None:
         """The arena that stores this parameter, or None.
 
-        The reference is weak: models and optimizers keep an arena alive. With a strong reference, a cycle, only
-        the garbage collector would free the memory of a discarded model.
+        The reference is weak: models and optimizers keep an arena alive. A strong reference would form a cycle:
+        then only the garbage collector would free the memory of a discarded model.
         """
         return None if self._arena is None else self._arena()
 

@@ -7,7 +7,7 @@ The values of a run come from layers; later layers override earlier ones: the de
 the model and of the optimizer (presets.py); the file of --config; the command line.
 
 An option that has no effect is refused, for example --mix without --method gossip. One exception: if the command line
-chooses another method than the file, the file's options of its method are dropped. If the command line chooses another
+chooses another method than the file, the options of the file's method are dropped. If the command line chooses another
 data set, model or optimizer, the file's values of options with a preset (such as lr) are also dropped.
 
 Names of data sets, schedules and so on are repeated here as strings, so that --help does not import NumPy. A test
@@ -59,8 +59,8 @@ AUGMENTATIONS = {
 LAYOUTS = {"channels-last": "images (N, H, W, C)", "channels-first": "images (N, C, H, W)"}
 SHARDS = {
     "iid": "at random",
-    "skewed:ALPHA": "by label: each replica gets its own mixture of classes, from a Dirichlet distribution; with a "
-                    "smaller ALPHA, of fewer classes",
+    "skewed:ALPHA": "by label: each replica gets its own mixture of classes, drawn from a Dirichlet "
+                    "distribution; the smaller ALPHA, the fewer classes",
 }  # fmt: skip
 
 ABOVE_ZERO, ZERO_OR_MORE, ONE_OR_MORE = limits(above=0), limits(min=0), limits(min=1)
@@ -82,7 +82,7 @@ ConfigT = TypeVar("ConfigT", bound=type)
 
 
 def _with_declared(config: ConfigT) -> ConfigT:
-    """Add a field for each option that a model, an optimizer or a method declares, with the choices of all of them."""
+    """Add a field for each option that a model, an optimizer or a method declares. If several declare it, unite their choices."""
     found: dict[str, Option] = {}
     for chooser in CHOOSERS:
         for choice in declared.choices(chooser).values():
@@ -134,7 +134,7 @@ class Config:
     clip: float = option(0.0, "maximum norm of the gradient; 0: no limit", group="optimizer", limits=ZERO_OR_MORE)
 
     workers: int = option(0, "replicas on this machine, one process each; 0: MINIDL_WORKERS, or two if there are two "
-                          "cores; mpiexec sets it", group="method", limits=ZERO_OR_MORE)
+                          "cores; under mpiexec, the number of its processes", group="method", limits=ZERO_OR_MORE)
     method: str = option("dpsgd", "how replicas exchange models or gradients", group="method",
                          choices=_abouts("method"))
     shards: str = option("iid", "which training images each replica gets", group="method", choices=SHARDS)
@@ -275,7 +275,7 @@ def _with_presets(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _outdated(given: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
-    """Return the options in `given` to drop: they were chosen for what `new` replaces."""
+    """Return the options in `given` to drop: `new` replaces the data, model, optimizer or method that they belong to."""
     before, after = complete(given), complete({**given, **new})
     found = {entry.name for entry in options(Config).values() if entry.instead_of in new}
     for name in ("data", *CHOOSERS):

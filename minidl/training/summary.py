@@ -19,8 +19,8 @@ class Snapshots:
     """The weights of this replica at the end of each epoch, for asynchronous methods.
 
     The averages over all replicas are evaluated after training, so that no replica waits. Each average needs a snapshot
-    of every replica. So in a resumed run, snapshots are taken only of epochs that no replica had finished before the
-    stop.
+    of every replica after the same epoch. A run may be resumed with replicas in different epochs: then snapshots are
+    taken only of epochs that no replica had finished before the stop.
     """
 
     def __init__(self, output: RunOutput) -> None:
@@ -47,7 +47,7 @@ class Snapshots:
                     output.write(checkpoint, step)
         if last and not trainer.method.synchronous and trainer.data.x_validation is not None:
             self._validate_average(last, at.step, at.epoch, at.seconds)
-            output.keep(last, None)  # again: it stores the best step, which the validation may have changed
+            output.keep(last, None)  # again: the validation may have found a better step, which is stored
 
     def _validate_average(self, states: Sequence[ReplicaState], step: int, epoch: int, seconds: float) -> Checkpoint:
         """Validate and log an average; return its checkpoint."""

@@ -76,7 +76,7 @@ def exchange(fabric: ShmFabric) -> int:
 
 
 def drain(fabric: ShmFabric) -> list[float]:
-    """Repeatedly send half of this rank's two masses to a random peer. The sum of each over all ranks is conserved."""
+    """Repeatedly send half of each of two masses to a random peer. Their sums over all ranks do not change."""
     random = np.random.default_rng(fabric.rank)
     mass = np.array([1, fabric.rank], np.float64)
     for _ in range(300):
