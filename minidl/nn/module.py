@@ -238,7 +238,7 @@ class Module:
     def astype(self: Self, dtype: np.typing.DTypeLike) -> Self:
         """Convert all parameters and buffers, and their gradients, to float32 or float64.
 
-        Raises ShapeError if a parameter or buffer is in an arena, ConfigError for any other type; then nothing has changed.
+        Raises ShapeError if a parameter or buffer is in an arena, ConfigError for any other type. Nothing changes then.
         """
         wanted = float_type(dtype)
         tensors = dict(self.named_parameters()) | dict(self.named_buffers())
