@@ -39,6 +39,7 @@ EXAMPLES = Path(errors.__file__).with_name("clusters")  # in the package's folde
 
 POSITIVE = Limits("above 0", lambda value: value > 0)
 NATURAL = Limits("of 0 or more", lambda value: value >= 0)
+JITTER = Limits("of 0 to 10", lambda value: 0 <= value <= 10)
 CHANCE = Limits("of 0 or more and below 1", lambda value: 0 <= value < 1)
 LARGEST = 1_000_000  # devices of a cluster
 MANY = Limits("of 1 to 1,000,000", lambda value: 1 <= value <= 1_000_000)
@@ -59,7 +60,7 @@ class Device:
     flops: float = _entry(0.0, POSITIVE)
     speed: float = _entry(0.0, POSITIVE)
     memory: float = _entry(10e9, POSITIVE)
-    jitter: float = _entry(0.0, NATURAL)
+    jitter: float = _entry(0.0, JITTER)
 
 
 @dataclass(frozen=True)

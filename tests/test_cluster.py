@@ -79,6 +79,7 @@ def test_measured_seconds_are_divided_by_the_speed():
     (("flops = 1e9", "flops = inf"), r"\[devices.cpu\] flops: expected a number"),
     (("flops = 1e9", "memory = 1e9"), r"\[devices.cpu\] expected flops or speed, got neither"),
     (("flops = 1e9", "flops = 1e9\nspeed = 1"), r"\[devices.cpu\] expected flops or speed, not both"),
+    (("jitter = 0.1", "jitter = 1e308"), r"\[devices.gpu\] jitter: expected a number of 0 to 10, got 1e\+308"),
     (("alpha = 1e-6", "alpha = -1"), r"\[inside\] alpha: expected a number of 0 or more"),
     (("rate = 8e9", "rate = 0"), r"\[inside\] rate: expected a number above 0"),
     (("rate = 8e9", "rate = 8e9\nbeta = 1"), r"\[inside\] expected beta or rate, not both"),

@@ -159,3 +159,15 @@ def test_uint8_in_only_one_of_train_and_test_is_refused(tmp_path: Path, name: st
 def test_one_class_only(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="all training images have the label 1; expected at least two classes"):
         load(save(tmp_path / "a.npz", arrays(y_train=np.ones(9, int), y_test=np.ones(6, int))))
+
+
+def test_a_message_shows_control_characters_escaped(tmp_path: Path) -> None:
+    header = repr({"descr": "\x91i8", "fortran_order": False, "shape": (2,)}).replace("\\x91", "\x91")
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin-1") + bytes(16)
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("x_train", "y_train", "x_test", "y_test"):
+            archive.writestr(f"{name}.npy", content)
+    with pytest.raises(DataError, match="whole or floating-point") as caught:
+        read_npz(path)
+    assert str(caught.value).isprintable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -214,6 +215,31 @@ def test_damaged_checkpoint_and_the_one_before(whole: Path, tmp_path: Path, caps
     assert main(["--resume", str(run), "--quiet"]) == 0
     assert weights(run) == weights(whole) and entries(run) == entries(whole)
     assert not (run / "checkpoints" / ".new-step-00000099").exists()
+
+
+def test_advice_to_delete_a_checkpoint_only_if_it_helps(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    config = run / "config.toml"
+    text = config.read_text()
+    changed = re.sub(r"(?m)^lr = .*", "lr = 0.0625", text)
+    assert changed != text
+    config.write_text(changed)
+    assert main(["--resume", str(run), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert "was made with lr = " in error and "delete it" not in error
+    config.write_text(text)
+    *earlier, last = files.steps(run / "checkpoints")
+    for step in earlier:
+        shutil.rmtree(files.folder_of(run / "checkpoints", step))
+    (files.folder_of(run / "checkpoints", last) / files.MODEL).unlink()
+    assert main(["--resume", str(run), "--quiet"]) == 2
+    assert "delete it" not in capsys.readouterr().err
 
 
 # Real processes and real signals.

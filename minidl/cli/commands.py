@@ -85,6 +85,11 @@ def _already_finished(folder: Path) -> str:
 def _restore(session: Session, folder: Path) -> None:
     try:
         checkpoint = files.load(folder)
+    except CheckpointError as error:
+        earlier = len(files.steps(folder.parent)) > 1
+        advice = "; delete it to continue from the checkpoint before it" if earlier else ""
+        raise CheckpointError(f"{folder}: {error}{advice}") from None
+    try:
         if local_snapshots.exist(folder.parent):
             checkpoint = local_snapshots.add(folder.parent, checkpoint)
             found = len(checkpoint.state.get("members", ()))  # 0 if a single replica has continued the run
@@ -92,7 +97,7 @@ def _restore(session: Session, folder: Path) -> None:
             session.origin = f", from the states that {found} replicas saved after an epoch{mass}" if found else ""
         restore(session.trainer, checkpoint)
     except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}; delete it to continue from the checkpoint before it") from None
+        raise CheckpointError(f"{folder}: {error}") from None
 
 
 def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:

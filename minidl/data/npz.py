@@ -19,6 +19,7 @@ from minidl.data.files import bomb, read_at_most, reading, unpacked_limit
 from minidl.errors import ConfigError, DataError, nearest
 from minidl.reading import Npy, Unreadable, npy_header
 from minidl.reading import opened as open_regular
+from minidl.schema import shown
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 LAYOUTS = ("channels-last", "channels-first")
@@ -110,7 +111,7 @@ def _dtype(header: Npy, path: Path, name: str) -> np.dtype:
     except (TypeError, ValueError):
         dtype = None
     if dtype is None or dtype.kind not in "uif":
-        held = header.descr[:40] if dtype is None else dtype
+        held = shown(header.descr) if dtype is None else dtype
         raise DataError(f"{path}: {name} holds {held}, expected whole or floating-point numbers")
     return dtype
 

@@ -82,7 +82,7 @@ ConfigT = TypeVar("ConfigT", bound=type)
 
 
 def _with_declared(config: ConfigT) -> ConfigT:
-    """Add a field for each option that models, optimizers or methods declare. It has the choices of each declaration."""
+    """Add a field for each option that models, optimizers or methods declare, with the choices of each of them."""
     found: dict[str, Option] = {}
     for chooser in CHOOSERS:
         for choice in declared.choices(chooser).values():
@@ -275,7 +275,7 @@ def _with_presets(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _outdated(given: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
-    """Return the options in `given` to drop: they belong to data, a model, an optimizer or a method that `new` replaces."""
+    """Return the options in `given` to drop: `new` replaces the data set, model, optimizer or method that has them."""
     before, after = complete(given), complete({**given, **new})
     found = {entry.name for entry in options(Config).values() if entry.instead_of in new}
     for name in ("data", *CHOOSERS):
