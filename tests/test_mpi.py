@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,26 @@ MODES = {
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Remove the files that an MPI library leaves behind if a job is aborted or its ranks do not find each other."""
-    before = memory_of_libraries()
+    """Remove the files that an MPI library leaves behind if a job is aborted or its ranks do not find each other.
+
+    Tests in other processes run MPI jobs at the same time: a file that a process uses stays.
+    """
     yield
-    for file in memory_of_libraries() - before:
-        file.unlink(missing_ok=True)
+    left = {str(file) for name in ("mpich_shm_*", "sm_segment.*") for file in Path("/dev/shm").glob(name)}
+    for file in left - files_in_use():
+        Path(file).unlink(missing_ok=True)
 
 
-def memory_of_libraries() -> set[Path]:
-    return {file for name in ("mpich_shm_*", "sm_segment.*") for file in Path("/dev/shm").glob(name)}
+def files_in_use() -> set[str]:
+    """Return the paths under /dev/shm that any process has mapped or opened."""
+    used = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended, or belongs to another user
+            used.update(os.readlink(link) for link in (process / "fd").iterdir())
+        with suppress(OSError):
+            lines = (process / "maps").read_text().splitlines()
+            used.update(line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line)
+    return used
 
 
 @cache
