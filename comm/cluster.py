@@ -16,8 +16,8 @@
     alpha = 50e-6
     rate = 10e9
 
-Further tables: [[links]], [stragglers], [[deaths]] and [[joins]]. A [[links]] replaces [between] for two groups of
-nodes. `python -m minidl.simulate --measure` writes [measured]; all other numbers are entered by hand.
+Further tables: [[links]], [stragglers], [[deaths]] and [[joins]]. A table [[links]] replaces [between] for two groups
+of nodes. `python -m minidl.simulate --measure` writes [measured]; all other numbers are entered by hand.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class Event:
-    """A death or join at `time` seconds: of one `rank`, or of all ranks on `node`, a node or a group of nodes."""
+    """A death or join at `time` seconds. Either one rank dies or joins, or all ranks of a node or group of nodes."""
 
     time: float = _entry(0.0, NATURAL)
     rank: int = _entry(UNSET, NATURAL)

@@ -5,12 +5,12 @@ a published state) and the data.
 Two protocols define which slots may be read and which may be overwritten. Both copy a vector once, into the slot; the
 reader reads it there.
 
-A message is for certain ranks, and no message is lost. Each pair (sender, receiver) has one int64 cell per channel:
+A message has given receivers, and none is lost. Each pair (sender, receiver) has one int64 cell per channel:
 
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
 
-A published state is for any reader; a new state replaces the old one. For each writer, one word names the slot with the
+Any rank may read a published state; a new state replaces the old one. For each writer, one word names the slot with the
 newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is reading:
 
     writer    write a slot that is not the newest          newest = slot, version
@@ -73,7 +73,7 @@ class Plan:
     """The layout of the memory of `size` ranks; `servers` are some of them. All ranks compute the same layout.
 
     here: the ranks that map this memory; only these have slots in it. None: all ranks.
-    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write those before parts[0].
+    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write the bytes before.
     """
 
     def __init__(self, size: int, needs: Needs, servers: Sequence[int] = (), here: Sequence[int] | None = None) -> None:

@@ -4,7 +4,7 @@
                                         `--------------- the rest is "other" ---------------´
     wait_fraction                       waiting / (waiting + gradient + update + mix)
     edges                               sender, receiver: bytes, messages
-    staleness                           histogram over 0, 1, 2, 3-4, 5-8, ... steps: age of a vector when it is mixed in
+    staleness                           age of a vector when it is mixed in: histogram over 0, 1, 2, 3-4, ... steps
 
 Each rank has one Meter. The fabric reports messages and waits to the meter, the replica reports work, and the method
 reports staleness. `start` and `stop` mark the periods of training. The time between these periods (evaluations,
@@ -135,7 +135,7 @@ class Meter:
             self.trace.keep(began, ended, kind, lane, -1, 0)
 
     def beside(self, start: Callable[[Callable[[], T]], Pending[T]], work: Callable[[], T]) -> Pending[T]:
-        """Call start(work). Waits inside `work` are not waiting time of the replica, but a wait for the result is."""
+        """Call start(work). The replica's waiting time includes its wait for the result, but no waits inside `work`."""
         return Beside(self, start(partial(_apart, work)))
 
     # -- the clock ---------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Meter:
     def take_over(self, books: Sequence[np.ndarray]) -> None:
         """Add the statistics of all ranks of an earlier run with different ranks. Only one rank calls this.
 
-        books: the vectors of those ranks. Their edges count only in the sums.
+        books: the vectors of those ranks. Of their edges, only the total bytes and messages are kept.
         """
         self._add(books)
         report = merge(from_vector(vector) for vector in books)
@@ -228,7 +228,7 @@ class Beside(Generic[T]):
     def wait(self) -> T:
         began = self.meter.now()
         try:
-            return _apart(self.pending.wait)  # if it calls Fabric.wait, MAIN gets this time only once, below
+            return _apart(self.pending.wait)  # `_apart`, because the time is added to MAIN below
         finally:
             self.meter.waited(began, self.meter.now())
 
@@ -246,9 +246,9 @@ def from_vector(vector: np.ndarray) -> Report:
     """Return the report for a rank's `Meter.vector`.
 
     seconds: by kind, while the clock ran. beside: seconds of concurrent operations.
-    edges: [from, to, bytes, messages] for each peer to which this rank sent; received: for each peer that sent to it.
+    edges: [from, to, bytes, messages] for each peer to which this rank sent. received: the same for each sender.
     held, missed: see the methods of Meter.
-    bytes_sent, messages: include those off the clock, and those of earlier runs (`take_over`), which have no edges.
+    bytes_sent, messages: totals, including the time off the clock and earlier runs with other ranks (`take_over`).
     Raises ConfigError for a length that `Meter.vector` never has.
     """
     size, rest = divmod(len(vector) - len(NUMBERS) - BINS, 4)
@@ -283,7 +283,7 @@ def from_vector(vector: np.ndarray) -> Report:
 
 
 def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Report:
-    """Combine the reports of many ranks into one: sums, and wait_fraction and staleness over all ranks.
+    """Combine the reports of many ranks into one.
 
     Sender and receiver both count the messages of an edge, and the larger count is used. The receiver's count lacks the
     messages in flight. There is no sender's count for servers, dead replicas and states published in shared memory.

@@ -177,11 +177,10 @@ class Fabric(Transport):
     def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Collect the vectors of all live replicas: at the leader, yield (rank, vector) in order of rank.
 
-        Every replica must iterate over the result; it yields nothing except at the leader. A yielded vector is valid
-        until the next one. All vectors have the same length. Raises PeerLost if the leader dies, or if `led_by` is set
-        and is not the leader; with `fail_fast`, also if any replica dies. An interrupted gather with `fail_fast` leaves
-        chunks behind. A later gather without `fail_fast` recognises and discards them: the field `round` of a chunk's
-        header holds int(fail_fast).
+        Every replica must iterate over the result; only the leader gets values. A yielded vector is valid until the
+        next one. All vectors have the same length. Raises PeerLost if the leader dies, or if `led_by` is set and is not
+        the leader. With `fail_fast` it is also raised if any replica dies. Then chunks of this gather may remain. The
+        header of each chunk holds round = int(fail_fast), so a later gather without `fail_fast` discards these chunks.
         """
         leader, note = self.leader, Note(round=int(self.fail_fast))
         if self.led_by not in (None, leader):
@@ -227,9 +226,9 @@ class Fabric(Transport):
         """Begin a step after `steps` completed steps. Returns False if the replica must stop instead.
 
         synchronous: all replicas must stop after the same step, because none can finish a step without its neighbours.
-        But the request to stop reaches them in different steps. So each replica that notices the request writes 1 + s
-        into the status table: s is the number of the step that it began last. Before its next step, it waits until no
-        entry is 0. All replicas stop after step number max(s). Raises Aborted if another rank has failed.
+        But they notice the request to stop in different steps. Each replica then writes 1 + s into the status table: s
+        is the number of the step that it began last. Before its next step, the replica waits until no entry is 0. All
+        replicas stop after step number max(s). Raises Aborted if another rank has failed.
         """
         if self.aborted():
             raise Aborted

@@ -200,7 +200,7 @@ class Courier:
             done()
 
     def _complete(self) -> bool:
-        """Finish the operations that are complete. Returns whether any were."""
+        """Handle the operations that MPI has completed. Returns whether there were any."""
         if not self._under_way:
             return False
         still: list[UnderWay] = []
@@ -265,7 +265,7 @@ def load(job: MpiJob) -> Any:
 def refusal(job: MpiJob, message: str) -> MinidlError:
     """Return the exception for a rank that cannot join: ConfigError on rank 0, which reports it, else Aborted.
 
-    The other ranks wait: as soon as one of them ends, the launcher may kill rank 0.
+    The other ranks wait first, because the launcher may kill rank 0 as soon as another rank ends.
     """
     if job.rank == 0:
         return ConfigError(message)

@@ -20,7 +20,7 @@ from minidl.errors import MinidlError
 T = TypeVar("T")
 # Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
 TOUCHED = {"update": 20, "mix": 12}
-# Global variables: looking up a member of an enumeration would take longer than the rest of `post` (sim.py).
+# Global variables, because looking up a member of an enumeration takes longer.
 MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
 
 
@@ -31,7 +31,7 @@ class Deadlock(MinidlError):
 class SimulatedProcess:
     """A greenlet of a rank, also called a task.
 
-    what, peers: for a parked task, what it waits for, and the ranks for which it waits (empty: any).
+    what: a text that says what a parked task waits for. peers: the ranks that the task waits for; empty: any rank.
     """
 
     __slots__ = ("fabric", "greenlet", "parked", "peers", "what")
@@ -52,14 +52,14 @@ class Message:
 
 
 class Rank(Fabric):
-    """The base of SimFabric (sim.py): the state of one rank that the event loop uses."""
+    """The base class of SimFabric (sim.py), with those attributes of a rank that the event loop uses."""
 
     def __init__(self, simulation: EventLoop, rank: int, trace: bool = False) -> None:
         self.simulation = simulation
         super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
         self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
-        self.drawn, self.slowness = 0, 1.0  # step of the last random draw, and the drawn factor on durations
+        self.drawn, self.slowness = 0, 1.0  # slowness: random factor on a gradient's duration, drawn in step `drawn`
         self.needs: Needs | None = None
         self.tasks: list[SimulatedProcess] = []
         self.parked: list[SimulatedProcess] = []
@@ -112,13 +112,13 @@ class EventLoop:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._planned = 0
         self.ready: deque[SimulatedProcess] = deque()
-        # Parked tasks, by the rank that they wait for. An inner dictionary is an ordered set.
+        # Parked tasks, by the rank that they wait for. The inner dictionaries serve as ordered sets.
         self._watching: dict[int, dict[SimulatedProcess, None]] = {rank: {} for rank in (ANY, *range(ranks))}
         self._survivors: tuple[tuple[int, ...], list[int]] | None = None  # (all replicas, the live replicas)
         self._training: set[int] | None = None  # replicas neither dead nor finished
         self._hub: greenlet | None = None
         self.current: SimulatedProcess | None = None
-        self.running: dict[int, SimulatedProcess] = {}  # ranks that have not finished
+        self.running: dict[int, SimulatedProcess] = {}  # the main task of each rank that has not finished or died
 
         for _, rank in place.joins:
             self.board[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
@@ -237,7 +237,7 @@ class EventLoop:
     # -- deaths, joins, stops ----------------------------------------------------------------------------
 
     def _die(self, rank: int) -> None:
-        """Let a rank die. Its messages in flight are lost, but those that have arrived remain. Its inbox is emptied."""
+        """Let a rank die. Its messages that are in flight are lost; receivers keep messages that have arrived."""
         fabric = self.fabrics[rank]
         if rank not in self.running or fabric.gone or self.board[rank, STATE] == State.DEAD:
             return  # it has finished, or has not joined yet
@@ -265,7 +265,7 @@ class EventLoop:
         self.board_changed(rank, STATE)
 
     def _end(self, fabric: Rank) -> None:
-        """End all greenlets of a rank. Their `finally` clauses run, but cannot communicate any more."""
+        """End all greenlets of a rank. Their `finally` clauses run, but can no longer communicate."""
         fabric.gone = True
         for task in fabric.tasks:
             if not task.greenlet.dead:
@@ -297,7 +297,7 @@ class EventLoop:
         device = self.place.devices[fabric.rank]
         if what != "gradient":
             return TOUCHED.get(what, 0) * amount / device.memory
-        if fabric.step == 0 or fabric.step != fabric.drawn:  # one draw per step, even for a gradient in parts
+        if fabric.step == 0 or fabric.step != fabric.drawn:  # one draw for all parts of a step's gradient
             fabric.drawn, stragglers = fabric.step, self.cluster.stragglers
             normal, uniform = fabric.chance.standard_normal(), fabric.chance.random()
             fabric.slowness = math.exp(device.jitter * normal - device.jitter**2 / 2)  # its mean is 1
@@ -342,7 +342,7 @@ class EventLoop:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """Release a message for one receiver: the sender may send it another. The last release frees the memory."""
+        """Release a message for one receiver, which may then get another. The last release frees the memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)

@@ -48,7 +48,7 @@ from minidl.errors import ConfigError
 
 TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; the smaller ones are Channels
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
-TOLD = 0.02  # minimum number of seconds between messages about changes of the other columns
+TOLD = 0.02  # seconds: the other columns are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
 WORD = 256  # bytes: length of the texts that ranks exchange at the start
 MARK = 7  # index of a word in the control area: a random number that identifies the segment
@@ -56,7 +56,7 @@ PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for
 
 
 class MpiFabric(BoxedFabric):
-    """One rank's fabric. fast: compute sums by MPI's algorithm, in an order that MPI chooses (--reduce fast)."""
+    """One rank's fabric. fast (--reduce fast): let MPI compute the sums, in an order that MPI chooses."""
 
     @classmethod
     def from_environment(cls, meter: Meter, stall: float = 30.0, fast: bool = False) -> MpiFabric:
@@ -73,8 +73,8 @@ class MpiFabric(BoxedFabric):
         self._arrived: list[dict[int, Letter]] = [{} for _ in Channel]
         self._news: dict[int, Letter] = {}
         self._asked: set[int] = set()  # peers whose published state this rank has requested
-        self._seen = [0] * self.size  # by peer, the version of the last state that came from it
-        self._askers: dict[int, int] = {}  # by peer that requested this rank's state, the version that it has seen
+        self._seen = [0] * self.size  # for each peer, the version of its state that this rank received last
+        self._askers: dict[int, int] = {}  # peer that requested this rank's state -> version that the peer has seen
         self._answering = 0  # number of replies that are being sent
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
@@ -177,7 +177,7 @@ class MpiFabric(BoxedFabric):
         data = np.frombuffer(self.segment.map(begin + plan.total), np.uint8, plan.total, begin)
         self.box = Mailbox(data, plan, self.rank, self.board[:, Column.STATE])
         self._sums = self.courier.ask(lambda: self.courier.split(self.rank in self.replicas)) if self.fast else None
-        self._everyone("")  # all nodes have allocated their memory
+        self._everyone("")  # wait until all nodes have allocated their memory
         self._joined = True
 
     # -- messages ----------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class MpiFabric(BoxedFabric):
         if peer in self._remote:
             return arrived.pop(peer, None)
         if peer == ANY and arrived:
-            first, *_ = list(arrived)  # in order of arrival; a copy, because the engine's thread may add a message now
+            first, *_ = list(arrived)  # a copy, because the engine's thread may add a message now
             return arrived.pop(first)
         return super().next_letter(channel, peer)
 
@@ -261,7 +261,7 @@ class MpiFabric(BoxedFabric):
         return Letter(source, vector, Note(start, weight, clock, round, bool(marker)), release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
-        """Keep a receive buffer for reuse. If it held a message, report the release to the sender.
+        """Keep a receive buffer for reuse. Report the release to the sender, unless the buffer held a published state.
 
         A second call does nothing.
         """

@@ -15,15 +15,15 @@ scheduled. So runs with the same seed are bit-identical.
 
 The arithmetic is real. Durations are computed from the description of the cluster (cluster.py):
 
-    gradient        images * seconds per image * jitter * straggler factor. The gradient is computed at the beginning of
-                    this time, so what other replicas do meanwhile does not change it.
+    gradient        images * seconds per image * jitter * straggler factor. The arithmetic is done at the beginning of
+                    this time.
     update, mix     elements * bytes moved per element / memory bandwidth of the device
     message         alpha + n beta, for n bytes. Between nodes, the message occupies the network card of the sender's
                     node for n beta, and the card sends one message at a time. Inside a node there is no queue. A lost
                     message passes through the card again after the link's timeout.
-    published data  inside a node, `latest` takes alpha + n beta. Between nodes, it takes alpha for the request, then
-                    the time of a message back.
-    the rest        no time: Python, the status table, the news that a message was released or that a rank has died
+    published data  inside a node, `latest` takes alpha + n beta. Between nodes, the request takes alpha, and the reply
+                    takes the time of a message.
+    the rest        no time. This includes Python, the status table, and releases of messages.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class SimFabric(Rank):
         return Letter(peer, vector, note, lambda: None)
 
     def _answer(self, peer: int) -> None:
-        """Handle the arrival of this rank's request at a peer: send the peer's state back, if it is new."""
+        """Handle the arrival of this rank's request at a peer: if the peer's state is new, send it back."""
         simulation, owner = self.simulation, self.simulation.fabrics[peer]
         if owner.newest is None or owner.newest[0] <= self.seen.get(peer, 0) or not self.alive(peer):
             number = owner.newest[0] if owner.newest else 0
@@ -214,7 +214,7 @@ class SimFabric(Rank):
             task.peers, task.what = before
 
     def idle(self, attempt: int) -> None:
-        """Suspend until an event that `wait` may depend on: a message or its release, a new state, a new status."""
+        """Suspend the running greenlet until an event after which `wait` must call ready() again."""
         self._check_here()
         task = self.simulation.current
         assert task is not None

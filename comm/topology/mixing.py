@@ -1,4 +1,4 @@
-"""Sequences of mixing matrices: periodic (all are checked on construction), random, or reduced after deaths."""
+"""Sequences of mixing matrices: periodic, random, or with dead replicas removed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from minidl.comm.topology.graphs import Draw, Round, Row
 from minidl.errors import ConfigError
 
-DENSE = 1024  # replicas: the largest P for which eigenvalues of (P, P) matrices are computed
+DENSE = 1024  # the largest number of replicas P for which eigenvalues of (P, P) matrices are computed
 ROUNDING = 1e-9  # tolerance for rounding errors of sums of float64 weights
 
 
 class Topology(ABC):
-    """A sequence of mixing matrices over P replicas. `build` (build.py) makes one by name.
+    """A sequence of mixing matrices W(0), W(1), ... over P replicas. In round t, vectors x (P, n) become W(t) x.
 
     All methods are pure functions of rank and round, so all replicas compute the same results without communication.
     Rows are shared and cached: do not modify them.
@@ -24,10 +24,10 @@ class Topology(ABC):
 
     name: str
     size: int  # P
-    period: int  # rounds after which the sequence repeats; 0: never (random, drawn from the seed and the round)
+    period: int  # number of rounds after which the sequence repeats; 0 for random matrices, which never repeat
     exact_after: int  # number of rounds after which all replicas hold the exact average; 0: no such number is known
-    symmetric: bool  # W(round) equals its transpose: if i reads from j, then j reads from i, with the same weight
-    doubly: bool  # columns sum to 1, so the average of all replicas is preserved
+    symmetric: bool  # whether each W equals its transpose: if i reads from j, j reads from i with the same weight
+    doubly: bool  # whether columns also sum to 1; then mixing preserves the average of all replicas
     alive: tuple[int, ...]  # the ranks that take part, ascending; all of them unless `without` was called
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Topology(ABC):
 
     @abstractmethod
     def targets(self, rank: int, round: int) -> tuple[int, ...]:
-        """Return the ranks that read from `rank` in this round (its column of W), without `rank`, ascending."""
+        """Return the ranks that read from `rank` in this round, without `rank`, ascending."""
 
     @abstractmethod
     def neighbours(self, rank: int) -> tuple[int, ...]:
@@ -46,11 +46,10 @@ class Topology(ABC):
     def spectral_gap(self) -> float:
         """Return 1 - f. In the long run, each round multiplies the distance from the average by f.
 
-        0: the replicas never agree; 1: they agree exactly after a finite number of rounds.
-        One matrix: f = |lambda_2|, with lambda_2 the second largest eigenvalue by absolute value. A period of T
-        matrices: f = |lambda_2 of their product| ^ (1/T). Eigenvalues, unlike singular values, describe the effect of
-        many periods, whichever round comes first. Random matrices: the distance is the root mean square over all draws,
-        and f = sqrt(largest eigenvalue of E[W' (I - 11'/m) W]) for m live replicas, W' the transpose of W.
+        With a gap of 0 the replicas never agree. With a gap of 1 they agree exactly after a finite number of rounds.
+        A period of T matrices has f = |lambda_2|^(1/T). Here lambda_2 is the eigenvalue of their product with the
+        second largest absolute value. For random matrices the distance is the root mean square over all draws. Then
+        f^2 is the largest eigenvalue of E[W' (I - 11'/m) W], for m live replicas; ' means the transpose.
         Raises ConfigError if this needs eigenvalues for more than DENSE replicas.
         """
 
@@ -67,7 +66,7 @@ class Topology(ABC):
         return dense
 
     def mix(self, x: np.ndarray, round: int) -> np.ndarray:
-        """Return W(round) x, (P, n): the replicas' vectors after this round. x (P, n): their vectors before it."""
+        """Return W(round) x. x and the result (P, n): the vectors of the replicas before and after this round."""
         mixed = x.copy()
         before, same = -1, None
         for rank in self.alive:
@@ -82,10 +81,9 @@ class Topology(ABC):
     def without(self, dead: Collection[int]) -> Topology:
         """Return the same sequence after these replicas have died. The others keep their rank numbers.
 
-        In each row, the weight of a dead replica is added to the diagonal element. So rows still sum to 1, and columns
-        also do if W is symmetric. Among survivors, a death changes neither who reads from whom nor the weights. So they
-        agree on who sends to whom even if some of them do not know of the death yet. There may no longer be a path
-        between all survivors: see `connected`.
+        Each survivor adds the weights of the dead replicas to the weight of its own vector, so rows still sum to 1.
+        A symmetric W remains symmetric. All other weights stay the same. So survivors still send each other the same
+        messages, even while only some of them know of the death. They may no longer be connected: see `connected`.
         Raises ConfigError for an unknown rank, or if no replica is left.
         """
         gone = frozenset(dead)
@@ -98,9 +96,9 @@ class Topology(ABC):
 
     @cached_property
     def connected(self) -> bool:
-        """Whether there is a path from every live replica to every other, along the edges of all rounds."""
+        """Whether there is a path from every live replica to every other. It may use the edges of any round."""
         if not self.period:
-            return True  # any two replicas may be drawn
+            return True  # in random rounds any replica may read from any other
         return self._reaches_all(self.sources) and self._reaches_all(self.targets)
 
     def _reaches_all(self, step: Callable[[int, int], tuple[int, ...]]) -> bool:
@@ -171,7 +169,7 @@ class Repeating(Topology):
         self.name, self.size, self.period = name, len(rounds[0]), len(rounds)
         self.alive = tuple(range(self.size))
         self._rounds = rounds
-        different = {id(round): round for round in rounds}  # each is checked once: `hierarchical` repeats one object
+        different = {id(round): round for round in rounds}  # `hierarchical` repeats one object: check it once
         columns = {key: _columns(self.name, round) for key, round in different.items()}
         self.doubly = all(ok for _, ok, _ in columns.values())
         self.symmetric = all(symmetric for _, _, symmetric in columns.values())
@@ -201,8 +199,7 @@ class Repeating(Topology):
     def _measure_exactness(self) -> int:
         """Return the number of rounds after which random vectors equal their average; 0 if two periods do not suffice.
 
-        `hierarchical` needs one averaging inside the nodes after its last hop between nodes. This averaging is the
-        first round of the second period.
+        `hierarchical` may need one round more than its period, to average inside the nodes after the last hop.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 4))
         mean = x.mean(axis=0)
@@ -249,13 +246,13 @@ class Drawn(Topology):
     def gap_among(self, alive: int) -> float:
         """Return the exact spectral gap when `alive` of the P replicas are left.
 
-        Let q be the probability that i reads from j, for two given live replicas i and j. Let x, a number for each live
-        replica, have mean 0 and norm 1. Then E[W x] = a x with a = 1 - q alive/2, and E|W x|^2 = a. Pairs preserve the
-        mean. Without pairs the mean moves. Its part of E|W x|^2, (a - a^2) / alive, is not disagreement: subtract it.
+        q: the probability that replica i reads from replica j. Let x have one number for each live replica, mean 0 and
+        norm 1. Then E[W x] = a x with a = 1 - q alive/2, and E|W x|^2 = a. With pairs the mean of W x is 0, so f^2 = a.
+        Without pairs W x has a random mean, which is no disagreement. So f^2 = a - (a - a^2) / alive.
         """
         if alive == 1:
             return 1.0
-        q = 1 / self.size if self._pairs and self.size % 2 else 1 / (self.size - 1)  # P odd: one has no partner
+        q = 1 / self.size if self._pairs and self.size % 2 else 1 / (self.size - 1)  # P odd: one replica has no partner
         a = 1 - q * alive / 2
         return 1 - (a if self._pairs else a - a * (1 - a) / alive) ** 0.5
 
@@ -309,7 +306,7 @@ def _columns(name: str, round: Round) -> tuple[list[tuple[int, ...]], bool, bool
     """Check the rows of one matrix. Raises ConfigError if a row is wrong.
 
     Returns (the readers of each rank, whether columns sum to 1, whether the matrix is symmetric). For a symmetric
-    matrix the list of readers is empty: the readers of each rank are its sources.
+    matrix the list of readers is empty, because the readers of each rank are then its sources.
     """
     size = len(round)
     checked: set[int] = set()
