@@ -1,4 +1,4 @@
-"""Activations: arithmetic without memory traffic, the ladder of tanh, and all kernels (forward also in PyTorch).
+"""Speed of activations: arithmetic in the L1 cache, the ladder (versions) of tanh, and all kernels.
 
     python bench/bench_activation.py [--quick] [--json] [--threads 1]
 
@@ -25,7 +25,7 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 
 NAMES = ("relu", "tanh", "sigmoid", "silu", "gelu")
-FLOOR = 4096  # numbers (16 KB): input and output fit into the L1 cache
+FLOOR = 4096  # elements (16 KB): input and output fit into the L1 cache
 
 
 def main() -> None:

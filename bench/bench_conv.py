@@ -2,8 +2,8 @@
 
     python bench/bench_conv.py [--quick] [--json] [--threads 2]
 
-Measures forward, data gradient and weight gradient of the direct kernels (no Winograd), alternating with PyTorch
-(channels last) and with a loop of multiply-adds on registers, which is the upper limit.
+Measures forward, data gradient and weight gradient of the direct kernels, without Winograd. The measurements alternate
+with PyTorch (channels last), and with the upper limit: a loop of multiply-adds on registers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dropout, with random numbers generated in vector registers, compared with PyTorch.
+"""Speed of dropout, compared with PyTorch.
 
     python bench/bench_dropout.py [--quick] [--json] [--threads 1]
 """

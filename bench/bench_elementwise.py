@@ -1,4 +1,4 @@
-"""Elementwise arithmetic relative to memory bandwidth: the ladder of `affine`, and other kernels.
+"""Speed of elementwise kernels relative to memory bandwidth, and the ladder (versions) of `affine`.
 
     python bench/bench_elementwise.py [--quick] [--json] [--threads 1]
 """

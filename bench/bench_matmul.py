@@ -1,8 +1,8 @@
-"""Matrix products: the ladder from plain loops to the micro-kernel, and products that occur in real networks.
+"""Speed of matrix products: the ladder from plain loops to the micro-kernel, and products of real networks.
 
     python bench/bench_matmul.py [--quick] [--json] [--threads 2]
 
-All measurements alternate with NumPy (OpenBLAS), PyTorch and a loop of multiply-adds on registers, the upper limit.
+Measurements alternate with NumPy (OpenBLAS), PyTorch, and the upper limit: a loop of multiply-adds on registers.
 """
 
 from __future__ import annotations

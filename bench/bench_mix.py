@@ -1,4 +1,4 @@
-"""Mixing two models, relative to memory bandwidth.
+"""Speed of mixing two models, relative to memory bandwidth.
 
     python bench/bench_mix.py [--quick] [--json] [--threads 1]
 """

@@ -1,4 +1,4 @@
-"""Strided copies (transposes, every second pixel) relative to the fastest contiguous copy, NumPy and PyTorch."""
+"""Speed of strided copies (transposes, every second pixel), compared with contiguous copies, NumPy and PyTorch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Batch norm with ReLU at ResNet-20's sizes: GB/s relative to the fastest copy and to PyTorch (channels last).
+"""Speed of batch norm with ReLU at ResNet-20's sizes, compared with the fastest copy and PyTorch (channels last).
 
     python bench/bench_norm.py [--quick] [--json]
 
-Bytes are counted as follows: forward reads x twice and writes y once; backward reads dy and x twice each and writes dx
-once.
+Bytes are counted as if forward read x twice and wrote y, and backward read dy and x twice each and wrote dx.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parameter updates, relative to memory bandwidth and to PyTorch's fused kernels.
+"""Speed of parameter updates, relative to memory bandwidth and to PyTorch's fused kernels.
 
     python bench/bench_optim.py [--quick] [--json] [--threads 1]
 

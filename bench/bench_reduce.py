@@ -1,4 +1,4 @@
-"""Sums relative to the fastest copy of a vector as large as x: bias gradient, global average, sum of all elements."""
+"""Speed of sums, relative to the fastest copy of x: bias gradient, global average, sum of all elements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = {"bias gradient": (0, 1, 2), "global average": (1, 2), "everything": (0,
 
 
 def measure_ladder(report: measure.Report) -> None:
-    """Measure the ladder of sums over the middle axis, and the relative error of each version."""
+    """Measure speed and relative error of each version of the sum over the middle axis."""
     numbers = np.random.default_rng(0).random(1 << 21, np.float32)
     for x in (numbers.reshape(1, -1, 1), numbers.reshape(1, -1, 16)):
         partial, out = partial_sums(Device("cpu"), x.shape[1], 1, x.shape[2]), np.empty(x.shape[::2], np.float32)

@@ -1,4 +1,4 @@
-"""Softmax (% of the fastest copy) and cross-entropy (microseconds per batch) compared with PyTorch, on one thread.
+"""Speed of softmax (% of the fastest copy) and cross-entropy (microseconds per batch), on one thread.
 
     python bench/bench_softmax.py [--quick] [--json]
 """

@@ -1,4 +1,4 @@
-"""Winograd's convolution compared with direct kernels and PyTorch: 3x3 and 5x5 layers of LeNet, VGG and ResNet-20.
+"""Speed of Winograd's convolution, compared with direct kernels and PyTorch, for layers of LeNet, VGG and ResNet-20.
 
     python bench/bench_winograd.py [--quick] [--json] [--threads 2]
 
@@ -47,7 +47,7 @@ ACCURACY = [*((form, 8, 16, 64) for form in NAMES), (F4X4_5X5, 2, 7, 512)]  # fo
 
 
 def calls(layer: tuple[int, int, int, int, int]) -> dict[str, dict[str, Call]]:
-    """For each pass, return the Winograd form that minidl's rule selects, the direct kernel, and PyTorch."""
+    """Return, for each pass, functions for Winograd (minidl selects the form), the direct kernel, and PyTorch."""
     n, size, channels, outputs, r = layer
     random = np.random.default_rng(0)
     x, dy = (measure.aligned(n * size * size * c).reshape(n, size, size, c) for c in (channels, outputs))
@@ -91,9 +91,9 @@ def _float64(image: np.ndarray, kernel: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def accuracy() -> None:
-    """Print two errors of each form on normally distributed data, with 64 channels or more.
+    """Print the errors of each form on normally distributed data, with 64 channels or more.
 
-    They are the largest error relative to the largest exact value, and the relative error in the L2 norm.
+    largest: the largest error, relative to the largest exact value. L2: the relative error in the L2 norm.
     """
     print(f"\n{'float32 against float64':<34}{'largest':>10}{'L2':>10}")
     random = np.random.default_rng(0)

@@ -3,7 +3,7 @@
     python bench/breakdown.py resnet20 --batch 128
     python bench/breakdown.py vgg --calls          every call in order, instead of one line per kernel
 
-The step is repeated 15 times (--repeat). Each call's time is the best of its 15, so the sum is usually slightly less
+The step is repeated 15 times (--repeat), and each call's shortest time is used. So the sum is usually slightly less
 than the time of any single step.
 """
 

@@ -206,8 +206,8 @@ def timed(
 ) -> tuple[float | None, float]:  # fmt: skip
     """Run training; return (seconds until the average reaches the target accuracy or None, accuracy at the end).
 
-    start: a function that runs the job with given options. Each replica copies its weights every `every` steps. Time
-    starts with the first step of any replica; the k-th average exists when the last replica has made its k-th copy.
+    start: a function that runs the job with given options. Each replica copies its weights after each `every` steps.
+    The k-th average is that of the k-th copies. Its time runs from the first step of any replica to the last k-th copy.
     """
     with tempfile.TemporaryDirectory() as folder:
         found = start({"argv": argv, "every": every, "keep": folder})
@@ -241,9 +241,9 @@ EACH_STEP = ("one-peer-exponential", "allreduce")  # methods that use the link i
 def two_hosts(report: measure.Report, args: argparse.Namespace) -> None:
     """Measure the seconds to the target accuracy for four replicas on two hosts.
 
-    The methods of EACH_STEP wait for the link in each step. For these, the number of steps to the target is counted in
-    shared memory, where the results have the same bits. The time of a step is measured over the link, in a run of that
-    many steps or of --link-steps, if that is fewer. The reported time is the product of both.
+    The methods of EACH_STEP wait for the link in each step. For these methods, a run in shared memory, which computes
+    the same bits, counts the steps to the target. A run over the link, of at most --link-steps steps, measures the time
+    of a step. The reported time is the product of both.
     """
     steps, every = (20, 10) if args.quick else (args.hosts_steps, 10)
     base = [*mnist_options(args), "--schedule", "constant", "--seed", "1"]

@@ -1,4 +1,4 @@
-"""Start the jobs of bench/comm.py, which have several ranks, and collect their results.
+"""Start the jobs of bench/comm.py and collect their results.
 
     found = launched(2, "handoff", {...})                   ranks on this machine, started by minidl's launcher
     found = mpi(4, "train", {...})                          ranks on this machine, started by mpiexec

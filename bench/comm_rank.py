@@ -1,7 +1,7 @@
 """One rank of bench/comm.py: `python -m bench.comm_rank SCENARIO OPTIONS`, started by comm_jobs.py.
 
-A scenario is a function of this module; its arguments are the job and OPTIONS (JSON). Its result is written to the
-file RANK.json in the folder options["results"].
+A scenario is a function of this module. Its arguments are the job and OPTIONS (JSON). The result of the scenario is
+written to the file RANK.json in the folder options["results"].
 """
 
 from __future__ import annotations

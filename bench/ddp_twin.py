@@ -78,8 +78,8 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
     options: steps, batch, lr, data_dir, channels_last; tuned: use faster settings of DDP and, in `run`, of malloc;
     every: number of steps between copies of the weights (0: no copies); target: accuracy to reach; topology and bucket:
-    for decent-dp. After the run the averages of both ranks' copies are tested in order, until one reaches the target.
-    The accuracy returned is that of the last one tested.
+    for decent-dp. After the run, the average of both ranks' k-th copies is tested for k = 1, 2, ... until it reaches
+    the target. The returned accuracy is that of the last tested average.
     """
     import torch
     import torch.distributed as dist

@@ -68,7 +68,7 @@ def _append(rng: random.Random, data: bytearray) -> None:
 
 
 def _digits(rng: random.Random, data: bytearray) -> None:
-    """Replace a digit with another number: in headers that are text."""
+    """Replace a digit with another number, because some headers are text."""
     digits = [i for i in range(min(len(data), 4000)) if 48 <= data[i] < 58]
     if digits:
         at = rng.choice(digits)

@@ -273,7 +273,7 @@ def load_model(folder: Path) -> Case:
 
 
 def checkpoint(folder: Path) -> Case:
-    """Return a case for checkpoints with right checksums and a changed state. A trainer restores each and continues."""
+    """Return a case for changed checkpoints with right checksums. A trainer restores each checkpoint and continues."""
     from minidl import data, nn
     from minidl.run import checkpoint as files
     from minidl.run.config import Config

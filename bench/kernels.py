@@ -6,7 +6,7 @@
 gemm       matrix products                  percentage of the rate of a loop of multiply-adds on registers
 conv       direct convolution               as for gemm; layers of LeNet, VGG (batch 64) and of ResNet-20 (batch 128)
 stream     optimizers, mixing, activations  percentage of the rate of the fastest copy; vectors of 2.7 MB and 256 MB
-threads    convolutions                     speedup of all threads over one
+threads    convolutions                     speed with all threads, relative to one thread
 
 Kernels are called as in a recorded step: from a table of addresses.
 """
@@ -104,7 +104,7 @@ def convolution(layer: Layer, which: str, winograd: bool) -> tuple[Function, flo
 
 def conv(report: measure.Report) -> None:
     for net, layers in NETS.items():
-        total_seconds, total_flops = 0.0, 0.0  # seconds: in units in which the peak rate is 100 operations
+        total_seconds, total_flops = 0.0, 0.0  # unit of seconds: the time of 100 operations at the peak rate
         for number, layer in enumerate(layers):
             passes = {}
             for which in PASSES:

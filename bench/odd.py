@@ -45,13 +45,13 @@ def pytorch_net(name: str) -> Any:
 
 
 def compare(name: str, size: int) -> dict[str, Any]:
-    """Return the errors of loss and gradients relative to PyTorch in float64. size: images in the batch.
+    """Return errors relative to PyTorch in float64. size: images in the batch.
 
-    The error of a parameter's gradient is the largest difference of an element, divided by the largest element of the
-    reference. Of all parameters the largest error counts. "loss" and "gradient": minidl's replayed step in float32;
-    "worst" is the parameter with the largest error. "gradient64": minidl in float64. "pytorch_gradient": PyTorch in
-    float32. In float32, rounding can move a value across a ReLU's kink. In both libraries this changes a small gradient
-    by up to 1%.
+    loss, gradient: errors of minidl's recorded step in float32. gradient64: error of its gradients in float64.
+    pytorch_gradient: error of PyTorch's gradients in float32. worst: the parameter with the error `gradient`.
+    The error of a parameter's gradient is the largest error of an element, divided by the largest exact element. The
+    largest error of all parameters is returned. In float32, rounding can change the sign of a ReLU's input. In both
+    libraries this changes a small gradient by up to 1%.
     """
     import torch
     import torch.nn.functional as F

@@ -4,9 +4,9 @@
     python bench/presets.py --out presets --data-dir ../shared/data --steps 200   also the first steps of deep ResNets
 
 Each run is a separate process with the default options of its data set and model. A short run before it measures the
-speed. If the preset's epochs would take longer than --minutes, the run gets as many epochs as fit, with a schedule
-for this number. Results are kept in results.json in the folder --out. A second call skips the runs in this file, and
-resumes an unfinished one.
+speed. If the preset's epochs would take longer than --minutes, the run gets as many epochs as fit, and the schedule
+is for this number. Results are kept in results.json in the folder --out. A second call skips the runs in this file,
+and resumes an unfinished run.
 """
 
 from __future__ import annotations

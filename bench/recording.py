@@ -1,10 +1,10 @@
-"""Time that a new batch size costs: two recordings, their comparison, fusion, planning and the table.
+"""Time to record a training step for a new batch size: two recordings, comparison, fusion, planning, the table.
 
     python bench/recording.py
     python bench/recording.py resnet20 --profile       where the time goes, by function
 
-The kernels are compiled before, with other batch sizes. Each line shows the median and the best of several new sizes,
-the number of calls in the program, and the size of the workspace for batch size 8.
+The kernels are compiled beforehand, with other batch sizes. Each line shows the median and the best of several new
+sizes, the number of calls in the program, and the size of the workspace for batch size 8.
 """
 
 from __future__ import annotations

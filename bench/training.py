@@ -10,7 +10,7 @@ A row NET-bBATCH is a complete training step: forward, loss, backward, momentum 
 pass in evaluation mode. NET-bBATCH-avx2 is a training step in minidl and PyTorch, limited to AVX2. Each library runs in
 its own process. The processes take turns, so that changes of the clock rate affect all of them equally. minidl is
 compared with PyTorch's fastest setting. Each row first finds the best combination of memory layout and malloc, then
-tries it with one thread, and with torch.compile.
+tries this combination with one thread, and with torch.compile.
 
 Each row also prints the share of the machine's arithmetic peak that minidl reaches. The peak is the rate of a loop of
 multiply-adds on registers. The operations of a net are counted as its layers define them. Winograd's method needs

@@ -53,7 +53,7 @@ def minidl_step(model: Any, x: np.ndarray, y: np.ndarray, eager: bool = False) -
 
 
 def minidl_prediction(model: Any, x: np.ndarray, eager: bool = False) -> Step:
-    """Return a forward pass as `predict` makes it. eager: run the model without recording it."""
+    """Return a forward pass as `predict` makes it. eager: run the layers in Python instead of a recorded pass."""
     from minidl import no_grad
     from minidl.program.replay import Prediction
 

@@ -7,8 +7,8 @@ Learning, ICML 2021). They find that decentralised training loses no accuracy as
 critical value. `relative` can be compared between models and between moments of a run: 0.01 means that a replica's
 weights differ from the mean of all replicas by about 1%.
 
-The vectors come one at a time, as `Fabric.gather` yields them. Each one updates the mean and the sum of squares
-(Welford 1962), in float64. If the distance is small, sum |x_i|^2 - P |mean|^2 would be mostly rounding error.
+`Fabric.gather` yields one vector at a time. Each vector updates the mean and the sum of squares (Welford 1962), in
+float64. The simpler sum |x_i|^2 - P |mean|^2 would be mostly rounding error if the distance is small.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Training methods (comm/methods) consist of these operations and of communication
 
 An engine does the computation. It holds a model, the recorded step (a table of kernel calls) and an optimizer. Normally
 a process has one replica, which uses the model's vectors. In a simulation thousands of replicas share one engine, and
-each has its own vectors. A switch to another replica only replaces a few addresses in the recorded step.
+each has separate vectors. A switch to another replica only replaces a few addresses in the recorded step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from minidl.run.config import Config
 from minidl.run.evaluation import first_not_finite
 
 Batch = tuple[np.ndarray, np.ndarray]  # x (B, H, W, C), y (B,)
-SPEED_PERIOD = 32  # steps between two measurements of speed that a replica writes to the status table
+SPEED_PERIOD = 32  # steps: how often a replica writes its speed to the status table
 
 
 class Engine:
@@ -96,7 +96,7 @@ class Replica:
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
         began = fabric.now()
         parts = self._bound_engine().gradient.parts(*batch, cuts)
-        if self.own:  # other replicas use the engine during the yields below, so all parts are computed now
+        if self.own:  # compute all parts now, because other replicas use the engine during the yields below
             parts = iter(list(parts))
             self._count(batch)
         for start, stop, done in chain(parts, [(0, 0, 1.0)]):

@@ -10,9 +10,9 @@ Each rank keeps its last events in a ring buffer of fixed length, with a row of 
 leader gathers the buffers as vectors and writes the file.
 
 The file has the JSON object format of Chrome's "Trace Event Format": events under traceEvents, times in microseconds.
-It uses these phases: X, a span with its duration; s and f, the two ends of an arrow, each inside a span; M, a name.
-Perfetto drops spans of a thread that overlap partially. Therefore both ends of a span are rounded down to integral
-microseconds: spans that are nested or disjoint remain so.
+The event types ("phases") are X, a span with its duration; s and f, the two ends of an arrow, each inside a span; and
+M, a name. Perfetto drops spans of a thread that overlap partially. Both ends of a span are rounded down to whole
+microseconds, so nested spans remain nested, and disjoint spans remain disjoint.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ Messages = dict[tuple[int, int, int], list[tuple[int, Event]]]  # (sender, recei
 def _arrows(sent: Messages, received: Messages) -> Iterator[Event]:
     """Yield both ends of an arrow for each received message.
 
-    An arrow begins at the last message of the same sender, receiver and length that was sent before: usually only one
-    is in flight. There is no arrow if the clocks of sender and receiver differ by more than the message's duration, or
-    if the sender's buffer no longer contains the message.
+    An arrow begins at the last earlier message from this sender to this receiver with the same length, because usually
+    only one message is in flight. There is no arrow if the clocks differ too much, or if the sender's buffer no longer
+    contains the message.
     """
     numbers = count(1)
     for key, ends in received.items():

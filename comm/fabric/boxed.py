@@ -1,7 +1,7 @@
 """The common base of ShmFabric and MpiFabric: a rank writes messages into its mailbox, and counts them in its meter.
 
-With shm.py the receivers read messages from the sender's mailbox. mpi.py does the same within a node; a progress engine
-(courier.py) sends messages to other nodes and receives theirs.
+Receivers on the same node read messages from the sender's mailbox. In mpi.py, a progress engine (courier.py) exchanges
+messages with other nodes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BoxedFabric(Fabric):
     def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
         obstacle = self.box.post(channel, peers, parts, note)
         if obstacle is not None:
-            if channel is Channel.MAIL:  # not collectives or requests: `held` is for messages between replicas
+            if channel is Channel.MAIL:  # `held` does not count collectives and requests
                 self.meter.held(peers[0] if obstacle == self.rank else obstacle)
             return False
         size = sum(part.nbytes for part in parts)

@@ -1,4 +1,4 @@
-"""Detection of the MPI job to which this process belongs, from its launcher's environment variables, without MPI.
+"""Finds the MPI job of this process. Reads the environment variables that the launcher sets, and does not import MPI.
 
     Open MPI's mpiexec      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
     MPICH's mpiexec         PMI_RANK, PMI_SIZE          (Hydra, which Intel's MPI and MVAPICH use as well)
@@ -26,8 +26,8 @@ class MpiJob(NamedTuple):
 def recognise(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
     """Return the job that this process belongs to, or None if no MPI launcher started it.
 
-    If mpiexec runs inside a Slurm job, the variables of mpiexec take precedence over those of Slurm. A single task of
-    srun is not a job: there, `--workers` sets the number of replicas.
+    If mpiexec runs inside a Slurm job, the variables of mpiexec take precedence. If srun starts a single task, this is
+    not a job, and `--workers` sets the number of replicas.
     """
 
     def numbers(rank: str, size: str) -> tuple[int, int] | None:

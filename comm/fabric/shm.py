@@ -5,8 +5,6 @@ the segment. Each rank allocates the part that it writes, and maps the complete 
 
     control area (memory.py)    the status table, in which the launcher marks dead ranks, and the flags stop and abort
     data                        mailboxes (mailbox.py)
-
-No system call transfers data: one process stores it, and another process loads it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Transport(ABC):
         """Allocate the memory. Outside a simulation, also wait until all ranks have called this function.
 
         layout: a hash of the arena's layout, equal on all ranks.
-        Raises ConfigError if memory is short or layouts differ. In the second case other ranks may raise Aborted.
+        Raises ConfigError if memory is short or layouts differ. If layouts differ, other ranks may raise Aborted.
         """
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Transport(ABC):
 
     @abstractmethod
     def latest(self, peer: int) -> Letter | None:
-        """Return what a peer published last, or None if this rank has seen it or cannot read it now.
+        """Return a peer's published state, or None if this rank has seen this state or cannot read it now.
 
         If the peer is on another node, this call requests the vector, and a later call returns it.
         """
@@ -139,7 +139,7 @@ class Transport(ABC):
         began, attempt, told = self.now(), 0, self.now()
         while True:
             lost = self.lost(peers)
-            result = ready()  # after the check for deaths: whatever a dead peer had sent is here by now
+            result = ready()  # after the check for deaths: all messages of a dead peer have arrived by now
             if result is not None:
                 break
             if lost is not None:
@@ -181,6 +181,6 @@ class Transport(ABC):
         return self.stop_wanted or bool(self.board[:, Column.STOP].any())
 
     def _consider_stopping(self) -> None:
-        """If a stop was requested, write 1 + the number of steps after which this rank can stop to the status table."""
+        """If a stop was requested, write 1 + self.step to the status table: this rank can stop after that step."""
         if self.stopping() and not self.board[self.rank, Column.STOP]:
             self.announce(Column.STOP, 1 + self.step)

@@ -13,7 +13,7 @@ from minidl.errors import MinidlError
 
 T = TypeVar("T", covariant=True)
 ANY = -1  # any peer
-CHUNK = 1 << 20  # bytes: collectives send vectors in chunks, so that one chunk moves up a tree while the next is added
+CHUNK = 1 << 20  # bytes: collectives divide vectors into chunks, so that sending one overlaps adding the next
 
 
 class Channel(IntEnum):
@@ -64,8 +64,8 @@ class Note(NamedTuple):
 class Letter:
     """A received message: a vector from a peer, and its header.
 
-    vector: a view of the receive buffer, not a copy, valid until `release`. Do not write to it. A `with` block releases
-    the message at its end.
+    vector: a view of the receive buffer, valid until `release`. Do not write to it. A `with` block releases the message
+    at its end.
     """
 
     __slots__ = ("note", "release", "sender", "vector")

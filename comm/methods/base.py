@@ -1,8 +1,7 @@
 """The base class of training methods. A method defines what replicas exchange, and when.
 
-A method's `step` makes one training step of one replica, with the operations in the order of its paper. It computes
-with `self.replica`, sends with `self.fabric` and reads its options from `self.config`. It does not depend on the kind
-of fabric, or on whether time is real or simulated. Several methods use momentum.py; gossip uses peers.py, weighing.py.
+A method's `step` makes one training step of one replica. It computes with `self.replica`, sends with `self.fabric` and
+reads its options from `self.config`. Several methods use momentum.py; gossip uses peers.py and weighing.py.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Method(ABC):
 
 @cache
 def _topology(name: str, replicas: int, seed: int, nodes: tuple[int, ...]) -> Topology:
-    """Build a topology once: checking its rounds takes time, and thousands of simulated replicas share it."""
+    """Build a topology, or return it from the cache. Thousands of simulated replicas share it."""
     from minidl.comm.topology import build
 
     return build(name, replicas, seed, nodes)

@@ -10,9 +10,9 @@
         push-pull    i sends x_i. The peer replies with its model, then mixes in x_i. i mixes in the reply. If the
                      peer cannot send the reply now, it mixes first and replies in a later step.
 
-A step has the order of GoSGD (Blot, Picard, Cord, Thome 2016), which is push with --mix mass. Georgiev and Gurov (LSSC
-2019) compare several ways of exchange; quasi-global momentum is from Lin et al. (ICML 2021). A message holds the whole
-model. With --block layers it holds one layer, the next message holds the next layer, and each layer has its own mass.
+Push with --mix mass is GoSGD (Blot, Picard, Cord, Thome 2016). Georgiev and Gurov (LSSC 2019) compare several ways of
+exchange. Quasi-global momentum is from Lin et al. (ICML 2021). A message holds the whole model. With --block layers it
+holds one layer, in cyclic order, and each layer has a separate mass.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@
     quasi-global   m follows the mixed models: only x is sent
 
 Momentum accumulates the recent gradients. If the replicas have different data, local momentum moves each replica
-towards the optimum for its own data, even after mixing. Quasi-global momentum (QG-DSGDm; Lin, Karimireddy,
-Stich, Jaggi: ICML 2021) accumulates the movement of the mixed model instead. Step t uses m^(t-1), and discards the
-velocity that the optimizer computes. The formulas for D-PSGD are:
+towards the optimum for its own data, even after mixing. Quasi-global momentum (QG-DSGDm; Lin, Karimireddy, Stich,
+Jaggi: ICML 2021) accumulates the movement of the mixed model instead. With D-PSGD, step t computes:
 
     x'           <- x_i^(t) - eta (mu m_i^(t-1) + g_i)
     x_i^(t+1)    <- sum_j W_ij x'_j
@@ -37,7 +36,7 @@ OPTIONS = {
 
 
 class Momentum:
-    """Local momentum. Also the base class of the other kinds."""
+    """Local momentum, and the base class of the other kinds."""
 
     vectors = 1  # number of vectors of theta's length in a message
 
@@ -75,7 +74,7 @@ class Mixed(Momentum):
 
 
 class QuasiGlobal(Momentum):
-    """Momentum that follows the mixed models."""
+    """Momentum that follows the mixed models. The velocity that the optimizer computes in a step is discarded."""
 
     def begin(self) -> None:
         self.x, self.m = self.replica.theta.copy(), self.replica.state["velocity"].copy()

@@ -1,7 +1,7 @@
 """A parameter server: asynchronous SGD with a center (Dean et al.: NeurIPS 2012, "Downpour").
 
     worker i      computes g_i(x_i), sends it, and waits for the reply: x_i <- c
-    server        c <- c - eta g_i for one request after the other; replies with c
+    server        handles one request at a time: c <- c - eta g_i, then replies with c
 
         worker 0 ──g_0──>┌────────┐<──g_1── worker 1          g_i was computed from a center older than c, by about
                  <───c───│ center │────c──>                   P - 1 steps if all P workers are equally fast
@@ -32,7 +32,7 @@ class ParameterServer(Method):
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
-        self.version = 0  # how often the center had been updated when this worker received it
+        self.version = 0  # number of updates of the center before this worker received it
 
     @classmethod
     def roles(cls, ranks: int) -> Roles:

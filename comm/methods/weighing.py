@@ -1,7 +1,7 @@
 """The weight of a received model in gossip (--mix): x_r <- x_r + weight (x_s - x_r), with sender s and receiver r.
 
     half     1/2
-    clock    c_s / (c_s + c_r), where c is the number of images that a replica has seen: slow replicas weigh less
+    clock    c_s / (c_s + c_r), where c is the number of images that a replica has seen: slow replicas count less
     mass     m / (m + w_r), then w_r <- w_r + m, with the mass m of the message and the mass w_r of r (push-sum)
 
 With `half`, both models have the same weight, but a message changes the average of all models, because only the

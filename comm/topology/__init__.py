@@ -1,4 +1,4 @@
-"""Topologies. A topology is a sequence of mixing matrices: which replica reads from which, and with which weight.
+"""Topologies. A topology is a sequence of mixing matrices: these define who reads from whom, and with which weight.
 
 Four replicas in a ring mix their weights x in one round: x_i <- sum_j W[i, j] x_j.
 
@@ -9,21 +9,21 @@ Four replicas in a ring mix their weights x in one round: x_i <- sum_j W[i, j] x
         3 ───── 2              2 (  .   1/3  1/3  1/3 )
                                3 ( 1/3   .   1/3  1/3 )
 
-Row i contains the weights of all replicas in the new x_i. W should have three properties:
+Row i contains the weights of all replicas in the new x_i. No weight is negative, and W[i, i] > 0. W should have three
+properties:
 
-- No weight is negative, W[i, i] > 0, and every row sums to 1: replicas that agree do not change.
-- Every column also sums to 1 ("doubly stochastic"): the average of all replicas never changes. Without this property,
-  the replicas come to agree on a weighted average.
+- Every row sums to 1. So replicas that agree do not change.
+- Every column also sums to 1. So the average of all replicas never changes. Without this property, the replicas come
+  to agree on a weighted average.
 - There is a path from every replica to every other. Otherwise groups of replicas would agree only among themselves.
 
-Then every round brings the replicas closer to their average. In the long run each round multiplies the distance by
-|lambda_2|. lambda_2 is the eigenvalue of W with the second largest absolute value; the largest is 1. The spectral gap
-is 1 - |lambda_2|. If the gap is 0, the replicas never agree. If the gap is 1 and W is symmetric, they agree exactly
-after one round. A ring of 64 replicas has a gap of 0.0032, a complete graph 1.
+Then the replicas converge to their average. In the long run each round multiplies the distance by |lambda_2|. lambda_2
+is the eigenvalue of W with the second largest absolute value; the largest is 1. The spectral gap is 1 - |lambda_2|.
+With a gap of 0 the replicas never agree. A ring of 64 replicas has a gap of 0.0032, a complete graph 1.
 
-The matrices W(0), W(1), ... may differ. It can be far better to read from one replica per round, each time another one,
-than always from the same two. If the number P of replicas is a power of two, and they read at distance 2^k in round k,
-all hold the exact average after log2 P rounds. `python -m minidl.topology ring 8` prints and draws a topology.
+The matrices W(0), W(1), ... may differ. A replica may read from only one other per round, but from a different one in
+each round. If P is a power of two, and replicas read at distance 2^k in round k, all hold the exact average after
+log2 P rounds. `python -m minidl.topology ring 8` prints and draws a topology.
 """
 
 from minidl.comm.topology.build import TOPOLOGIES, build, from_matrix, metropolis_hastings, split

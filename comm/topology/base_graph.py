@@ -77,8 +77,8 @@ def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
 def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
     """Build the hyper-hypercube (algorithm 1), in which the members average.
 
-    Each member's index is written with one digit per factor of len(members). There is one round per digit: members
-    whose indices differ only in that digit average.
+    len(members) is a product of factors. Each member's index is written with one digit per factor (a mixed radix). In
+    the round of a digit, members whose indices differ only in this digit average.
     """
     rounds, stride = [], 1
     for factor in _factors(len(members), base) or ():
@@ -103,7 +103,7 @@ def _factors(n: int, largest: int) -> tuple[int, ...] | None:
 
 
 def _beside(sequences: Sequence[list[Moves]]) -> list[Moves]:
-    """Merge sequences of rounds so that they run in parallel. In each round the sequences move different members."""
+    """Merge sequences of rounds so that they run in parallel. In each round they must concern different members."""
     length = max(map(len, sequences), default=0)
     rounds: list[Moves] = [{} for _ in range(length)]
     for sequence in sequences:

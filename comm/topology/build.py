@@ -109,8 +109,7 @@ def split(name: str) -> tuple[str, str]:
 def metropolis_hastings(adjacency: np.ndarray, stationary: Sequence[float] | np.ndarray | None = None) -> np.ndarray:
     """Return a mixing matrix W (P, P) on an undirected graph. pi W = pi, so mixing preserves sum_i pi_i x_i.
 
-    `graphs.metropolis_rows` has the formula. Replicas that train with mean gradients and mix by W minimise the sum of
-    their losses weighted by pi.
+    `graphs.metropolis_rows` has the formula. Replicas that train and mix by W minimise sum_i pi_i (loss of replica i).
 
     adjacency (P, P): nonzero where two replicas are joined; symmetric and connected; the diagonal is ignored.
     stationary: pi (P,), positive, with any sum. None: all pi_i are equal, and W is symmetric.

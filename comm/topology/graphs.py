@@ -1,7 +1,7 @@
 """The graphs of the topologies, and the weights that turn a graph into a mixing matrix.
 
-A graph defines which replicas exchange. `metropolis_rows` (undirected) or `in_degree_rows` (directed) makes one mixing
-matrix of it. The other topologies need no Graph: functions here and in base_graph.py build or draw their rounds.
+A graph defines which replicas exchange. `metropolis_rows` makes a mixing matrix of an undirected graph,
+`in_degree_rows` of a directed graph. For other topologies, functions here and in base_graph.py build or draw rounds.
 
     Graph   graph[i]: the ranks that i reads from, without i itself
     Row     row[j]: the weight of rank j in the average that rank i computes; includes j = i; ranks in ascending order
@@ -46,17 +46,16 @@ def torus(rows: int, columns: int) -> Graph:
 
 
 def star(size: int) -> Graph:
-    """Join rank 0 with all others, like a server. Slow with Metropolis-Hastings weights: 1/P on every edge."""
+    """Join rank 0 with all others, like a server. Slow, because `metropolis_rows` gives every edge a weight of 1/P."""
     return [set(range(1, size)), *({0} for _ in range(1, size))]
 
 
 def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> Round:
     """Return a mixing matrix W on an undirected graph with the stationary distribution pi (P,), pi > 0: pi W = pi.
 
-    For neighbours W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)), where d_i is the number of neighbours of i;
-    W[i, i] is the remaining weight. W is the random walk of Metropolis et al. (1953) and Hastings (1970): it proposes
-    to stay or to move to a neighbour, all with equal probability, and accepts so that pi_i W[i, j] = pi_j W[j, i].
-    Without `stationary` W is symmetric. All its weights are 1/3 on a ring of 3 ranks or more, 1/5 on a torus of 3x3 or
+    For neighbours W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)), where d_i is the number of neighbours of i.
+    W[i, i] is the remaining weight. So pi_i W[i, j] = pi_j W[j, i] (Metropolis et al. 1953, Hastings 1970).
+    Without `stationary` W is symmetric. Then all weights are 1/3 on a ring of 3 ranks or more, 1/5 on a torus of 3x3 or
     more, and 1/P on a complete graph.
     """
     pi = [1.0] * len(graph) if stationary is None else stationary
@@ -71,8 +70,7 @@ def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> 
 def in_degree_rows(graph: Graph) -> Round:
     """Return the mixing matrix with which each rank gives equal weights to itself and to all ranks that it reads from.
 
-    Rows sum to 1, but columns may not. In that case the replicas agree on a weighted average, in which some replicas
-    count more than others.
+    If columns do not sum to 1, the replicas agree on a weighted average.
     """
     return [dict.fromkeys(sorted({i, *sources}), 1 / (len(sources) + 1)) for i, sources in enumerate(graph)]
 
@@ -124,9 +122,9 @@ def hierarchical(nodes: Sequence[int]) -> list[Round]:
     inside = averaged(len(nodes), homes)
     if len(homes) == 1:
         return [inside]
-    # A leader reads for its whole node of s replicas, with weight `taken`. After the next averaging, the other node's
-    # model has weight taken / s in each replica. This is one half if taken = s / 2, but no weight may exceed 1. All
-    # nodes use the same weight, so that columns sum to 1.
+    # The leader of a node of s replicas mixes in another node's model with weight `taken`. After the next averaging
+    # inside the node, this model has weight taken / s in all s replicas. The best weight is 1/2, so taken = s / 2. But
+    # no weight may exceed 1, and all nodes must use the same weight, so that columns sum to 1.
     taken = min(1.0, min(sizes) / 2)
     hops = doubling(len(homes))
     rounds: list[Round] = []
@@ -145,7 +143,7 @@ def hierarchical(nodes: Sequence[int]) -> list[Round]:
 
 
 def matching(size: int, seed: int, round: int) -> np.ndarray:
-    """Draw random pairs, which average; if size is odd, one rank has no partner."""
+    """Draw random pairs; the two ranks of a pair average. If size is odd, one rank has no partner."""
     order = generator(Purpose.TOPOLOGY, seed, round).permutation(size)
     partners = np.arange(size)
     left, right = order[0 : size - 1 : 2], order[1::2]

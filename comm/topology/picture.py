@@ -17,8 +17,8 @@ LINE, DOT = "#4477aa", "#222222"
 def draw(topology: Topology, path: str) -> None:
     """Draw a topology and write the picture to `path`, in the format of its suffix.
 
-    A line joins two replicas that read each other with equal weights. In all other cases an arrow points from a replica
-    to its reader, the direction in which the vector moves. A thicker line or arrow means a larger weight.
+    A line joins two replicas that read from each other with equal weights. An arrow points from a replica to its reader
+    in all other cases. A thicker line or arrow means a larger weight.
     Raises ImportError without Matplotlib, OSError if the file cannot be written.
     """
     from matplotlib.figure import Figure  # not pyplot: no window, no state
