@@ -1,11 +1,10 @@
 """Words of shared memory that processes read and write without a lock.
 
-Compilers and CPUs reorder plain loads and stores; ARM CPUs do so in ways that x86 CPUs do not. Only these functions
-guarantee which writes of one process another process sees:
+Compilers and CPUs reorder plain loads and stores. These functions guarantee which writes of other processes a process
+sees:
 
-    store_release(words, i, value)     a process that loads this value with load_acquire
-    load_acquire(words, i)             then sees all writes that precede the store
-    store_ordered, load_ordered        in addition, all processes see these accesses in the same order
+    store_release, load_acquire     a process that loads a value also sees all writes that preceded the value's store
+    store_ordered, load_ordered     in addition, all processes see these accesses in the same order
 
 To send a vector, one process writes it and calls store_release; another calls load_acquire and reads the vector.
 All words are int64. The functions for messages and published states are in the same file, because Numba's cache of
@@ -86,7 +85,7 @@ def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, firs
 
 @jit
 def deliver(cells: ndarray, sender: int, peers: ndarray, slot: int) -> None:
-    """Send the message in a slot to these peers. It must be complete."""
+    """Send the message in a slot, which must be complete, to these peers."""
     for peer in peers:
         store_release(cells[peer], sender, slot + 1)
 
@@ -144,7 +143,7 @@ def pin(newest: ndarray, pins: ndarray, writer: int, reader: int, seen: int, slo
     Returns 0 if newest[writer, 0] equals `seen`, -1 if it changed during every attempt, -2 if this reader already pins
     a slot of this writer.
     The pin is a hazard pointer (Michael 2004). Before the writer overwrites a slot, it makes another slot the newest,
-    then searches for pins. So it finds each pin of a slot that was still the newest after it was pinned.
+    then searches for pins. If the slot was still the newest after `pin` had set a pin, the writer finds this pin.
     """
     if load_ordered(pins[writer], reader) != 0:
         return -2

@@ -5,9 +5,9 @@
 
 Events, and what happens then:
 
-    Ctrl-C, SIGTERM, SIGHUP     the launcher sets a word in shared memory: the ranks complete a step, save and end;
-                                after a second signal, or if no rank has compiled its kernels yet, it kills them
-    a rank is killed            the launcher sets the rank's state in the status table to DEAD: depending on the method,
+    Ctrl-C, SIGTERM, SIGHUP     the launcher sets a word in shared memory, and the ranks complete a step, save and end.
+                                The launcher kills them after a second signal, or if no kernels are compiled yet
+    a rank is killed            the launcher sets the rank's state in the status table to DEAD. Depending on the method,
                                 the others continue, or stop with a checkpoint
     a rank ends with an error   the rank has reported the error; the launcher sets another word, and the others end
     the launcher is killed      the kernel kills the ranks (PR_SET_PDEATHSIG), and frees the memory after the last one

@@ -49,8 +49,8 @@ TRIES = 8  # attempts to pin a published state that changes at each attempt
 class Pool(NamedTuple):
     """A rank's slots for one purpose.
 
-    It begins at offset `start`, with `slots` slots of `stride` bytes each. `empty` slots of LINE bytes each follow, for
-    messages without data.
+    At offset `start`, `slots` slots of `stride` bytes each begin. `empty` slots of LINE bytes each follow, for messages
+    without data.
     """
 
     start: int
@@ -72,8 +72,8 @@ class Pool(NamedTuple):
 class Plan:
     """The layout of the memory of `size` ranks; `servers` are some of them. All ranks compute the same layout.
 
-    here: the ranks that map this memory; only these have slots in it. None: all ranks.
-    total: bytes. parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write the bytes before.
+    here: the ranks that map this memory; only these have slots in it. None: all ranks. total: the size in bytes.
+    parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write the bytes before parts[0].
     """
 
     def __init__(self, size: int, needs: Needs, servers: Sequence[int] = (), here: Sequence[int] | None = None) -> None:
@@ -106,7 +106,7 @@ class Plan:
         call, answer = (0, 2) if server else (1, 0)
         return [
             (needs.mail, model),  # MAIL
-            (3, CHUNK),  # TREE: one for the parent, one for the children, and the next one
+            (3, CHUNK),  # TREE: a message to the parent, one to the children, and the next one
             (call * needs.call, model),  # CALL
             (answer * needs.call, model),  # ANSWER
             (1, CHUNK),  # GATHER

@@ -123,7 +123,7 @@ class Fabric(Transport):
     # -- collectives -------------------------------------------------------------------------------------
     #
     # The members form a binary tree by their positions in the list, not by the       0
-    # nodes on which they run. Sums move up, (own + left) + right; the result     1       2
+    # nodes on which they run. Sums (own + left) + right move up; the result      1       2
     # moves down.                                                                3 4     5 6
 
     def _family(self, members: Sequence[int]) -> tuple[list[int], list[int]]:

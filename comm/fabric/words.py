@@ -44,10 +44,10 @@ class State(IntEnum):
     READY = 1  # its kernels are compiled
     TRAINING = 2
     PAUSED = 3  # has made its last training step; the collection of states follows
-    FINISHED = 4  # (leader) all steps are made: everything is saved; in a simulation: this rank has ended
+    FINISHED = 4  # (leader) all steps are made, and everything is saved; in a simulation: this rank has ended
     DEAD = 5
-    STOPPED = 6  # (leader) stopped before the last step: everything is saved, and nothing follows
-    LOST = 7  # (leader) a replica died before the last step: the state of the others is saved, and nothing follows
+    STOPPED = 6  # (leader) stopped before the last step; everything is saved, and nothing follows
+    LOST = 7  # (leader) a replica died before the last step; the state of the others is saved, and nothing follows
     OVER = 8  # (leader) the result is written
 
 

@@ -1,4 +1,4 @@
-"""The training methods, by name. A new one needs a file with its options, and a line here (with servers: two)."""
+"""The training methods, by name. A new method needs a file with its options, and a line here (two with servers)."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
     112: the parts are one block of 9 members, one block of 3 members, and two blocks of 1 member.
 
     1. Each part averages, all parts in parallel. Then the members of a part hold equal vectors.
-    2. All other parts than the largest form the REST. The rest is smaller than a block of the largest part. In one
+    2. All parts except the largest form the REST. The rest is smaller than a block of the largest part. In one
        round each member of the rest exchanges with one member of every block of the largest part. The weight of each
        exchange is (size of a block) / (size of the largest part + size of the rest). This weight makes the mean of
        every block and the mean of the rest equal to the mean of all members.

@@ -1,4 +1,4 @@
-"""Builds topologies by name, and mixing matrices for replicas with different weights in the average."""
+"""Builds topologies by name, and mixing matrices for replicas that do not count equally in the average."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def split(name: str) -> tuple[str, str]:
     return family, argument
 
 
-# Mixing matrices for replicas with different weights in the average.
+# Mixing matrices for replicas that do not count equally in the average.
 
 
 def metropolis_hastings(adjacency: np.ndarray, stationary: Sequence[float] | np.ndarray | None = None) -> np.ndarray:

@@ -28,7 +28,7 @@ Draw = Callable[[int, int, int], np.ndarray]  # size, seed, round -> (P,): the r
 
 
 def ring(size: int) -> Graph:
-    """Join each rank with its two neighbours. Cheap but slow: information moves one rank per round."""
+    """Join each rank with its two neighbours. Mixing is slow, because information moves one rank per round."""
     return [{(i - 1) % size, (i + 1) % size} - {i} for i in range(size)]
 
 
@@ -46,7 +46,7 @@ def torus(rows: int, columns: int) -> Graph:
 
 
 def star(size: int) -> Graph:
-    """Join rank 0 with all others, like a server. Slow, because `metropolis_rows` gives every edge a weight of 1/P."""
+    """Join rank 0 with all others. Mixing is slow, because `metropolis_rows` gives every edge a weight of 1/P."""
     return [set(range(1, size)), *({0} for _ in range(1, size))]
 
 
@@ -112,9 +112,9 @@ def hypercube(size: int) -> list[Round]:
 def hierarchical(nodes: Sequence[int]) -> list[Round]:
     """Alternate two rounds: the replicas of each node average; then one replica per node reads from another node.
 
-    nodes[i]: the node of replica i. A single node needs no second round. Nodes of one replica each need no first round.
-    This topology is for slow links between nodes: in the second round, only one vector leaves each node and one enters.
-    Hops between nodes double as in the one-peer exponential graph. The replica that reads (the node's leader) changes
+    nodes[i]: the node of replica i. For a single node the second round is omitted. If each node has a single replica,
+    the first round is omitted. This topology is for slow links between nodes: in the second round, one vector leaves
+    each node and one enters. The hops between nodes are 1, 2, 4, ... The replica that reads (the node's leader) changes
     from hop to hop, so no single death disconnects a node with several replicas.
     """
     homes = [[i for i, at in enumerate(nodes) if at == node] for node in sorted(set(nodes))]

@@ -248,7 +248,7 @@ class Drawn(Topology):
 
         q: the probability that replica i reads from replica j. Let x have one number for each live replica, mean 0 and
         norm 1. Then E[W x] = a x with a = 1 - q alive/2, and E|W x|^2 = a. With pairs the mean of W x is 0, so f^2 = a.
-        Without pairs W x has a random mean, which is no disagreement. So f^2 = a - (a - a^2) / alive.
+        Without pairs the mean of W x is random. It does not count as a distance, so f^2 = a - (a - a^2) / alive.
         """
         if alive == 1:
             return 1.0
