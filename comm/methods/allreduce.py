@@ -53,7 +53,7 @@ class AllReduce(Method):
 def buckets(layers: Sequence[tuple[int, int]], least: float) -> list[int]:
     """Return the boundaries of the buckets in the gradient, ascending.
 
-    A bucket collects complete layers, from the last one backwards, until it has at least `least` elements. The bucket
+    Beginning with the last layer, a bucket collects complete layers until it has at least `least` elements. The bucket
     that contains the first layer may have fewer.
     """
     cuts = [layers[-1][1]]

@@ -13,7 +13,7 @@ Picard, Cord, Thome: "GoSGD", 2016):
         x_s                         x_r               x_s                         x_r <- (1 x_r + 1/2 x_s) / (3/2)
 
 A replica that receives less than it sends loses mass, so its model gets less weight. Masses are multiples of 2^-32, so
-their sums are exact: unless a replica dies, the masses of all P replicas and of the messages in flight sum to P.
+their sums are exact. Unless a replica dies, the masses of all P replicas and of the messages in flight sum to P.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GRAIN = 2.0**-32
 
 
 class Half:
-    """Equal weights. Also the base class of the other kinds."""
+    """Equal weights, and the base class of the other kinds."""
 
     def __init__(self, replica: Replica, blocks: int) -> None:
         self.replica = replica
