@@ -1,8 +1,8 @@
 """Feed mutated inputs to every parser: python -m bench.fuzz --inputs 1000000 --out runs/fuzz
 
 Reports four things for each parser of fuzz_parsers.py: the seeds used, the escapes, the slowest input, and the peak
-memory above that of the idle process. An escape is an input that causes an error outside ALLOWED. State is saved after
-each chunk, and the same command continues. `--repeat PARSER SEED` reads one input again, with a traceback.
+memory above that of the idle process. An escape is an input that causes an error outside ALLOWED. The state is saved
+regularly, so the same command continues a run. `--repeat PARSER SEED` reads one input again, with a traceback.
 """
 
 from __future__ import annotations

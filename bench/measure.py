@@ -40,7 +40,7 @@ from numba.extending import intrinsic
 
 from minidl.engine.environment import isa
 
-SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector: SMALL as the MLP's weights, LARGE for more than any cache
+SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector. SMALL: the MLP's weights; LARGE: more than any cache
 TURNS = 10
 IN_PLACE = "add in place"
 

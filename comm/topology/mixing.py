@@ -47,9 +47,9 @@ class Topology(ABC):
         """Return 1 - f. In the long run, each round multiplies the distance from the average by f.
 
         With a gap of 0 the replicas never agree. With a gap of 1 they agree exactly after a finite number of rounds.
-        A period of T matrices has f = |lambda_2|^(1/T). Here lambda_2 is the eigenvalue of their product with the
-        second largest absolute value. For random matrices the distance is the root mean square over all draws. Then
-        f^2 is the largest eigenvalue of E[W' (I - 11'/m) W], for m live replicas; ' means the transpose.
+        For a period of T matrices f = |lambda_2|^(1/T), where lambda_2 is the second largest eigenvalue (by absolute
+        value) of the product of these matrices. For random matrices the distance is the root mean square over all
+        draws, and f^2 is the largest eigenvalue of E[W' (I - 11'/m) W], for m live replicas; ' means the transpose.
         Raises ConfigError if this needs eigenvalues for more than DENSE replicas.
         """
 
@@ -79,7 +79,7 @@ class Topology(ABC):
         return mixed
 
     def without(self, dead: Collection[int]) -> Topology:
-        """Return the same sequence after these replicas have died. The others keep their rank numbers.
+        """Return the same sequence after these replicas have died. Survivors keep their rank numbers.
 
         Each survivor adds the weights of the dead replicas to the weight of its own vector, so rows still sum to 1.
         A symmetric W remains symmetric. All other weights stay the same. So survivors still send each other the same
@@ -113,7 +113,7 @@ class Topology(ABC):
     def rounds_to_shrink(self, factor: float = 1000.0, most: int = 10**7) -> int:
         """Return the number of rounds after which random vectors are `factor` times closer to their average.
 
-        Returns 0 if this needs more than `most` rounds (with random matrices: more than 10,000).
+        Returns 0 if this needs more than `most` rounds, or more than 10,000 rounds with random matrices.
         Raises ConfigError for more than DENSE replicas, except for random matrices.
         """
         x = np.random.default_rng(0).standard_normal((self.size, 64))
