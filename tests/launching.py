@@ -26,7 +26,7 @@ PATIENCE = 60  # a test that waits for more than this many seconds fails; tests 
 
 
 class Launched:
-    """A launcher in a separate process. Its ranks run `program` with `arguments`; by default, a scenario of shm.py."""
+    """A launcher in a separate process. Its ranks run `program` with `arguments`. The default is replicas/shm.py."""
 
     def __init__(self, ranks: int, *arguments: str, program: Sequence[str] = (REPLICA,), **options: Any) -> None:
         options = {"ranks": ranks, "quiet": True, **options}
