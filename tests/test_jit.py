@@ -1,7 +1,4 @@
-"""The cache of compiled kernels: processes load kernels from it until a kernel is edited.
-
-minidl does not change where Numba caches the functions of other packages.
-"""
+"""The cache of compiled kernels: processes load from it until a kernel is edited. Numba's own cache is not affected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""No import points to a higher "room" (package or module) in the table of CONTRIBUTING.md, and no imports form a cycle.
-
+"""No import points to a higher "room" (package or module) in CONTRIBUTING.md's table, and no imports form a cycle.
 Each of these two rules has one exception. Imports inside functions and under TYPE_CHECKING count, too.
 """
 

@@ -1,4 +1,4 @@
-"""A run that is stopped at any moment and resumed is bit-identical to a run that is never stopped."""
+"""A run that is stopped at any step and resumed is bit-identical to a run that is never stopped."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_stopped_while_validating(dataset: Dataset) -> None:
     steps = len(whole.sampler)
 
     def check() -> None:
-        if next(calls) == steps:  # one call before each step, then one per validation batch
+        if next(calls) == steps:  # `check` is called before each step, then for each validation batch
             raise Stopped(signal.SIGINT)
 
     first = trainer(dataset, CONFIG, check=check)

@@ -65,8 +65,7 @@ def _reason(error: OSError) -> str:
 def find_folder(name: str) -> tuple[Path | None, list[str]]:
     """Return the first folder `name` that can be created and trusted (or None), and what is wrong with earlier ones.
 
-    The first candidate is in $NUMBA_CACHE_DIR; if this is not set, in $XDG_CACHE_HOME or ~/.cache. The second candidate
-    is in the folder for temporary files.
+    It looks in $NUMBA_CACHE_DIR (else $XDG_CACHE_HOME, else ~/.cache), then in the folder for temporary files.
     """
     refused: list[str] = []
     homes: set[Path] = set()
