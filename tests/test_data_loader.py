@@ -62,7 +62,7 @@ def test_each_sample_occurs_once_in_an_epoch(n: int, epoch: int, prefetch: int, 
 def test_an_epoch_can_start_at_any_batch(n: int, epoch: int, options: dict[str, Any], data: st.DataObject) -> None:
     whole = list(Loader(*samples(n), **options).epoch(epoch))
     start = data.draw(st.integers(0, len(whole)))
-    # Another loader, with another prefetch depth, that has already been used for another epoch.
+    # Neither the prefetch depth nor an earlier epoch of the other loader changes its batches.
     other = Loader(*samples(n), **options)
     next(other.epoch(epoch + 1))
     assert same(other.epoch(epoch, start, data.draw(st.integers(0, 3))), iter(whole[start:]))

@@ -28,7 +28,7 @@ def sessions(tmp_path: Path) -> Callable[..., Sessions]:
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip", "ps"])
 def test_one_dies_at_the_end(sessions: Callable[..., Sessions], method: str) -> None:
-    """A replica dies between two of the last eight messages. The last ones carry test scores, which may be lost."""
+    """A replica dies after one of the last eight events. The final messages carry test scores, which may be lost."""
     whole = sessions(method=method)
     whole.check()
     for moment in sorted(whole.moments)[-8:]:

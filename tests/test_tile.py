@@ -99,7 +99,7 @@ def test_products_of_any_shape(dtype: str, m: int, n: int, k: int, relu: bool, b
 
 @DTYPES
 @pytest.mark.parametrize("columns", [15 * LANES + 1, 16 * LANES - 1, 30 * LANES + 1, 32 * LANES - 1])
-def test_scratch_suffices_where_the_last_panel_decides_to_copy_a(dtype: str, columns: int) -> None:
+def test_scratch_suffices_if_the_last_panel_requires_a_copy_of_a(dtype: str, columns: int) -> None:
     a, b = np.ones((4, 57), dtype), np.ones((4, columns), dtype)
     size = cpu.tn_scratch(57, columns, 4)
     raw, out = np.full(size + 4096, np.nan, dtype), np.empty((57, columns), dtype)

@@ -100,7 +100,7 @@ def test_spectral_gaps_of_the_literature(name: str, size: int, gap: float) -> No
     assert build(name, size).spectral_gap() == pytest.approx(gap, abs=5e-4 if gap > 0.01 else 5e-5)
 
 
-def test_sequences_of_one_peer_beat_the_graph_that_they_are_made_of() -> None:
+def test_spectral_gap_of_a_sequence_with_one_peer_per_round() -> None:
     static, sequence = build("exponential", 12), build("one-peer-exponential", 12)
     assert len(static.sources(0, 0)) == 4 and len(sequence.sources(0, 0)) == 1
     # A period has four rounds, with hops h of 1, 2, 4 and 8 ranks. The product of the four matrices has the eigenvalues
@@ -114,7 +114,7 @@ def test_sequences_of_one_peer_beat_the_graph_that_they_are_made_of() -> None:
 @pytest.mark.parametrize("name", ["matching", "uniform"])
 @pytest.mark.parametrize("dead", [(), (2,), (0, 3, 4)])
 @pytest.mark.parametrize("size", [7, 8])
-def test_random_gaps_are_what_many_rounds_show(name: str, dead: tuple[int, ...], size: int) -> None:
+def test_spectral_gaps_of_random_topologies(name: str, dead: tuple[int, ...], size: int) -> None:
     topology = build(name, size, seed=5).without(dead)
     alive = list(topology.alive)
     center = np.eye(len(alive)) - 1 / len(alive)

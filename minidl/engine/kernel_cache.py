@@ -65,7 +65,7 @@ def _reason(error: OSError) -> str:
 def find_folder(name: str) -> tuple[Path | None, list[str]]:
     """Return the first folder `name` that can be created and trusted (or None), and what is wrong with earlier ones.
 
-    It looks in $NUMBA_CACHE_DIR (else $XDG_CACHE_HOME, else ~/.cache), then in the folder for temporary files.
+    The first candidate is in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, the second in the temporary folder.
     """
     refused: list[str] = []
     homes: set[Path] = set()
@@ -218,7 +218,7 @@ class KernelCache:
     disable = enable
 
     def _read(self, key: tuple[Any, ...]) -> bytes | None:
-        """Return the pickled part of a file, or None if the file is missing, damaged or older than the source."""
+        """Return the pickled part of a file, or None if the file is missing, damaged, or of another source version."""
         if not self.folder:
             _report("compiled kernels cannot be kept, so each process compiles them again",
                     f"{'; '.join(self.refused)}; change that, or {_SET}")  # fmt: skip

@@ -61,7 +61,7 @@ def mode_changes() -> int:
 
 
 def _count_change(mode: bool = False) -> None:
-    global _changes, _mode_changes  # with += 1, two threads could return to an earlier number
+    global _changes, _mode_changes  # += 1 in two threads at the same time could lose a change
     if mode:
         _mode_changes = next(_counter)
     else:
@@ -316,7 +316,7 @@ class Module:
         dtype = next((p.dtype for p in self.parameters()), np.dtype(np.float32))
         with evaluating(self), watching(add_row):
             self(Tensor(np.zeros((1, *input_shape), dtype)))
-        for parameter, name in uncounted.items():  # of modules that have children, or were not called
+        for parameter, name in uncounted.items():  # parameters of modules that have children or were not called
             rows.append((name, "Parameter", "", parameter.size, 0))
         total = sum(p.size for p in self.parameters())
         header = ("name", "layer", "output")
