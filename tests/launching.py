@@ -22,7 +22,7 @@ try:
 except MinidlError as error:
     sys.exit(f"minidl: error: {error}")
 """
-PATIENCE = 60  # a test that waits for more than this many seconds fails; tests that pass do not depend on the limit
+PATIENCE = 60  # seconds after which a test that still waits fails
 
 
 class Launched:

@@ -105,7 +105,7 @@ def test_a_single_last_image_is_added_to_the_batch_before() -> None:
 
 
 @pytest.mark.parametrize("labels", [np.eye(10, dtype=int), np.arange(10.0), np.zeros((10, 1), int), np.arange(10) - 1])
-def test_labels_are_classes(labels: np.ndarray) -> None:
+def test_labels_must_be_classes(labels: np.ndarray) -> None:
     with pytest.raises(DataError, match=r"labels are .*expected whole numbers \(N,\)"):
         Loader(samples(10)[0], labels, 4)
 
@@ -204,7 +204,7 @@ def test_pad_crop_moves_the_image_over_the_border(shape: tuple[int, int, int]) -
     assert out.dtype == np.float32
 
 
-def test_flip_mirrors_about_half() -> None:
+def test_flip_mirrors_about_half_of_the_images() -> None:
     x = images(200, (3, 5, 2))
     out = flip(x.copy(), np.random.default_rng(0), 0.0)
     mirrored = (out == x[:, :, ::-1]).all(axis=(1, 2, 3))

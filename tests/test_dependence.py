@@ -204,7 +204,7 @@ def test_a_program_computes_the_same_bits_as_its_calls(seed: int) -> None:
 
 
 class Siamese(nn.Module):
-    """Two inputs go through the same layers. The order in which batch norm is called matters: it keeps statistics."""
+    """Two inputs go through the same layers. The order of the two batch norms matters for the running statistics."""
 
     def __init__(self) -> None:
         self.encode, self.norm, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)

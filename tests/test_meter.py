@@ -152,7 +152,7 @@ def test_waiting_during_the_gradient_is_counted_separately() -> None:
 
 
 def test_beside_in_one_thread() -> None:
-    """In a simulation, a replica and its concurrent operation are greenlets, each with a separate context."""
+    """In a simulation, a replica and its concurrent operation (`beside`) are greenlets with separate contexts."""
     greenlet = pytest.importorskip("greenlet")
     meter = Meter()
     meter.start()

@@ -69,7 +69,7 @@ def test_one_gossiping_replica_is_plain_sgd(exchange: str, peer: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_allreduce_is_one_replica_with_all_batches(ranks: int) -> None:
+def test_allreduce_equals_one_replica_with_all_batches(ranks: int) -> None:
     trained = run("allreduce", ranks, 4, bucket=1e-4, **MOMENTUM)
     for rank in range(1, ranks):
         assert np.array_equal(trained.methods[rank].replica.theta, trained.methods[0].replica.theta)
@@ -85,7 +85,7 @@ def test_the_size_of_buckets_changes_no_bit() -> None:
     assert same(run("allreduce", 3, 3, bucket=1e-6), run("allreduce", 3, 3, bucket=1.0))
 
 
-def test_buckets_consist_of_whole_layers_from_the_last() -> None:
+def test_buckets_consist_of_whole_layers() -> None:
     layers = [(0, 100), (100, 110), (110, 200), (200, 205)]
     assert buckets(layers, 1) == [0, 100, 110, 200, 205]
     assert buckets(layers, 50) == [0, 110, 205]
@@ -178,7 +178,7 @@ def test_local_sgd_averages_momentum_with_velocity_mixed() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("topology", ["ring", "torus", "one-peer-exponential", "base-2", "matching", "uniform"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7])
-def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap: bool) -> None:
+def test_dpsgd_multiplies_by_the_mixing_matrix(topology: str, ranks: int, overlap: bool) -> None:
     """A step is X <- W (X - eta G); with overlap it is X <- W X - eta G. X and G hold the parameters and the gradients,
     with a row for each replica; W is the topology's mixing matrix."""
     if topology == "torus" and ranks == 7:

@@ -56,7 +56,7 @@ def files_in_use() -> set[str]:
 
 @cache
 def mpiexec() -> tuple[str, ...]:
-    """Return the mpiexec command, with the option for more ranks than cores, or skip the test if there is none."""
+    """Return the command mpiexec (Open MPI needs an option for more ranks than cores), or skip the test if it is missing."""
     beside = Path(sys.executable).parent / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
@@ -212,7 +212,7 @@ def test_ranks_that_do_not_find_each_other() -> None:
     assert len(lines) == 1 and "srun started 4 ranks" in lines[0], done.stderr
 
 
-def test_no_library() -> None:
+def test_without_an_mpi_library() -> None:
     done = by_itself(PMI_RANK="0", PMI_SIZE="2", MPI4PY_LIBMPI="/nonexistent.so")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "this Python finds no MPI library" in done.stderr

@@ -266,7 +266,7 @@ def test_loading_a_state_replaces_the_previous_state() -> None:
     assert all((value == values(other)[name]).all() for name, value in values(model).items())
 
 
-def test_state_of_another_model_is_refused_whole() -> None:
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
     model = Bag()
     optimizer = optim.Adam(model, lr=0.1)
     run(optimizer, model, range(1))

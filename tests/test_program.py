@@ -176,7 +176,7 @@ def test_an_array_added_to_itself() -> None:
     assert Prediction(model)(x).tobytes() == model(x).numpy().tobytes()
 
 
-def test_relu_backward_runs_on_pooled_numbers() -> None:
+def test_relu_backward_is_computed_on_the_pooled_array() -> None:
     model, shape, _ = model_of("vgg")
     gradient = Gradient(model, cross_entropy)
     gradient(*batch(shape, 4))

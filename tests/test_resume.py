@@ -182,7 +182,7 @@ def test_resuming_a_finished_run_prints_its_result(whole: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("broken", ["", '{"test_accuracy": 0.', "[]", "{}"])
-def test_broken_journal(whole: Path, tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_records_of_a_run(whole: Path, tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]) -> None:
     import shutil
 
     run = tmp_path / "run"

@@ -62,14 +62,14 @@ def test_all_workers_die(sessions: Callable[..., Sessions]) -> None:
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip"])
-def test_a_journal_that_cannot_be_written(tmp_path: Path, method: str) -> None:
+def test_metrics_that_cannot_be_written(tmp_path: Path, method: str) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     run = Sessions(tmp_path, 3, {}, method=method, epochs=3)
     assert len(run.errors) == 1 and "cannot write" in run.errors[0]
     assert len(run.last().state["members"]) == 3
 
 
-def test_what_is_kept_at_the_end(sessions: Callable[..., Sessions], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_that_a_run_keeps(sessions: Callable[..., Sessions], monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     save = files.save
     monkeypatch.setattr(files, "save", lambda folder, step, *rest: (saved.append(step), save(folder, step, *rest)))

@@ -28,7 +28,7 @@ def test_a_message_takes_alpha_and_n_beta():
     assert simulate({0: sender, 1: receiver}).results[1] == pytest.approx(1e-3 + 1e-3)
 
 
-def test_a_network_card_sends_one_message_after_the_other_and_links_inside_a_node_do_not():
+def test_network_cards_send_one_message_at_a_time_but_links_inside_a_node_do_not():
     def sender(fabric):
         for peer in (1, 2):
             fabric.send(peer, ones())
@@ -78,7 +78,7 @@ def test_a_lost_message_is_sent_again_after_the_timeout():
     assert tries.max() > 1 and tries.min() < 0.1
 
 
-def test_a_gradient_takes_its_flops_and_a_straggler_longer():
+def test_a_gradient_takes_its_flops_and_a_straggler_is_slower():
     text = """
     devices.slow.flops = 1e6
     devices.fast = {flops = 4e6, memory = 1e6}
@@ -186,7 +186,7 @@ def test_when_the_newest_publication_is_seen_inside_a_node_and_between_nodes():
 
     inside = simulate({0: writer, 1: reader}, cluster=uniform(2, per_node=2, **LINKS)).results[1]
     assert inside == [(2, pytest.approx(0.017)), (3, pytest.approx(0.022))]
-    between = simulate({0: writer, 1: reader}).results[1]  # alpha for the request; n beta and alpha for the reply
+    between = simulate({0: writer, 1: reader}).results[1]  # the request takes alpha, the reply alpha + n beta
     assert between == [(2, pytest.approx(0.018)), (3, pytest.approx(0.023))]
 
 

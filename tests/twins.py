@@ -79,7 +79,7 @@ class Twins:
             found = f"{type(error).__name__}: {error}"
         arena, statistics = gradient.model.flatten(), gradient.model.statistics
         return [
-            repr(found),  # nan equals nan
+            repr(found),  # as text, nan equals nan
             None if isinstance(found, str) else arena.grad.tobytes(),
             arena.theta.tobytes(),
             None if statistics is None else statistics.theta.tobytes(),
