@@ -176,8 +176,8 @@ def test_declared_options_are_well_formed() -> None:
         for choice in names:
             for name, entry in declared.choices(chooser)[choice].options.items():
                 assert entry.check(entry.default) == entry.default and entry.help and entry.kind is not tuple
-                assert kinds.setdefault(name, entry.kind) is entry.kind, f"{name} has one type everywhere"
-                assert name not in common, f"{name} is an option of all runs"
+                assert kinds.setdefault(name, entry.kind) is entry.kind, f"{name} must have one type everywhere"
+                assert name not in common, f"{name} is already an option of all runs"
                 assert {*entry.needs, entry.instead_of} - {""} <= declared.choices(chooser)[choice].options.keys()
 
 

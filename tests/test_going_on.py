@@ -43,7 +43,7 @@ def test_statistics_of_other_replicas_are_added(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     again = Sessions(tmp_path / "run", 2, {}).summary
     sent = sum(line.get("bytes_sent", 0) for line in lines if line["epoch"] == 3)
-    assert again and again["bytes_sent"] > 3 * sent > 0, "bytes of 3 replicas before the stop, of 2 after it"
+    assert again and again["bytes_sent"] > 3 * sent > 0, "3 replicas sent bytes before the stop, 2 after it"
     assert {tuple(edge[:2]) for edge in again["edges"]} == {(0, 1), (1, 0)}
     assert sum(edge[2] for edge in again["edges"]) < again["bytes_sent"]
 

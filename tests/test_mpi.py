@@ -56,7 +56,7 @@ def files_in_use() -> set[str]:
 
 @cache
 def mpiexec() -> tuple[str, ...]:
-    """Return the command mpiexec (Open MPI needs an option for more ranks than cores), or skip the test if it is missing."""
+    """Return the mpiexec command; Open MPI needs an option for more ranks than cores. Skip the test without mpiexec."""
     beside = Path(sys.executable).parent / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:

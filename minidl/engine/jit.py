@@ -122,9 +122,9 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
       parameter;
     - all others: passed on unchanged.
 
-    The number of parts is `count(last)`. If there is only one part, the calling thread computes it: waking the others
-    would cost more than it saves. The function then receives whole arrays, since slices are reference-counted (25 ns
-    for relu). `kernel.part` is the compiled function.
+    The number of parts is `count(last)`. If there is only one part, the calling thread computes it, since waking other
+    threads would take time. The function then receives whole arrays, since making slices would take time (25 ns for
+    relu). `kernel.part` is the compiled function.
 
     The kernel is generated as source code with explicit parameter names. A closure that takes `*arguments` would be
     slower, and Numba could not load it from the cache: the key would contain the enclosed function, which differs in
