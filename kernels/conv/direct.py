@@ -1,8 +1,8 @@
 """Direct convolution, forward and data gradient: the micro-kernel of matmul/tile.py computes the sum of the definition.
 
 The work consists of passes; a pass computes one sum of the form in geometry.py. Forward needs one pass. The data
-gradient needs one for each remainder of a pixel's position modulo the stride (see `_cut`). The outputs of a pass are
-divided into blocks (blocks.py). For each block:
+gradient needs one pass for each remainder of a pixel's position modulo the stride (see `_cut`). The outputs of a pass
+are divided into blocks (blocks.py). For each block:
 
 1. Unless the source can be read in place, `gather` copies what the block reads, with zeros around it, into memory
    that stays in the core's cache.

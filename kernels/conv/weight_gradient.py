@@ -35,7 +35,7 @@ from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, W
 
 @jit
 def _pieces(layer: Layer) -> tuple[int, int, int]:
-    """Return the number of kernel rows in a piece, the most outputs in a piece, and the number of pieces."""
+    """Return the kernel rows of a piece, the largest number of outputs of a piece, and the number of pieces."""
     kernel, row = layer.kernel, layer.kernel[1] * layer.inner * NR  # row: weights in one kernel row of a panel
     if by_channels(layer):
         return kernel[0], layer.groups * layer.outer, 1
@@ -112,8 +112,8 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
 
 @jit
 def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
-    """Return two offsets of each row of the tiles: in x (or its copy), and in the sum. A row is a weight (u, v, c) of
-    the piece. With bundles, v is a column of the bundle's window."""
+    """Return two offsets of each row of the tiles: in x (or in its copy), and in the sum. A row is a weight (u, v, c)
+    of the piece. With bundles, v is a column of the bundle's window."""
     layer, h, outputs = cut.layer, cut.h, cut.layer.groups * cut.layer.outer
     weights = layer.kernel[0] * h.taps * layer.inner
     a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)

@@ -49,7 +49,7 @@ from .sizes import KC_5X5, TILES_5X5
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
-GROUP_SIZE = 200_000  # most numbers in V and M of a group, so that they stay in L2 (a group of 16 tiles may have more)
+GROUP_SIZE = 200_000  # limit for the numbers in V and M of a group: they stay in L2 (16 tiles may have more)
 
 
 @jit
