@@ -2,7 +2,7 @@
 
 A block is some rows of outputs of one image, or the outputs of several small images. The pixels that these outputs read
 are copied into memory that stays in the core's cache. Around them the copy has a halo of zeros, so no sum has to test
-for borders. Where direct.py and weight_gradient.py find no need for a copy, blocks read the source in place.
+for borders. If direct.py or weight_gradient.py finds that no copy is needed, blocks read the source in place.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray]:
-    """Return two offsets of each bundle (geometry.py) from the first one: in what a block reads, and in the output.
+    """Return two offsets of each bundle (geometry.py) of a block: in what the block reads, and in the output.
 
     whole: the number of complete bundles in a row of outputs. The complete bundles of all rows come first. The
     incomplete bundle of each row follows.

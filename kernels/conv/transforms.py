@@ -146,7 +146,7 @@ def _parts(matrix: Matrix) -> list[slice]:
 
 
 def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Matrix]:
-    """Yield each matrix. The caller writes instructions for it, which run if its longer side is n, the tile size."""
+    """Yield each matrix. What the caller writes for a matrix runs if n, the tile size, is the matrix's longer side."""
     first, *others = matrices
     if not others:
         yield first

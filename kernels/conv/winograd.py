@@ -98,7 +98,7 @@ def _convolve_group(
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
     here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
     panels = (outputs + columns - 1) // columns
-    tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows of M in tall tiles
+    tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows that tall tiles compute
     for k in range(n * n):
         for o in range(0, outputs, columns):
             prefetch_part(x, following, k * panels + o // columns, n * n * panels)
@@ -114,7 +114,7 @@ def _convolve_group(
 
 @jit
 def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs: int, end: ndarray) -> None:
-    """Fill the four rows of `end` with bias, scale, shift and the floor of y (0 with relu).
+    """Fill the four rows of `end` with bias, scale, shift and the least value of y (0 with relu, else -infinity).
 
     A missing argument gets a value without effect. For the bias this is -0: -0 + x is x for every x, including -0.
     """

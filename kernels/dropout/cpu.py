@@ -42,7 +42,7 @@ def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
 def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndarray, past: bool) -> None:
     """Use the random numbers `position`, position + 1, ... All are in one block: 2^32 numbers with the same keys."""
     zero, factor = x.dtype.type(0), x.dtype.type(1 / (1 - p))
-    threshold = np.uint32(math.ceil(p * 2.0**31))  # an integer w is >= this exactly if w / 2^31 >= p (reference.py)
+    threshold = np.uint32(math.ceil(p * 2.0**31))  # w >= threshold exactly if w / 2^31 >= p, as in reference.py
     keys = _mix64(_mix64(seed + GOLDEN) + (position >> SHIFT32) * GOLDEN)
     first, key = np.uint32((position + keys) & MASK32), np.uint32(keys >> SHIFT32)
     for i in range(y.size):

@@ -6,8 +6,8 @@ The code around the loop over k matters: a sum of 32 products takes as long as t
 So there are no tables, the addresses of c are computed when the sums are done, and stores use masks only if a tile is
 not full. The bias and relu of a linear layer are applied while the sums are in registers.
 
-For each k, `product_tile` prefetches two cache lines, which a later tile reads, at soon[soon_at + k soon_step]. The CPU
-does not wait for these lines.
+For each k, `product_tile` prefetches two cache lines at soon[soon_at + k soon_step]. A later tile reads these lines,
+and the CPU does not wait for them.
 
 `pieced_tile` sums kc products at a time, and adds these sums in c. This has a smaller error than one long sum.
 """

@@ -4,7 +4,7 @@ Channels are contiguous, so vector instructions process several of them. Batch n
 wide row (kernels/reduce/rows.py), and repeats the arrays of the channels (mean, scale, sums) to the same width.
 
 The rows are divided into blocks. For sums, the shape of the scratch array `partial` (blocks, 2, C) determines the
-number of blocks. It receives the float64 sums of each block. These sums are added in the order of the blocks, so
+number of blocks. The array receives the float64 sums of each block. These sums are added in the order of the blocks, so
 results do not depend on the number of threads.
 
 An output may share the memory of an input. So the loops of batch norm that write an output read all operands with `get`

@@ -1,4 +1,4 @@
-"""Several short rows as one wide row: for any row length, sums over rows and maps of rows become long vector loops.
+"""Process several short rows as one wide row: loops over rows of any length become long vector loops.
 
 x (rows, C) stores the C numbers of a row contiguously. Each column is a channel, and has its own sum or factor. A loop
 over c < C uses vectors, but for C = 16 it processes only one: most of the time is spent at the beginning and the end of
