@@ -150,7 +150,7 @@ def _gradient_moments(
 ) -> None:
     """Compute partial[0] (2, C) = sum of dy, sum of dy (x - mean) over the rows; with relu, over positive outputs only.
 
-    Four rows are added in the type of the arrays, and their sum is added in float64: no digits cancel as in a variance.
+    Four rows are added in the type of the arrays, and their sum in float64. Unlike in a variance, no digits cancel.
     """
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
