@@ -1,6 +1,6 @@
-"""Activation functions: each is computed by a loop over one chunk of the vectors, and the threads share the chunks.
+"""Activation functions: a loop over one chunk of the vectors for each function. The threads share the chunks.
 
-The functions themselves are in functions.py; elementwise/stream.py divides vectors into chunks and stores results.
+functions.py computes exp, tanh and the like. elementwise/stream.py divides vectors into chunks and stores results.
 """
 
 from __future__ import annotations

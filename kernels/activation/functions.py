@@ -8,7 +8,7 @@ for float64, so LLVM computes 16 or 8 elements simultaneously. All but `log` use
    (README.md says how its coefficients were computed);
 3. combine: e^x = 2^n e^r, where 2^n is obtained by writing n into the exponent's bits.
 
-README.md lists the largest errors, in units of the last place. NaN stays NaN; infinite x give the function's limits.
+README.md lists the largest errors. NaN stays NaN. For an infinite x, a function returns its limit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def multiply_add(typing: Any, x: Any, y: Any, z: Any) -> Any:
 
 @intrinsic
 def choose(typing: Any, x: Any, for_float32: Any, for_float64: Any) -> Any:
-    """Return for_float32 or for_float64, whichever is for x's type, converted to this type."""
+    """Return for_float32 if x is a float32, otherwise for_float64, converted to x's type."""
     number = 1 if x == types.float32 else 2
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -83,7 +83,7 @@ class _Layout:
 
 @intrinsic
 def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
-    """Return y 2^n, for shifted = n + 1.5 2^(bits of the fraction): the last bits of shifted contain n.
+    """Return y 2^n. `shifted` is n + 1.5 2^(bits of the fraction), a float whose last bits contain n.
 
     y is multiplied by two factors, since 2^n alone may overflow or underflow where y 2^n does not.
     """
@@ -104,9 +104,9 @@ def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
 
 @intrinsic
 def _power_of_2(typing: Any, shifted: Any) -> Any:
-    """Return 2^n, in two instructions; `_times_power_of_2`, which includes the product, needs nine.
+    """Return 2^n in two instructions, for the same `shifted`.
 
-    2^n must be a normal number. Two more n are allowed: the next lower n gives 0, the next higher n infinity.
+    2^n must be a normal number. Two more n are allowed: the next lower n gives 0, the next higher n gives infinity.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -162,7 +162,7 @@ def _rise(r: float, n: float) -> float:
 
 @jit
 def _reduce(x: float) -> tuple[float, float]:
-    """Return e^r - 1, and n in the form that `_power_of_2` expects, for x = n ln 2 + r."""
+    """For x = n ln 2 + r, return e^r - 1, and n in the form that `_power_of_2` expects."""
     n, shifted = _nearest(x)
     return _rise(multiply_add(n, choose(x, -0.693359375, -0.693145751953125), x), n), shifted
 
@@ -179,7 +179,7 @@ def exp(x: float) -> float:
 @jit
 def logistic(x: float) -> float:
     """1 / (1 + e^-x)"""
-    one, low, high = choose(x, 1.0, 1.0), choose(x, -88.0, -709.0), choose(x, 89.0, 710.0)  # 2^n from 0 to infinity
+    one, low, high = choose(x, 1.0, 1.0), choose(x, -88.0, -709.0), choose(x, 89.0, 710.0)  # limits of `_power_of_2`
     x = -x
     x = low if x < low else x
     x = high if x > high else x
@@ -189,7 +189,7 @@ def logistic(x: float) -> float:
 
 @jit
 def tanh(x: float) -> float:
-    """E / (E + 2) with E = e^2x - 1, computed from e^r - 1: near 0, subtracting 1 from e^2x loses digits."""
+    """E / (E + 2) with E = e^2x - 1. E is computed from e^r - 1: near 0, subtracting 1 from e^2x would lose digits."""
     one, two, limit = choose(x, 1.0, 1.0), choose(x, 2.0, 2.0), choose(x, 10.0, 20.0)  # beyond the limit: -1 and 1
     x = -limit if x < -limit else x
     x = limit if x > limit else x
@@ -199,7 +199,7 @@ def tanh(x: float) -> float:
     return e / (e + two)
 
 
-# P(-u) e^(u^2 / 2), P's left tail without its steep factor, is approximated by _tail_above(u) / _tail_below(u).
+# P is the standard normal distribution function. _tail_above(u) / _tail_below(u) approximates P(-u) e^(u^2 / 2).
 # README.md shows how the coefficients are computed. All of them are positive, so no sum loses digits.
 _tail_above = polynomial(
     float32=(0.5000000026791287, 0.4377798046359855, 0.1828697304016904, 0.04051402462003528, 0.004099452920310062),
@@ -223,14 +223,14 @@ _tail_below = polynomial(
 
 @jit
 def _normal_tail(x: float) -> tuple[float, float, float]:
-    """Return (u, P(-u), e^(-u^2 / 2)) for u = |x|, P the distribution function of the standard normal distribution."""
+    """Return (u, P(-u), e^(-u^2 / 2)) for u = |x|, but at most `limit`."""
     limit = choose(x, 13.26, 37.66)  # from here on, 2^n and the result are 0
     u = abs(x)
     u = limit if u > limit else u
     half = choose(x, -0.5, -0.5) * u
     n, shifted = _nearest(half * u)
-    # Rounding u^2 / 2 does no harm when n is chosen. But r must contain the exact u^2 / 2: the rounding error of a
-    # large u^2 / 2 would change e^r.
+    # A rounded u^2 / 2 is good enough to choose n. But r must be computed from the exact u^2 / 2: the rounding error of
+    # a large u^2 / 2 would change e^r.
     r = multiply_add(half, u, choose(x, -0.693359375, -0.693145751953125) * n)
     power = _power_of_2(shifted)
     density = multiply_add(_rise(r, n), power, power)
@@ -252,7 +252,7 @@ def gelu_slope(x: float) -> float:
     return below if x < choose(x, 0.0, 0.0) else choose(x, 1.0, 1.0) - below
 
 
-# q in log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + s^2 q(s^2)), s = f / (2 + f); from fdlibm (Sun Microsystems 1993)
+# log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + s^2 q(s^2)), s = f / (2 + f); q is from fdlibm (Sun Microsystems 1993)
 _log_rest = polynomial(
     float32=(0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841),
     float64=(

@@ -2,8 +2,7 @@
 
 A block is some rows of outputs of one image, or the outputs of several small images. The pixels that these outputs read
 are copied into memory that stays in the core's cache. Around them the copy has a halo of zeros, so no sum has to test
-for borders. The source is read in place if no output reads beyond its borders and its layout suits the sum
-(direct.py, weight_gradient.py).
+for borders. If direct.py or weight_gradient.py finds that no copy is needed, blocks read the source in place.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from .sizes import MAX_BUNDLE, MAX_COPY, NR
 
 
 class Cut(NamedTuple):
-    """How a pass is cut into blocks, and the layout of the source or copy that a block reads: (images, lines, columns,
-    pixel)."""
+    """How a pass is cut into blocks. A block reads an array (the source or a copy) with the layout (images, lines,
+    columns, pixel)."""
 
     layer: Layer
     v: Axis  # the vertical axis
@@ -53,7 +52,7 @@ def copy_size(layer: Layer, width: int, gap: int) -> Pair:
 
     width: pixels in a line of x; gap: unused numbers after each pixel of the copy
     """
-    rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # lines that one row of outputs reads, the smallest block
+    rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # lines that the smallest block reads: a row of outputs
     window = (layer.kernel[1] - 1) * layer.dilation[1] + 2 * MAX_BUNDLE * layer.stride[1]
     columns = width + 2 * layer.padding[1] + window
     pixel = layer.inner * (layer.groups * layer.outer + NR) if by_channels(layer) else layer.inner + gap
@@ -62,9 +61,10 @@ def copy_size(layer: Layer, width: int, gap: int) -> Pair:
 
 @jit
 def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
-    """Return the size of a row that holds all outputs of a bundle (geometry.py).
+    """Return the size of a row that holds all outputs of a bundle (geometry.py), rounded up.
 
-    If vectors extend across groups, it is a whole number of vectors, otherwise a whole number of panels for each group.
+    If vectors extend across groups, the row is a whole number of vectors. Otherwise each group is a whole number of
+    panels.
     """
     if by_channels(layer):
         return ceildiv(layer.groups * layer.outer, lanes(array)) * lanes(array)
@@ -78,7 +78,7 @@ def cut_into_blocks(
     """Cut a pass into blocks of up to `pixels` pixels, but at least one row of outputs; gap: as in copy_size."""
     pixel, channel = layer.groups * layer.inner, 1
     if by_channels(layer):
-        if layer.inner * layer.outer > 1:  # with one channel per group, it is in the lane of its output already
+        if layer.inner * layer.outer > 1:  # with one input and one output in a group, they are in the same lane already
             channel = row_of_outputs(layer, 1, array)
             pixel = layer.inner * channel
     elif not in_place:
@@ -112,8 +112,8 @@ def place(cut: Cut, image: int, line: int, column: int) -> int:
 
 @apart_jit
 def gather(cut: Cut, block: Block, group: int, source: ndarray, memory: ndarray) -> tuple[ndarray, int]:
-    """Return the array that a block reads for a group (the source, or a copy in `memory`), and the offset of the first
-    pixel that the block reads."""
+    """Return the array that a block reads for a group, and the offset of the first pixel that the block reads. The
+    array is the source or a copy in `memory`."""
     inner, outer, height, width = cut.layer.inner, cut.layer.outer, cut.v.source, cut.h.source
     top, left, channel = block.row * cut.v.step + cut.v.offset, cut.h.offset, group * inner
     if cut.in_place:

@@ -1,8 +1,8 @@
 """The choice between the direct kernel of a convolution and Winograd's forms.
 
-The form F(m x m, r x r) computes m x m outputs of an r x r kernel together (WINOGRAD.md). The table shows its speed
-relative to the direct kernel (above 1: faster) for forward / weight gradient, with 64 images and stride 1, measured on
-2 cores of a Zen 5 (AVX-512):
+The form F(m x m, r x r) computes m x m outputs of an r x r kernel together (WINOGRAD.md). The table shows the speed of
+a form divided by the speed of the direct kernel, for forward / weight gradient. It was measured with 64 images and
+stride 1 on 2 cores of a Zen 5 (AVX-512):
 
     image     channels     F(4x4,3x3)     F(2x2,3x3)          image     channels     F(4x4,3x3)     F(2x2,3x3)
      4x4        8 -> 8      0.6 / 1.3      0.7 / 0.9          16x16       8 -> 8      0.7 / 1.0      0.4 / 0.6
@@ -26,7 +26,7 @@ from .reference import Pair
 
 DIRECT, F4X4_3X3, F2X2_3X3, F4X4_5X5 = 0, 1, 2, 3
 FEWEST_CHANNELS = 16
-GAIN = 1.5  # a form is used if the direct kernel needs at least this many times the form's multiplications
+GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as many multiplications
 
 
 @jit

@@ -20,7 +20,7 @@ from .reference import __all__ as __all__
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return the size of forward's scratch in numbers; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    """Return the number of elements of forward's scratch; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     out = output_size(x_shape, w_shape, stride, padding, dilation)
     form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
@@ -31,7 +31,7 @@ def forward_scratch(
 def backward_input_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return the size of backward_input's scratch in numbers."""
+    """Return the number of elements of backward_input's scratch."""
     form = winograd_form(x_shape[1:3], w_shape[:2], w_shape[3], x_shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:
         return fast.backward_input_scratch(form, x_shape, w_shape, padding)
@@ -41,7 +41,7 @@ def backward_input_scratch(
 def backward_weight_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return the size of backward_weight's scratch in numbers."""
+    """Return the number of elements of backward_weight's scratch."""
     out = output_size(x_shape, w_shape, stride, padding, dilation)
     form = winograd_form(out, w_shape[:2], x_shape[3], w_shape[3], stride, dilation, groups)
     if winograd and form != DIRECT:

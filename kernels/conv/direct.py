@@ -1,22 +1,22 @@
 """Direct convolution, forward and data gradient: the micro-kernel of matmul/tile.py computes the sum of the definition.
 
 The work consists of passes; a pass computes one sum of the form in geometry.py. Forward needs one pass. The data
-gradient needs one for each remainder of a pixel's position modulo the stride (see `_cut`). The outputs of a pass are
-divided into blocks (blocks.py). For each block:
+gradient needs one pass for each remainder of a pixel's position modulo the stride (see `_cut`). The outputs of a pass
+are divided into blocks (blocks.py). For each block:
 
 1. Unless the source can be read in place, `gather` copies what the block reads, with zeros around it, into memory
    that stays in the core's cache.
-2. For each panel of outputs (channels, as many as a tile has columns) and each chunk of pixels (CHUNK), `_sum` runs the
-   micro-kernel or, for groups with few outputs, the tile of channels.py. A tile's rows are pixels. A table contains
-   their offsets, so any stride is possible, and a tile may continue on the next line of the image.
+2. `_sum` computes up to CHUNK pixels of a panel of outputs, which has as many channels as a tile has columns. It runs
+   the micro-kernel or, for groups with few outputs, the tile of channels.py. The rows of a tile are pixels. A table
+   contains their offsets, so any stride is possible, and a tile may continue on the next line of the image.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
-A tap of the micro-kernel is a run of contiguous numbers (`depth` of them), not one position of the window as in
-geometry.py. Without dilation, the pixels in a row of the window are contiguous, so the row is one tap. With dilation,
-each pixel is a tap. For the tile of channels.py, each channel of each pixel is a tap.
+In geometry.py, a tap is one position of the window. Here, a tap is a run of `depth` contiguous numbers. Without
+dilation, the pixels in a row of the window are contiguous, so the row is one tap. With dilation, each pixel is a tap.
+For the tile of channels.py, each channel of each pixel is a tap.
 
-The micro-kernel sums about KC products at a time; adding these sums has a smaller rounding error than one long sum
-(README.md, "Accuracy"). The tile of channels.py computes one long sum.
+The micro-kernel sums about KC products at a time, and then these sums are added: the rounding error is smaller than
+that of one long sum (README.md, "Accuracy"). The tile of channels.py computes one long sum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def scratch_size(
     threads: int, x_shape: Shape, w_shape: Shape, backward: bool, groups: int, stride: Pair, padding: Pair,
     dilation: Pair,
 ) -> int:  # fmt: skip
-    """Return the size of convolve's scratch in numbers; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    """Return the number of elements of convolve's scratch; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     layer = layer_of(w_shape, backward, groups, stride, padding, dilation)
     products = x_shape[0] * x_shape[1] * x_shape[2] * w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3]
     tasks = threads if products > SERIAL * stride[0] * stride[1] else 1
@@ -58,7 +58,7 @@ def scratch_size(
 
 @jit
 def _weight(layer: Layer, weight: ndarray, backward: bool, u: int, v: int, k: int, o: int) -> float:
-    """Return the weight from input channel k of a group to output channel o; 0 if the kernel has no column v."""
+    """Return the weight at (u, v) from input channel k of a group to output channel o; 0 if there is no column v."""
     if v < 0 or v >= weight.shape[1]:
         return weight.dtype.type(0)
     if backward:
@@ -93,7 +93,7 @@ def _pack(number: int, cut: Cut, weight: ndarray, backward: bool, packed: ndarra
 
 @jit
 def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
-    """Return the depth of a tap, and the offset of each tap in the copy of a block and in a panel of packed weights."""
+    """Return the depth of a tap, and two offsets of each tap: in what a block reads, and in a panel of weights."""
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
     side_by_side = not across and (h.spacing == 1 or h.taps == 1)  # a row of the window is one tap
     channels, columns = layer.inner if across else 1, 1 if side_by_side else h.taps
@@ -108,10 +108,10 @@ def _tap_offsets(cut: Cut, array: ndarray) -> tuple[int, ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, outputs: int, whole: int) -> tuple[ndarray, ndarray]:
-    """Return the offset of each bundle (of one or more pixels, geometry.py) in what a block reads, and in the output,
-    counted from the block's first pixel.
+    """Return two offsets of each bundle (geometry.py) of a block: in what the block reads, and in the output.
 
-    whole: complete bundles in a row of outputs. They come first, row by row; then the incomplete bundle of each row.
+    whole: the number of complete bundles in a row of outputs. The complete bundles of all rows come first. The
+    incomplete bundle of each row follows.
     """
     v, h, lines = cut.v, cut.h, cut.images * cut.rows
     a_rows, c_rows = np.empty(lines * h.pixels, np.int64), np.empty(lines * h.pixels, np.int64)
@@ -129,9 +129,9 @@ def _sum(
     across: bool, depth: int, a: ndarray, a_taps: ndarray, a_rows: ndarray, a_at: int, b: ndarray, b_taps: ndarray,
     b_at: int, c: ndarray, c_rows: ndarray, c_at: int, width: int,
 ) -> None:  # fmt: skip
-    """Compute c (rows, width), a chunk of pixels in a panel of outputs; unless `across`, about KC products at a time.
+    """Compute c (rows, width), the sums of a chunk of pixels in a panel of outputs.
 
-    across: vectors extend across groups (channels.py)
+    If `across`, vectors extend across groups (channels.py). Otherwise, about KC products are summed at a time.
     """
     rows, taps = a_rows.size, a_taps.size
     if across:
@@ -148,7 +148,7 @@ def _sum(
 
 @apart_jit
 def _clear(task: int, tasks: int, cut: Cut, shortcut: ndarray, y: ndarray) -> None:
-    """Set this task's pixels to 0 [+ shortcut], in a pass without taps (for example, if the stride exceeds kh)."""
+    """Set this task's pixels to 0 [+ shortcut]: the pass has no taps, for example because the stride exceeds kh."""
     v, h, outputs = cut.v, cut.h, cut.layer.groups * cut.layer.outer
     for image in range(task * cut.batch // tasks, (task + 1) * cut.batch // tasks):
         for i in range(v.pixels):
@@ -164,8 +164,7 @@ def _pass(
     task: int, tasks: int, cut: Cut, source: ndarray, packed: ndarray, memory: ndarray, finish: bool, end: ndarray,
     shortcut: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute this task's blocks of a pass. If `finish`, finish_rows applies bias, scale, shift and relu from `end`,
-    and the shortcut."""
+    """Compute this task's blocks of a pass. If `finish`, also apply the end of the layer (rows.py)."""
     layer, v, h, across = cut.layer, cut.v, cut.h, by_channels(cut.layer)
     x, y = source.reshape(-1), out.reshape(-1)
     if v.taps * h.taps == 0:
@@ -267,7 +266,7 @@ def convolve(
     tasks = (scratch.size - _packed_size(layer)) // each
     memory = aligned(scratch)
     for phase in range(2):
-        for task in prange(tasks):  # task is unsigned; a tuple of tuples (a Layer) cannot be passed into the loop
+        for task in prange(tasks):  # task is unsigned; Numba cannot pass a tuple of tuples (a Layer) into the loop
             same = layer_of(weight.shape, backward, groups, stride, padding, dilation)
             _task(phase, np.int64(task), tasks, source, weight, backward, bias, scale, shift, shortcut, relu,
                   same, each, memory, out)  # fmt: skip

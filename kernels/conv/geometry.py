@@ -12,9 +12,9 @@ where the source is 0 beyond its ends. For a layer of stride s and dilation d:
                a step of 1 and some of the taps.
 
 If there are few output channels, `bundle` neighbouring pixels are computed as one pixel with `bundle` times as many
-channels, which are contiguous in memory and fill a vector. The window of this bundle contains what all its pixels read:
-its tap t has, for pixel p of the bundle, weight[tap + t tap_step + p tap_pixel], or 0 if there is no such weight.
-The price: NaN times 0 is NaN, so one NaN in the source spoils every bundle whose window contains it.
+channels. These channels are contiguous in memory and fill a vector. The window of a bundle contains all that its pixels
+read. At tap t of this window, pixel p of the bundle has the weight[tap + t tap_step + p tap_pixel], or 0 if there is no
+such weight. NaN times 0 is NaN, so one NaN in the source spoils every bundle whose window contains it.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def layer_of(w_shape: Shape, backward: bool, groups: int, stride: Pair, padding:
 def by_channels(layer: Layer) -> bool:
     """Return whether each group has so few outputs that vectors should extend across groups.
 
-    A group by itself fills outer / 16 of a vector. Across groups vectors are full, but the tile is half as fast, and
-    each number of x is copied to the lane of every output of its group. Measured (float32, 32 channels, 3 x 3 and 5 x
-    5): with 2 outputs in a group, vectors across groups are 3 to 4 times as fast as separate groups; with 4 outputs,
-    equally fast; with 8, a third as fast.
+    A single group fills only outer / 16 of a vector. Vectors across groups are full, but their tile is half as fast,
+    and each number of x is copied to the lane of every output of its group. Measured (float32, 32 channels): with 2
+    outputs in a group, vectors across groups are 3 to 4 times as fast as separate groups; with 4 outputs, equally fast;
+    with 8, a third as fast.
     """
     return layer.groups > 1 and 8 * layer.outer <= NR  # NR also for float64: scratch_size does not know the type
 
@@ -136,8 +136,8 @@ def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) 
 
 @jit
 def _cost(layer: Layer, axis: Axis, array: ndarray) -> int:
-    """Return an estimate of the time of a pass with this horizontal axis. A tile's row takes 40 units, plus 4 units (3
-    if the row is one vector, not two) for each number of the source that it multiplies."""
+    """Estimate the time of a pass with this horizontal axis. A row of a tile takes 40 units, plus 4 units for each
+    number of the source that the row multiplies (3 units if the row is a single vector)."""
     products = layer.kernel[0] * layer.inner  # numbers of the source for each tap of the axis
     return ((3 if axis.bundle * layer.outer <= lanes(array) else 4) * axis.taps * products + 40) * axis.pixels
 

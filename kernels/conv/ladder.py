@@ -34,7 +34,7 @@ def _add_scaled(number: float, row: ndarray, total: ndarray) -> None:
 
 @jit
 def channels_inside(x: ndarray, weight: ndarray, y: ndarray) -> None:
-    """Make the output channels the innermost loop: weights and sums are contiguous, so LLVM vectorises the loop."""
+    """Loop over the output channels innermost: weights and sums are contiguous, so LLVM vectorises this loop."""
     for n, i, j in np.ndindex(y.shape[:3]):
         y[n, i, j] = 0
         for u in range(3):

@@ -1,9 +1,8 @@
-"""The transforms of tiles and weights into Winograd's planes and back. transforms.py computes the matrices, winograd.py
-contains the three passes that use the planes, with the formulas.
+"""Transforms of tiles and weights into Winograd's planes and back. winograd.py explains the formulas.
 
-An image is cut into tiles of m x m outputs, which read n x n inputs. A plane holds one position (i, j) of every
-transformed tile: there are n n planes, each a matrix (tiles, channels) or, for weights, (channels, outputs). Its rows
-are whole vectors.
+An image is cut into tiles of m x m outputs, which read n x n inputs. A plane holds one position (i, j) of all
+transformed tiles, so there are n n planes. A plane of tiles is a matrix (tiles, channels). A plane of weights is a
+matrix (channels, outputs). Rows are padded to whole vectors.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ def round_up(x: int, step: int) -> int:
 
 @jit
 def row_of(channels: int) -> int:
-    """Return the size in numbers of a row of `channels` channels, rounded up to whole vectors."""
+    """Return the length of a row: `channels`, rounded up to whole vectors."""
     return round_up(channels, LANES)
 
 
 @jit
 def plane_of(rows: int, row: int) -> int:
-    """Return the distance in numbers from one plane to the next: the size of a plane plus one vector.
+    """Return the distance from one plane to the next: the size of a plane plus one vector.
 
     A tile's n n vectors go to n n planes. If the planes were a multiple of 4 KB apart, these vectors would map to the
     same few sets of the caches and evict one another.
@@ -82,9 +81,9 @@ def tiles_of(m: int, height: int, width: int) -> Pair:
 def _copy_tile(
     x: ndarray, image: int, top: int, left: int, rows: Pair, columns: Pair, patch: ndarray, row: int
 ) -> None:
-    """Copy a tile: patch[i row + j step + c] = x[image, top + i, left + j, c], and 0 for C <= c < step.
+    """Copy a tile of C channels: patch[i row + j step + c] = x[image, top + i, left + j, c], and 0 for C <= c < step.
 
-    step: a pixel's channels, rounded up to whole vectors. i and j are in the ranges `rows` and `columns`.
+    i is in the range `rows`, and j is in the range `columns`. step is C, rounded up to whole vectors.
     """
     channels = x.shape[3]
     step = row_of(channels)
@@ -100,7 +99,7 @@ def _copy_tile(
 
 @jit
 def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
-    """Return the next tile, without divmod: its divisions would take a good part of the time of a small tile."""
+    """Return the tile after (image, down, across). Divisions would take a good part of the time of a small tile."""
     across += 1
     if across == tiles[1]:
         down, across = down + 1, 0
@@ -111,17 +110,17 @@ def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, in
 
 @jit
 def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
-    """Return the approximate range of the pixels of `count` tiles from tile `first` on: (offset, size), in numbers.
+    """Return roughly which range of `array` the `count` tiles from tile `first` on cover: (offset, size), in numbers.
 
-    Tiles are numbered in the order of memory. So `count` of `total` tiles are assumed to cover the same share of the
-    array. The range is shifted by `ahead` rows of pixels.
+    Tiles are numbered in the order of memory. So `count` tiles cover about count / total of the array. The range is
+    shifted by `ahead` rows of pixels.
     """
     return array.size // total * first + ahead * array.shape[2] * array.shape[3], array.size // total * count
 
 
 @jit
 def prefetch_part(array: ndarray, place: Pair, part: int, parts: int) -> None:
-    """Prefetch part number `part` of the range `place` (offset, size) of an array, which is cut into `parts` parts."""
+    """Divide the range `place` (offset, size) of an array into `parts` parts, and prefetch part number `part`."""
     flat = array.reshape(-1)
     line = 64 // array.itemsize
     each = (place[1] // line + parts - 1) // parts * line
@@ -135,10 +134,10 @@ def to_planes(
     form: int, spread: bool, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int,
     planes: ndarray, plane: int, block: int, at_tile: int, patch: ndarray, zeros: ndarray,
 ) -> None:  # fmt: skip
-    """Write the transforms of `count` tiles of x, from tile `first` on, to rows `at_tile` and following of the planes.
+    """Transform `count` tiles of x, beginning with tile `first`, and write them to the planes from row `at_tile` on.
 
-    The transform of a tile d is BT d B or, if `spread`, A d AT (x is then dy). A plane holds blocks of channels:
-    (channels / block, tiles, block). If the channels do not fill whole vectors, a tile is copied to `patch`.
+    A tile d becomes BT d B or, if `spread`, A d AT (then x is dy). The layout of a plane is (channels / block, tiles,
+    block). If the channels do not fill whole vectors, each tile is first copied to `patch`.
     """
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]
@@ -173,9 +172,9 @@ def from_planes(
     form: int, planes: ndarray, plane: int, row: int, tiles: Pair, first: int, count: int,
     finish: bool, end: ndarray, shortcut: ndarray, patch: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y = AT M A [+ shortcut] for `count` tiles from tile `first` on, where the planes hold M.
+    """Compute y = AT M A [+ shortcut] from the planes M of `count` tiles, beginning with tile `first`.
 
-    If `finish`, apply bias, scale, shift and floor from `end` (winograd.py).
+    If `finish`, also apply bias, scale, shift and floor, which `end` contains (`_fill_end` in winograd.py).
     """
     m, _, n = tile_of(form)
     height, width, outputs = y.shape[1:]
@@ -189,7 +188,7 @@ def from_planes(
         rows, columns, there = min(m, height - down * m), min(m, width - across * m), following
         image, down, across = _next_tile(image, down, across, tiles)
         following = ((image * height + down * m) * width + across * m) * outputs
-        through = rows < m or columns < m or outputs < vector  # if y ends within the tile or vector, use the patch
+        through = rows < m or columns < m or outputs < vector  # through the patch: y ends within the tile or a vector
         at, y_row = (0, m * step) if through else (there, width * outputs)
         for i in range(rows if through and adds else 0):
             for j in range(columns):
@@ -212,10 +211,10 @@ def from_planes(
 
 @apart_jit
 def weight_to_planes(form: int, weight: ndarray, flip: bool, block: int, u: ndarray, plane: int) -> None:
-    """Write G g GT to the planes of u, for vector number `block` of the input channels.
+    """Write G g GT to the planes of u, for one vector of input channels: vector number `block`.
 
-    A plane of u is packed in panels (C, panel width). flip (for dx): rotate the kernel g by 180 degrees, and exchange
-    its input and output channels.
+    A plane of u consists of panels (C, panel width). With `flip` (for dx), the kernel g is rotated by 180 degrees, and
+    input and output channels are exchanged.
     """
     r = weight.shape[0]
     vector = lanes(weight)

@@ -53,7 +53,7 @@ def _terms(
 def forward_scratch(
     x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair, winograd: bool
 ) -> int:
-    """Return the size of scratch (see `forward`) in numbers: 0, since these loops need none."""
+    """Return the number of elements of scratch: 0, since these loops need none."""
     return 0
 
 
@@ -67,9 +67,9 @@ def forward(
 ) -> None:  # fmt: skip
     """Compute y = conv(x, weight) [+ bias (O,)] [* scale (O,) + shift (O,)] [+ shortcut (a vector)] [relu].
 
-    bias, scale, shift and shortcut have size 0 if they are not wanted. These loops ignore the arguments winograd
-    (whether a fast kernel may use a form with larger rounding errors, see kernels/conv/WINOGRAD.md) and scratch (memory
-    for intermediate results of a fast kernel).
+    bias, scale, shift and shortcut have size 0 if they are not wanted. These loops ignore two arguments. winograd: a
+    fast kernel may use a form with larger rounding errors (kernels/conv/WINOGRAD.md). scratch: memory for intermediate
+    results of a fast kernel.
     """
     y[...] = 0
     for at_x, at_weight, at_y in _terms(x, weight, y, groups, stride, padding, dilation):

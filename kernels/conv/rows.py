@@ -18,8 +18,8 @@ def _end(
 ) -> None:
     """Compute y = max((y + end[0]) end[1] + end[2] + shortcut, end[3]), each step rounded; NaN stays NaN.
 
-    Row end[i] begins at index end_at + i step. The shortcut has the layout of y; if there is none (`adds` is false),
-    end[4] is added instead. Beyond `width`, y is neither read nor written, and the shortcut is not read.
+    Row end[i] begins at index end_at + i step. The shortcut has the layout of y. If there is none (`adds` is false),
+    end[4], a row of zeros, is added instead. Beyond `width`, y and the shortcut are not accessed.
     """
     b, row = e.builder, e.at(y, at)
     ends = [e.at(e.at(end, end_at), e.times(step, i)) for i in range(5)]
@@ -44,7 +44,7 @@ def _end(
 def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: int, block: int, end: ndarray) -> None:
     """Fill the five rows of end (5, groups, columns) for finish_rows: bias, scale, shift, floor, zeros.
 
-    bias, scale, shift have shape (O,) or size 0: a missing bias or shift is 0, a missing scale is 1. The floor, the
+    bias, scale, shift have shape (O,) or size 0. A missing bias or shift is 0, a missing scale is 1. The floor, the
     least value of an output, is 0 with relu and -inf without. columns: `block` times the outputs of a group, padded.
     """
     columns = end.size // 5 // groups
@@ -65,6 +65,6 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: 
 
 @jit
 def finish_rows(y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int, shortcut: ndarray) -> None:
-    """Apply the end of a layer to `width` outputs of each pixel, at offsets at + rows[r]; fill_end has filled `end`."""
+    """Apply the end of a layer to `width` outputs of each pixel r, from y[at + rows[r]] on. fill_end fills `end`."""
     for r in range(rows.size):
         _end(y, at + rows[r], end, end_at, end.size // 5, shortcut, shortcut.size > 0, width)

@@ -1,9 +1,9 @@
 """A tile of one vector of columns and 2 MR rows (16 or 12), for Winograd's products with at most one vector of outputs.
 
 With AVX-512, the tile of matmul/product.py has MR = 8 rows. With one vector of columns these are eight sums, the fewest
-that keep the multiply-adds busy, so any delay costs time. That tile keeps the address of each row in a register, and
-there are too few registers for sixteen addresses. Here the distance between rows is known at compile time, so one
-address is enough.
+that keep the multiply-adds busy, so any delay costs time. The tile of matmul/product.py keeps the address of each row
+in a register, and there are too few registers for sixteen addresses. Here the distance between rows is known at compile
+time, so one address is enough.
 """
 
 from __future__ import annotations

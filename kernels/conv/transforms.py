@@ -4,11 +4,11 @@ F(m, r) computes m outputs of a 1-D convolution with r taps in n = m + r - 1 mul
 
     y (m,) = AT [ (G g) * (BT d) ]        g (r,) the taps, d (n,) the inputs, * element by element
 
-This is Toom and Cook's multiplication of polynomials (G and A evaluate two polynomials at n points, B computes the
-product's coefficients from its values there), transposed by Winograd. In 2-D each matrix is applied along both axes.
+Toom and Cook multiply two polynomials: G and A evaluate them at n points, and B computes the coefficients of the
+product from its values at the points. Winograd transposed this method. In 2-D each matrix is applied along both axes.
 
-The points determine the rounding error: with 0, +-1, +-2 and infinity, which are usual for n = 6, it is two to five
-times as large as with 0, +-3/4, +-3/2 and infinity, which need the same number of instructions (see WINOGRAD.md).
+The points determine the rounding error. Usual points for n = 6 are 0, +-1, +-2 and infinity. With 0, +-3/4, +-3/2 and
+infinity, the error is two to five times smaller, and the number of instructions is the same (WINOGRAD.md).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def transposed(matrix: Matrix) -> Matrix:
 
 
 def multiply(e: Emitter, matrix: Matrix, x: list[Value]) -> list[Value]:
-    """Write the instructions for matrix @ x, for vectors x[k].
+    """Write the instructions for matrix @ x, where x is a list of vectors.
 
-    Points come as p and -p, so rows (of BT, G and A) or columns (of AT and GT) come in pairs that differ in signs only.
-    Such a pair of rows is E + O and E - O, so matrix @ x needs E @ x and O @ x only once. Such a pair of columns needs
-    only the sum and the difference of its two vectors.
+    Points come in pairs p, -p. So the rows of BT, G and A, and the columns of AT and GT, come in pairs that differ only
+    in signs. Two such rows are E + O and E - O: E @ x and O @ x are computed once for both. Two such columns need only
+    the sum and the difference of their vectors.
     """
     matrix, x = _pair_columns(e, matrix, x)
     result: list[Any] = [None] * len(matrix)
@@ -85,7 +85,7 @@ def multiply(e: Emitter, matrix: Matrix, x: list[Value]) -> list[Value]:
 
 
 def _exact(x: Fraction) -> bool:
-    """Return whether a binary number holds x exactly: its denominator is a power of two."""
+    """Return whether the denominator of x is a power of two: then a binary number holds x exactly."""
     return x.denominator & (x.denominator - 1) == 0
 
 
@@ -137,7 +137,7 @@ def _plus(e: Emitter, x: Value, factor: Fraction, y: Value) -> Value:
 def _parts(matrix: Matrix) -> list[slice]:
     """Return the ranges of rows of the matrix that are applied together to X (make_transform).
 
-    matrix @ X has a vector for each row of the matrix and column of X. If there are not enough registers for them, the
+    matrix @ X has a vector for each row of the matrix and each column of X. If the registers cannot hold them all, the
     rows are applied in several parts. Rows 1 and 2, 3 and 4 ... stay together, because they may be pairs (`multiply`).
     """
     rows = len(matrix)
@@ -146,7 +146,7 @@ def _parts(matrix: Matrix) -> list[slice]:
 
 
 def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Matrix]:
-    """Yield each matrix. The instructions that the caller writes for it run if its longer side is n, the tile size."""
+    """Yield each matrix. What the caller writes for a matrix runs if n, the tile size, is the matrix's longer side."""
     first, *others = matrices
     if not others:
         yield first
@@ -160,7 +160,7 @@ def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Ma
 
 
 def make_transform(*matrices: Matrix) -> Any:
-    """Return a function for kernels that computes Y = matrix X matrix^T for one vector of channels, in tiles of size n.
+    """Return a function for kernels that computes Y = matrix X matrix^T for one vector of channels; n selects a matrix.
 
     X[i][j] is the vector at x[x_at + i x_row + j x_column], and Y[i][j] is at y[y_at + i y_row + j y_column].
     If i is outside the range `rows`, X[i][j] is read from `zeros`, a row of zeros. If j is outside the range `columns`,
@@ -186,7 +186,7 @@ def make_transform(*matrices: Matrix) -> Any:
 
 
 def _column(e: Emitter, matrix: Matrix, starts: list[Value], offset: Offset, inside: Value) -> list[Value]:
-    """Write matrix @ the column of X that is at `offset` in each row, or 0 if the column is not `inside`."""
+    """Write matrix @ c, or 0 if c is not `inside`. c is a column of X: the vectors at `offset` in each row."""
 
     def product() -> dict[int, Value]:
         return dict(enumerate(multiply(e, matrix, [e.load(start, offset) for start in starts])))

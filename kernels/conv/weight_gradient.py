@@ -1,15 +1,15 @@
 """Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] dy[pixel, o].
 
-The formula is for stride and dilation 1, without padding. The micro-kernel of matmul/tile.py computes the sum: a tile's
-rows are weights (u, v, c), its columns are output channels. In the tile's sum over t and k, t is a row of output
-pixels, and k is a pixel of this row. (Groups with few outputs use the tile of channels.py: t is a pixel, without k.)
+This is the formula for stride 1 and dilation 1 without padding. The micro-kernel of matmul/tile.py computes the sum: a
+tile's rows are weights (u, v, c), its columns are output channels. In the tile's sum over t and k, t is a row of output
+pixels, and k is a pixel of this row. Groups with few outputs use the tile of channels.py. There, t is a pixel.
 
 The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
 and the pixels are cut into `splits` parts. `_part` sums one piece over the pixels of one part. At the end, the sums of
 the parts are added in order. The number of pieces and the number of parts depend on the sizes alone, so neither the
 number of threads nor their timing changes a bit.
 
-With few outputs, bundles of neighbouring pixels are computed as one pixel (geometry.py). Then the tile's rows are the
+With few outputs, a bundle of neighbouring pixels is computed as one pixel (geometry.py). Then the tile's rows are the
 pixels and channels of the bundle's window, and `_unfold` adds up what the pixels of the bundle contribute to a weight.
 
 Within a part, each block of pixels (blocks.py) is summed from 0, and then this sum is added to those of the previous
@@ -35,8 +35,8 @@ from .sizes import MAX_BUNDLE, MAX_PIECE, MAX_UNPACKED, MIN_TASKS, NR, SERIAL, W
 
 @jit
 def _pieces(layer: Layer) -> tuple[int, int, int]:
-    """Return how dweight is cut: the kernel rows and (at most) the outputs of a piece, and the number of pieces."""
-    kernel, row = layer.kernel, layer.kernel[1] * layer.inner * NR  # weights in one kernel row of a panel
+    """Return the kernel rows of a piece, the largest number of outputs of a piece, and the number of pieces."""
+    kernel, row = layer.kernel, layer.kernel[1] * layer.inner * NR  # row: weights in one kernel row of a panel
     if by_channels(layer):
         return kernel[0], layer.groups * layer.outer, 1
     panels, rows = ceildiv(layer.outer, NR), kernel[0] if kernel[0] * row <= MAX_PIECE else 1
@@ -64,7 +64,7 @@ def _task_memory(layer: Layer, width: int) -> int:
 def scratch_size(
     threads: int, out: Pair, x_shape: Shape, w_shape: Shape, groups: int, stride: Pair, padding: Pair, dilation: Pair
 ) -> int:
-    """Return the size of backward_weight's scratch in numbers; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
+    """Return how many elements backward_weight's scratch has; x_shape (N, H, W, C), w_shape (kh, kw, C/groups, O)."""
     layer = layer_of(w_shape, False, groups, stride, padding, dilation)
     size, pixels = w_shape[0] * w_shape[1] * w_shape[2] * w_shape[3], x_shape[0] * out[0] * out[1]
     splits = _splits(pixels, _pieces(layer)[2])
@@ -97,11 +97,11 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     part = Layer((rows, kernel[1]), layer.inner, layer.outer, layer.groups, layer.stride, padding, layer.dilation)
     bundle = bundle_of(part, False, x.shape[2], dy.shape[2], x) if rows == kernel[0] else 1
     v, h = forward_axis(part, 0, x.shape[1], dy.shape[1], 1), forward_axis(part, 1, x.shape[2], dy.shape[2], bundle)
-    gap = lanes(x) if layer.inner % 64 == 0 else 0  # pixels at multiples of 64 numbers share few sets of L1
+    gap = lanes(x) if layer.inner % 64 == 0 else 0  # else pixels 64 n numbers apart would share few sets of L1
     in_place = not across and inside(v) and inside(h)
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
 
-    # dy is read in place, or copied into panels, which use fewer cache lines and have zeros beyond the last output
+    # dy is read in place or copied into panels. Panels use fewer cache lines, and have zeros beyond the last output.
     dy_in_place = bundle == 1 and outer % lanes(x) == 0 and (across or rows * h.taps * layer.inner <= MAX_UNPACKED)
     columns = bundle * min(some, outer - first)
     dy_step = columns if bundle > 1 else (channel_width(x) if across else panel_width(x))
@@ -112,8 +112,8 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
 
 @jit
 def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
-    """Return the offsets of the tiles' rows in x (or its copy) and in the sum. There is a row for each (u, v, c) of a
-    piece; with bundles, v goes through the window of the bundle."""
+    """Return two offsets of each row of the tiles: in x (or in its copy), and in the sum. A row is a weight (u, v, c)
+    of the piece. With bundles, v is a column of the bundle's window."""
     layer, h, outputs = cut.layer, cut.h, cut.layer.groups * cut.layer.outer
     weights = layer.kernel[0] * h.taps * layer.inner
     a_rows, c_rows = np.empty(weights, np.int64), np.empty(weights, np.int64)
@@ -126,7 +126,7 @@ def _weight_offsets(cut: Cut, array: ndarray) -> tuple[ndarray, ndarray]:
 
 @jit
 def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray]:
-    """Return the taps of the sum: the offsets of each run of `depth` output pixels in x and in dy (or their copies)."""
+    """Return two offsets of each tap, a run of `depth` output pixels: in x and in dy (or in their copies)."""
     taps = cut.images * cut.rows * cut.h.pixels // depth
     a_taps, b_taps = np.empty(taps, np.int64), np.empty(taps, np.int64)
     for t in range(taps):
@@ -138,7 +138,7 @@ def _pixel_offsets(cut: Cut, depth: int, dy_step: int) -> tuple[ndarray, ndarray
 
 @jit
 def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, width: int, target: ndarray) -> None:
-    """Copy `outputs` outputs of dy (pixels, pixel), from `at` on, to target (panels, pixels, width), padded with 0."""
+    """Copy `outputs` channels of each pixel of dy, from dy[at] on, to target (panels, pixels, width), padded with 0."""
     for o in range(0, outputs, width):
         some = min(width, outputs - o)
         for i in range(pixels):
@@ -189,7 +189,7 @@ def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
 def _part(
     number: int, split: int, splits: int, layer: Layer, x: ndarray, dy: ndarray, memory: ndarray, total: ndarray
 ) -> None:
-    """Sum piece `number` of dweight over one part of the pixels; total: a vector of the size of dweight."""
+    """Sum piece `number` of dweight over part `split` of the pixels; total: a vector of the size of dweight."""
     piece, across, outputs = _piece(number, layer, x, dy), by_channels(layer), layer.groups * layer.outer
     cut, columns = piece.cut, piece.columns
     depth, width = (1, channel_width(x)) if across else (cut.h.pixels, panel_width(x))
@@ -241,8 +241,8 @@ def _task(
     phase: int, task: int, tasks: int, pieces: int, splits: int, layer: Layer, each: int, x: ndarray, dy: ndarray,
     memory: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    """In phase 0, sum some pieces over some parts. In phase 1, if there are several parts, add them up: this task's
-    share of dweight."""
+    """In phase 0, sum pieces, each over one part of the pixels. In phase 1, add up the parts in this task's share of
+    dweight."""
     total = dweight.reshape(-1)
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]
     if phase == 1:

@@ -1,8 +1,8 @@
 """Winograd's convolution: fewer multiplications, as one matrix product for each position in a transformed tile.
 
 Stride, dilation and groups must be 1. The kernel g has r x r taps. An image is cut into tiles of m x m outputs. Each
-tile needs n x n inputs d (n = m + r - 1). A transformed tile has n x n positions k; a plane is a matrix with position k
-of all tiles (or of all kernels):
+tile needs n x n inputs d (n = m + r - 1). A transformed tile has n x n positions. Plane k is a matrix that contains
+position k of all tiles (for weights: of all kernels g):
 
     V[k] (tiles, C)  =  BT d B        from each tile of the input
     U[k] (C, O)      =  G g GT        from the weights
@@ -15,7 +15,7 @@ steps that compute U, M and y:
     D[k] (tiles, O)  =  A dy AT       dU[k] (C, O) = V[k]^T @ D[k]       dweight = GT dU G
 
 WINOGRAD.md explains these steps; transforms.py computes the matrices, planes.py applies them.
-`form` is one of the constants of choice.py, but not DIRECT.
+`form` is F4X4_3X3, F2X2_3X3 or F4X4_5X5 (choice.py).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from .sizes import KC_5X5, TILES_5X5
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
-GROUP_SIZE = 200_000  # numbers in V and M for a group of tiles (16 tiles may need more): they stay in a core's L2
+GROUP_SIZE = 200_000  # limit for the numbers in V and M of a group: they stay in L2 (16 tiles may have more)
 
 
 @jit
 def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
-    """Return how many tiles are transformed and multiplied together (a group), for `planes` = n n.
+    """Return the number of tiles in a group: tiles that are transformed and multiplied together. planes: n n
 
     The number of groups is a multiple of 4 if possible, so that two or four threads have equal work.
     """
@@ -69,7 +69,7 @@ def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
 
 @jit
 def _convolve_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int]:
-    """Return the number of tiles in a group, and the sizes of a plane of U, of V, of M, and of a task's memory."""
+    """Return five numbers: tiles in a group; sizes of a plane of U, of V and of M; size of a task's memory."""
     n = tile_of(form)[2]
     group = _group(n * n, channels, outputs, tiles)
     u_plane = plane_of(channels, round_up(outputs, NR))
@@ -83,7 +83,7 @@ def _convolve_group(
     form: int, x: ndarray, tiles: Pair, padding: Pair, first: int, count: int, more: int, u: ndarray, u_plane: int,
     finish: bool, end: ndarray, shortcut: ndarray, own: ndarray, v_plane: int, m_plane: int, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y of `count` tiles from tile `first` on; for the next call, prefetch what the next `more` tiles read."""
+    """Compute y for `count` tiles, beginning with tile `first`. Prefetch the pixels that the next `more` tiles read."""
     _, r, n = tile_of(form)
     channels, outputs = x.shape[3], y.shape[3]
     v = own[: n * n * v_plane]
@@ -98,7 +98,7 @@ def _convolve_group(
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
     here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
     panels = (outputs + columns - 1) // columns
-    tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows of M in tall tiles
+    tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows that tall tiles compute
     for k in range(n * n):
         for o in range(0, outputs, columns):
             prefetch_part(x, following, k * panels + o // columns, n * n * panels)
@@ -114,9 +114,9 @@ def _convolve_group(
 
 @jit
 def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs: int, end: ndarray) -> None:
-    """Fill end (4, outputs in whole vectors) with bias, scale, shift and the floor of y (0 with relu).
+    """Fill the four rows of `end` with bias, scale, shift and the least value of y (0 with relu, else -infinity).
 
-    What is missing gets a value without effect, such as a bias of -0: -0 + x is x for any x, including -0.
+    A missing argument gets a value without effect. For the bias this is -0: -0 + x is x for every x, including -0.
     """
     step = row_of(outputs)
     for o in range(outputs):
@@ -149,7 +149,7 @@ def _convolve(
     for step in range(2):  # one parallel loop for both steps: each parallel loop costs a second of compile time
         jobs = blocks if step == 0 else tasks
         for job in prange(jobs):
-            q = np.int64(job)  # the index of a prange loop is unsigned: an expression with int64 would be a float
+            q = np.int64(job)  # a prange index is unsigned: Numba would compute unsigned + signed in float64
             if step == 0:
                 weight_to_planes(form, weight, flip, q, u, u_plane)
             else:
@@ -194,7 +194,7 @@ def _convolve_scratch(form: int, channels: int, outputs: int, images: int, out: 
 
 
 def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
-    """Return the size of forward's scratch in numbers. It depends on the number of threads; the bits of y do not."""
+    """Return the number of elements of forward's scratch."""
     images, height, width, channels = x_shape
     r = w_shape[0]
     out = height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1
@@ -202,7 +202,7 @@ def forward_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) ->
 
 
 def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
-    """Return the size of backward_input's scratch in numbers."""
+    """Return the number of elements of backward_input's scratch."""
     images, height, width, channels = x_shape
     return _convolve_scratch(form, w_shape[3], channels, images, (height, width))
 
@@ -212,18 +212,17 @@ def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: P
 
 @jit
 def _block(channels: int) -> int:
-    """Return how many channels are contiguous in a plane of V or D: at most the columns of a panel."""
+    """Return the number of contiguous channels in a plane of V or D, at most the width of a panel."""
     return min(NR, row_of(channels))
 
 
 @jit
 def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int, int]:
-    """Return the number of partial sums, the number of tiles in a group, and the sizes of a plane of dU, of V and of D
-    and of the memory for a patch.
+    """Return six numbers: partial sums; tiles in a group; sizes of a plane of dU, of V and of D; size of a patch.
 
-    For a small dU there are several partial sums, each over a range of tiles; they are added in order. For a large dU,
-    or few tiles, there is one sum: the threads transform the tiles of a group together, and then share its planes.
-    Neither way depends on the number of threads.
+    A small dU is computed as several partial sums, each over a range of tiles; the sums are added in order. For a large
+    dU or few tiles there is only one sum. Then the threads transform the tiles of a group together, and each thread
+    multiplies some of the planes. The number of partial sums does not depend on the number of threads.
     """
     n = tile_of(form)[2]
     group, parts = 64, 8 if n * n * channels * outputs <= 2**16 else 4
@@ -242,7 +241,7 @@ def _gradient_tiles(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, first: int, count: int, at_tile: int,
     v: ndarray, v_plane: int, d: ndarray, d_plane: int, own: ndarray,
 ) -> None:  # fmt: skip
-    """Write V and D of `count` tiles, from tile `first` on, to rows `at_tile` and following of the planes."""
+    """Transform `count` tiles, beginning with tile `first`, and write V and D to the planes from row `at_tile` on."""
     n = tile_of(form)[2]
     channels, outputs = x.shape[3], dy.shape[3]
     row = max(row_of(channels), row_of(outputs))
@@ -257,10 +256,10 @@ def _gradient_products(
     begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair, count: int, kc: int,
     accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """Compute dU[k] (+)= V[k]^T D[k] for begin <= k < end; there are `planes` planes in total.
+    """Compute dU[k] (+)= V[k]^T D[k] for begin <= k < end, by sums over `count` tiles in pieces of kc tiles.
 
-    A sum over `count` tiles consists of sums over kc tiles. Meanwhile, prefetch what the next group of tiles reads: the
-    ranges x_next of x and dy_next of dy.
+    Between the products, prefetch what the next group of tiles reads: the range x_next of x, and the range dy_next of
+    dy. planes: n n
     """
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels), _block(outputs)
@@ -290,7 +289,7 @@ def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, begin: int, end: int, group: int, own: ndarray,
     v_plane: int, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """Compute the planes du[k] (C, O) = V[k]^T D[k], with a sum over the tiles from `begin` to `end` - 1."""
+    """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T D[k] for the tiles `begin` to `end` - 1."""
     _, r, n = tile_of(form)
     total = x.shape[0] * tiles[0] * tiles[1]
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
@@ -321,7 +320,7 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
     own = shared[pair:] if parts == 1 else shared
     each += pair if parts > 1 else 0
     tasks = own.size // each
-    # Several sums: compute all of them, then finish. One sum: transform, multiply, transform, multiply ... and finish.
+    # Several sums: compute them, then finish. One sum: for each group, transform, then multiply; at the end, finish.
     steps = 2 if parts > 1 else 2 * ((total + group - 1) // group) + 1
     for step in range(steps):
         end = step == steps - 1
@@ -344,14 +343,14 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
                                 shared, v_plane, shared[n * n * v_plane :], d_plane,
                                 own[t * each : (t + 1) * each])  # fmt: skip
             else:
-                # No prefetch, (0, 0): it is not known which thread reads the next tiles, and the images are small.
+                # (0, 0): no prefetch, since it is not known which thread will read the next tiles.
                 kc = TILES_5X5 if form == F4X4_5X5 else count
                 _gradient_products(t, t + 1, n * n, x, dy, (0, 0), (0, 0), count, kc, first > 0,
                                    shared, v_plane, shared[n * n * v_plane :], d_plane, du, du_plane)  # fmt: skip
 
 
 def backward_weight_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: Pair) -> int:
-    """Return the size of backward_weight's scratch in numbers."""
+    """Return the number of elements of backward_weight's scratch."""
     images, height, width, channels = x_shape
     m, r, n = tile_of(form)
     tiles = tiles_of(m, height + 2 * padding[0] - r + 1, width + 2 * padding[1] - r + 1)

@@ -40,9 +40,9 @@ def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
 
 @jit
 def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndarray, past: bool) -> None:
-    """Use the random numbers `position`, position + 1, ... of one block, the 2^32 numbers that share their keys."""
+    """Use the random numbers `position`, position + 1, ... All are in one block: 2^32 numbers with the same keys."""
     zero, factor = x.dtype.type(0), x.dtype.type(1 / (1 - p))
-    threshold = np.uint32(math.ceil(p * 2.0**31))  # an integer w is >= this exactly if w / 2^31 >= p (reference.py)
+    threshold = np.uint32(math.ceil(p * 2.0**31))  # w >= threshold exactly if w / 2^31 >= p, as in reference.py
     keys = _mix64(_mix64(seed + GOLDEN) + (position >> SHIFT32) * GOLDEN)
     first, key = np.uint32((position + keys) & MASK32), np.uint32(keys >> SHIFT32)
     for i in range(y.size):
@@ -54,7 +54,7 @@ def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndar
 
 @jit
 def _across_blocks(x: ndarray, p: float, seed: int, position: np.uint64, y: ndarray, past: bool) -> None:
-    """Do the same for numbers from one or two blocks: first those up to the end of the first block, then the rest."""
+    """Do the same for random numbers from one or two blocks."""
     room = np.int64(MASK32 - (position & MASK32)) + 1
     if y.size <= room:
         _dropout(x, p, np.uint64(seed), position, y, past)

@@ -23,7 +23,7 @@ def in_numpy(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
 
 @jit
 def in_64_bits(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
-    """Use SplitMix64 of a counter: no state, but only 8 integers of 64 bits in a vector, with slow products."""
+    """Use SplitMix64 of a counter. It has no state, but a vector holds only 8 integers of 64 bits."""
     zero, factor = x.dtype.type(0), x.dtype.type(1 / (1 - p))
     threshold = np.uint64(math.ceil(p * 2.0**53))
     first = np.uint64(seed) + np.uint64(offset) * cpu.GOLDEN

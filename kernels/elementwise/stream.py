@@ -68,9 +68,9 @@ def _scope(builder: Any) -> Any:
 def get(typing: Any, x: Any, i: Any) -> Any:
     """Return x[i], in a loop that reads with `get` and writes with `put`.
 
-    An output may be the same array as an input (relu in place): each element is read before it is written, and so is
-    each vector of elements. LLVM cannot know that two arrays overlap either exactly or not at all, so it would process
-    one element at a time. The alias scope declares that `put` does not write what `get` reads.
+    An output may be the same array as an input (relu in place), because each vector of elements is read before it is
+    written. LLVM cannot know that two arrays overlap either exactly or not at all, so it would process one element at a
+    time. The alias scope declares that `put` does not write what `get` reads.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -86,7 +86,7 @@ def put(typing: Any, out: Any, i: Any, value: Any, past: Any) -> Any:
     """Store out[i] = value; if `past`, bypass the caches. Use it in a loop over i from 0 with a constant `past`.
 
     LLVM makes one loop for each value of `past`. It vectorises the non-temporal stores only if they declare the
-    alignment of a whole vector, which the vector stores have: `out` is aligned and i begins at 0.
+    alignment of a whole vector. Vector stores have this alignment, since `out` is aligned and i begins at 0.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -105,7 +105,7 @@ def put(typing: Any, out: Any, i: Any, value: Any, past: Any) -> Any:
 
 @intrinsic
 def finish(typing: Any, past: Any) -> Any:
-    """If stores bypassed the caches (`past`), wait until all threads can see them: nothing else orders them."""
+    """If stores bypassed the caches (`past`), wait until all threads can see them: these stores have no fixed order."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         with builder.if_then(arguments[0]):

@@ -10,7 +10,7 @@
 | NC   | none: each thread takes all its panels | columns of a block of b      | (L3, in BLIS)               |
 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
-for float32. In float64 NR is half as large, so a panel of b needs the same memory, but a block of a twice the memory.
+for float32. In float64 NR is half as large: a panel of b needs the same memory, a block of a needs twice the memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minidl.engine.jit import REGISTERS, VECTOR_BYTES, jit
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
 MR = 8 if REGISTERS == 32 else 6  # 2 MR vectors of sums, 2 of b and 1 of a must fit into the registers
 NR = 2 * LANES
-FEW_ROWS = 256  # up to this many rows, deeper blocks are better: each additional block reads and writes out again
+FEW_ROWS = 256  # up to this many rows, deeper blocks are better: each additional block reads and writes `out` again
 KC = 256
 KC_FEW_ROWS = 512
 UNSPLIT_FEW_ROWS = 1024  # for few rows, sums of up to this many products are not split

@@ -1,11 +1,11 @@
 """Matrix products on the micro-kernel (product.py): packed panels of b, and tiles of the output divided among threads.
 
-The output is divided into panels of NR columns (two vectors), and each panel into strips of MR rows: the tiles. (The
-sizes are in blocks.py.) Each thread computes an equal number of successive tiles, down one panel, then down the next.
-It copies the part of b that a panel needs into its own small buffer (pack.py), which the tile then reads as contiguous
-memory from the nearest cache. a is read in place, except in a^T b with many panels per thread, because there the
-numbers of a for successive k are on different pages. If a thread computes only one strip of a panel, it reads this part
-of b only once. Unless b is transposed, this part is read in place, since a copy would cost more than it gains.
+The output is divided into panels of NR columns, and each panel into strips of MR rows, the tiles (sizes: blocks.py).
+Each thread computes an equal number of successive tiles, down one panel, then down the next. It copies the part of b
+that a panel needs into its own small buffer (pack.py). The tiles read this buffer as contiguous memory from the nearest
+cache. A thread that computes only one strip of a panel reads b in place, unless b is transposed: a copy would cost more
+than it gains. a is read in place, except in a^T b with many panels per thread: there, the numbers of a for successive k
+are on different pages.
 
 One thread computes each sum, in the order of k, in pieces of KC products that are added to each other. KC depends only
 on the shape of the product, so bits do not depend on the number of threads.
@@ -32,13 +32,13 @@ SERIAL_BELOW = 2**17  # for fewer multiplications, one thread is faster than two
 
 @jit
 def _packed_size(rows: int, depth: int) -> int:
-    """Return the size of a packed panel of b in numbers, with its depth rounded up to whole vectors."""
+    """Return the number of elements of a packed panel of b, whose depth is rounded up to whole vectors."""
     return (block_depth(rows, depth) + LANES - 1) // LANES * LANES * NR
 
 
 @jit
 def _scratch_size(rows: int, columns: int, depth: int) -> int:
-    """Return the size of a thread's scratch in numbers: a panel of b and, for many panels, a block of a."""
+    """Return the number of elements of a thread's scratch: a panel of b and, for many panels, a block of a."""
     kc = block_depth(rows, depth)
     mc = min(rows, MC_KC // max(1, kc) + NR)
     # LANES, not NR: a panel of float64 is half as wide, so PACK_A_PANELS panels have half as many columns.
@@ -62,7 +62,7 @@ def _share(
     part: int, parts: int, a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
     bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """Compute the tiles of one thread: first, ..., last - 1."""
+    """Compute the tiles of one thread."""
     rows, columns = out.shape
     nr, kc = panel_width(a), block_depth(rows, depth)
     strips = (rows + MR - 1) // MR
@@ -161,7 +161,7 @@ def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Return the size of scratch in numbers, for out (rows, columns) and sums of `depth` products."""
+    """Return the number of elements of scratch, for out (rows, columns) and sums of `depth` products."""
     return (threads() if rows * columns * depth >= SERIAL_BELOW else 1) * int(_scratch_size(rows, columns, depth))
 
 

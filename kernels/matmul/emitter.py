@@ -12,9 +12,9 @@ micro-kernel, for a tile of MR x NR numbers of c (blocks.py explains the sizes):
     if accumulate: sums += c[0:MR, 0:NR]       `plus`
     c[0:MR, 0:NR] = sums                       `write`: whole vectors, or only some lanes
 
-The micro-kernels differ in the rest: tile.py finds its rows through tables, and also sums over the taps of a
-convolution (the positions in its kernel); product.py prefetches, and applies bias and relu; conv/channels.py reads
-vectors of a instead of single numbers; conv/tall.py has more rows and fewer columns.
+The micro-kernels differ in the rest. tile.py finds its rows through tables, and also sums over the taps of a
+convolution (the positions in its kernel). product.py prefetches, and applies bias and relu. conv/channels.py reads
+vectors of a instead of single numbers. conv/tall.py has more rows and fewer columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from numba.core import cgutils
 from minidl.engine.jit import HAS_FMA, VECTOR_BYTES
 
 Value = Any  # a value in the generated code: a number, a vector or a pointer
-Offset = Any  # an int or a Value, in numbers, not in bytes
+Offset = Any  # an int or a Value, which counts numbers, not bytes
 Sums = dict[tuple[int, int], Value]  # (row, vector of columns) -> vector
 
 
@@ -173,7 +173,7 @@ class Emitter:
     def loop(
         self, rounds: Value, counters: list[tuple[Offset, Offset]], first: Sums, body: Callable[..., Sums]
     ) -> Sums:
-        """Write a loop: sums = first, then `rounds` times sums = body(sums, number of the round, *counters).
+        """Write a loop that begins with sums = first and repeats sums = body(sums, number of the round, *counters).
 
         Returns the last sums. rounds: at least 1, since the loop compares at its end. counters: (begin, step) for each
         counter. Each counter and each sum is a `phi` instruction, so LLVM keeps it in a register.
@@ -231,7 +231,7 @@ class Emitter:
         return [self.load(start, v * self.lanes) for v in range(vectors)]
 
     def rank_one(self, sums: Sums, numbers: Iterable[Value], columns: list[Value]) -> Sums:
-        """Return sums + the outer product of the numbers to which `numbers` points and the vectors `columns`."""
+        """Return sums + the outer product of single numbers, given as pointers, and the vectors `columns`."""
         added = {}
         for i, pointer in enumerate(numbers):
             number = self.broadcast(self.builder.load(pointer))

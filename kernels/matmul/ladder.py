@@ -18,7 +18,7 @@ KC, NC = 64, 128  # a block of b: KC x NC numbers
 
 @jit
 def naive(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """For each m and n, sum over k: the definition. b is read down a column: a new cache line for each number."""
+    """For each m and n, sum over k. b is read down a column, so each number needs a new cache line."""
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
             total = out.dtype.type(0)
@@ -29,7 +29,7 @@ def naive(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 @jit
 def rows_inside(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """Make n the innermost loop, along rows of b and out: LLVM vectorises it. Each sum is loaded and stored K times."""
+    """Loop over n innermost, along rows of b and out: LLVM vectorises it. Each sum is loaded and stored K times."""
     for m in range(out.shape[0]):
         row = out[m]
         row[:] = 0
@@ -41,7 +41,7 @@ def rows_inside(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 @jit
 def blocked(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """Do the same for one block of b at a time, which stays in the first-level cache while all rows of a use it."""
+    """Do the same for one block of b at a time. The block stays in the first-level cache while all rows of a use it."""
     out[:] = 0
     for k0 in range(0, a.shape[1], KC):
         for n0 in range(0, out.shape[1], NC):

@@ -71,8 +71,8 @@ def pack_rows(b: ndarray, at: int, step: int, depth: int, width: int, packed: nd
 def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packed: ndarray) -> None:
     """Pack a panel of a transposed b: packed[k, j] = b[at + k + j column] for j < width.
 
-    packed (depth, panel width), as a vector, must have the size for a depth rounded up to a multiple of `lanes`,
-    because whole squares are transposed.
+    packed (depth, panel width), as a vector. Its depth is rounded up to a multiple of `lanes`, because whole squares
+    are transposed.
     """
     columns, side = panel_width(b), lanes(b)
     for left in range(0, width, side):

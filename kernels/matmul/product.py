@@ -2,14 +2,14 @@
 
     c[c_at + i c_row + j]  (+)=  sum over k < depth of  a[a_at + i a_row + k a_step]  *  b[b_at + k b_step + j]
 
-The code around the loop over k matters here: a sum of 32 products takes as long as the code before and after it.
+The code around the loop over k matters: a sum of 32 products takes as long as the code before and after the loop.
 So there are no tables, the addresses of c are computed when the sums are done, and stores use masks only if a tile is
 not full. The bias and relu of a linear layer are applied while the sums are in registers.
 
-Only this tile has an argument `soon`: for each k it prefetches two cache lines at soon[soon_at + k soon_step], which a
-later tile reads. The CPU does not wait for these lines.
+For each k, `product_tile` prefetches two cache lines at soon[soon_at + k soon_step]. A later tile reads these lines,
+and the CPU does not wait for them.
 
-`pieced_tile` sums `kc` products in one go, and adds these sums in c: the rounding error of such a sum is smaller.
+`pieced_tile` sums kc products at a time, and adds these sums in c. This has a smaller error than one long sum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def product_tile(
     c: Value, c_at: Value, c_row: Value, finish: Value, bias: Value, bias_at: Value, biased: Value, relu: Value,
     soon: Value, soon_at: Value, soon_step: Value,
 ) -> None:  # fmt: skip
-    """Compute the tile above. If `finish`, add bias to the first `biased` columns (all or none); apply relu if set."""
+    """Compute the tile above. If `finish`, add bias to the first `biased` columns and, if `relu`, apply relu."""
     a, b, c, bias, soon = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at), e.at(bias, bias_at), e.at(soon, soon_at)
 
     def tile(vectors: int) -> None:
@@ -49,7 +49,7 @@ def product_tile(
 
         def finished() -> Sums:
             masks = [e.mask(v, biased) for v in range(vectors)]
-            biases = [  # -0 for no bias: adding it changes no bit
+            biases = [  # -0 for no bias: adding -0 changes no bit
                 e.builder.select(mask, e.load_masked(bias, v * e.lanes, mask), e.filled(-0.0))
                 for v, mask in enumerate(masks)
             ]
@@ -66,7 +66,7 @@ def pieced_tile(
     e: Emitter, rows: Value, width: Value, depth: Value, kc: Value, accumulate: Value, a: Value, a_at: Value,
     a_row: Value, a_step: Value, b: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value,
 ) -> None:  # fmt: skip
-    """Compute the same tile, without bias and relu, as a sum of sums over kc products."""
+    """Compute the same tile without bias and relu, in pieces of kc products."""
     builder, a, b, c = e.builder, e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
     pieces = builder.sdiv(builder.sub(builder.add(depth, kc), e.integer(1)), kc)
 

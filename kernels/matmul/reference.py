@@ -1,4 +1,4 @@
-"""Matrix products: the definition. The names say how a and b are stored: n as they are used, t transposed.
+"""Matrix products: the definition. The names say how a and b are stored: n for not transposed, t for transposed.
 
 A layer y = x w needs all three forms: `nn` forward, `nt` for dx = dy w^T, `tn` for dw = x^T dy.
 """
@@ -33,7 +33,7 @@ def tn(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> No
 
 
 def nn_scratch(rows: int, columns: int, depth: int) -> int:
-    """Return the size of scratch in numbers, here 0, for out (rows, columns) and sums of `depth` products."""
+    """Return the number of elements of scratch: here 0."""
     return 0
 
 

@@ -1,24 +1,24 @@
 """The micro-kernel: one small tile of a sum of products, kept in vector registers from beginning to end.
 
-Direct convolutions run on this loop, matrix products and Winograd convolutions on its simpler form in product.py;
+Direct convolutions run on this loop. Matrix products and Winograd convolutions run on a simpler form in product.py.
 conv/channels.py and conv/tall.py are variants. For a tile of `rows` x `width` numbers of c:
 
     c[c_rows[i] + j]  (+)=  sum over t, k of   a[a_taps[t] + a_rows[i] + k a_step]  *  b[b_taps[t] + k b_step + j]
 
     i    up to MR rows, each anywhere in a and c: rows of a matrix, or pixels of an image
     j    up to NR columns (two vectors), contiguous in b and c
-    t,k  the sum: k advances by fixed steps; tables contain the offsets of the taps t (the positions in the kernel of a
-         convolution, or its rows; a matrix product would have one tap)
+    t    a tap: a position, or a row, in the kernel of a convolution; tables contain the offsets of the taps
+    k    advances by fixed steps within a tap
 
 Why it is fast: the result of a multiply-add is available after about 4 cycles, and a core begins two in each cycle. So
 8 independent multiply-adds must be in flight, or the core idles. A tile of 8 x 2 vectors is 16 independent sums. For
 these 16 multiply-adds it loads 2 vectors of b and 8 numbers of a, and uses each of them several times: the loads are
-not the bottleneck. LLVM does not find this form in a loop over arrays (it cannot know that c does not overlap a and b,
-so it stores and loads c each time). Therefore emitter.py writes the instructions.
+not the bottleneck. LLVM does not find this form in a loop over arrays: it cannot know that c does not overlap a and b,
+so it stores and loads c each time. Therefore emitter.py writes the instructions.
 
-The sum is computed in the order of t and k, whatever the tile's position and size, and then stored in c, or added to c
-if `accumulate`. So bits do not depend on how an output is divided into tiles, and several sums added to c round less
-than one long sum. Offsets and steps count numbers. Whole vectors of b are read, even if `width` ends within one.
+The sum is computed in the order of t and k, whatever the tile's position and size. So bits do not depend on how an
+output is divided into tiles. The sum is stored in c or, if `accumulate`, added to c. Offsets and steps count numbers,
+not bytes. Whole vectors of b are read, even if `width` ends within a vector.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mixing two models in one pass over memory, which reads two vectors and writes one: 12 bytes per float32 element."""
+"""Mixing two models in one pass over memory. It reads two vectors and writes one: 12 bytes per float32 element."""
 
 from __future__ import annotations
 

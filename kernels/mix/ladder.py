@@ -8,7 +8,7 @@ from . import cpu
 
 
 def in_numpy(theta: ndarray, other: ndarray, weight: float) -> None:
-    """Make three passes: the difference and its multiple are new vectors; then the multiple is added."""
+    """Make three passes: two compute the difference and its multiple, as new vectors, and one adds the multiple."""
     theta += weight * (other - theta)
 
 

@@ -1,11 +1,11 @@
-"""The strided copy, compiled: axes that are contiguous in memory are merged, the last two of the merged axes form
+"""The strided copy, compiled. Axes that are contiguous in memory are merged, the last two of the merged axes form
 planes, and the threads share the planes.
 
-A copy reads and writes each number once, so memory limits it, and memory moves whole cache lines of 16 numbers. If
-source and target are contiguous along the last axis, whole lines are used. In a transpose, the target is contiguous
-within a row of the plane, and the source within a column. Four rows are written simultaneously, so that four neighbours
-in the source are read together. The rows are written in pieces of COLUMNS columns, so that the source's lines are still
-in the first-level cache for the next four rows.
+Memory limits a copy, and memory moves whole cache lines of 16 numbers. If source and target are contiguous along the
+last axis, whole lines are used. In a transpose, the target is contiguous within a row of the plane, and the source
+within a column. Four rows are written simultaneously, so that four neighbours in the source are read together. The rows
+are written in pieces of COLUMNS columns, so that the source's lines are still in the first-level cache for the next
+four rows.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _copy_in_tasks(source: ndarray, s: int, target: ndarray, t: int, axes: ndarr
 
 @apart_jit
 def _split(axes: ndarray) -> ndarray:
-    """Return axes in which each plane is divided into up to TASKS planes of fewer rows: for copies with few planes."""
+    """Divide each plane into up to TASKS planes of fewer rows, for copies with few planes. Return the new axes."""
     parts = 1
     while parts < TASKS and axes[0, -2] % (2 * parts) == 0:
         parts *= 2

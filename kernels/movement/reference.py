@@ -4,8 +4,8 @@ An array of any shape is a vector in memory with an offset and one stride (in el
 
     element (i, j, k)  is stored at  offset + i strides[0] + j strides[1] + k strides[2]
 
-Permuted strides transpose, a stride of 0 broadcasts, an offset and larger strides slice. The gradient of a slice, a
-pad or a concatenation is the same copy with source and target exchanged.
+A transpose permutes strides, a broadcast has a stride of 0, a slice has an offset and larger strides. The gradient of a
+slice, a pad or a concatenation is the same copy with source and target exchanged.
 """
 
 from __future__ import annotations

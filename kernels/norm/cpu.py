@@ -3,13 +3,13 @@
 Channels are contiguous, so vector instructions process several of them. Batch norm processes several short rows as one
 wide row (kernels/reduce/rows.py), and repeats the arrays of the channels (mean, scale, sums) to the same width.
 
-The rows are divided into blocks. For sums, the caller's scratch array `partial` (blocks, 2, C) determines the number
-of blocks and contains the float64 sums of each block. These sums are added in the order of the blocks: results do not
-depend on the number of threads.
+The rows are divided into blocks. For sums, the shape of the scratch array `partial` (blocks, 2, C) determines the
+number of blocks. The array receives the float64 sums of each block. These sums are added in the order of the blocks, so
+results do not depend on the number of threads.
 
-An output may share the memory of an input. So batch norm's loops that write an output read all their operands with
-`get` (stream.py), including the repeated means and scales: with a single plain load, LLVM would test whether the arrays
-overlap, and if they do, process one number at a time.
+An output may share the memory of an input. So the loops of batch norm that write an output read all operands with `get`
+(stream.py), even the repeated means and scales. With a single plain load, LLVM would test whether arrays overlap, and
+process overlapping arrays one number at a time.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def batch_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    # One pass computes both moments. It is as accurate as two passes: distances are relative to the first row, which
-    # contributes to the variance, so at most log2(rows) of float64's 53 bits cancel.
+    # One pass computes both moments. It is as accurate as two passes: distances are measured from the first row. Since
+    # this row contributes to the variance, at most log2(rows) of float64's 53 bits cancel.
     rows, channels = x.shape
     origin = x[0].astype(np.float64)
     _moments(x, origin, partial)
@@ -150,7 +150,7 @@ def _gradient_moments(
 ) -> None:
     """Compute partial[0] (2, C) = sum of dy, sum of dy (x - mean) over the rows; with relu, over positive outputs only.
 
-    Four rows are added in the type of the arrays, then in float64: unlike in a variance, nothing cancels.
+    Four rows are added in the type of the arrays, and their sum in float64. Unlike in a variance, no digits cancel.
     """
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
@@ -203,7 +203,7 @@ def batch_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    # For each channel dx is linear in dy and x: dx = weight rstd (dy - dbias / rows - (x - mean) rstd dweight / rows).
+    # For each channel, dx = weight rstd (dy - dbias / rows - (x - mean) rstd dweight / rows): linear in dy and x.
     rows, channels = x.shape
     scale, slope, constant = np.empty_like(weight), np.empty_like(weight), np.empty_like(weight)
     for c in range(channels):
@@ -251,7 +251,7 @@ def affine_backward(
     dy: ndarray, x: ndarray, scale: ndarray, shift: ndarray, relu: bool, partial: ndarray,
     dx: ndarray, dscale: ndarray, dshift: ndarray,
 ) -> None:  # fmt: skip
-    zeros = np.zeros_like(scale)  # mean, slope, constant: the statistics are given, so dx has no terms from them
+    zeros = np.zeros_like(scale)  # for mean, slope and constant: given statistics add no terms to dx
     _gradient_moments(dy, x, zeros, scale, shift, relu, partial)
     moments = _total(partial)
     for c in range(scale.size):

@@ -2,7 +2,7 @@
 
 x, y, dx, dy (rows, C); an image batch (N, H, W, C) is N * H * W rows. weight, bias and their gradients (C,).
 rstd is 1 / sqrt(variance + eps), kept for the backward pass. A variance is the mean of the squared distances to the
-mean, unless stated otherwise. relu: at the end, values below 0 become 0; the gradient is 0 where the output is 0.
+mean, unless stated otherwise. With `relu`, outputs below 0 become 0; the gradient is 0 where the output is 0.
 partial: scratch of a fast kernel, not used here.
 """
 
@@ -54,11 +54,11 @@ def batch_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """Compute, with z = (x - mean) rstd, dbias = sum dy and dweight = sum dy z (over the rows), and
+    """Compute dx, dbias = sum dy and dweight = sum dy z. The sums are over the rows, and z = (x - mean) rstd.
 
     dx = weight rstd (dy - dbias / rows - z dweight / rows).
 
-    relu: the output is recomputed, and dy counts as 0 where the output is not above 0.
+    With `relu`, the output is recomputed, and dy counts as 0 where the output is not above 0.
     """
     rows, channels = x.shape
     for c in range(channels):
@@ -71,7 +71,7 @@ def batch_norm_backward(
 
 
 def _passed(dy: ndarray, y: ndarray, relu: bool) -> list[float]:
-    """Return dy (rows,), but with relu, 0 where the relu's input y is not above 0."""
+    """Return dy (rows,). With relu, set it to 0 where the relu's input y is not above 0."""
     return [dy[r] if y[r] > 0 or not relu else 0.0 for r in range(len(dy))]
 
 
@@ -132,9 +132,9 @@ def layer_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray, partial: ndarray,
     dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """Compute, with z = (x - mean) rstd and dz = dy weight, dbias = sum dy and dweight = sum dy z (over the rows), and
+    """Compute dx, dbias = sum dy and dweight = sum dy z. The sums are over the rows, and z = (x - mean) rstd.
 
-    dx = rstd (dz - mean(dz) - z mean(dz z)), with means over the channels of a row.
+    dx = rstd (dz - mean(dz) - z mean(dz z)), with dz = dy weight and means over the channels of a row.
     """
     rows, channels = x.shape
     dweight[...] = 0

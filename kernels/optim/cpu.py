@@ -1,9 +1,9 @@
 """Updates of the parameters: each is one pass over memory, which the threads share.
 
-The vector of all parameters is divided into chunks, regardless of the segments (ranges with one learning rate, see
-reference.py): a model may have one large segment and many small ones. Chunks begin on cache lines, so no two threads
-write to the same line. Each chunk is updated segment by segment. Factors are computed in float64 and converted to the
-type of the arrays before each loop. A small vector is updated by one thread.
+A segment is a range with one learning rate (reference.py). A model may have one large segment and many small ones, so
+the vector of all parameters is divided into chunks regardless of segments. Chunks begin on cache lines, so no two
+threads write to the same line. Each chunk is updated segment by segment. Factors are computed in float64 and converted
+to the type of the arrays before each loop. A small vector is updated by one thread.
 """
 
 from __future__ import annotations

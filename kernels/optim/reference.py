@@ -2,7 +2,7 @@
 
 theta (the parameters), grad and the state (velocity, first, second) are flat vectors (n,) of equal layout. Segment s is
 the range [starts[s], stops[s]): one or several parameter tensors with the learning rate lr[s] and the weight decay
-weight_decay[s]. Elements outside all segments do not change. g is the gradient times `scale`, a factor that clips it.
+weight_decay[s]. Elements outside all segments do not change. g is the gradient times `scale`, a factor for clipping.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def lars(
     weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
     grad_squares: ndarray, scale: float,
 ) -> None:  # fmt: skip
-    """Update as in You, Gitman, Ginsburg 2017, algorithm 1; the learning rate lr of a segment is multiplied by `local`:
+    """Update as in You, Gitman, Ginsburg 2017, algorithm 1. `local` multiplies the learning rate lr of a segment:
 
     local = trust |theta| / (|g| + weight_decay |theta|), or 1 if a norm is 0 or adapt[s] is false (as for biases);
     velocity = momentum velocity + lr local (g + weight_decay theta), theta -= velocity.

@@ -18,12 +18,12 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from .reference import Pair
 from .reference import __all__ as __all__
 
-VECTOR_CHANNELS = 8  # fewer channels do not fill a vector: they are processed number by number
+VECTOR_CHANNELS = 8  # fewer channels do not fill even a vector of 256 bits: they are processed number by number
 
 
 @jit
 def _span(out: int, size: int, kernel: int, stride: int, padding: int) -> tuple[int, int, int]:
-    """Return (start, stop, unclipped start) of the window of output `out` along one axis; start, stop: in the image."""
+    """Return (start, stop, unclipped start) of output `out`'s window on one axis; start, stop: clipped to the image."""
     start = out * stride - padding
     return max(start, 0), min(start + kernel, size), start
 
@@ -39,8 +39,8 @@ def _take(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
 
 @jit
 def _keep_largest(x: ndarray, tap: int, y: ndarray, place: ndarray) -> None:
-    """Where a further pixel x is larger than y or NaN, replace y by x, and place by tap. `|`, not `or`: LLVM vectorises
-    the loop only if it has no branches."""
+    """Where a further pixel x is larger than y, or is NaN, set y to x and place to tap. `|` replaces `or`, because LLVM
+    vectorises only loops without branches."""
     here = place.dtype.type(tap)
     for c in range(x.size):
         wins = (x[c] > y[c]) | (x[c] != x[c])  # NaN wins

@@ -39,8 +39,8 @@ def all_threads(x: ndarray, y: ndarray, place: ndarray) -> None:
 
 @parallel_jit
 def tap_by_tap(x: ndarray, y: ndarray, place: ndarray) -> None:
-    """Call the loop for any window: channels innermost, no branches. For each tap (index in the window), y and place
-    are loaded and stored."""
+    """Call the loop for any window: channels innermost, no branches. It loads and stores y and place for each tap
+    (position in the window)."""
     for n in prange(x.shape[0]):
         cpu._max_pool_image(x[n], TWO, TWO, NONE, y[n], place[n])
 

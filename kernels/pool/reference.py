@@ -18,8 +18,8 @@ Pair = tuple[int, int]
 
 
 def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Iterator[tuple[int, int, int]]:
-    """Yield the image pixels (h, w) that output (oh, ow) depends on, row by row, each with its tap: its index in the
-    window (kh * kernel width + kw)."""
+    """Yield (h, w, tap) for each image pixel that output (oh, ow) depends on, row by row. tap is the index of the pixel
+    in the window, kh * kernel width + kw."""
     for kh in range(kernel[0]):
         for kw in range(kernel[1]):
             h = oh * stride[0] - padding[0] + kh
@@ -31,8 +31,7 @@ def _window(oh: int, ow: int, image: Pair, kernel: Pair, stride: Pair, padding: 
 def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, place: ndarray) -> None:
     """Compute y = the largest pixel of each window, and place = the index of this pixel in the window.
 
-    place: uint8 if a window has at most 256 pixels, else int32. It is written here and read in the backward pass;
-    the index of the pixel in the image would need four or eight bytes instead of one.
+    place: uint8 if a window has at most 256 pixels, else int32; the backward pass reads it.
     Of equal pixels the first wins. A NaN wins over every number and over an earlier NaN, as in PyTorch.
     """
     for n, oh, ow, c in _indices(y):
@@ -46,7 +45,7 @@ def max_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarray, 
 
 
 def max_pool_backward(dy: ndarray, place: ndarray, kernel: Pair, stride: Pair, padding: Pair, dx: ndarray) -> None:
-    """Compute dx = for each pixel, the sum of dy over the windows whose maximum it is."""
+    """Compute dx: for each pixel, the sum of dy over the windows whose maximum is this pixel."""
     dx[...] = 0
     for n, oh, ow, c in _indices(dy):
         kh, kw = divmod(int(place[n, oh, ow, c]), kernel[1])
@@ -64,7 +63,7 @@ def average_pool(x: ndarray, kernel: Pair, stride: Pair, padding: Pair, y: ndarr
 
 
 def average_pool_backward(dy: ndarray, kernel: Pair, stride: Pair, padding: Pair, dx: ndarray) -> None:
-    """Compute dx = for each pixel, the sum of dy over the windows that cover it / (kernel height * kernel width)."""
+    """Compute dx: for each pixel, the sum of dy / (kernel height * kernel width) over the windows that cover it."""
     height, width = dx.shape[1:3]
     dx[...] = 0
     for n, oh, ow, c in _indices(dy):

@@ -1,7 +1,7 @@
 """Reductions, compiled. Sums read memory once, several short rows at a time (rows.py), and add in float64.
 
-A long sum is divided into partial sums. The shape of the scratch array `partial`, not the number of threads, determines
-their number, and they are added in a fixed order: the result is bit-identical on 1 thread and on 64.
+A long sum is divided into partial sums, which are added in a fixed order. The shape of the scratch array `partial`, not
+the number of threads, determines their number. So the result is bit-identical on 1 thread and on 64.
 """
 
 from __future__ import annotations

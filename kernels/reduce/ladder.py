@@ -15,7 +15,7 @@ from . import cpu, reference
 
 @jit
 def in_float32(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """Add to one sum in the type of x: each addition waits for the one before, and rounds a sum that grows."""
+    """Add to one sum in the type of x. Each addition waits for the one before, and rounds the growing sum."""
     for o in range(x.shape[0]):
         for i in range(x.shape[2]):
             total = x.dtype.type(0)
@@ -26,7 +26,7 @@ def in_float32(x: ndarray, partial: ndarray, out: ndarray) -> None:
 
 @jit
 def row_by_row(x: ndarray, partial: ndarray, out: ndarray) -> None:
-    """Keep one sum for each column, loaded and stored for each row; for a plain vector, keep four sums."""
+    """Keep one sum for each column, and load and store it for each row. For a plain vector, keep four sums."""
     for o in range(x.shape[0]):
         cpu._sum_few(x[o], partial[0, o])
         for i in range(x.shape[2]):

@@ -1,15 +1,15 @@
-"""Several short rows as one wide row: for any row length, sums over rows and maps of rows become long vector loops.
+"""Process several short rows as one wide row: loops over rows of any length become long vector loops.
 
-x (rows, C) stores the C numbers of a row contiguously, one for each channel (column), which has its own sum or factor.
-A loop over c < C is a vector loop, but for C = 16 it is a single vector: most of its time is the beginning and the end
-of the loop. In memory, however, k rows of C numbers are one wide row of k C numbers, so
+x (rows, C) stores the C numbers of a row contiguously. Each column is a channel, and has its own sum or factor. A loop
+over c < C uses vectors, but for C = 16 it processes only one: most of the time is spent at the beginning and the end of
+the loop. In memory, however, k rows of C numbers are one wide row of k C numbers:
 
     for each wide row:             of about WIDE_ROW numbers
         for i < width:             one vector loop
             sums[i] += row[i]      sums: k for each channel, added up at the end
 
-and the arrays of the channels (a mean, a factor) are repeated k times before the loop. The last wide row may be
-shorter. With C = 1 the same loop adds up a plain vector, as WIDE_ROW independent sums.
+The arrays of the channels (a mean, a factor) are repeated k times before the loop. The last wide row may be shorter.
+With C = 1 the same loop adds up a plain vector, as WIDE_ROW independent sums.
 """
 
 from __future__ import annotations

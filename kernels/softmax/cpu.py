@@ -1,7 +1,7 @@
 """Softmax and cross-entropy on one core: a batch of class scores is usually too small for several threads.
 
-A row of ten classes does not fill a vector register. So operations that do not depend on the row's other elements,
-mainly exp, process a block of rows as one vector; a block stays in the first-level cache. Sums are in float64.
+A row of ten classes does not fill a vector register. So exp, which does not depend on the row's other elements,
+processes a block of rows as one vector. A block stays in the first-level cache. Sums are in float64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..activation import functions
 from .reference import __all__ as __all__
 
 BLOCK_SIZE = 4096  # a block of rows has at most this many elements, unless a single row has more
-SHORT_ROW = 16  # up to this number of elements in a row, they are compared one by one to find the maximum
+SHORT_ROW = 16  # the elements of a row of up to this length are compared one by one to find the maximum
 
 
 @jit
@@ -34,8 +34,8 @@ def _largest_of_few(x: ndarray) -> float:
 
 @jit
 def _largest_of_many(x: ndarray, scratch: ndarray) -> float:
-    """Return the largest number: a copy of the row is folded in half, keeping the larger of each pair, until few
-    numbers are left."""
+    """Return the largest number of a row. A copy of the row is folded in half until few numbers are left; each fold
+    keeps the larger number of each pair."""
     n = x.size
     for j in range(n):
         scratch[j] = x[j]
@@ -123,8 +123,8 @@ def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 
 @jit
 def log_softmax(x: ndarray, y: ndarray) -> None:
-    """Compute (x_j - max(x)) - log(sum), in this order: max(x) + log(sum) would lose digits of the logarithm if the
-    maximum is large."""
+    """Compute (x_j - max(x)) - log(sum), in this order: if the maximum is large, max(x) + log(sum) would lose digits of
+    the logarithm."""
     for i in range(x.shape[0]):
         _center(x[i : i + 1], y[i : i + 1])
         _exp(y[i])

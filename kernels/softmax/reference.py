@@ -1,7 +1,7 @@
 """Softmax and cross-entropy over the rows of a matrix: the definition and the oracle of the tests.
 
-x, y, logits, probabilities and their gradients are (rows, classes). The largest element of a row is subtracted before
-exp, which changes no result and prevents an overflow of exp. A NaN makes its whole row NaN.
+x, y, logits, probabilities and their gradients are (rows, classes). Before exp, the largest element of a row is
+subtracted. This changes no result, and prevents an overflow of exp. A NaN makes its whole row NaN.
 """
 
 from __future__ import annotations
