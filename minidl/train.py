@@ -15,8 +15,8 @@ from minidl.comm import launch
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
 from minidl.errors import AbortedError, MinidlError, report
-from minidl.run.config import Config, resolve
 from minidl.resources import cores
+from minidl.run.config import Config, resolve
 from minidl.run.config_file import read_toml
 from minidl.run.display import count, speed
 from minidl.run.folder import read_run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-
 from minidl import data, models, nn
 from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
 from minidl.comm.methods import method
