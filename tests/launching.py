@@ -22,11 +22,11 @@ try:
 except MinidlError as error:
     sys.exit(f"minidl: error: {error}")
 """
-PATIENCE = 60  # a test that waits for more than this many seconds fails; tests that pass do not depend on the limit
+PATIENCE = 60  # seconds after which a test that still waits fails
 
 
 class Launched:
-    """A launcher in a separate process. Its ranks run `program` with `arguments`; by default, a scenario of shm.py."""
+    """A launcher in a separate process. Its ranks run `program` with `arguments`. The default is replicas/shm.py."""
 
     def __init__(self, ranks: int, *arguments: str, program: Sequence[str] = (REPLICA,), **options: Any) -> None:
         options = {"ranks": ranks, "quiet": True, **options}

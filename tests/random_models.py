@@ -1,7 +1,7 @@
-"""Random models, and everything that a user may change in them between two steps.
+"""Random models, and random changes of a model between two steps.
 
-A model is described by a list of pairs of integers (kind of layer, variant), a change by three integers (place, kind,
-value). Any integers are valid, so Hypothesis can draw and shrink them.
+A list of pairs of integers (kind of layer, variant) describes a model. Three integers (place, kind, value) describe a
+change. Any integers are valid, so Hypothesis can draw and shrink them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Variant = int
 
 
 class Setting(nn.Module):
-    """Multiply by a number that is stored in one of many kinds of places."""
+    """A layer that multiplies by a number. `kind` selects where the number is stored."""
 
     shared = 1.0
 
@@ -59,7 +59,7 @@ class Slots:
 
 
 def _stored(module: Setting, place: Any, read: Callable[[Any], Any], write: Callable[[Any, Any], Any]) -> Any:
-    """Store a place in the module; `read` finds the number in it, and the returned function writes another."""
+    """Store `place` in the module. `read(place)` finds the number; the returned function writes another number."""
     module.place = place
     module.read = lambda: read(module.place)
     return functools.partial(_write, module, write)
@@ -139,7 +139,7 @@ class Residual(nn.Module):
 
 
 class Siamese(nn.Module):
-    """The same layers twice, with shared batch norm."""
+    """Two inputs, x and x / 2, go through the same layers."""
 
     def __init__(self, *layers: nn.Module) -> None:
         self.branch, self.order = nn.Sequential(*layers), 1.0
@@ -151,7 +151,7 @@ class Siamese(nn.Module):
 
 
 class Odd(nn.Module):
-    """Code that cannot be recorded, or only in some steps."""
+    """A layer with code of which no step, or not every step, can be recorded."""
 
     def __init__(self, kind: Variant) -> None:
         self.kind, self.count, self.last, self.rng = kind % 8, 0, None, np.random.default_rng(1)
@@ -202,7 +202,7 @@ def layer(kind: int, variant: Variant, shared: nn.Module) -> nn.Module:
 
 
 class Objective:
-    """A loss object."""
+    """A loss with settings that `change` changes."""
 
     def __init__(self) -> None:
         self.smoothing, self.factor, self.weights, self.calls = 0.0, [1.0], {"a": 1.0}, 0
@@ -220,7 +220,7 @@ def build(layers: Sequence[tuple[int, int]]) -> tuple[nn.Module, Loss]:
 
 
 def change(gradient: Gradient, place: int, kind: int, value: int) -> None:
-    """Change something in the model or the loss."""
+    """Make one change, which the integers select, in the model or the loss."""
     modules = list(gradient.model.named_modules())
     _, module = modules[place % len(modules)]
     number = VALUES[value % len(VALUES)]
@@ -270,7 +270,7 @@ def _change_loss(gradient: Gradient, value: int, number: Any) -> None:
 
 
 def _change_any(gradient: Gradient, module: nn.Module, value: int) -> None:
-    """Change what every module has."""
+    """Change a property that every module has."""
     if value % 6 == 0:
         module.train(not module.training)
     elif value % 6 == 1:

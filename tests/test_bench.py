@@ -1,4 +1,4 @@
-"""Benchmarks run with --quick, and with --json their last line is JSON. No test checks a speed."""
+"""Benchmarks accept --quick and --json. With --json, the last line of the output is JSON. No test checks a speed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_comm_on_mnist(root: Path, data_dir: Path) -> None:
     rows = rows_of(root, "comm.py", "--only", "gossip", "--data-dir", str(data_dir))
     check_values([row for row in rows if not row["name"].endswith("-waiting")])
     waiting = [row["value"] for row in rows if row["name"].endswith("-waiting")]
-    assert len(waiting) == 2 and all(0 <= value < 100 for value in waiting)  # gossip may never have to wait
+    assert len(waiting) == 2 and all(0 <= value < 100 for value in waiting)  # 0 if no replica waited
 
 
 @pytest.mark.slow
@@ -102,5 +102,5 @@ def test_kernels(root: Path, part: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ONE_FOR_EACH_OP)
-def test_one_for_each_op(root: Path, script: str) -> None:
+def test_the_benchmark_of_an_op(root: Path, script: str) -> None:
     check_values(rows_of(root, script))

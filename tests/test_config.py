@@ -1,4 +1,7 @@
-"""Options: one dataclass defines the command line, the keys of configuration files, the checks and the messages."""
+"""Options: one dataclass defines the command line, the keys of configuration files, the checks and the messages.
+
+Some options belong to a model, an optimizer or a method. They are refused with any other.
+"""
 
 from __future__ import annotations
 
@@ -72,9 +75,6 @@ def test_changing_model_optimizer_or_data_discards_their_values_in_a_file() -> N
     assert resolve(mine, command_line("--data", "mine.npz")).epochs == 3, "the relative path names the same file"
 
 
-# Options belong to their model, optimizer or method.
-
-
 @pytest.mark.parametrize(("argv", "message"), [
     (["--method", "dpsgd", "--mix", "mass"], "mix is an option of the method gossip, not of dpsgd: leave it out"),
     (["--mix", "half"], "mix is an option of the method gossip, not of dpsgd"),
@@ -96,9 +96,9 @@ def test_an_option_without_effect_is_refused(argv: list[str], message: str) -> N
     given = command_line(*argv)
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolve(given)
-    with pytest.raises(ConfigError, match=re.escape(message)):  # in the file
+    with pytest.raises(ConfigError, match=re.escape(message)):  # the option is in a file
         resolve(given, {"seed": 3})
-    with pytest.raises(ConfigError, match=re.escape(message)):  # over a file
+    with pytest.raises(ConfigError, match=re.escape(message)):  # there is a file, but the option is not in it
         resolve({"seed": 3}, given)
 
 
@@ -107,7 +107,7 @@ def test_an_option_of_a_file_is_dropped_if_the_command_line_chooses_another_meth
     config = resolve(file, {"method": "dpsgd"})
     assert (config.topology, config.velocity, config.mix, config.peer, config.period) == (
         "ring", "mixed", None, None, None)  # fmt: skip
-    assert resolve(file, {"method": "local-sgd"}).period == 8, "4 steps were chosen for gossip"
+    assert resolve(file, {"method": "local-sgd"}).period == 8, "period 4 was chosen for gossip, not for local-sgd"
     assert resolve(file, {"peer": "uniform"}).topology is None
     assert resolve({"steps": 100}, {"epochs": 3}).epochs == 3 and not resolve({"steps": 100}, {"epochs": 3}).steps
     assert resolve({"epochs": 3}, {"steps": 100}).steps == 100
@@ -115,7 +115,7 @@ def test_an_option_of_a_file_is_dropped_if_the_command_line_chooses_another_meth
     assert (config.period, config.probability) == (4, 0.0)
     with pytest.raises(ConfigError, match="mix is an option"):
         resolve(file, {"method": "dpsgd", "mix": "mass"})
-    assert resolve({"mix": "mass"}, {"method": "gossip"}).mix == "mass", "a file may rely on the command line"
+    assert resolve({"mix": "mass"}, {"method": "gossip"}).mix == "mass", "the command line may choose the method"
 
 
 def test_options_without_effect_are_none() -> None:
@@ -145,8 +145,8 @@ def test_any_choice_takes_its_own_options_and_refuses_others(draw: st.DataObject
         assert from_toml(to_toml(config)).keys() >= {name}
 
 
-def test_a_method_is_a_file_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is not imported: it would raise an error."""
+def test_a_new_method_needs_only_a_file_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options are read without importing the file: its last line raises an error."""
     (tmp_path / "toys").mkdir()
     (tmp_path / "toys" / "__init__.py").write_text('METHODS = {\n    "swap": "swap.Swap",\n}\n')
     (tmp_path / "toys" / "swap.py").write_text(
@@ -176,8 +176,8 @@ def test_declared_options_are_well_formed() -> None:
         for choice in names:
             for name, entry in declared.choices(chooser)[choice].options.items():
                 assert entry.check(entry.default) == entry.default and entry.help and entry.kind is not tuple
-                assert kinds.setdefault(name, entry.kind) is entry.kind, f"{name} has one type everywhere"
-                assert name not in common, f"{name} is an option of all runs"
+                assert kinds.setdefault(name, entry.kind) is entry.kind, f"{name} must have one type everywhere"
+                assert name not in common, f"{name} is already an option of all runs"
                 assert {*entry.needs, entry.instead_of} - {""} <= declared.choices(chooser)[choice].options.keys()
 
 

@@ -1,4 +1,4 @@
-"""Configuration files: by section, without sections, and of earlier versions; errors name the file."""
+"""Configuration files: with sections, without sections, and of earlier versions. Errors name the file."""
 
 from __future__ import annotations
 
@@ -158,5 +158,5 @@ def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path, capsys: pytest.C
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text(EARLIER_FILE)
     assert resolve(read_run(tmp_path / "run")).method == "local-sgd"
-    assert train.main(["--resume", str(tmp_path / "run"), "--quiet"]) == 0, "it continues from the start"
+    assert train.main(["--resume", str(tmp_path / "run"), "--quiet"]) == 0, "without a checkpoint, a run starts again"
     assert "2 epochs, 8 steps" in capsys.readouterr().out

@@ -146,9 +146,9 @@ def test_a_bias_of_the_wrong_length() -> None:
 def test_direct_convolution_is_accurate(
     image: tuple[int, ...], kernel: int, outputs: int, groups: int, stride: int, padding: int, dilation: int
 ) -> None:
-    """Compare float32 with float64, relative to the largest element.
+    """Compare results in float32 with results in float64.
 
-    Both use the same kernels. The tests above compare these with the plain loops at smaller sizes.
+    Both use the same kernels. The tests above compare these kernels with the plain loops at smaller sizes.
     """
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape) for shape in (image, (kernel, kernel, image[3] // groups, outputs))]

@@ -25,7 +25,7 @@ from minidl.run.evaluation import predict
 
 
 def out_of_band(thing: Any) -> Any:
-    """Return a copy whose arrays were read from read-only memory."""
+    """Return a copy, made by pickle, whose arrays come from read-only buffers."""
     buffers: list[pickle.PickleBuffer] = []
     text = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
     return pickle.loads(text, buffers=[bytes(buffer.raw()) for buffer in buffers])
@@ -105,7 +105,7 @@ def test_a_model_and_its_optimizer_continue_in_the_middle_of_training(kind: str,
 
 
 def prepared(flat: bool) -> Tied:
-    """Return a model with gradients, whose modules are in different modes."""
+    """Return a model with gradients. One module is in training mode, the others in evaluation mode."""
     model = network().eval()
     model.norm.train()
     if flat:
@@ -150,7 +150,7 @@ def test_a_gradient_and_a_prediction_continue(way: str) -> None:
     assert its_gradient.programs and not its_gradient.not_recorded
 
 
-def test_an_optimizer_alone_takes_its_parameters_along() -> None:
+def test_a_copy_of_an_optimizer_has_its_own_parameters() -> None:
     model = network()
     optimizer = optim.Adam(model.parameters())
     for way in WAYS.values():
@@ -191,7 +191,7 @@ def test_copies_of_tensors_have_no_graph() -> None:
 
 
 class Scaled(Parameter):
-    """A parameter with more attributes: in a dict and in a slot."""
+    """A parameter with two additional attributes, one in `__dict__` and one in a slot."""
 
     __slots__ = ("__dict__", "scale")
 
@@ -209,7 +209,7 @@ def test_attributes_of_subclasses_are_copied() -> None:
 
 
 class Restored(nn.Sequential):
-    """A model with methods for pickle, as in Python's documentation."""
+    """A model that defines how it is pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "note": "copied"}

@@ -94,7 +94,7 @@ def test_only_expected_members_are_extracted(tmp_path: Path) -> None:
 
 
 def test_a_set_that_is_extracted_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process writes the files while this process searches for them: it must find all of them or none."""
+    """Another process writes the files while `search` looks for them. `search` must find all of them or none."""
     find, asked = files._find, []
 
     def finding(folder: Path, stem: str) -> Path | None:

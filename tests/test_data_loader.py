@@ -62,7 +62,7 @@ def test_each_sample_occurs_once_in_an_epoch(n: int, epoch: int, prefetch: int, 
 def test_an_epoch_can_start_at_any_batch(n: int, epoch: int, options: dict[str, Any], data: st.DataObject) -> None:
     whole = list(Loader(*samples(n), **options).epoch(epoch))
     start = data.draw(st.integers(0, len(whole)))
-    # Another loader, with another prefetch depth, that has already been used for another epoch.
+    # Neither the prefetch depth nor an earlier epoch of the other loader changes its batches.
     other = Loader(*samples(n), **options)
     next(other.epoch(epoch + 1))
     assert same(other.epoch(epoch, start, data.draw(st.integers(0, 3))), iter(whole[start:]))
@@ -105,7 +105,7 @@ def test_a_single_last_image_is_added_to_the_batch_before() -> None:
 
 
 @pytest.mark.parametrize("labels", [np.eye(10, dtype=int), np.arange(10.0), np.zeros((10, 1), int), np.arange(10) - 1])
-def test_labels_are_classes(labels: np.ndarray) -> None:
+def test_labels_must_be_classes(labels: np.ndarray) -> None:
     with pytest.raises(DataError, match=r"labels are .*expected whole numbers \(N,\)"):
         Loader(samples(10)[0], labels, 4)
 
@@ -204,7 +204,7 @@ def test_pad_crop_moves_the_image_over_the_border(shape: tuple[int, int, int]) -
     assert out.dtype == np.float32
 
 
-def test_flip_mirrors_about_half() -> None:
+def test_flip_mirrors_about_half_of_the_images() -> None:
     x = images(200, (3, 5, 2))
     out = flip(x.copy(), np.random.default_rng(0), 0.0)
     mirrored = (out == x[:, :, ::-1]).all(axis=(1, 2, 3))

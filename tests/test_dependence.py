@@ -1,4 +1,4 @@
-"""Calls are moved, merged or made in place only where no result changes: replay equals the tape in every bit."""
+"""Kernel calls are moved, merged or computed in place only if no result changes. Replay and tape are bit-identical."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ Regions = dict[str, np.ndarray]
 
 
 class Sequence:
-    """A random sequence of kernel calls: parts of typical steps, mixed at random, and calls that disturb them.
+    """A random sequence of kernel calls: parts of typical steps in random order, and other calls between them.
 
-    The same seed makes the same calls on every device: on a CPU, which computes, and on a recorder.
+    The same seed makes the same calls on the CPU, which executes them, and on a recorder.
     """
 
     def __init__(self, device: Any, regions: Regions, seed: int) -> None:
@@ -82,7 +82,7 @@ class Sequence:
         return self.device.empty(shape, np.dtype(np.float32))
 
     def image(self) -> np.ndarray:
-        """Return any image: of the batch, or a result."""
+        """Return a random image: one of the inputs or of the results."""
         return self.random.choice(self.images)
 
     def elementwise(self, kernel: str, *inputs: np.ndarray) -> np.ndarray:
@@ -143,7 +143,7 @@ class Sequence:
         self.elementwise("relu_backward", dx, x)
 
     def gradient(self) -> Iterator[None]:
-        """Copy a result into the gradients, and add another."""
+        """Copy a result into a gradient, and add an image."""
         target = self.random.choice(self.grad)
         source = self.elementwise("multiply", self.image(), self.image())
         yield
@@ -160,14 +160,14 @@ class Sequence:
             yield
 
     def map(self) -> Iterator[None]:
-        """Compute new arrays from any arrays."""
+        """Compute new arrays from random arrays."""
         for kernel in ("add", "relu", "subtract", "relu_backward"):
             inputs = [self.random.choice([*self.images, *self.grad]) for _ in range(1 + (kernel != "relu"))]
             self.elementwise(kernel, *inputs)
             yield
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return some of the results. The others are temporaries, which calls may share or never write."""
+        """Return some of the results. All others are temporaries: the program may reuse their memory or omit them."""
         found = [*self.images[len(self.x) :], *self.smalls]
         return {str(i): array for i, array in enumerate(found) if self.random.random() < 0.3 or i == len(found) - 1}
 
@@ -204,7 +204,7 @@ def test_a_program_computes_the_same_bits_as_its_calls(seed: int) -> None:
 
 
 class Siamese(nn.Module):
-    """Two inputs go through the same layers. The order in which batch norm is called matters: it keeps statistics."""
+    """Two inputs go through the same layers. The order of the two batch norms matters for the running statistics."""
 
     def __init__(self) -> None:
         self.encode, self.norm, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
@@ -303,7 +303,7 @@ class Recurrent(nn.Module):
 
 
 def test_the_work_of_a_recording_grows_linearly_with_the_model() -> None:
-    """Count Python's function calls for a new batch size: twice the layers must cost about twice as many."""
+    """For twice the layers, a new batch size must need at most 2.2 times as many calls of Python functions."""
 
     def work(steps: int) -> int:
         gradient, calls = Gradient(Recurrent(steps), ops.cross_entropy), 0

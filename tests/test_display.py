@@ -22,14 +22,14 @@ SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16
 
 
 class Terminal(io.StringIO):
-    """A terminal of 80 columns that does not tell its size."""
+    """A terminal that does not tell its size, so that 80 columns are assumed."""
 
     def isatty(self) -> bool:
         return True
 
     @property
     def lines(self) -> list[str]:
-        """The successive contents of the present line, and the lines that stay."""
+        """All lines, including the earlier contents of a line that was overwritten."""
         return [line.removeprefix("\033[K").rstrip() for line in re.split(r"[\r\n]+", self.getvalue())]
 
 
@@ -113,7 +113,7 @@ def test_lines_of_epochs_are_means_of_all_replicas(tmp_path: Path, method: str) 
     losses = [member["progress"]["train_loss"] for member in run.last().state["members"].values()]
     assert len(losses) == (3 if method == "ps" else 4) and len(set(losses)) == len(losses)
     assert run.summary and run.summary["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-12)
-    if method == "dpsgd":  # the others do not wait for each other, so a loss may be of an earlier epoch
+    if method == "dpsgd":  # in the other methods, replicas do not wait, so a loss may be of an earlier epoch
         assert last["loss"] == pytest.approx(run.summary["train_loss"], rel=1e-12)
     assert last["loss"] != losses[0] and "4 replicas" in legend(4)
 

@@ -1,4 +1,4 @@
-"""Dropout: how many elements are kept, and that the seed and the offset decide which."""
+"""Dropout: how many elements are kept. The seed and the offset determine which elements these are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kept(n: int, p: float, seed: int = 0, offset: int = 0, device: str = "cpu") 
 
 
 def within_chance(count: int, n: int, probability: float) -> bool:
-    """Return whether count is within 5 standard deviations of its mean. Of 1.7 million random counts, one is not."""
+    """Return whether count is within 5 standard deviations of its mean: false for 1 of 1.7 million random counts."""
     return abs(count - n * probability) < 5 * math.sqrt(n * probability * (1 - probability))
 
 

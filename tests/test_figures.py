@@ -1,4 +1,4 @@
-"""The pictures in docs/ show what the code computes now, and the readers' pages contain them."""
+"""The pictures in docs/ show what the code computes now, and the pages for readers contain these pictures."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def test_what_the_course_says_about_the_pictures() -> None:
     np.testing.assert_allclose(masses.sum(axis=1), 5)
     found = {name: figures.train(name) for name in ("ring", "torus", "complete")}
     assert found["complete"].max() < 1e-9 and found["torus"][50:150].max() < found["ring"][50:150].min()
-    for distances in (found["ring"], found["torus"]):  # it is nearly proportional to eta
+    for distances in (found["ring"], found["torus"]):  # the distance is nearly proportional to eta
         assert distances[250:].mean() < 0.35 * distances[50:150].mean()

@@ -44,7 +44,7 @@ def test_a_parser_raises_only_minidls_errors(name: str, tmp_path: Path) -> None:
         assert error is None, f"python -m bench.fuzz --repeat {name!r} {seed}: {error!r}"
 
 
-# Sizes: these small files took much memory.
+# Small files that claim or unpack to much data.
 
 LIMITED = """
 import resource, sys
@@ -62,7 +62,7 @@ except minidl.MinidlError as error:
 
 
 def refused(kind: str, path: Path, root: Path) -> str:
-    """Read a file in another process; return the message. At most 200 MB are allocated above the idle process."""
+    """Read a file in another process, and return the error message. Check that reading takes at most 200 MB."""
     done = subprocess.run([sys.executable, "-c", LIMITED, kind, str(path)], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
     megabytes, _, message = done.stdout.partition(" ")

@@ -43,7 +43,7 @@ def test_statistics_of_other_replicas_are_added(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     again = Sessions(tmp_path / "run", 2, {}).summary
     sent = sum(line.get("bytes_sent", 0) for line in lines if line["epoch"] == 3)
-    assert again and again["bytes_sent"] > 3 * sent > 0, "bytes of 3 replicas before the stop, of 2 after it"
+    assert again and again["bytes_sent"] > 3 * sent > 0, "3 replicas sent bytes before the stop, 2 after it"
     assert {tuple(edge[:2]) for edge in again["edges"]} == {(0, 1), (1, 0)}
     assert sum(edge[2] for edge in again["edges"]) < again["bytes_sent"]
 
@@ -54,8 +54,8 @@ def test_statistics_of_other_replicas_are_added(tmp_path: Path) -> None:
 def test_length_of_a_run_resumed_with_another_number_of_replicas(
     tmp_path: Path, method: str, before: int, after: int, length: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--epochs counts passes of all replicas together, to within one batch of each replica. --steps counts the steps of
-    each replica."""
+    """--epochs is the number of passes over the data by all replicas together; the test allows one batch of difference
+    for each replica. --steps is the number of steps of each replica."""
     stopped(tmp_path, before, 0.6, method=method, **length)
     done = Sessions.last_of(tmp_path / "run").state
     images: list[int] = []
@@ -89,7 +89,7 @@ def test_the_learning_rate_continues(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("after", [3, 2])
 def test_resuming_after_all_replicas_were_killed(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In asynchronous methods, each replica saves its state separately, at the end of each of its epochs."""
+    """In asynchronous methods, each replica saves its state after each of its epochs, in a separate folder."""
     options = dict(SMALL, method="gossip", mix="mass", epochs=6)
     moment = 0.7 * Sessions(tmp_path / "whole", 3, {}, **options).simulation.time
     killed = Sessions(tmp_path / "run", 3, dict.fromkeys(range(3), moment), **options)

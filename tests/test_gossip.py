@@ -152,7 +152,7 @@ def test_period_and_probability_of_exchanges() -> None:
 
 
 class Board(Alone):
-    """The fabric of rank 1 among six replicas and a server, on two nodes. No other rank exists, except in `board`."""
+    """The fabric of rank 1 among six replicas and a server, on two nodes. The other ranks exist only in `board`."""
 
     def __init__(self) -> None:
         super().__init__()

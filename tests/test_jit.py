@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: later processes load from it until a kernel is edited; other packages do not."""
+"""The cache of compiled kernels: processes load from it until a kernel is edited. Numba's own cache is not affected."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_compiled_and_loaded_kernels_give_the_same_bits(root: Path, tmp_path: Pa
 
 
 def twice(module: str, folder: Path, root: Path) -> list[list[str]]:
-    """Return the words that each of two processes prints; both import a module and share a cache."""
+    """Import a module in two processes that share a cache, one after the other. Return the words that each prints."""
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": f"{root}:{folder}"}
     environment.pop("NUMBA_CACHE_DIR", None)
     command = [sys.executable, "-c", f"import {module}"]

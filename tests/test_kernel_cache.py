@@ -71,7 +71,7 @@ def test_symbolic_links_are_followed_and_their_targets_checked(tmp_path: Path) -
     make_trusted(tmp_path / "link" / "cache")
     (tmp_path / "real").chmod(0o777)
     assert "real: other users can write to it" in refusal(tmp_path / "link" / "cache")
-    (tmp_path / "up").symlink_to("real/../other")  # a path through a folder in which others can exchange a link
+    (tmp_path / "up").symlink_to("real/../other")  # in `real`, other users can replace folders by links
     assert "real: other users can write to it" in refusal(tmp_path / "up")
 
 
@@ -125,7 +125,7 @@ def test_the_next_folder_is_used_if_the_first_is_refused(tmp_path: Path, monkeyp
     assert folder is None and len(reasons) == 2
 
 
-# -- several processes share it -----------------------------------------------------------------------------------
+# -- several processes share the cache ----------------------------------------------------------------------------
 
 FUNCTIONS = """
 import sys

@@ -39,7 +39,7 @@ def cases(folder: str, kernel: str, dtype: str) -> list[Arguments]:
 
 
 def call(folder: str, file: str, kernel: str, arguments: Arguments) -> dict[str, np.ndarray]:
-    """Call the kernel with copies of the arguments; return all of these arrays except scratch after the call."""
+    """Call the kernel with copies of the arguments. Return the copied arrays after the call, without scratch."""
     arguments = copy.deepcopy(arguments)
     getattr(module(folder, file), kernel)(*(arguments[p] for p in parameters(folder, kernel)))
     return {p: v for p, v in arguments.items() if isinstance(v, np.ndarray) and p not in SCRATCH}

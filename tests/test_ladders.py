@@ -1,4 +1,4 @@
-"""Each step ("rung") of each lesson, kernels/<op>/ladder.py, agrees with the definition in float64, for odd sizes."""
+"""Each step ("rung") of the lessons in kernels/<op>/ladder.py agrees with the definition, computed in float64."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ LESSONS: dict[str, tuple[dict[str, Rung], Rung, Arguments]] = {
     "softmax": (softmax.RUNGS, softmax_reference.softmax, (random(9, 21), ROWS)),
     "softmax, ten classes": (softmax.RUNGS, softmax_reference.softmax, (random(501, 10), random(501, 10))),
 }  # fmt: skip
-PARTIAL = {("reduce", 1), ("reduce, a vector", 1)}  # (lesson, index of scratch): its content does not matter
+PARTIAL = {("reduce", 1), ("reduce, a vector", 1)}  # (lesson, index of scratch memory, which is not compared)
 
 
 def in_float64(argument: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The launcher: how ranks start and end, that they leave no process or memory, and what the launcher prints."""
+"""The launcher starts and ends ranks, leaves no process or memory behind, and reports errors."""
 
 from __future__ import annotations
 
@@ -144,6 +144,6 @@ def test_a_rank_that_fails_ends_all(scenario: str) -> None:
     assert errors == "minidl: error: replica 1: a deliberate failure\n"
 
 
-def test_no_such_program() -> None:
+def test_the_exit_code_of_a_failed_program() -> None:
     code, _, errors = job(2, program=("-c", "import sys; sys.exit(7)"))
     assert code == 7 and errors == ""

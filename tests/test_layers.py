@@ -1,5 +1,5 @@
-"""Imports follow the layers that CONTRIBUTING.md declares: none points to a higher "room" (package or module), and
-there are no import cycles, with one exception each. Imports inside functions and under TYPE_CHECKING count, too.
+"""No import points to a higher "room" (package or module) in CONTRIBUTING.md's table, and no imports form a cycle.
+Each of these two rules has one exception. Imports inside functions and under TYPE_CHECKING count, too.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ NEEDS = Needs(elements=8, mail=2, publish=True)
 
 
 def boxes(size: int, needs: Needs = NEEDS, servers: tuple[int, ...] = ()) -> list[Mailbox]:
-    """Return the mailboxes of `size` ranks, in one memory."""
+    """Return the mailboxes of `size` ranks. All use the same memory."""
     plan = Plan(size, needs, servers)
     data = Device("cpu").empty((plan.total,), np.uint8)
     data[:] = 0

@@ -29,7 +29,7 @@ class Clock:
 
 
 class Thread:
-    """A thread that runs `work`, like the result of a fabric's `start`."""
+    """A thread that runs `work`. It has the same interface as the result of a fabric's `start`."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.thread = threading.Thread(target=work)
@@ -146,13 +146,13 @@ def test_waiting_during_the_gradient_is_counted_separately() -> None:
     pending.wait()
     meter.waited(9, 10)
     report = meter.report()
-    assert report["seconds"]["waiting"] == 1 + 2 + 1  # 2 s: `pending.wait`, from 7 to 9, counted only once
+    assert report["seconds"]["waiting"] == 1 + 2 + 1  # `pending.wait`, from 7 to 9, counts once
     assert report["seconds"]["mix"] == 0
     assert report["beside"] == {"working": 1, "waiting": 4 + 2}  # 4 s in `work`, 2 s reported by `Start.wait`
 
 
 def test_beside_in_one_thread() -> None:
-    """In a simulation, a replica and its concurrent operation are greenlets, each with a separate context."""
+    """In a simulation, a replica and its concurrent operation (`beside`) are greenlets with separate contexts."""
     greenlet = pytest.importorskip("greenlet")
     meter = Meter()
     meter.start()

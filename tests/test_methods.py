@@ -1,4 +1,4 @@
-"""Methods agree with their papers' formulas in float64, repeat bit-identically, and are plain SGD for one replica."""
+"""Training methods agree with their papers' formulas, repeat bit-identically, and with one replica equal plain SGD."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def same(a: Group, b: Group) -> bool:
 
 
 class Diary:
-    """Copies from each step of each replica: x (the parameters) and m (the velocity) before the step, g (the gradient)
-    after it."""
+    """Copies of vectors of each replica at each step: the parameters x and the velocity m before the step, and the
+    gradient g after the step."""
 
     def __init__(self) -> None:
         self.notes: dict[tuple[int, int, str], np.ndarray] = {}
@@ -69,7 +69,7 @@ def test_one_gossiping_replica_is_plain_sgd(exchange: str, peer: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_allreduce_is_one_replica_with_all_batches(ranks: int) -> None:
+def test_allreduce_equals_one_replica_with_all_batches(ranks: int) -> None:
     trained = run("allreduce", ranks, 4, bucket=1e-4, **MOMENTUM)
     for rank in range(1, ranks):
         assert np.array_equal(trained.methods[rank].replica.theta, trained.methods[0].replica.theta)
@@ -85,7 +85,7 @@ def test_the_size_of_buckets_changes_no_bit() -> None:
     assert same(run("allreduce", 3, 3, bucket=1e-6), run("allreduce", 3, 3, bucket=1.0))
 
 
-def test_buckets_consist_of_whole_layers_from_the_last() -> None:
+def test_buckets_consist_of_whole_layers() -> None:
     layers = [(0, 100), (100, 110), (110, 200), (200, 205)]
     assert buckets(layers, 1) == [0, 100, 110, 200, 205]
     assert buckets(layers, 50) == [0, 110, 205]
@@ -95,7 +95,7 @@ def test_buckets_consist_of_whole_layers_from_the_last() -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "resnet20"])
 def test_a_gradient_in_parts_has_the_same_bits(name: str) -> None:
-    """When a part is yielded, it has its final value."""
+    """`gradient.parts` yields a part of the gradient as soon as this part has its final value."""
     shape = (16, 16, 3)
     nn.seed(0)
     model = models.build(name, shape, 10)
@@ -178,7 +178,7 @@ def test_local_sgd_averages_momentum_with_velocity_mixed() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("topology", ["ring", "torus", "one-peer-exponential", "base-2", "matching", "uniform"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7])
-def test_dpsgd_is_the_product_with_its_matrix(topology: str, ranks: int, overlap: bool) -> None:
+def test_dpsgd_multiplies_by_the_mixing_matrix(topology: str, ranks: int, overlap: bool) -> None:
     """A step is X <- W (X - eta G); with overlap it is X <- W X - eta G. X and G hold the parameters and the gradients,
     with a row for each replica; W is the topology's mixing matrix."""
     if topology == "torus" and ranks == 7:
@@ -228,7 +228,7 @@ def test_quasi_global_momentum_stays_closer_together_than_local() -> None:
     assert ends["quasi-global"] < 0.7 * ends["local"], ends
 
 
-# A server.
+# A parameter server.
 
 
 def test_a_parameter_server_applies_every_gradient_once() -> None:
@@ -245,7 +245,7 @@ def test_a_parameter_server_needs_a_separate_rank() -> None:
         run("ps", 1, 1)
 
 
-# All of them.
+# All methods.
 
 
 def runs() -> list[dict[str, Any]]:
@@ -257,8 +257,8 @@ def runs() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
 def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
-    """A run of 6 steps repeats bit by bit, and so does a run of 3 steps that is resumed for 3 more. Except with gossip
-    and ps, both runs give the same bits."""
+    """A repeated run of 6 steps is bit-identical, and so is a repeated run of 3 steps that is resumed for 3 more.
+    Except with gossip and ps, the resumed run is also bit-identical to the run of 6 steps."""
     options = {**MOMENTUM, "period": 2, **options}
     name = options.pop("name")
     first = run(name, 4, 6, **options)
@@ -271,8 +271,8 @@ def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
-def test_everything_learns(options: dict[str, Any]) -> None:
-    """Except with `local`, the replicas train one model: their average is about as good as each of them."""
+def test_every_method_learns(options: dict[str, Any]) -> None:
+    """Except with `local`, the average of the replicas has about the same loss as each replica."""
     options = dict(options)
     name = options.pop("name")
     trained = run(name, 4, 100, batch=easy_batch, momentum=0.9, lr=0.03, **options)

@@ -106,7 +106,7 @@ def test_activations_keep_their_size(name: str) -> None:
 
 
 def test_a_block_doubles_channels_without_weights_in_the_shortcut() -> None:
-    """If its residual is 0, a block is relu of the shortcut: every second pixel, and zeros in the new channels."""
+    """With a residual of 0, a block returns relu(shortcut): every second pixel, and zeros in the new channels."""
     minidl.seed(0)
     block = models.Block(3, 5, stride=2)
     block.bn2.weight.copy_(np.zeros(5))

@@ -203,7 +203,7 @@ IN_AN_ARENA: dict[str, Op] = {
 
 
 @pytest.mark.parametrize("name", IN_AN_ARENA)
-def test_views_into_an_arena(name: str) -> None:
+def test_ops_on_views_into_an_arena(name: str) -> None:
     """Each op has the same result and gradient as for an independent array; it reads and writes no other parameter."""
     op = IN_AN_ARENA[name]
     array = np.random.default_rng(0).standard_normal((3, 5))

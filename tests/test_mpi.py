@@ -1,4 +1,4 @@
-"""The fabric of MPI jobs, under the mpiexec of Open MPI or MPICH, whichever this Python finds."""
+"""Communication in MPI jobs, under the mpiexec of Open MPI or MPICH, whichever this Python finds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODES = {
 def nothing_left() -> Iterator[None]:
     """Remove the files that an MPI library leaves behind if a job is aborted or its ranks do not find each other.
 
-    Tests in other processes run MPI jobs at the same time: a file that a process uses stays.
+    A file that a process uses is kept: tests in other processes may run MPI jobs at the same time.
     """
     yield
     left = {str(file) for name in ("mpich_shm_*", "sm_segment.*") for file in Path("/dev/shm").glob(name)}
@@ -56,7 +56,7 @@ def files_in_use() -> set[str]:
 
 @cache
 def mpiexec() -> tuple[str, ...]:
-    """Return the mpiexec command, with the option for more ranks than cores, or skip the test if there is none."""
+    """Return the mpiexec command; Open MPI needs an option for more ranks than cores. Skip the test without mpiexec."""
     beside = Path(sys.executable).parent / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
@@ -137,7 +137,7 @@ def test_messages_and_published_vectors(mode: str, ranks: int) -> None:
     found = several(mode, ranks)
     assert found[0]["gather"] == [[rank, float(rank)] for rank in range(ranks)]
     assert all(result["gather"] == [] for result in found[1:])
-    assert all(result["newest"] == [50] * ranks for result in found)  # all have read the last version of each peer
+    assert all(result["newest"] == [50] * ranks for result in found)  # each rank has read the last version of each peer
     assert sum(result["drain"] for result in found) == pytest.approx(ranks, rel=1e-12)  # mass is conserved
     assert all(result["stress"]["torn"] == 0 and result["stress"]["seen"] > 0 for result in found)
     assert len({result["stop"] for result in found}) == 1
@@ -212,7 +212,7 @@ def test_ranks_that_do_not_find_each_other() -> None:
     assert len(lines) == 1 and "srun started 4 ranks" in lines[0], done.stderr
 
 
-def test_no_library() -> None:
+def test_without_an_mpi_library() -> None:
     done = by_itself(PMI_RANK="0", PMI_SIZE="2", MPI4PY_LIBMPI="/nonexistent.so")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "this Python finds no MPI library" in done.stderr

@@ -49,7 +49,7 @@ def test_initial_weights_have_the_expected_variance(fill: object, variance: floa
     assert abs(x.mean()) < 4 * math.sqrt(variance / x.size)
     assert abs((x**4).mean() / x.var() ** 2 - kurtosis) < 0.2
     if kurtosis == UNIFORM:
-        assert 0.998 < abs(x).max() / math.sqrt(3 * variance) < 1 + 1e-6  # at least one of 9,000 draws is this close
+        assert 0.998 < abs(x).max() / math.sqrt(3 * variance) < 1 + 1e-6  # one of 9,000 draws is close to the bound
 
 
 def test_initial_weights_of_layers() -> None:

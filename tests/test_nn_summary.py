@@ -57,7 +57,7 @@ def test_summary_returns_text_and_prints_nothing(net: Net, capsys: pytest.Captur
 
 
 def test_summary_counts_parameters_and_flops(net: Net) -> None:
-    net.layer1.eval()  # a mixed state, which the summary must not change
+    net.layer1.eval()  # the summary must not change the modes of the modules
     before = [module.training for _, module in net.named_modules()]
     statistics = net.state_dict()
     lines = net.summary((9, 6, 3)).splitlines()

@@ -121,8 +121,8 @@ def test_eps(eps: float) -> None:
 @pytest.mark.parametrize("axis", [0, 1], ids=["batch", "layer"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_numbers_far_from_zero(dtype: str, axis: int) -> None:
-    """x is about 1e4 +- 1, so float32 rounds its mean by up to 5e-4. Its variance must be accurate nevertheless:
-    computed as E[x^2] - E[x]^2 in float32, it would have no correct digit."""
+    """x is about 1e4 +- 1, so float32 rounds its mean by up to 5e-4. Nevertheless the variance of x must be accurate.
+    E[x^2] - E[x]^2 in float32 would have no correct digit."""
     x = far.astype(dtype) if axis == 0 else np.ascontiguousarray(far.T.astype(dtype))
     channels = x.shape[1]
     one, zero = Tensor(np.ones(channels, dtype)), Tensor(np.zeros(channels, dtype))

@@ -34,7 +34,7 @@ def test_tutorial_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     committed, notebook = nbformat.read(TUTORIAL, as_version=4), module.execute(TUTORIAL)
     assert TUTORIAL.stat().st_size < 200_000
     for kept, made in zip(committed.cells, notebook.cells, strict=True):
-        varies = "of {len(answers)} wrong" in kept.source  # the processor's rounding decides how many
+        varies = "of {len(answers)} wrong" in kept.source  # this output depends on the processor's rounding
         assert shape(kept)[varies:] == shape(made)[varies:], "run `python docs/execute.py`"
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output["text"] for output in outputs if output.get("name") == "stdout")

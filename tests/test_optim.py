@@ -1,4 +1,4 @@
-"""Optimizers compared with their rules in plain NumPy (compared with PyTorch: test_parity_optim.py)."""
+"""Optimizers agree with their update rules in plain NumPy. test_parity_optim.py compares them with PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 
 class Bag(nn.Module):
-    """A model that only has parameters: the tests set their gradients."""
+    """A model without a forward pass. The tests set the gradients of its parameters."""
 
     def __init__(self, dtype: str = "float64") -> None:
         rng = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def values(model: nn.Module) -> dict[str, np.ndarray]:
     return {name: parameter.data.copy() for name, parameter in model.named_parameters()}
 
 
-# The update rules again, in NumPy, parameter by parameter.
+# The update rules in NumPy, for one parameter.
 
 
 def sgd(
@@ -70,8 +70,8 @@ def adam(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float, decoup
 
 
 def lars(w: np.ndarray, g: np.ndarray, s: State, lr: float, decay: float) -> np.ndarray:
-    """Algorithm 1 of You, Gitman, Ginsburg 2017. Parameters with one axis, or with a zero norm of w or g, use the plain
-    rate."""
+    """Algorithm 1 of You, Gitman, Ginsburg 2017. If w has one axis, or if the norm of w or g is zero, the learning rate
+    is not scaled."""
     norms = np.linalg.norm(w), np.linalg.norm(g)
     rate = 0.02 * norms[0] / (norms[1] + decay * norms[0]) if w.ndim > 1 and min(norms) > 0 else 1.0
     s["v"] = 0.9 * s.get("v", 0) + lr * rate * (g + decay * w)
@@ -107,7 +107,7 @@ def test_rule(name: str, decay: float) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_groups_have_separate_rates_and_decays(name: str) -> None:
-    """Covers LARS without decay, a group with a different lr, and a learning rate that changes every step."""
+    """One group has its own lr and no weight decay. The optimizer's lr changes every step and scales both groups."""
     make, options, rule, rule_options = CASES[name]
     model = Bag()
     weights, others = [model.conv, model.w], [model.bias, model.single]  # model.scale is in no group: frozen
@@ -266,7 +266,7 @@ def test_loading_a_state_replaces_the_previous_state() -> None:
     assert all((value == values(other)[name]).all() for name, value in values(model).items())
 
 
-def test_state_of_another_model_is_refused_whole() -> None:
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
     model = Bag()
     optimizer = optim.Adam(model, lr=0.1)
     run(optimizer, model, range(1))
@@ -336,7 +336,7 @@ def test_every_optimizer_learns(name: str) -> None:
     x = rng.standard_normal((64, 5)).astype(np.float32)
     y = x @ rng.standard_normal((5, 3)).astype(np.float32) + np.float32(0.5)
     model = nn.Linear(5, 3)
-    # LARS moves a weight by a fraction of its norm, whatever the gradient's size. The default trust is too small here.
+    # LARS moves a weight by a fraction (trust) of the weight's norm. The default fraction is too small here.
     optimizer = optim.LARS(model, lr=0.3, trust=0.01) if name == "lars" else optim.build(name, model, lr=0.05)
     losses = []
     for _ in range(100):

@@ -1,7 +1,7 @@
-"""Every form of minidl has the right files and runs: checkout, sdist, wheel, wheel of the sdist, editable install.
+"""minidl has the right files and runs in every form: checkout, sdist, wheel, wheel of the sdist, editable install.
 
-Everything is built from a copy of the checkout, without build isolation and without dependencies: these tests
-download nothing. An installed copy finds NumPy and the other dependencies in the environment that runs the tests.
+Everything is built from a copy of the checkout, without build isolation and without dependencies. So the tests
+download nothing, and an installed copy uses NumPy from the environment that runs the tests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLEAN |= {"PIP_NO_INDEX": "1", "PIP_QUIET": "1", "PIP_DISABLE_PIP_VERSION_CHECK"
 
 
 def run(*command: object, cwd: Path, path: Path | None = None) -> str:
-    """Return the standard output of a command; if it fails, the assertion shows all its output."""
+    """Return the standard output of a command. If the command fails, the assertion shows all its output."""
     environment = CLEAN | ({"PYTHONPATH": str(path)} if path else {})
     done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout}\n{done.stderr}"

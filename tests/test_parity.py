@@ -1,16 +1,15 @@
 """minidl compared with PyTorch: weights loaded in both directions, and training from the same weights and batches.
 
 In each run, both engines start with the same weights and take 50 steps of momentum SGD on the same batches, in
-float64 and in float32. In float64 they must agree to 1e-9: every loss, and at the end every parameter and statistic.
+float64 and in float32. In float64 every loss, every final parameter and every final statistic must agree to 1e-9.
 
-In float32 both engines are compared with PyTorch's float64 run. The distance of a run from it is |w - w64| / |w64| over
-all parameters w. minidl's distance may be at most three times PyTorch's. Only the first two losses are compared in
-float32: a loss is a single number, which may agree by chance.
+In float32 each engine is compared with PyTorch's float64 run. The distance between the runs is |w - w64| / |w64| over
+all parameters w. minidl's distance may be at most three times PyTorch's. Of the losses in float32, only the first two
+are compared.
 
-The test compares the medians of several runs (five of a small model), because ReLU and max pooling have kinks. At some
-step of a run, a value is so close to a kink that float32 and float64 round it to different sides. The gradient then
-jumps by many orders of magnitude more than a rounding error. Up to that step the distances of the two engines agree to
-within a few percent. The step comes earlier in one engine by chance, so a single run may show nothing.
+The test compares the medians of several runs, because ReLU and max pooling have kinks. At some step of a run, a value
+is so close to a kink that float32 and float64 round it to different sides. This changes the gradient by much more than
+a rounding error. Chance decides in which engine this happens earlier, so a single run shows little.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def one_thread() -> Iterator[None]:
 
 
 def custom(shape: Shape, classes: int) -> nn.Module:
-    """Build a model with features that the others lack: strides, dilation, groups, non-square kernels and padding."""
+    """Build a model with features that other models lack: dilation, groups, non-square kernels, strides and padding."""
     height, width, channels = shape
     return nn.Sequential(
         nn.Conv2d(channels, 6, (3, 5), stride=(1, 2), padding=(1, 2)),
@@ -171,7 +170,7 @@ def test_tied_weights_have_the_names_of_pytorch() -> None:
 
 
 class Case(NamedTuple):
-    """A training run. The learning rate is low enough for stable training; otherwise distances show nothing."""
+    """A training run. The learning rate is so low that the training is stable; otherwise, distances have no meaning."""
 
     model: str
     data: str
@@ -187,7 +186,7 @@ class Run(NamedTuple):
     last: Arrays  # parameters and running statistics after the last step
 
 
-EARLY = 5  # steps after which a run of a small model has rarely reached a kink: only the rounding differs
+EARLY = 5  # steps: so early, few runs have reached a kink (see above), so distances come from rounding alone
 
 QUICK = [
     Case("mlp", "digits", batch=16, lr=0.05),

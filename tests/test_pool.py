@@ -1,4 +1,4 @@
-"""Pooling: windows that overlap, extend beyond the image or omit pixels; ties and NaN."""
+"""Pooling: windows that overlap, extend beyond the image or omit pixels; equal pixels (ties) and NaN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WINDOWS = [
     dict(kernel=3, stride=1, padding=1),
     dict(kernel=(3, 2), stride=(2, 3), padding=(1, 0)),
     dict(kernel=4, stride=3, padding=2),
-    dict(kernel=2, stride=5),  # with pixels between the windows
+    dict(kernel=2, stride=5),  # some pixels are in no window
     dict(kernel=1),
     dict(kernel=(5, 7)),  # the whole image
 ]

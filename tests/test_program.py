@@ -76,7 +76,7 @@ def model_of(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "vgg", "resnet20", "everything"])
 def test_replay_and_tape_are_bit_identical(name: str) -> None:
-    """Compare gradients, loss, statistics and dropout's counter over three steps, the second with a shorter batch."""
+    """Compare loss, gradients, weights, statistics and dropout's counter in three steps, one with a shorter batch."""
     runs = []
     for replay in (True, False):
         model, shape, classes = model_of(name)
@@ -155,7 +155,7 @@ def test_calls_are_fused() -> None:
 
 
 class Twice(nn.Module):
-    """A model that adds an array to itself after each kernel that can add a shortcut."""
+    """A model that adds the output of a convolution, and of batch norm, to itself."""
 
     def __init__(self) -> None:
         self.conv1, self.conv2, self.norm = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4)
@@ -176,7 +176,7 @@ def test_an_array_added_to_itself() -> None:
     assert Prediction(model)(x).tobytes() == model(x).numpy().tobytes()
 
 
-def test_relu_backward_runs_on_pooled_numbers() -> None:
+def test_relu_backward_is_computed_on_the_pooled_array() -> None:
     model, shape, _ = model_of("vgg")
     gradient = Gradient(model, cross_entropy)
     gradient(*batch(shape, 4))
@@ -281,7 +281,7 @@ def test_inputs_of_other_types() -> None:
 
 
 class Peeks(nn.Module):
-    """A model whose forward pass reads values or draws random numbers. `how` names the way."""
+    """A model whose forward pass reads values or draws random numbers, as `how` selects."""
 
     def __init__(self, how: str) -> None:
         self.fc, self.how = nn.Linear(4, 3), how
@@ -354,7 +354,7 @@ def test_a_replay_allocates_almost_no_memory() -> None:
     gradient(x, y)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # A replay may allocate names, and tables of offsets for each thread. A single activation would take 147,456 bytes.
+    # A replay may allocate small objects and, for each thread, tables of offsets. One activation has 147,456 bytes.
     assert peak < 20_000 + 30_000 * threads()
 
 

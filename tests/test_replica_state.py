@@ -1,4 +1,4 @@
-"""States of replicas: means, statistics of an averaged model, collecting and restoring; how they divide the images."""
+"""States of replicas: how they are averaged, collected and restored. Samplers: how replicas divide the images."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_mean_is_computed_in_float64() -> None:
 
 
 def test_statistics_are_the_means_over_batches() -> None:
-    """`reestimate` computes the statistics with the current weights; the running ones stem from earlier weights."""
+    """The running statistics depend on earlier weights. `reestimate` computes them again with the current weights."""
     model = normed()
     one = trainer(model)
     list(one.run())

@@ -1,4 +1,4 @@
-"""Several replicas on one machine, started as a user does: what they write, and what happens if one is killed."""
+"""Several replicas on one machine, started by `python -m minidl.train`: their files, and what happens after a kill."""
 
 from __future__ import annotations
 

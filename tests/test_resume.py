@@ -1,4 +1,4 @@
-"""A run that is stopped at any moment and resumed is bit-identical to a run that is never stopped."""
+"""A run that is stopped at any step and resumed is bit-identical to a run that is never stopped."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_stopped_while_validating(dataset: Dataset) -> None:
     steps = len(whole.sampler)
 
     def check() -> None:
-        if next(calls) == steps:  # one call before each step, then one per validation batch
+        if next(calls) == steps:  # `check` is called before each step, then for each validation batch
             raise Stopped(signal.SIGINT)
 
     first = trainer(dataset, CONFIG, check=check)
@@ -182,7 +182,7 @@ def test_resuming_a_finished_run_prints_its_result(whole: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("broken", ["", '{"test_accuracy": 0.', "[]", "{}"])
-def test_broken_journal(whole: Path, tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_records_of_a_run(whole: Path, tmp_path: Path, broken: str, capsys: pytest.CaptureFixture[str]) -> None:
     import shutil
 
     run = tmp_path / "run"

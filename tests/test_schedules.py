@@ -1,4 +1,4 @@
-"""Learning-rate schedules: their shapes and the values that they refuse (against PyTorch: test_parity_optim.py)."""
+"""Learning-rate schedules: their shapes and their errors. test_parity_optim.py compares them with PyTorch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_factor_lies_between_zero_and_one(name: str, total: int, data: st.
 
 @given(name=st.sampled_from(list(schedules.SCHEDULES)), total=st.integers(1, 300), step=st.integers(0, 400))
 def test_a_schedule_is_a_function_of_the_step_alone(name: str, total: int, step: int) -> None:
-    """A resumed run needs to know only the number of its step."""
+    """So a resumed run needs only the number of the step to continue the schedule."""
     used = schedules.build(name, total, total // 10)
     for other in range(total):
         used(other)

@@ -1,4 +1,4 @@
-"""The shared-memory fabric, between real processes."""
+"""Communication in shared memory, between real processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicas.shm import SUMS, digest, vector
 
 
 def tree_sum(vectors: list[np.ndarray], at: int = 0) -> np.ndarray:
-    """Return the sum in the order in which every fabric adds: (own + left subtree) + right subtree."""
+    """Return the sum of the vectors, added in the same order as by minidl: (own + left subtree) + right subtree."""
     total = vectors[at].copy()
     for child in (2 * at + 1, 2 * at + 2):
         if child < len(vectors):

@@ -1,4 +1,4 @@
-"""Whichever replica dies at any moment, the run ends with a result or with a checkpoint of the other replicas."""
+"""Any replica may die at any moment: the run ends with a result, or with a checkpoint of the other replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sessions(tmp_path: Path) -> Callable[..., Sessions]:
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip", "ps"])
 def test_one_dies_at_the_end(sessions: Callable[..., Sessions], method: str) -> None:
-    """A replica dies between two of the last messages. The very last carry scores; a death there loses only scores."""
+    """A replica dies after one of the last eight events. The final messages carry test scores, which may be lost."""
     whole = sessions(method=method)
     whole.check()
     for moment in sorted(whole.moments)[-8:]:
@@ -51,7 +51,7 @@ def test_some_die_at_random_moments(sessions: Callable[..., Sessions], method: s
 
 
 def test_all_workers_die(sessions: Callable[..., Sessions]) -> None:
-    """Only the parameter server holds the center. It must save it, or the steps after the last epoch are lost."""
+    """Only the parameter server holds the common weights, the center. It must save them before the run ends."""
     whole = sessions(method="ps")
     half = whole.simulation.time / 2
     run = sessions({0: half, 1: half + 1e-9}, method="ps")
@@ -62,19 +62,19 @@ def test_all_workers_die(sessions: Callable[..., Sessions]) -> None:
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip"])
-def test_a_journal_that_cannot_be_written(tmp_path: Path, method: str) -> None:
+def test_metrics_that_cannot_be_written(tmp_path: Path, method: str) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     run = Sessions(tmp_path, 3, {}, method=method, epochs=3)
     assert len(run.errors) == 1 and "cannot write" in run.errors[0]
     assert len(run.last().state["members"]) == 3
 
 
-def test_what_is_kept_at_the_end(sessions: Callable[..., Sessions], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_that_a_run_keeps(sessions: Callable[..., Sessions], monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     save = files.save
     monkeypatch.setattr(files, "save", lambda folder, step, *rest: (saved.append(step), save(folder, step, *rest)))
     sessions(method="dpsgd", validation=0.25)
-    assert saved == [2, 4], "each epoch is saved once, the last one too"
+    assert saved == [2, 4], "each epoch must be saved exactly once"
     run = sessions(method="gossip", validation=0.25, lr=0.001, schedule="constant")
     last = run.last()
     assert run.summary and run.summary["best_step"] == last.state["progress"]["best_step"] >= 0

@@ -1,4 +1,4 @@
-"""The simulation: times calculated by hand, bit-identical sums, a thousand ranks."""
+"""The simulation: times calculated by hand (alpha + n beta seconds for n bytes), sums in order, a thousand ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_message_takes_alpha_and_n_beta():
     assert simulate({0: sender, 1: receiver}).results[1] == pytest.approx(1e-3 + 1e-3)
 
 
-def test_a_network_card_sends_one_message_after_the_other_and_links_inside_a_node_do_not():
+def test_network_cards_send_one_message_at_a_time_but_links_inside_a_node_do_not():
     def sender(fabric):
         for peer in (1, 2):
             fabric.send(peer, ones())
@@ -78,7 +78,7 @@ def test_a_lost_message_is_sent_again_after_the_timeout():
     assert tries.max() > 1 and tries.min() < 0.1
 
 
-def test_a_gradient_takes_its_flops_and_a_straggler_longer():
+def test_a_gradient_takes_its_flops_and_a_straggler_is_slower():
     text = """
     devices.slow.flops = 1e6
     devices.fast = {flops = 4e6, memory = 1e6}
@@ -138,7 +138,7 @@ def test_jitter_has_mean_one_and_its_sigma():
 # -- messages --------------------------------------------------------------------------------------------------
 
 
-def test_one_message_on_its_way_and_a_copy_of_what_was_sent():
+def test_one_message_at_a_time_holds_a_copy_of_the_vector():
     def sender(fabric):
         vector = ones()
         assert fabric.send(1, vector)
@@ -169,7 +169,7 @@ def test_memory_for_messages_is_limited_as_on_real_machines():
         simulate(lambda fabric: fabric.send(1 - fabric.rank, ones(1001)))
 
 
-def test_the_newest_publication_is_seen_inside_a_node_at_once_between_nodes_when_asked():
+def test_when_the_newest_publication_is_seen_inside_a_node_and_between_nodes():
     def writer(fabric):
         for value in (1, 2, 3):
             fabric.publish([np.full(250, value, np.float32)], Note(round=value))
@@ -186,7 +186,7 @@ def test_the_newest_publication_is_seen_inside_a_node_at_once_between_nodes_when
 
     inside = simulate({0: writer, 1: reader}, cluster=uniform(2, per_node=2, **LINKS)).results[1]
     assert inside == [(2, pytest.approx(0.017)), (3, pytest.approx(0.022))]
-    between = simulate({0: writer, 1: reader}).results[1]  # alpha for the request; n beta and alpha for the reply
+    between = simulate({0: writer, 1: reader}).results[1]  # the request takes alpha, the reply alpha + n beta
     assert between == [(2, pytest.approx(0.018)), (3, pytest.approx(0.023))]
 
 
@@ -270,5 +270,5 @@ def test_parts_of_a_sum_are_broadcast_while_others_are_added(ranks):
         assert own.min() == own.max() == ranks * (ranks + 1) / 2
 
     one_way = parts * CHUNK * LINKS["beta"]  # the time of one vector through a network card
-    through_one = {2: 1, 3: 2}.get(ranks, 3)  # vectors that a rank sends: one to its parent and to each child
+    through_one = {2: 1, 3: 2}.get(ranks, 3)  # the most vectors that a rank sends: one to its parent and each child
     assert one_way < simulate(work, ranks).time < (through_one + 0.75) * one_way

@@ -1,4 +1,4 @@
-"""`python -m minidl.simulate`: its files and output, errors in one line; one replica equals plain training."""
+"""`python -m minidl.simulate`: its files, its output and its errors. One replica is bit-identical to plain training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_run_and_its_folder(tmp_path, capsys):
     assert result["time"] == "virtual" and result["workers"] == 4 and result["steps"] == 44
     assert result["test_accuracy"] == result["accuracy_average"] > 0.9
     assert result["accuracy_worst"] <= result["accuracy_best"] and result["consensus_distance"] < 0.05
-    # One-peer exponential: each replica sends its model once per step.
+    # The default topology is one-peer exponential: each replica sends its model once per step.
     assert result["messages"] == 4 * 44
     size = result["bytes_sent"] / result["messages"]
     assert size >= 4 * result["parameters"] and size < 4 * result["parameters"] + 4096
@@ -218,7 +218,7 @@ def test_a_signal_stops_all_after_their_step(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_model_with_batch_norm(tmp_path, capsys):
-    """Each replica has its own batch-norm statistics; the statistics of the average are computed again."""
+    """Each replica has its own batch-norm statistics. For the average model, they are computed again."""
     result = simulate(tmp_path, capsys, "--ranks", "3", "--steps", "2", "--model", "resnet20", "--batch-size", "8")
     assert result["replicas_alive"] == 3
 

@@ -65,7 +65,7 @@ def test_comparisons_are_elementwise() -> None:
             for found in (how(x, other), how(Parameter(values), other)):
                 assert isinstance(found, np.ndarray) and found.dtype == bool and (found == expected).all()
         for other in (1, np.float32(3), values):
-            np.testing.assert_array_equal(how(other, x), how(other, values))  # reflected
+            np.testing.assert_array_equal(how(other, x), how(other, values))  # the tensor is the right operand
     assert bool(Tensor(2.0) == 2) and not bool(Tensor(2.0) < 2) and Tensor([3.0]) == Tensor(3.0)
     assert (x[x.numpy()[:, 0] > 2] == x[1:]).all()
 
@@ -81,7 +81,7 @@ def test_comparisons_with_other_things() -> None:
             x == wrong  # noqa: B015
 
 
-def test_the_truth_of_a_tensor() -> None:
+def test_a_tensor_as_a_condition() -> None:
     assert Tensor(3.0) and Tensor([[-1.0]]) and not Tensor(0.0)
     for x in (leaf(1.0, 2.0), Tensor(np.ones((0, 3)))):
         with pytest.raises(ShapeError, match=r"is neither true nor false; .* \.any\(\) or \.all\(\)"):

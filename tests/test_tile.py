@@ -25,8 +25,8 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
 def run_panel(dtype: str, rows: int, width: int, taps: int, depth: int, accumulate: bool, a_step: int) -> None:
-    """Compare `panel` (a column of tiles, see kernels/matmul/tile.py) with float64. The rows and the taps, parts of the
-    sum with an offset each, lie at random offsets in a and b. The memory around c's rows must not change."""
+    """Compare `panel`, which computes a column of tiles (kernels/matmul/tile.py), with float64. Taps are the parts of
+    the sum. Rows and taps have random offsets in a and b. The memory around c's rows must not change."""
     random = np.random.default_rng(rows * 1000 + width)
     columns = panel_width(np.empty(0, dtype))
     a, b = (random.standard_normal(4000).astype(dtype) for _ in range(2))
@@ -99,7 +99,7 @@ def test_products_of_any_shape(dtype: str, m: int, n: int, k: int, relu: bool, b
 
 @DTYPES
 @pytest.mark.parametrize("columns", [15 * LANES + 1, 16 * LANES - 1, 30 * LANES + 1, 32 * LANES - 1])
-def test_scratch_suffices_where_the_last_panel_decides_to_copy_a(dtype: str, columns: int) -> None:
+def test_scratch_suffices_if_the_last_panel_requires_a_copy_of_a(dtype: str, columns: int) -> None:
     a, b = np.ones((4, 57), dtype), np.ones((4, columns), dtype)
     size = cpu.tn_scratch(57, columns, 4)
     raw, out = np.full(size + 4096, np.nan, dtype), np.empty((57, columns), dtype)
@@ -126,7 +126,7 @@ def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
     assembly = fresh.inspect_asm(kinds)
     register = {64: "zmm", 32: "ymm"}.get(VECTOR_BYTES)
     instruction = rf"vfmadd\w+ps.*%{register}" if register else r"mulps.*%xmm"
-    assert len(re.findall(instruction, assembly)) >= 3 * MR  # MR x 2 in tiles of two vectors, MR x 1 in tiles of one
+    assert len(re.findall(instruction, assembly)) >= 3 * MR  # 2 MR for a tile of two vectors, MR for a tile of one
 
 
 @pytest.mark.skipif(bool(isa()), reason="this run already selects an instruction set")

@@ -100,12 +100,12 @@ def test_spectral_gaps_of_the_literature(name: str, size: int, gap: float) -> No
     assert build(name, size).spectral_gap() == pytest.approx(gap, abs=5e-4 if gap > 0.01 else 5e-5)
 
 
-def test_sequences_of_one_peer_beat_the_graph_that_they_are_made_of() -> None:
+def test_spectral_gap_of_a_sequence_with_one_peer_per_round() -> None:
     static, sequence = build("exponential", 12), build("one-peer-exponential", 12)
     assert len(static.sources(0, 0)) == 4 and len(sequence.sources(0, 0)) == 1
-    # A period has four rounds, with hops h of 1, 2, 4 and 8 ranks. The product of its matrices has the eigenvalues
-    # prod (1 + w^h) / 2 over h, where w^12 = 1. The spectral gap is per round: 1 minus the fourth root of the second
-    # largest |eigenvalue|.
+    # A period has four rounds, with hops h of 1, 2, 4 and 8 ranks. The product of the four matrices has the eigenvalues
+    # prod (1 + w^h) / 2 over h, where w^12 = 1. The spectral gap, which is defined per round, is 1 minus the fourth
+    # root of the second largest |eigenvalue|.
     w = np.exp(2j * np.pi * np.arange(1, 12) / 12)
     second = np.abs(np.prod([(1 + w**hop) / 2 for hop in (1, 2, 4, 8)], axis=0)).max()
     assert sequence.spectral_gap() == pytest.approx(1 - second ** (1 / 4))
@@ -114,7 +114,7 @@ def test_sequences_of_one_peer_beat_the_graph_that_they_are_made_of() -> None:
 @pytest.mark.parametrize("name", ["matching", "uniform"])
 @pytest.mark.parametrize("dead", [(), (2,), (0, 3, 4)])
 @pytest.mark.parametrize("size", [7, 8])
-def test_random_gaps_are_what_many_rounds_show(name: str, dead: tuple[int, ...], size: int) -> None:
+def test_spectral_gaps_of_random_topologies(name: str, dead: tuple[int, ...], size: int) -> None:
     topology = build(name, size, seed=5).without(dead)
     alive = list(topology.alive)
     center = np.eye(len(alive)) - 1 / len(alive)
@@ -122,7 +122,7 @@ def test_random_gaps_are_what_many_rounds_show(name: str, dead: tuple[int, ...],
     for round in range(4000):
         matrix = topology.matrix(round)[np.ix_(alive, alive)]
         squares += matrix.T @ center @ matrix / 4000
-    shrinks = np.sort(np.linalg.eigvalsh(center @ squares @ center))[1:].mean() ** 0.5  # equal, by symmetry
+    shrinks = np.sort(np.linalg.eigvalsh(center @ squares @ center))[1:].mean() ** 0.5  # by symmetry, all are equal
     assert topology.spectral_gap() == pytest.approx(1 - shrinks, abs=0.01)
 
 

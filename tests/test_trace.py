@@ -43,7 +43,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
                 spans[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
             case "s" | "f":
                 assert {"cat", "ts", "id", "tid"} <= event.keys()
-                assert event["ph"] == "s" or event["bp"] == "e"  # bound to the span around it, not to the next one
+                assert event["ph"] == "s" or event["bp"] == "e"  # an arrow ends at the span around it, not at the next
                 assert event["ph"] not in flows[event["id"]]
                 flows[event["id"]][event["ph"]] = event
             case "M":
@@ -166,7 +166,7 @@ def test_messages_at_one_moment_do_not_overlap(tmp_path: Path) -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(1e-9, 0.01), min_size=1, max_size=40), st.floats(0, 1e6))
 def test_spans_that_touch_stay_apart(lengths: list[float], now: float) -> None:
-    """Both ends of a span are rounded alike, wherever the clock starts."""
+    """A span must not overlap the next one after rounding, for any start of the clock."""
     ends = np.concatenate([[now], now + np.cumsum(lengths)])
     trace = Trace()
     for began, ended in pairwise(ends):
@@ -183,7 +183,7 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     assert len(events_of(tmp_path / "empty.json")) == 3
 
 
-def test_many_ranks_keep_less_each() -> None:
+def test_with_many_ranks_each_trace_keeps_fewer_rows() -> None:
     assert Trace.for_ranks(1).limit == LIMIT
     assert Trace.for_ranks(1024).limit * 1024 <= TOTAL
     assert Trace.for_ranks(100_000).limit == 256

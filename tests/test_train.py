@@ -100,7 +100,7 @@ def test_results_do_not_depend_on_threads(capsys: pytest.CaptureFixture[str]) ->
     assert one == two
 
 
-def test_torch_loads_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
+def test_torch_and_minidl_load_each_others_weights(capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     load_file = pytest.importorskip("safetensors.torch").load_file
     assert main([*SMALL, "--steps", "3", "--json"]) == 0

@@ -25,7 +25,7 @@ GEOMETRIES = [  # N, H, W, C, O, padding
     (16, 16, 16, 32, 32, (1, 1)),  # several partial sums of dweight
     (4, 24, 24, 96, 128, (1, 1)),  # one sum of dweight, several groups of tiles
 ]
-WIDE = [  # for 5 x 5: layers whose errors exceed the limit if all products are summed in one go
+WIDE = [  # 5 x 5 layers for which a single sum of all products would exceed the limit
     (2, 7, 7, 512, 512, (2, 2)),
     (16, 8, 8, 256, 256, (2, 2)),
     (8, 14, 14, 128, 128, (2, 2)),
@@ -34,7 +34,7 @@ WIDE = [  # for 5 x 5: layers whose errors exceed the limit if all products are 
 
 @pytest.mark.parametrize(("points", "m", "r"), [(SIX_POINTS, 4, 3), (EIGHT_POINTS, 4, 5), (FOUR_POINTS, 2, 3)])
 def test_matrices_give_the_convolution_exactly(points: Any, m: int, r: int) -> None:
-    at, g, bt = (np.array(matrix) for matrix in matrices(points, m, r))  # fractions
+    at, g, bt = (np.array(matrix) for matrix in matrices(points, m, r))  # exact fractions
     for i in range(r):
         for j in range(m + r - 1):
             tap, d = np.eye(r, dtype=int)[i], np.eye(m + r - 1, dtype=int)[j]
@@ -131,7 +131,7 @@ def test_nan_passes_through() -> None:
     assert np.isnan(computed(F4X4_3X3, a, padding, True)["y"]).any()
 
 
-def test_the_rule() -> None:
+def test_the_rule_that_selects_a_form() -> None:
     one, three, five = (1, 1), (3, 3), (5, 5)
     assert winograd_form((32, 32), three, 16, 16, one, one, 1) == F4X4_3X3
     assert winograd_form((2, 2), three, 64, 64, one, one, 1) == F2X2_3X3

@@ -26,7 +26,7 @@ PLAIN: dict[str, Any] = dict(momentum=0.0, weight_decay=0.0, lr=0.1)
 
 
 def config_of(name: str, **options: Any) -> Config:
-    """Return the config of a method. Of the options, those that have no effect are left out."""
+    """Return the config of a method, without those `options` that have no effect."""
     given = {"method": name, "batch_size": 8, "schedule": "constant", **options}
     idle = {option for option in given if no_effect(option, complete(given))}
     return resolve({option: value for option, value in given.items() if option not in idle})
@@ -66,7 +66,7 @@ class Group:
 
 
 def spread(theta: np.ndarray) -> float:
-    """Return how far apart the replicas are: the root mean square of theta minus its mean row, over all elements."""
+    """Return the root mean square difference between theta (P, n) and the mean of its rows, over all elements."""
     return float(np.sqrt(((theta - theta.mean(axis=0)) ** 2).mean()))
 
 

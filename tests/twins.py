@@ -28,7 +28,7 @@ def batch(
 
 
 class Twins:
-    """build: returns a model and a loss; called twice with the same random numbers."""
+    """Two models with equal weights. build: returns a model and a loss; it is called twice with the same seed."""
 
     def __init__(self, build: Callable[[], tuple[nn.Module, Loss]]) -> None:
         self.pair = []
@@ -46,7 +46,7 @@ class Twins:
             mutate(gradient)
 
     def step(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Compute a step by both. Assert that results, gradients, statistics and random states are equal."""
+        """Compute a step with both. Assert that results, gradients, weights, statistics and random states are equal."""
         self.seed += 1
         one, other = self._run(self.replayed, x, y), self._run(self.tape, x, y)
         assert one == other
@@ -79,7 +79,7 @@ class Twins:
             found = f"{type(error).__name__}: {error}"
         arena, statistics = gradient.model.flatten(), gradient.model.statistics
         return [
-            repr(found),  # nan equals nan
+            repr(found),  # as text, nan equals nan
             None if isinstance(found, str) else arena.grad.tobytes(),
             arena.theta.tobytes(),
             None if statistics is None else statistics.theta.tobytes(),

@@ -3,7 +3,7 @@
     MINIDL_THREADS=n     threads of this process, unless --threads is given; default: one per core. Replicas that minidl
                          starts on one machine ignore it: each gets an equal share of the cores.
     MINIDL_WORKERS=n     replicas, unless --workers is given; default: two, or one if there is only one core
-    MINIDL_ISA=avx2      (or portable) compile for an older CPU than this one, to compare speeds or to test that code
+    MINIDL_ISA=avx2      (or portable) compile for an older CPU than this one
 """
 
 from __future__ import annotations

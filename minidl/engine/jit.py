@@ -122,13 +122,13 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
       parameter;
     - all others: passed on unchanged.
 
-    The number of parts is `count(last)`. If there is only one part, the calling thread computes it: waking the others
-    would cost more than it saves. The function then receives whole arrays, since slices are reference-counted (25 ns
-    for relu). `kernel.part` is the compiled function.
+    The number of parts is `count(last)`. If there is only one part, the calling thread computes it, since waking other
+    threads would take time. The function then receives whole arrays, since making slices would take time (25 ns for
+    relu). `kernel.part` is the compiled function.
 
-    The kernel is generated as source code with explicit parameter names. With a closure that takes `*arguments`, calls
-    take 10 to 60% longer (for 1,000 numbers), and Numba does not find the machine code in the cache: the key contains
-    the enclosed function, which differs in each process.
+    The kernel is generated as source code with explicit parameter names. A closure that takes `*arguments` would be
+    slower, and Numba could not load it from the cache: the key would contain the enclosed function, which differs in
+    each process.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -146,7 +146,7 @@ def in_parts(count: Any, cut: Any, **computed: Any) -> Callable[[Callable[..., A
         function.__qualname__ += "_part"
         scope = {"_part": apart_jit(function), "_count": count, "_cut": cut, "prange": prange}
         scope |= {f"_{p}": compute for p, compute in computed.items()} | {"__name__": function.__module__}
-        code = function.__code__  # Numba caches only functions from a file: the kernel claims that of `function`
+        code = function.__code__  # the kernel gets the file of `function`: Numba caches only functions from a file
         tree = ast.increment_lineno(ast.parse(source), code.co_firstlineno - 2)  # the source begins with an empty line
         exec(compile(tree, code.co_filename, "exec"), scope)
         kernel = parallel_jit(scope[name])

@@ -5,11 +5,11 @@ A file holds the machine code of one function for one tuple of argument types:
     SHA-256 of the function's source file | SHA-256 of the last part | key and compiled function, as Numba pickles them
 
 The key is everything else on which the code depends: the function, the types, the CPU, the versions of Python and
-Numba. The name of the file ends with a hash of the key, so there is no index that several processes change. Nor is
-there a lock, since some network file systems have none. A process writes a temporary file and renames it, so a file is
-complete or missing. If two processes compile the same function, the later file replaces the other, which is equivalent.
+Numba. Processes share the cache without a lock, since some network file systems have none, and without an index: the
+name of a file ends with a hash of its key. A process writes a temporary file and renames it, so a file is complete or
+missing. If two processes compile the same function, the later file replaces the earlier, equivalent one.
 
-A process executes any code in the files. So the cache is used only if no other user can change it (`make_trusted`).
+minidl executes the code in these files. So the cache is used only if no other user can change it (`make_trusted`).
 
 engine/jit.py imports this module after it has set the environment variables that Numba reads.
 """
@@ -65,7 +65,7 @@ def _reason(error: OSError) -> str:
 def find_folder(name: str) -> tuple[Path | None, list[str]]:
     """Return the first folder `name` that can be created and trusted (or None), and what is wrong with earlier ones.
 
-    Candidates: one in $NUMBA_CACHE_DIR, else $XDG_CACHE_HOME, else ~/.cache; one in the folder for temporary files.
+    The first candidate is in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, the second in the temporary folder.
     """
     refused: list[str] = []
     homes: set[Path] = set()
@@ -210,7 +210,7 @@ class KernelCache:
                     f"{self.folder}: {error.strerror}; make room there, or {_SET}")  # fmt: skip
 
     def flush(self) -> None:
-        """Numba calls this before it compiles all versions again. Nothing to do: the new files replace the old ones."""
+        """Do nothing. Numba calls this before it compiles all versions again; the new files replace the old ones."""
 
     def enable(self) -> None:
         """Part of the interface of Numba's caches; unused."""
@@ -218,7 +218,7 @@ class KernelCache:
     disable = enable
 
     def _read(self, key: tuple[Any, ...]) -> bytes | None:
-        """Return the pickled part of a file, or None if it is missing, damaged, or of another version of the source."""
+        """Return the pickled part of a file, or None if the file is missing, damaged, or of another source version."""
         if not self.folder:
             _report("compiled kernels cannot be kept, so each process compiles them again",
                     f"{'; '.join(self.refused)}; change that, or {_SET}")  # fmt: skip
@@ -226,7 +226,7 @@ class KernelCache:
         try:
             content = self._path(key).read_bytes()
         except FileNotFoundError:
-            if self.refused:  # one line for a user who waits for the compiler, none if all kernels are in the cache
+            if self.refused:  # reported only if a kernel must be compiled
                 _report("compiled kernels are kept in a temporary folder",
                         f"{self.folder}, because of {'; '.join(self.refused)}; change that, or {_SET}")  # fmt: skip
             return None

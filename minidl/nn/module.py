@@ -24,12 +24,12 @@ Self = TypeVar("Self", bound="Module")
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 _counter = itertools.count(1)
-_changes = _mode_changes = 0  # new numbers from `_count_change`
+_changes = _mode_changes = 0  # numbers of the latest changes, from `_count_change`
 _MISSING = object()
 
 
 class _Thread(threading.local):
-    """What each thread has for itself."""
+    """State that each thread has separately."""
 
     def __init__(self) -> None:
         self.watchers: list[Watcher] = []
@@ -51,17 +51,17 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def changes() -> int:
-    """Return a number that differs after each change of an attribute of a module, except of `training`."""
+    """Return a number that changes whenever an attribute of any module changes, except `training`."""
     return _changes
 
 
 def mode_changes() -> int:
-    """Return a number that differs after each assignment of `training` to a module."""
+    """Return a number that changes whenever `training` changes in any module."""
     return _mode_changes
 
 
 def _count_change(mode: bool = False) -> None:
-    global _changes, _mode_changes  # not += 1, which loses a change if two threads make one at the same time
+    global _changes, _mode_changes  # += 1 in two threads at the same time could lose a change
     if mode:
         _mode_changes = next(_counter)
     else:
@@ -95,7 +95,7 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def _end_evaluation(key: int, module: Module, block: object) -> None:
-    """Restore the mode from before the block, or leave this to a block that began later and has not ended."""
+    """Restore the mode from before the block. If a later block has not ended, that block restores this mode."""
     blocks = _evaluations[key]
     later = [*blocks][[*blocks].index(block) + 1 :]
     before = blocks.pop(block)
@@ -316,7 +316,7 @@ class Module:
         dtype = next((p.dtype for p in self.parameters()), np.dtype(np.float32))
         with evaluating(self), watching(add_row):
             self(Tensor(np.zeros((1, *input_shape), dtype)))
-        for parameter, name in uncounted.items():  # of modules that have children, or were not called
+        for parameter, name in uncounted.items():  # parameters of modules that have children or were not called
             rows.append((name, "Parameter", "", parameter.size, 0))
         total = sum(p.size for p in self.parameters())
         header = ("name", "layer", "output")

@@ -24,7 +24,7 @@ def uses_winograd() -> bool:
 
 
 def winograd(enabled: bool) -> None:
-    """Allow or forbid Winograd's method, often faster but with larger rounding errors (kernels/conv/WINOGRAD.md)."""
+    """Allow or forbid Winograd's method. It is often faster, but less accurate (kernels/conv/WINOGRAD.md)."""
     global _winograd
     _winograd = enabled
 

@@ -81,7 +81,7 @@ class BatchNormEval(Norm):
         y = self.device.empty(x.shape, x.dtype)
         self.device.norm.fold(weight, bias, eps, running_mean, running_var, self.scale, self.shift)
         self.device.norm.affine(_rows(x), self.scale, self.shift, False, _rows(y))
-        # Copies: backward needs the present values, but training may update the running statistics before.
+        # Backward needs the present values, but a training step may update the running statistics before backward.
         self.statistics = [strided_copy(self.device, a, a) for a in (running_mean, running_var) if any(self.needs)]
         return y
 

@@ -15,7 +15,7 @@ Cases = Iterator[tuple[str, Arguments]]
 
 
 class Arrays:
-    """A source of arrays: `normal` returns a random input, `empty` an output full of sevens, all to be overwritten."""
+    """A source of arrays. `normal` returns a random input, `empty` an array of sevens that a kernel must overwrite."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype

@@ -5,7 +5,7 @@ from minidl.kernels.matmul import cpu
 
 SHAPES = (
     *((1, 1, 1), (7, 33, 5), (67, 3, 129), (301, 5, 7), (65, 97, 41), (9, 70, 1100)),
-    *((0, 3, 5), (3, 0, 5), (3, 5, 0)),  # two empty outputs; an output of empty sums
+    *((0, 3, 5), (3, 0, 5), (3, 5, 0)),  # two empty outputs, and an output whose sums have no terms
 )
 
 

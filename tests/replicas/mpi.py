@@ -37,9 +37,9 @@ def several(fabric: MpiFabric, *names: str) -> dict[str, Any]:
 
 
 def allreduce(fabric: MpiFabric) -> dict[str, Any]:
-    """Sum random vectors, one per rank. Return {"TYPE ELEMENTS": hash of the sum}, and one full sum under "values".
+    """Sum random vectors, one per rank. Return {"TYPE ELEMENTS": hash of the sum}, and the first sum as "values".
 
-    The first sum is computed by `allreduce_start`.
+    `allreduce_start` computes the first sum, `allreduce` the others.
     """
     sums = {}
     for kind, size in (("float32", 5), ("float32", 1000), ("float64", CHUNK // 8 + 3), ("float32", 0)):
@@ -71,7 +71,7 @@ def drain(fabric: MpiFabric) -> float:
 
 
 def newest(fabric: MpiFabric) -> list[int]:
-    """Publish 50 versions. Read the peers' versions until the last one of each is seen; versions only increase."""
+    """Publish 50 versions. Read the peers' versions, which must increase, until the last version of each peer."""
     last = [0] * fabric.size
     last[fabric.rank] = 50
     for version in range(1, 51):
@@ -110,7 +110,7 @@ def ring(fabric: MpiFabric) -> int:
 
 
 def stress(fabric: MpiFabric, steps: str) -> dict[str, int]:
-    """Publish, read and send vectors of equal elements. The header holds their value and number."""
+    """Publish, read and send vectors of equal elements. The note of a vector holds its length and this value."""
     random = np.random.default_rng(fabric.rank)
     buffer = np.empty(20_000, np.float32)
     peers = [peer for peer in range(fabric.size) if peer != fabric.rank]

@@ -76,7 +76,7 @@ def exchange(fabric: ShmFabric) -> int:
 
 
 def drain(fabric: ShmFabric) -> list[float]:
-    """Repeatedly send half of each of two masses to a random peer. Their sums over all ranks do not change."""
+    """Repeatedly send half of each of two masses to a random peer. The sum of a mass over all ranks does not change."""
     random = np.random.default_rng(fabric.rank)
     mass = np.array([1, fabric.rank], np.float64)
     for _ in range(300):
@@ -130,8 +130,8 @@ def serve(fabric: ShmFabric) -> list[float]:
 def steps(fabric: ShmFabric, kind: str, last: str = "1000000", sleep: str = "0") -> int:
     """Make `last` steps, or fewer if a signal stops the run. After its third step each rank prints a line and sleeps.
 
-    The steps of higher ranks are longer. kind: "alone": the numbers of steps are independent. "together": all ranks
-    make the same number of steps. "ring": in addition each rank waits for its neighbours in every step.
+    kind: "alone": ranks may make different numbers of steps. "together": all ranks make the same number of steps.
+    "ring": in addition, each rank waits for its neighbours in every step. The steps of higher ranks take longer.
     """
     join(fabric, elements=1, mail=2)
     fabric.fail_fast = kind != "alone"
@@ -185,7 +185,7 @@ def greedy(fabric: ShmFabric) -> None:
 def stress(fabric: ShmFabric, exchanges: str, elements: str) -> dict[str, int]:
     """Publish, send and read vectors. All elements of a vector are equal, so a torn vector is detected.
 
-    The note contains this value and the length, so a note with another message's data is detected too.
+    The note contains this value and the length, so the note of another message is detected, too.
     """
     size = int(elements)
     join(fabric, elements=size, mail=2, publish=True)
