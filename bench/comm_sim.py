@@ -52,7 +52,7 @@ def event_cost(ranks: int, name: str, steps: int) -> tuple[float, int]:
     kind = method(name)
     methods = []
     for fabric in clock.fabrics:
-        replica = IdleReplica(engine, fabric, lambda: 0.1, own=True)
+        replica = IdleReplica(engine, fabric, own=True)
         fabric.join(kind.needs(replica.theta.size, config), engine.arena.layout_hash)
         methods.append(kind(replica, fabric, config))
 

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from minidl.run.folder import write
+
 ROOT = Path(__file__).parent.parent
 LONGEST = 2.0  # seconds for an input
 ALARM = 20  # seconds after which an input is given up
@@ -86,9 +88,7 @@ def run(inputs: int, out: Path) -> None:
         one["slowest"] = max(one["slowest"], list(found["slowest"]))
         one["memory"] = max(one["memory"], found["memory"])
         one["seeds"] += count
-        beside = file.with_suffix(".new")
-        beside.write_text(json.dumps(state, indent=1))
-        os.replace(beside, file)
+        write(file, json.dumps(state, indent=1).encode())
         print(f"{name}: {one['seeds']:,} inputs, {len(one['escapes'])} escapes", file=sys.stderr, flush=True)
     print(table(state))
 

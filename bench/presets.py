@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from minidl.run.config import resolve  # noqa: E402
+from minidl.run.folder import write  # noqa: E402
 from minidl.run.presets import preset  # noqa: E402
 
 DATA = {"digits": 1438, "mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}  # training images
@@ -130,9 +131,7 @@ def main() -> None:
         if name not in results and args.only in ("", name):
             results[name] = job(*arguments)  # type: ignore[operator]
             print(f"{name}: {results[name]}", flush=True)
-            beside = state.with_suffix(".new")
-            beside.write_text(json.dumps(results, indent=1))
-            beside.replace(state)
+            write(state, json.dumps(results, indent=1).encode())
     print("\n".join(table(results)))
 
 

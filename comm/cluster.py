@@ -32,17 +32,17 @@ from typing import Any, NamedTuple
 from minidl import errors, reading
 from minidl.errors import ConfigError, nearest
 from minidl.reading import Unreadable
-from minidl.run.options import Limits, option, options
+from minidl.run.options import Limits, limits, option, options
 from minidl.schema import shown
 
 EXAMPLES = Path(errors.__file__).with_name("clusters")  # in the package's folder
 
-POSITIVE = Limits("above 0", lambda value: value > 0)
-NATURAL = Limits("of 0 or more", lambda value: value >= 0)
-JITTER = Limits("of 0 to 10", lambda value: 0 <= value <= 10)
-CHANCE = Limits("of 0 or more and below 1", lambda value: 0 <= value < 1)
 LARGEST = 1_000_000  # devices of a cluster
-MANY = Limits("of 1 to 1,000,000", lambda value: 1 <= value <= 1_000_000)
+POSITIVE = limits(above=0)
+NATURAL = limits(min=0)
+JITTER = limits(min=0, max=10)
+CHANCE = limits(min=0, below=1)
+MANY = limits(min=1, max=LARGEST)
 UNSET = -1  # default of an option that may be omitted
 
 

@@ -14,7 +14,7 @@ each has separate vectors. A switch to another replica only replaces a few addre
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, pairwise
 
@@ -59,12 +59,12 @@ class Replica:
     theta, grad: flat vectors in the arena's layout. state: the optimizer's vectors. statistics: batch norm's running
     statistics, which are not mixed. images: the number of images trained on so far.
 
-    lr: a function that returns the learning rate of the next update. own: whether the replica has its own vectors,
-    because it shares the engine with other replicas.
+    lr: the learning rate of the next update; a schedule assigns it before each step. own: whether the replica has its
+    own vectors, because it shares the engine with other replicas.
     """
 
-    def __init__(self, engine: Engine, fabric: Fabric, lr: Callable[[], float], own: bool = False) -> None:
-        self.engine, self.fabric, self.lr, self.own = engine, fabric, lr, own
+    def __init__(self, engine: Engine, fabric: Fabric, own: bool = False) -> None:
+        self.engine, self.fabric, self.lr, self.own = engine, fabric, engine.config.lr, own
         arena, optimizer, statistics = engine.arena, engine.optimizer, engine.statistics
         self.theta, self.grad, self.state = arena.theta, arena.grad, optimizer.state
         self.statistics = None if statistics is None else statistics.theta
@@ -78,7 +78,6 @@ class Replica:
         self.steps = 0
         self.loss = 0.0  # of the last batch
         self.correct = 0  # correct predictions in the last batch
-        self.last_lr = 0.0
         self._timed = (0, 0.0)  # images, and seconds spent on their gradients, since the speed was last published
 
     def gradient(self, batch: Batch) -> float:
@@ -112,10 +111,10 @@ class Replica:
         self._publish_speed(images, seconds)
 
     def update(self) -> None:
-        """Make one step of the optimizer at the learning rate of the schedule. With --clip, clip the gradient first."""
+        """Make one step of the optimizer at the learning rate `lr`. With --clip, clip the gradient first."""
         with self.fabric.working("update", self.theta.size):
             optimizer = self._bound_engine().optimizer
-            self.last_lr = optimizer.lr = self.lr()
+            optimizer.lr = self.lr
             optimizer.step()
             self.optimizer_steps = optimizer.steps
         self.steps += 1

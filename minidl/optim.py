@@ -56,7 +56,6 @@ class Optimizer:
             for group in groups
             for parameter in group["params"]
         }
-        self.trained = self.trainable()
         self.find_segments()
 
     def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
@@ -77,6 +76,7 @@ class Optimizer:
 
     def find_segments(self) -> None:
         """Compute the segments of the vectors to update, with a rate (relative to lr) and a decay for each."""
+        self.trained = self.trainable()
         segments: list[list[float]] = []  # start, stop, rate relative to lr, decay
         adjacent = False  # whether the last segment ends with the previous parameter
         trained = set(self.trained)
@@ -103,7 +103,6 @@ class Optimizer:
         vectors, self.state = self.state, {name: self.arena.new_vector() for name in self.state}
         for name, vector in vectors.items():
             self.state[name][:] = vector
-        self.trained = self.trainable()
         self.find_segments()
 
     def _check(self, **numbers: float) -> None:
@@ -116,9 +115,7 @@ class Optimizer:
         if self.arena.dissolved:
             raise ConfigError(f"{type(self).__name__}: its parameters have moved to another arena (the model, or a "
                               "part of it, was flattened again); build the optimizer again")  # fmt: skip
-        trained = self.trainable()
-        if [*map(id, trained)] != [*map(id, self.trained)]:
-            self.trained = trained
+        if [*map(id, self.trainable())] != [*map(id, self.trained)]:
             self.find_segments()
         self.steps += 1
         np.multiply(self.rates, self.lr, out=self.rates_now)

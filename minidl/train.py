@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from minidl.comm import launch
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
 from minidl.errors import AbortedError, MinidlError, report
+from minidl.resources import cores
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import read_toml
 from minidl.run.display import count, speed
@@ -97,7 +97,7 @@ def read_config(given: Mapping[str, Any]) -> Config:
 
 def processes(config: Config) -> int:
     """Return the number of processes to start: replicas and servers."""
-    workers = config.workers or number("MINIDL_WORKERS") or min(2, len(os.sched_getaffinity(0)))
+    workers = config.workers or number("MINIDL_WORKERS") or min(2, cores())
     return workers + SERVERS.get(config.method, 0)
 
 

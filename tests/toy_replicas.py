@@ -100,7 +100,8 @@ def run(
     def work(rank: int) -> None:
         fabric = simulation.fabric(rank)
         fabric.replicas = replicas
-        replica = Replica(engine, fabric, lambda: config.lr if lr is None else lr, own=True)
+        replica = Replica(engine, fabric, own=True)
+        replica.lr = config.lr if lr is None else lr
         if start == "scattered":
             replica.theta[:] = np.random.default_rng(rank).standard_normal(replica.theta.size)
         if saved:
@@ -138,7 +139,7 @@ def alone(steps: int, batch: Callable[[int], Batch] = lambda step: batch_of(0, s
     """Train one replica without communication and return it."""
     config = config_of("local", **{**PLAIN, **options})
     engine = engine_of(config.optimizer, config.momentum, config.weight_decay, config.lr)
-    replica = Replica(engine, Alone(), lambda: config.lr, own=True)
+    replica = Replica(engine, Alone(), own=True)
     for step in range(steps):
         replica.gradient(batch(step))
         replica.update()

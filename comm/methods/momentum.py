@@ -81,9 +81,9 @@ class QuasiGlobal(Momentum):
 
     def end(self) -> None:
         replica, moved = self.replica, self.x
-        if replica.last_lr:
+        if replica.lr:
             moved -= replica.theta
-            moved /= replica.last_lr
+            moved /= replica.lr
             mix(replica.fabric, self.m, moved, 1 - self.mu)
         replica.state["velocity"][:] = self.m
 

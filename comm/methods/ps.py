@@ -51,8 +51,7 @@ class ParameterServer(Method):
     def step(self, batch: Batch) -> float:
         replica = self.replica
         loss = replica.gradient(batch)
-        replica.last_lr = replica.lr()
-        note = Note(weight=replica.last_lr, round=self.version)
+        note = Note(weight=replica.lr, round=self.version)
         self.version = self.fabric.call(self.server, (replica.grad,), replica.theta, note).round
         replica.steps += 1
         replica.touch()
@@ -73,7 +72,7 @@ class ParameterServer(Method):
         center, note = self.replica, letter.note
         self.fabric.meter.stale(center.optimizer_steps - note.round)
         center.grad[:] = letter.vector
-        center.lr = lambda: note.weight
+        center.lr = note.weight
         center.update()
         return (center.theta,), Note(round=center.optimizer_steps)
 

@@ -96,7 +96,8 @@ class Loader:
         full = self.drop_last or number + 1 < len(self)
         chosen = order[number * self.batch_size : (number + 1) * self.batch_size if full else None]
         x = self.x.take(chosen, axis=0)
-        rng = generator(Purpose.AUGMENT, self.seed, epoch, number)
-        for name in self.augment:
-            x = AUGMENTATIONS[name](x, rng, self.border)
+        if self.augment:
+            rng = generator(Purpose.AUGMENT, self.seed, epoch, number)
+            for name in self.augment:
+                x = AUGMENTATIONS[name](x, rng, self.border)
         return x, self.y.take(chosen)

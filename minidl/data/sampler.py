@@ -52,6 +52,10 @@ class Sampler:
         """Return the number of batches in an epoch."""
         return self.batches
 
+    def first(self) -> Batch:
+        """Return the first batch of the run."""
+        return next(self._loader(0).epoch(0, prefetch=0))
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over batches `start`, `start + 1`, ... of an epoch: x (B, H, W, C), y (B,)."""
         return self._loader(epoch).epoch(epoch, start, self.prefetch)

@@ -30,6 +30,7 @@ from numba import types
 from minidl.engine.device import Device
 from minidl.engine.jit import cached, threads
 from minidl.program.call import numba_type
+from minidl.resources import cores
 
 # Approximate compilation times in seconds (1 for all others): the slowest kernels begin first. Kernels with 0 consist
 # mostly of functions that other kernels of matmul and conv also use.
@@ -98,7 +99,7 @@ def _worker_limit() -> int:
 
     If comm/launch.py set MINIDL_CORES, one rank compiles for all ranks of the machine.
     """
-    return len(os.sched_getaffinity(0)) if "MINIDL_CORES" in os.environ else threads()
+    return cores() if "MINIDL_CORES" in os.environ else threads()
 
 
 def _compile_in_processes(kernels: Sequence[Kernel], progress: Callable[[int], None]) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-import numba
-
 from minidl import data, models, nn
 from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
-from minidl.engine.jit import set_threads
+from minidl.engine.jit import set_threads, threads
 from minidl.errors import ConfigError
 from minidl.ops.conv import winograd
 from minidl.run.config import Config
@@ -187,8 +185,8 @@ def prepare(config: Config, rank: int = 0) -> tuple[data.Dataset, nn.Module]:
     """Set the threads and the convolution; return the data set, and the model with its initial weights."""
     if config.threads:
         set_threads(config.threads)
-        if numba.get_num_threads() < config.threads and not config.quiet and not rank:
-            print(f"minidl: --threads {config.threads} is more than there are cores: using {numba.get_num_threads()}",
+        if threads() < config.threads and not config.quiet and not rank:
+            print(f"minidl: --threads {config.threads} is more than there are cores: using {threads()}",
                   file=sys.stderr, flush=True)  # fmt: skip
     winograd(config.conv == "auto")
     dataset = data.load(config.data, config.data_dir or None, config.validation, config.seed, config.layout)

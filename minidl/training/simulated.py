@@ -199,7 +199,7 @@ class SimulatedRun:
         if epoch > self.epoch or self.steps - self.logged >= LOG_EVERY * self.config.workers:
             event = "epoch" if epoch > self.epoch else "step"
             self.epoch, self.logged = epoch, self.steps
-            self.log(event, replica.last_lr)
+            self.log(event, replica.lr)
 
     def log(self, event: str, lr: float) -> None:
         self.last_loss = self.loss / self.images

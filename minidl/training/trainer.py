@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from signal import SIGTERM
 from time import perf_counter
 from typing import Any
-from weakref import WeakMethod
 
 import numpy as np
 
@@ -26,21 +25,6 @@ from minidl.run.progress import Progress
 from minidl.run.signals import Stopped
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
-
-
-def _weak(method: Callable[[], float]) -> Callable[[], float]:
-    """Return a function that calls a bound method, without a strong reference to its object.
-
-    A strong reference from a replica to its trainer would make a cycle: `fit` would not free the model's memory.
-    """
-    reference = WeakMethod(method)
-
-    def call() -> float:
-        bound = reference()
-        assert bound is not None
-        return bound()
-
-    return call
 
 
 class Trainer:
@@ -74,7 +58,7 @@ class Trainer:
         self.schedule = schedules.build(config.schedule, self.planned, config.warmup)
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
-        self.replica = Replica(self.engine, self.fabric, _weak(self._lr), own=engine is not None)
+        self.replica = Replica(self.engine, self.fabric, own=engine is not None)
         kind = method(config.method) if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
         self.furthest = 0  # after a resume: the most epochs that a replica had finished before the stop
@@ -114,23 +98,19 @@ class Trainer:
     def prepare(self) -> None:
         """Record the step for a full batch. Compile its kernels and the mixing kernel, so that no step compiles."""
         self.model.train()
-        for x, y in self.sampler.epoch(0):
-            self.engine.gradient.prepare(x, y)
-            break
+        self.engine.gradient.prepare(*self.sampler.first())
         if self.fabric.size > 1:
             mix(self.fabric, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5)  # writable, like received messages
 
     def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Make one step on a batch x (B, H, W, C), y (B,); return its mean loss and the number of correct answers."""
+        steps = self.progress.step - self.progress.shift
+        self.progress.lr = self.replica.lr = self.config.lr * self.schedule(steps)
         try:
             loss = self.method.step((x, y))
         except DivergedError as error:
             raise self.diverged(str(error), self.progress.step + 1) from None
-        self.progress.lr = self.replica.last_lr
         return loss, self.replica.correct
-
-    def _lr(self) -> float:
-        return self.config.lr * self.schedule(self.progress.step - self.progress.shift)
 
     def _steps(self) -> Iterator[Entry]:
         """Make the remaining steps of the current epoch."""
