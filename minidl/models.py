@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from minidl import nn, ops
+from minidl.checked import one_of, shown, whole
 from minidl.engine.tensor import Tensor
-from minidl.errors import ConfigError, nearest
+from minidl.errors import ConfigError
 
 Shape = tuple[int, int, int]
 
@@ -161,15 +163,56 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Module:
-    """Return the model of that name. Raises ConfigError if the name is unknown or input_shape is not valid."""
-    if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}.{nearest(name, list(MODELS))}")
-    if len(input_shape) != 3:
-        raise ConfigError(f"model {name!r}: input_shape {input_shape}; expected (height, width, channels)")
-    if tuple(input_shape[:2]) == (1, 1) and name != "mlp":
+    """Return the model of that name, for images of input_shape.
+
+    `predict`, `evaluate` and `fit` refuse other images, unless `model.built_for` is set to None.
+    Raises ConfigError if the name is unknown or another argument is not valid.
+    """
+    one_of("model", name, MODELS)
+    if not isinstance(input_shape, Sequence) or len(input_shape) != 3:
+        raise ConfigError(f"model {name!r}: input_shape {shown(input_shape)}; expected (height, width, channels)")
+    height, width, channels = (whole(f"model {name!r}", "each size of input_shape", size) for size in input_shape)
+    input_shape, classes = (height, width, channels), whole(f"model {name!r}", "classes", classes, 1)
+    if input_shape[:2] == (1, 1) and name != "mlp":
         raise ConfigError(f"model {name!r} needs images, and the data hold {input_shape[2]} features for each sample: "
                           "use --model mlp")  # fmt: skip
     model = MODELS[name](input_shape, classes)
     if any(not parameter.size for parameter in model.parameters()):
         raise ConfigError(f"model {name!r} cannot take images of {input_shape}: they are too small for its pooling")
+    model.built_for = input_shape
     return model
+
+
+def check(where: str, model: object) -> None:
+    """Raise ConfigError unless `model` is a module. where: the beginning of the message."""
+    if isinstance(model, nn.Module):
+        return
+    advice = "expected an nn.Module"
+    if isinstance(model, str) and model in MODELS:
+        advice += f": minidl.models.build({model!r}, input_shape, classes) makes one"
+    elif isinstance(model, str | Path):
+        advice += ": minidl.load_model(path) returns a trained one, and a function to standardise images"
+    elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
+        advice += ": write model, standardise = minidl.load_model(path)"
+    elif isinstance(model, type) and issubclass(model, nn.Module):
+        advice += f": write {model.__name__}(...)"
+    raise ConfigError(f"{where}: the model is {shown(model)}; {advice}")
+
+
+def check_images(where: str, model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise ConfigError if images of this shape (N, ...) are not those that `build` made the model for."""
+    built = model.built_for
+    if built is None or _without_ones(shape[1:]) == _without_ones(built):
+        return
+    if shape[1:] == (math.prod(built),) and built[2] == 1:  # images as features (N, D), in the same order
+        return
+    advice = f"expected (N, {built[0]}, {built[1]}, {built[2]}), for which the model was built"
+    if shape[1:] == (built[2], *built[:2]):
+        advice += ": give x.transpose(0, 2, 3, 1)"
+    elif shape == built:
+        advice += ": give x[np.newaxis]"
+    raise ConfigError(f"{where}: images have the shape {shape}; {advice}")
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
