@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidl import models
-from minidl.data.dataset import standardise
+from minidl.data.dataset import Dataset, standardise
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import Module, init
 from minidl.reading import blaming, json_value
@@ -31,6 +31,9 @@ DESCRIBED: dict[str, Kind] = {
     "mean": several(number(-1e30, 1e30), 1, LARGEST_SIDE),
     "std": several(number(-1e30, 1e30), 1, LARGEST_SIDE),
 }  # metadata that a run writes, as JSON except for `model`: see training/resume.py
+
+
+METADATA = ("input_shape", "classes", "mean", "std")  # of the training images
 
 
 def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndarray]]:
@@ -85,6 +88,26 @@ def _described(about: dict[str, str], name: str) -> Any:
     value = about[name] if name == "model" else json_value(about[name])
     DESCRIBED[name](value, name)
     return value
+
+
+def check_data(weights: Path, data: Dataset) -> None:
+    """Raise CheckpointError if a data set is not like the one that the metadata of a weights file describes.
+
+    Files without metadata are accepted. Means and standard deviations may differ by 1% of the standard deviation.
+    """
+    about = files.header(weights)[1]
+    with blaming(f"{weights}: its metadata", CheckpointError):
+        shape, classes, mean, std = (_described(about, name) if name in about else None for name in METADATA)
+    advice = "give the data that it was trained on, or use minidl.load_model and minidl.evaluate"
+    for name, there, here in (("images of", shape, list(data.input_shape)), ("classes:", classes, data.classes)):
+        if there is not None and there != here:
+            raise CheckpointError(f"{weights} was trained on {name} {there}, and {data.name} has {here}: {advice}")
+    for name, there, here in (("mean", mean, data.mean), ("standard deviation", std, data.std)):
+        if there is not None and (len(there) != len(here) or (np.abs(there - here) > 0.01 * data.std).any()):
+            found = ", ".join(f"{value:.4g}" for value in here)
+            raise CheckpointError(f"{weights} was trained on images with the {name} "
+                                  f"{', '.join(f'{value:.4g}' for value in there)} of each channel, and {data.name} has "
+                                  f"{found}: {advice}")  # fmt: skip
 
 
 def find_weights(path: Path) -> Path:
