@@ -159,7 +159,7 @@ def check_numbering(train: np.ndarray, test: np.ndarray, where: str) -> None:
     if len(train) and len(test):
         a, b, c, d = (int(end) for labels in (train, test) for end in (labels.min(), labels.max()))
         if (a, c) in ((0, 1), (1, 0)) and b - a == d - c:
-            raise DataError(f"{where}labels go from {a} to {b} in y_train, from {c} to {d} in y_test: number both from 0")
+            raise DataError(f"{where}labels of y_train go from {a} to {b}, of y_test from {c} to {d}: number both from 0")
     values, counts = np.unique(np.concatenate([train, test]).astype(np.int64), return_counts=True)
     if len(values) > 1 and values[0] == 1 and values[-1] == len(values):
         raise DataError(f"{where}labels go from 1 to {values[-1]}: subtract 1, because classes are numbered from 0")

@@ -33,9 +33,6 @@ DESCRIBED: dict[str, Kind] = {
 }  # metadata that a run writes, as JSON except for `model`: see training/resume.py
 
 
-METADATA = ("input_shape", "classes", "mean", "std")  # of the training images
-
-
 def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndarray]]:
     """Return a trained model, in evaluation mode, and a function to standardise new images.
 
@@ -96,18 +93,16 @@ def check_data(weights: Path, data: Dataset) -> None:
     Files without metadata are accepted. Means and standard deviations may differ by 1% of the standard deviation.
     """
     about = files.header(weights)[1]
+    now: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "mean": data.mean, "std": data.std}
     with blaming(f"{weights}: its metadata", CheckpointError):
-        shape, classes, mean, std = (_described(about, name) if name in about else None for name in METADATA)
-    advice = "give the data that it was trained on, or use minidl.load_model and minidl.evaluate"
-    for name, there, here in (("images of", shape, list(data.input_shape)), ("classes:", classes, data.classes)):
-        if there is not None and there != here:
-            raise CheckpointError(f"{weights} was trained on {name} {there}, and {data.name} has {here}: {advice}")
-    for name, there, here in (("mean", mean, data.mean), ("standard deviation", std, data.std)):
-        if there is not None and (len(there) != len(here) or (np.abs(there - here) > 0.01 * data.std).any()):
-            found = ", ".join(f"{value:.4g}" for value in here)
-            raise CheckpointError(f"{weights} was trained on images with the {name} "
-                                  f"{', '.join(f'{value:.4g}' for value in there)} of each channel, and {data.name} has "
-                                  f"{found}: {advice}")  # fmt: skip
+        then = {name: _described(about, name) for name in now if name in about}
+    for name, value in then.items():
+        slack = 0.01 * data.std if name in ("mean", "std") else 0
+        if np.shape(value) != np.shape(now[name]) or (np.abs(np.subtract(value, now[name])) > slack).any():
+            before, after = (np.array2string(np.asarray(v), precision=4, threshold=6) for v in (value, now[name]))
+            raise CheckpointError(f"{weights} was trained on data with {name} {before}, and {data.name} has {after}: "
+                                  "give the data of its training, or use minidl.load_model and minidl.evaluate in "
+                                  "Python")  # fmt: skip
 
 
 def find_weights(path: Path) -> Path:
