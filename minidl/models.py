@@ -17,6 +17,8 @@ Shape = tuple[int, int, int]
 
 def mlp(input_shape: Shape = (28, 28, 1), classes: int = 10, hidden: Sequence[int] = (512, 512)) -> nn.Sequential:
     """Return a model of linear layers with ReLU between them. hidden: the widths of the hidden layers."""
+    if not isinstance(hidden, Sequence) or isinstance(hidden, str):
+        raise ConfigError(f"mlp: hidden = {shown(hidden)}; expected the widths of the layers, such as (512, 512)")
     layers: list[nn.Module] = [nn.Flatten()]
     features = math.prod(input_shape)
     for width in hidden:
@@ -54,6 +56,8 @@ def vgg(
 
     stages: for each stage, the output channels of its convolutions.
     """
+    if not isinstance(stages, Sequence) or not all(isinstance(stage, tuple | list) for stage in stages):
+        raise ConfigError(f"vgg: stages = {shown(stages)}; expected a list of channels for each stage")
     height, width, channels = input_shape
     layers: list[nn.Module] = []
     for stage in stages:
@@ -98,7 +102,7 @@ class ResNet(nn.Module):
     """
 
     def __init__(self, input_shape: Shape = (32, 32, 3), classes: int = 10, depth: int = 20) -> None:
-        if depth < 8 or depth % 6 != 2:
+        if whole("resnet", "depth", depth, -math.inf) < 8 or depth % 6 != 2:
             raise ConfigError(f"resnet: depth {depth}; expected 6 n + 2, such as 20, 32, 44, 56 or 110")
         self.conv1 = nn.Conv2d(input_shape[2], 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)

@@ -101,6 +101,7 @@ def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> D
     if x.shape[1:] != x_test.shape[1:]:
         raise DataError(f"training images are {x.shape[1:]}, test images {x_test.shape[1:]}: expected one shape")
     check_classes(y)
+    check_same_start(y, y_test, "")
     check_numbering(y, y_test, "")
     train, held = hold_out(y, validation, seed)
     x_validation, y_validation = (x[held], y[held]) if len(held) else (None, None)
@@ -150,16 +151,23 @@ def _is_one_hot(labels: np.ndarray) -> bool:
     return bool(((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all())
 
 
+def check_same_start(train: np.ndarray, test: np.ndarray, where: str) -> None:
+    """Raise DataError if one of two arrays of labels (N,) is numbered from 0, the other from 1, with as many classes.
+
+    where: the beginning of the message.
+    """
+    if len(train) and len(test):
+        first, last, first_test, last_test = train.min(), train.max(), test.min(), test.max()
+        if sorted([first, first_test]) == [0, 1] and int(last) - int(first) == int(last_test) - int(first_test):
+            raise DataError(f"{where}labels of y_train go from {first} to {last}, of y_test from {first_test} to "
+                            f"{last_test}: number both from 0")  # fmt: skip
+
+
 def check_numbering(train: np.ndarray, test: np.ndarray, where: str) -> None:
     """Raise DataError if labels (N,) are numbered from 1, or if a rare label is separated from the others by a gap.
 
-    Also if only one of the arrays is numbered from 1, with the same number of classes. where: the beginning of the
-    message.
+    where: the beginning of the message.
     """
-    if len(train) and len(test):
-        a, b, c, d = (int(end) for labels in (train, test) for end in (labels.min(), labels.max()))
-        if (a, c) in ((0, 1), (1, 0)) and b - a == d - c:
-            raise DataError(f"{where}labels of y_train go from {a} to {b}, of y_test from {c} to {d}: number both from 0")
     values, counts = np.unique(np.concatenate([train, test]).astype(np.int64), return_counts=True)
     if len(values) > 1 and values[0] == 1 and values[-1] == len(values):
         raise DataError(f"{where}labels go from 1 to {values[-1]}: subtract 1, because classes are numbered from 0")
@@ -170,11 +178,11 @@ def check_numbering(train: np.ndarray, test: np.ndarray, where: str) -> None:
 
 def check_labels(labels: np.ndarray) -> None:
     """Raise DataError unless labels are whole numbers (N,) of 0 or more."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise DataError(f"labels are {labels.dtype} {labels.shape}; expected whole numbers (N,) of 0 or more, the "
-                        f"class of each image{label_hint(labels)}")  # fmt: skip
-    if labels.min(initial=0) < 0:
-        raise DataError(f"label {labels.min()} at {labels.argmin()}; expected whole numbers of 0 or more: {RENUMBER}")
+    lowest = labels.min(initial=0) if labels.ndim == 1 and labels.dtype.kind in "iu" else None
+    if lowest is None or lowest < 0:
+        found, hint = ("", label_hint(labels)) if lowest is None else (f" down to {lowest}", f": {RENUMBER}")
+        raise DataError(f"labels are {labels.dtype} {labels.shape}{found}; expected whole numbers (N,) of 0 or more, "
+                        f"the class of each image{hint}")  # fmt: skip
 
 
 def check_classes(labels: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from minidl.checked import one_of
-from minidl.data.dataset import RENUMBER, Splits, check_numbering, label_hint, looks_channels_first
+from minidl.data.dataset import RENUMBER, Splits, check_numbering, check_same_start, label_hint, looks_channels_first
 from minidl.data.files import bomb, read_at_most, reading, unpacked_limit
 from minidl.errors import DataError, nearest
 from minidl.reading import Npy, Unreadable, npy_header
@@ -54,10 +54,11 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
         if y.shape != (images,) or y.dtype.kind not in "ui":
             raise DataError(f"{path}: {name} is {y.dtype} {y.shape}, expected whole numbers ({images},), one for each "
                             f"image{label_hint(y)}")  # fmt: skip
-    check_numbering(y_train, y_test, f"{path}: ")
+    check_same_start(y_train, y_test, f"{path}: ")
     _check_range(y_train, path, "y_train", len(x_train), "there cannot be more classes than images")
     classes = int(y_train.max()) + 1
     _check_range(y_test, path, "y_test", classes, "the classes of y_train")
+    check_numbering(y_train, y_test, f"{path}: ")
     return Splits(x_train, y_train, x_test, y_test, classes)
 
 
@@ -149,6 +150,7 @@ def _images(x: np.ndarray, path: Path, name: str, layout: str) -> np.ndarray:
 
 
 def _check_range(y: np.ndarray, path: Path, name: str, limit: int, why: str) -> None:
-    for label, position, reason in ((y.min(), y.argmin(), RENUMBER), (y.max(), y.argmax(), why)):
+    for label, position in ((y.min(), y.argmin()), (y.max(), y.argmax())):
         if not 0 <= label < limit:
-            raise DataError(f"{path}: label {label} in {name} at {position}, expected 0 to {limit - 1}: {reason}")
+            raise DataError(f"{path}: label {label} in {name} at {position}, expected 0 to {limit - 1}: "
+                            f"{RENUMBER if label < 0 else why}")  # fmt: skip

@@ -58,6 +58,8 @@ class Conv2d(Module):
             raise ShapeError(f"Conv2d: {in_channels} -> {out_channels} channels do not divide into {groups} groups")
         if isinstance(padding, str):
             raise ConfigError(f"Conv2d: padding={padding!r}; expected a number of pixels, such as kernel_size // 2")
+        if min(pair(kernel_size)) < 1:
+            raise ShapeError(f"Conv2d: a kernel of {kernel_size}; expected at least 1")
         shape = (*pair(kernel_size), in_channels // groups, out_channels)
         self.weight = Parameter(init.empty(*shape), torch_axes=(3, 2, 0, 1))
         self.bias = Parameter(init.empty(out_channels)) if bias else None
