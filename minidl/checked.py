@@ -57,6 +57,7 @@ def shown(value: Any) -> str:
         except ValueError:  # a number with thousands of digits
             return "a very long number"
         return words if len(words) <= LONGEST else words[:LONGEST] + "..."
-    kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    article = "" if isinstance(value, type) else "an " if kind[0].lower() in "aeiou" else "a "
-    return article + ("array" if kind == "ndarray" else kind)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    kind = type(value).__name__.removeprefix("nd")  # ndarray
+    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"

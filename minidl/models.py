@@ -206,9 +206,10 @@ def check(where: str, model: object) -> None:
 def check_images(where: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     """Raise ConfigError if images of this shape (N, ...) are not those that `build` made the model for."""
     built = model.built_for
-    if built is None or _without_ones(shape[1:]) == _without_ones(built):
+    if built is None or shape[1:] == built:
         return
-    if shape[1:] == (math.prod(built),) and built[2] == 1:  # images as features (N, D), in the same order
+    flat = (math.prod(built),)  # features (N, D): with one channel, or one pixel, their order is that of the images
+    if (built[2] == 1 and shape[1:] in (built[:2], flat)) or (built[:2] == (1, 1) and shape[1:] == flat):
         return
     advice = f"expected (N, {built[0]}, {built[1]}, {built[2]}), for which the model was built"
     if shape[1:] == (built[2], *built[:2]):
@@ -216,7 +217,3 @@ def check_images(where: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     elif shape == built:
         advice += ": give x[np.newaxis]"
     raise ConfigError(f"{where}: images have the shape {shape}; {advice}")
-
-
-def _without_ones(shape: Sequence[int]) -> list[int]:
-    return [size for size in shape if size != 1]

@@ -152,15 +152,14 @@ def _is_one_hot(labels: np.ndarray) -> bool:
 
 
 def check_same_start(train: np.ndarray, test: np.ndarray, where: str) -> None:
-    """Raise DataError if one of two arrays of labels (N,) is numbered from 0, the other from 1, with as many classes.
+    """Raise DataError if one of two arrays of labels (N,) has the classes 0 to K - 1, and the other 1 to K.
 
     where: the beginning of the message.
     """
-    if len(train) and len(test):
-        first, last, first_test, last_test = train.min(), train.max(), test.min(), test.max()
-        if sorted([first, first_test]) == [0, 1] and int(last) - int(first) == int(last_test) - int(first_test):
-            raise DataError(f"{where}labels of y_train go from {first} to {last}, of y_test from {first_test} to "
-                            f"{last_test}: number both from 0")  # fmt: skip
+    own, other = np.unique(train), np.unique(test)
+    if len(own) == len(other) > 0 and sorted([own[0], other[0]]) == [0, 1] and (own - own[0] == other - other[0]).all():
+        raise DataError(f"{where}labels of y_train go from {own[0]} to {own[-1]}, of y_test from {other[0]} to "
+                        f"{other[-1]}: number both from 0")  # fmt: skip
 
 
 def check_numbering(train: np.ndarray, test: np.ndarray, where: str) -> None:
