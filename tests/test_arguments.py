@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import minidl
-from minidl import data, models, nn, optim, schedules
+from minidl import data, models, nn, ops, optim, schedules
 from minidl.checked import one_of, real, shown, whole
 from minidl.data.dataset import standardise
 from minidl.errors import ConfigError, MinidlError
@@ -67,6 +67,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "Sequential": nn.Sequential,
     "load_state_dict": lambda wrong: mlp().load_state_dict(wrong),
     "summary": lambda wrong: mlp().summary(wrong),
+    "label_smoothing": lambda wrong: ops.cross_entropy(minidl.Tensor(X[:, 0, :, 0]), Y, wrong),
     "seed": minidl.seed,
     "predict model": lambda wrong: minidl.predict(wrong, X),
     "predict x": lambda wrong: minidl.predict(mlp(), wrong),

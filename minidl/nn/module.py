@@ -175,11 +175,11 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("arena", "statistics", "training", "built_for") and isinstance(value, Module | Parameter):
             raise ConfigError(f"{type(self).__name__}.{name}: this name is reserved in every module; choose another")
+        if isinstance(value, Module | Parameter) and isinstance(getattr(type(self), name, None), MemberDescriptorType):
+            raise ConfigError(f"{type(self).__name__}.{name}: modules in __slots__ are not found: remove it from them")
         self._refuse_hidden(name, value)
         changed = name not in vars(self) or vars(self)[name] is not value
         super().__setattr__(name, value)
-        if isinstance(getattr(type(self), name, None), MemberDescriptorType) and isinstance(value, Module | Parameter):
-            raise ConfigError(f"{type(self).__name__}.{name}: modules in __slots__ are not found: remove it from them")
         if changed:
             _count_change(mode=name == "training")
 
