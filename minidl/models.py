@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from minidl import nn, ops
+from minidl.checked import one_of, shown, whole
 from minidl.engine.tensor import Tensor
-from minidl.errors import ConfigError, nearest
+from minidl.errors import ConfigError
 
 Shape = tuple[int, int, int]
 
 
 def mlp(input_shape: Shape = (28, 28, 1), classes: int = 10, hidden: Sequence[int] = (512, 512)) -> nn.Sequential:
     """Return a model of linear layers with ReLU between them. hidden: the widths of the hidden layers."""
+    if not isinstance(hidden, Sequence) or isinstance(hidden, str):
+        raise ConfigError(f"mlp: hidden = {shown(hidden)}; expected the widths of the layers, such as (512, 512)")
     layers: list[nn.Module] = [nn.Flatten()]
     features = math.prod(input_shape)
     for width in hidden:
@@ -52,6 +56,8 @@ def vgg(
 
     stages: for each stage, the output channels of its convolutions.
     """
+    if not isinstance(stages, Sequence) or not all(isinstance(stage, tuple | list) for stage in stages):
+        raise ConfigError(f"vgg: stages = {shown(stages)}; expected a list of channels for each stage")
     height, width, channels = input_shape
     layers: list[nn.Module] = []
     for stage in stages:
@@ -96,7 +102,7 @@ class ResNet(nn.Module):
     """
 
     def __init__(self, input_shape: Shape = (32, 32, 3), classes: int = 10, depth: int = 20) -> None:
-        if depth < 8 or depth % 6 != 2:
+        if whole("resnet", "depth", depth, -math.inf) < 8 or depth % 6 != 2:
             raise ConfigError(f"resnet: depth {depth}; expected 6 n + 2, such as 20, 32, 44, 56 or 110")
         self.conv1 = nn.Conv2d(input_shape[2], 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
@@ -161,15 +167,53 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Module:
-    """Return the model of that name. Raises ConfigError if the name is unknown or input_shape is not valid."""
-    if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}: expected one of {', '.join(MODELS)}.{nearest(name, list(MODELS))}")
-    if len(input_shape) != 3:
-        raise ConfigError(f"model {name!r}: input_shape {input_shape}; expected (height, width, channels)")
-    if tuple(input_shape[:2]) == (1, 1) and name != "mlp":
+    """Return the model of that name, for images of input_shape.
+
+    `predict`, `evaluate` and `fit` refuse other images, unless `model.built_for` is set to None.
+    Raises ConfigError if the name is unknown or another argument is not valid.
+    """
+    one_of("model", name, MODELS)
+    if not isinstance(input_shape, Sequence) or len(input_shape) != 3:
+        raise ConfigError(f"model {name!r}: input_shape {shown(input_shape)}; expected (height, width, channels)")
+    height, width, channels = (whole(f"model {name!r}", "each size of input_shape", size) for size in input_shape)
+    input_shape, classes = (height, width, channels), whole(f"model {name!r}", "classes", classes, 1)
+    if input_shape[:2] == (1, 1) and name != "mlp":
         raise ConfigError(f"model {name!r} needs images, and the data hold {input_shape[2]} features for each sample: "
                           "use --model mlp")  # fmt: skip
     model = MODELS[name](input_shape, classes)
     if any(not parameter.size for parameter in model.parameters()):
         raise ConfigError(f"model {name!r} cannot take images of {input_shape}: they are too small for its pooling")
+    model.built_for = input_shape
     return model
+
+
+def check(where: str, model: object) -> None:
+    """Raise ConfigError unless `model` is a module. where: the beginning of the message."""
+    if isinstance(model, nn.Module):
+        return
+    advice = "expected an nn.Module"
+    if isinstance(model, str) and model in MODELS:
+        advice += f": minidl.models.build({model!r}, input_shape, classes) makes one"
+    elif isinstance(model, str | Path):
+        advice += ": minidl.load_model(path) returns a trained one, and a function to standardise images"
+    elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
+        advice += ": write model, standardise = minidl.load_model(path)"
+    elif isinstance(model, type) and issubclass(model, nn.Module):
+        advice += f": write {model.__name__}(...)"
+    raise ConfigError(f"{where}: the model is {shown(model)}; {advice}")
+
+
+def check_images(where: str, model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise ConfigError if images of this shape (N, ...) are not those that `build` made the model for."""
+    built = model.built_for
+    if built is None or shape[1:] == built:
+        return
+    flat = (math.prod(built),)  # features (N, D): with one channel, or one pixel, their order is that of the images
+    if (built[2] == 1 and shape[1:] in (built[:2], flat)) or (built[:2] == (1, 1) and shape[1:] == flat):
+        return
+    advice = f"expected (N, {built[0]}, {built[1]}, {built[2]}), for which the model was built"
+    if shape[1:] == (built[2], *built[:2]):
+        advice += ": give x.transpose(0, 2, 3, 1)"
+    elif shape == built:
+        advice += ": give x[np.newaxis]"
+    raise ConfigError(f"{where}: images have the shape {shape}; {advice}")

@@ -9,14 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from minidl import models
+from minidl.checked import one_of, real, shown
 from minidl.engine.arena import Arena
 from minidl.engine.device import Device
 from minidl.engine.parameter import Parameter
-from minidl.errors import CheckpointError, ConfigError, nearest
+from minidl.engine.tensor import Tensor
+from minidl.errors import CheckpointError, ConfigError
 from minidl.nn.module import Module
 from minidl.program.precompile import Kernel, KernelCollector
 
@@ -40,11 +44,11 @@ class Optimizer:
     state_names: tuple[str, ...] = ("velocity",)  # the vectors that the rule keeps between steps
 
     def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
-        self._check(lr=lr, weight_decay=weight_decay, clip=clip or 0.0)
-        self.lr, self.clip, self.steps = lr, clip, 0
+        self.lr, weight_decay = self._number("lr", lr), self._number("weight_decay", weight_decay)
+        self.clip, self.steps = None if clip is None else self._number("clip", clip), 0
         groups = _groups(parameters)
         for group in groups:
-            self._check(**{name: value for name, value in group.items() if name != "params"})
+            group |= {name: self._number(name, value) for name, value in group.items() if name != "params"}
             if group.get("lr") and not lr:
                 raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with its own rate needs lr > 0")
         self.arena = _arena(parameters, groups)
@@ -105,10 +109,9 @@ class Optimizer:
             self.state[name][:] = vector
         self.find_segments()
 
-    def _check(self, **numbers: float) -> None:
-        for name, value in numbers.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{type(self).__name__}: {name} = {value}; expected a finite number >= 0")
+    def _number(self, name: str, value: Any, below: float = math.inf) -> float:
+        """Return an argument as a float. Raises ConfigError unless it is a finite number >= 0 and below `below`."""
+        return real(type(self).__name__, name, value, below=below)
 
     def step(self) -> None:
         """Update theta once, from grad. Raises ConfigError if a parameter has left the arena."""
@@ -187,10 +190,10 @@ class SGD(Optimizer):
         decoupled: bool = False,
         clip: float | None = None,
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"SGD: momentum = {momentum}; expected 0 <= momentum < 1")
+        self.momentum, self.nesterov, self.decoupled = self._number("momentum", momentum, below=1), nesterov, decoupled
+        if nesterov and not momentum:
+            raise ConfigError(f"{type(self).__name__}: nesterov has no effect without momentum: give both or neither")
         super().__init__(parameters, lr, weight_decay, clip)
-        self.momentum, self.nesterov, self.decoupled = momentum, nesterov, decoupled
 
     def update(self, lr: np.ndarray, scale: float) -> None:
         vectors = self.theta, self.grad, self.state["velocity"]
@@ -216,11 +219,12 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         clip: float | None = None,
     ) -> None:
-        if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
-            raise ConfigError(f"{type(self).__name__}: betas = {betas}; expected two numbers in [0, 1)")
-        self._check(eps=eps)
+        numbers = isinstance(betas, tuple | list) and all(isinstance(beta, Real) and 0 <= beta < 1 for beta in betas)
+        if not numbers or len(betas) != 2:
+            raise ConfigError(f"{type(self).__name__}: betas = {shown(betas)}; expected two numbers in [0, 1)")
+        self.betas = float(betas[0]), float(betas[1])
+        self.eps = self._number("eps", eps)
         super().__init__(parameters, lr, weight_decay, clip)
-        self.betas, self.eps = betas, eps
 
     def update(self, lr: np.ndarray, scale: float) -> None:
         vectors = self.theta, self.grad, self.state["first_moment"], self.state["second_moment"]
@@ -251,9 +255,8 @@ class LARS(SGD):
         trust: float = 0.001,
         clip: float | None = None,
     ) -> None:
-        self._check(trust=trust)
+        self.trust = self._number("trust", trust)
         super().__init__(parameters, lr, momentum, weight_decay, clip=clip)
-        self.trust = trust
 
     def find_segments(self) -> None:
         super().find_segments()
@@ -279,14 +282,14 @@ def parameter_groups(model: Module) -> list[dict[str, Any]]:
 
 def _groups(parameters: Parameters) -> list[dict[str, Any]]:
     """Return the parameters as a list of groups. Raises ConfigError if they are not valid."""
-    items: list[Any] = list(parameters.parameters() if isinstance(parameters, Module) else parameters)
+    items = _listed(parameters.parameters() if isinstance(parameters, Module) else parameters)
     given: list[Mapping[str, Any]] = items if any(isinstance(item, Mapping) for item in items) else [{"params": items}]
     for group in given:
         if not isinstance(group, Mapping):
             raise ConfigError(f"optimizer: groups and a {type(group).__name__} in one list; expected one kind only")
         if "params" not in group or not set(group) <= {"params", "lr", "weight_decay"}:
             raise ConfigError(f"parameter group with {', '.join(group)}; expected params, optionally lr, weight_decay")
-    groups = [{**group, "params": list(group["params"])} for group in given]  # an iterator could be read only once
+    groups = [{**group, "params": _listed(group["params"])} for group in given]  # an iterator could be read only once
     every = [p for group in groups for p in group["params"]]
     for p in every:
         if not isinstance(p, Parameter):
@@ -294,6 +297,13 @@ def _groups(parameters: Parameters) -> list[dict[str, Any]]:
     if not every or len(set(every)) < len(every):
         raise ConfigError("optimizer: no parameters, or one given twice or in two groups")
     return groups
+
+
+def _listed(parameters: Any) -> list[Any]:
+    if isinstance(parameters, Tensor | str) or not isinstance(parameters, Iterable):
+        raise ConfigError(f"optimizer: {shown(parameters)} in place of parameters; expected a model, or a list of "
+                          "nn.Parameter or of groups")  # fmt: skip
+    return list(parameters)
 
 
 def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
@@ -343,11 +353,12 @@ def build(
     options: the options that OPTIONS declares for this optimizer, with the same defaults as on the command line.
     Raises ConfigError for an unknown name or option.
     """
-    if name not in OPTIMIZERS:
-        known = list(OPTIMIZERS)
-        raise ConfigError(f"unknown optimizer {name!r}: expected one of {', '.join(known)}.{nearest(name, known)}")
+    one_of("optimizer", name, OPTIMIZERS)
+    models.check(f"optimizer {name}", model)
     defaults = {key: OPTIONS[entry.get("like", name)][key]["default"] for key, entry in OPTIONS[name].items()}
     if unknown := options.keys() - defaults.keys():
-        raise ConfigError(f"optimizer {name}: unknown option {', '.join(unknown)}; expected {list(defaults)}")
+        raise ConfigError(f"optimizer {name}: unknown option {', '.join(sorted(unknown))}; expected "
+                          f"{', '.join(['lr', 'weight_decay', 'clip', *defaults])}; the classes of minidl.optim take "
+                          "more")  # fmt: skip
     Module.flatten(model)
     return OPTIMIZERS[name](parameter_groups(model), lr, weight_decay=weight_decay, clip=clip, **defaults | options)

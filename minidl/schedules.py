@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from minidl.errors import ConfigError, nearest
+from minidl.checked import one_of, whole
+from minidl.errors import ConfigError
 
 Schedule = Callable[[int], float]
 
@@ -61,11 +62,10 @@ SCHEDULES: dict[str, Callable[[int], Schedule]] = {
 def build(name: str, total_steps: int, warmup_steps: int = 0) -> Schedule:
     """Return the schedule of that name for a run of total_steps. In the first warmup_steps it rises linearly.
 
-    Raises ConfigError if the name is unknown or warmup_steps is not between 0 and total_steps.
+    Raises ConfigError if the name is unknown, or if warmup_steps is not a whole number from 0 to total_steps.
     """
-    if name not in SCHEDULES:
-        known = list(SCHEDULES)
-        raise ConfigError(f"unknown schedule {name!r}: expected one of {', '.join(known)}.{nearest(name, known)}")
-    if not 0 <= warmup_steps <= total_steps:
+    one_of("schedule", name, SCHEDULES)
+    total_steps = whole("schedule", "total_steps", total_steps)
+    if not 0 <= whole("schedule", "warmup_steps", warmup_steps, -math.inf) <= total_steps:
         raise ConfigError(f"warm-up of {warmup_steps} steps; expected 0 to {total_steps}, the length of the run")
     return warmed_up(SCHEDULES[name](total_steps - warmup_steps), warmup_steps)

@@ -29,6 +29,10 @@ STRAY = np.where(np.arange(2000) == 17, 50, LABELS)
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"y_train": LABELS + 1, "y_test": LABELS[:20] + 1}, "labels go from 1 to 10: subtract 1"),
+    ({"y_train": LABELS + 1}, "labels of y_train go from 1 to 10, of y_test from 0 to 9: number both from 0"),
+    ({"y_test": LABELS[:20] + 1}, "labels of y_train go from 0 to 9, of y_test from 1 to 10: number both from 0"),
+    ({"y_train": LABELS - 1}, r"label -1 in y_train at 0, .*: classes are numbered from 0: np\.unique\("),
+    ({"y_test": LABELS[:20] - 1}, "label -1 in y_test at 0, expected 0 to 9: classes are numbered from 0"),
     ({"y_train": STRAY}, "label 50 in y_train at 17, but the others go from 0 to 9: correct it"),
     ({"y_train": LABELS.astype(float)}, r"y_train is float64 \(2000,\), .*: give labels.astype\(int\)"),
     ({"y_train": LABELS + 0.5}, r"y_train is float64 \(2000,\), expected whole numbers \(2000,\), one for each image$"),
@@ -49,6 +53,8 @@ def test_mistakes_in_a_file(tmp_path: Path, changes: dict[str, np.ndarray], word
 
 @pytest.mark.parametrize(("shape", "layout", "words"), [
     ((3, 8, 8), "channels-last", r"\(2000, 3, 8, 8\), which looks like \(N, C, H, W\): give --layout channels-first"),
+    ((4, 8, 8), "channels-last", "give --layout channels-first"),
+    ((2, 8, 8), "channels-last", "give --layout channels-first"),
     ((1, 8, 8), "channels-last", "give --layout channels-first"),
     ((8, 8, 3), "channels-first", r"looks like \(N, H, W, C\): leave out --layout channels-first"),
 ])  # fmt: skip
@@ -73,6 +79,14 @@ def test_other_names_of_arrays(tmp_path: Path, names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("arrays", "words"), [
     ((np.zeros((0, 4)), LABELS[:0]), r"no training images: x has shape \(0, 4\)"),
     ((np.zeros((4, 3, 8, 8)), LABELS[:4]), r"looks like \(N, C, H, W\); .*give x\.transpose\(0, 2, 3, 1\)"),
+    ((np.zeros((4, 4, 28, 28)), LABELS[:4]), r"looks like \(N, C, H, W\); .*give x\.transpose\(0, 2, 3, 1\)"),
+    ((np.zeros((4, 8, 8, 1)), LABELS[:4] + 1), "^labels go from 1 to 4: subtract 1"),
+    ((np.zeros((4, 5)), LABELS[:4] + 1, np.zeros((3, 5)), LABELS[1:4]), "^labels go from 1 to 4: subtract 1"),
+    ((np.zeros((4, 5)), LABELS[:4] + 1, np.zeros((4, 5)), LABELS[:4]), "y_train go from 1 to 4, of y_test from 0 to 3"),
+    ((np.zeros((4, 5)), LABELS[:4], np.zeros((4, 5)), LABELS[:4] + 1), "y_train go from 0 to 3, of y_test from 1 to 4"),
+    ((np.zeros((4, 5)), LABELS[:4] - 1), r"labels are int64 \(4,\) down to -1; .*: classes are numbered from 0: np"),
+    ((np.zeros((4, 5)), np.array(["a", "b"] * 2)), r"labels are <U1 \(4,\); .*: np\.unique\(.*\)\[1\] numbers them"),
+    ((np.zeros((50, 5)), np.where(np.arange(50) == 7, 255, LABELS[:50])), "label 255 in y_train at 7, but the others"),
     ((np.zeros((4, 8, 8, 1)), LABELS[:4], np.zeros((2, 8, 9, 1)), LABELS[:2]), r"training images are \(8, 8, 1\)"),
     (([[1, 2], [3]], LABELS[:2]), "must be arrays of numbers"),
     ((np.zeros(4), LABELS[:4]), r"images have shape \(4,\)"),
@@ -82,3 +96,28 @@ def test_other_names_of_arrays(tmp_path: Path, names: tuple[str, ...]) -> None:
 def test_mistakes_in_arrays(arrays: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         from_arrays(arrays, 0.0, 0)
+
+
+@pytest.mark.parametrize("shape", [(4, 28, 28, 1), (5, 8, 8, 3), (2, 4, 4, 4), (2, 2, 16, 24), (6, 28, 28)])
+def test_shapes_that_are_channels_last(shape: tuple[int, ...]) -> None:
+    x = np.zeros(shape)
+    assert from_arrays((x, np.arange(len(x)) % 2), 0.0, 0).x_train.shape == shape
+
+
+def test_labels_that_are_numbered_alike() -> None:
+    x = np.zeros((4, 5))
+    assert from_arrays((x, [0, 1, 2, 3], x[:1], [1]), 0.0, 0).classes == 4
+    assert from_arrays((x, [0, 1, 2, 0], x[:3], [3, 1, 3]), 0.0, 0).classes == 4  # a class without training images
+
+
+@pytest.mark.parametrize(("images", "words"), [
+    ([[[[1.0, 2.0, 3.0]]]], r"^standardise: a list; expected an array \(N, H, W, 3\) .*np\.asarray\(images, np\.uint8"),
+    (np.array([["a"]]), "^standardise: an array"),
+    (np.zeros((2, 3, 8, 8), np.uint8), r"\(2, 3, 8, 8\); expected \(N, H, W, 3\)"),
+    (np.zeros((2, 8, 8, 1)), r"\(2, 8, 8, 1\); expected \(N, H, W, 3\)"),
+])  # fmt: skip
+def test_images_that_cannot_be_standardised(images: Any, words: str) -> None:
+    dataset = load("synthetic:20x8x8x3:2")
+    with pytest.raises(DataError, match=words):
+        dataset.standardise(images)
+    assert dataset.standardise(np.zeros((8, 8, 3))).shape == (8, 8, 3)

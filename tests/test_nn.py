@@ -64,6 +64,13 @@ def test_module_list_is_a_list_whose_modules_are_found() -> None:
     assert model(images(5, 3)).shape == (5, 9)
 
 
+def test_append_after_a_module_was_deleted() -> None:
+    layers = nn.ModuleList(nn.Linear(2, n) for n in (3, 4, 5))
+    delattr(layers, "0")
+    layers.append(nn.Linear(2, 6))
+    assert [layer.weight.shape[1] for layer in layers] == [4, 5, 6]
+
+
 def test_a_module_without_forward_raises_an_error() -> None:
     class Empty(nn.Module):
         pass
@@ -189,6 +196,10 @@ def test_layers_refuse_channels_that_do_not_fit(make: object) -> None:
         make()  # type: ignore[operator]
 
 
+class Slotted(nn.Module):
+    __slots__ = ("layer",)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -201,6 +212,14 @@ def test_layers_refuse_channels_that_do_not_fit(make: object) -> None:
         (lambda: setattr(nn.Module(), "training", nn.Parameter(np.ones(3))), "Module.training: this name is reserved"),
         (lambda: setattr(nn.Module(), "layers", [nn.ReLU()]), r"Module.layers: .* plain list .*: use nn\.ModuleList"),
         (lambda: setattr(nn.Module(), "layers", (nn.Parameter(np.ones(3)),)), "an attribute for each"),
+        (lambda: setattr(nn.Module(), "built_for", nn.Linear(3, 4)), "Module.built_for: this name is reserved"),
+        (lambda: nn.Sequential([nn.ReLU()]), "Sequential: a list among its modules; expected nn.Module"),
+        (lambda: nn.Sequential(nn.Linear(3, 4), ops.relu), "Sequential: a function among its modules"),
+        (lambda: nn.ModuleList([nn.ReLU(), None]), "ModuleList: None among its modules"),
+        (lambda: nn.ModuleList(nn.Sequential(nn.ReLU())), "ModuleList: a Sequential; expected a list of modules"),
+        (lambda: setattr(Slotted(), "layer", nn.ReLU()), r"Slotted\.layer: modules in __slots__ are not found"),
+        (lambda: type("Shares", (nn.Module,), {"fc": nn.Linear(3, 4)}), r"Shares\.fc: modules of a class are not"),
+        (lambda: type("Shares", (nn.Module,), {"of": [{1: (nn.Linear(3, 4),)}]}), r"Shares\.of: modules of a class"),
     ],
 )
 def test_wrong_values_are_refused_in_one_line(make: object, message: str) -> None:

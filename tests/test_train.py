@@ -181,7 +181,7 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("--resume empty", "empty/config.toml is incomplete: it lacks model, data"),
     ("--evaluate empty/model.safetensors", "empty/config.toml is incomplete"),
     ("--data synthetic:96x4x4x1:4 --model mlp --out folder", "folder/checkpoints exists, but holds no run"),
-    ("--evaluate run --data synthetic:96x5x5x1:4", "expected floats"),
+    ("--evaluate run --data synthetic:96x5x5x1:4", "trained on data with input_shape [4 4 1]"),
 ])  # fmt: skip
 def test_bad_input(a_run: Path, argv: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(Path().rglob("*"))

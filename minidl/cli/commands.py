@@ -20,7 +20,7 @@ from minidl.run.config_file import read_toml
 from minidl.run.evaluation import evaluate
 from minidl.run.folder import RunFolder, read_run, result_of
 from minidl.run.signals import Signals
-from minidl.run.trained import described_options, find_weights, load_weights, run_options
+from minidl.run.trained import check_data, described_options, find_weights, load_weights, run_options
 from minidl.training import local_snapshots
 from minidl.training.output import parameter_count, reopen
 from minidl.training.resume import restore
@@ -109,6 +109,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     file = _config_file(given)
     config = resolve(known or described_options(weights, {**file, **given}), file, given)
     dataset, model = prepare(config)
+    check_data(weights, dataset)
     try:
         load_weights(model, weights)
     except CheckpointError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from minidl.checked import shown
 from minidl.data.augment import AUGMENTATIONS, Augment, parse_augment
 from minidl.data.cifar import read_cifar10
 from minidl.data.dataset import Dataset, Splits, from_arrays, prepare
@@ -48,6 +49,10 @@ def load(
     Raises ConfigError if the name is unknown or an option is out of range, DataError if a file is missing, damaged or
     in another format.
     """
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"data: {shown(name)}; expected the name of a data set or the path of a .npz file")
+    if data_dir is not None and not isinstance(data_dir, str | Path):
+        raise ConfigError(f"data_dir = {shown(data_dir)}; expected the path of a folder")
     text = str(name)
     if text.endswith(".npz"):
         return prepare(Path(text).stem, read_npz(Path(text), layout), validation, seed)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidl.errors import ConfigError, nearest
+from minidl.checked import one_of, shown
+from minidl.errors import ConfigError
 
 Augmentation = Callable[[np.ndarray, np.random.Generator, np.ndarray | float], np.ndarray]
 
@@ -71,8 +72,6 @@ def parse_augment(names: str | Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(names, str):
         names = [] if names in ("", "none") else [name.strip() for name in names.split(",")]
-    for name in names:
-        if name not in AUGMENTATIONS:
-            known = list(AUGMENTATIONS)
-            raise ConfigError(f"unknown augmentation {name!r}: expected {', '.join(known)}.{nearest(name, known)}")
-    return tuple(names)
+    if not isinstance(names, Sequence):
+        raise ConfigError(f"augment: {shown(names)}; expected names separated by commas, or a list of them")
+    return tuple(one_of("augmentation", name, AUGMENTATIONS) for name in names)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
 
+from minidl.checked import shown
 from minidl.data.seeds import Purpose, generator
 from minidl.data.shard import apportion
 from minidl.errors import ConfigError, DataError
 
+RENUMBER = "classes are numbered from 0: np.unique(labels, return_inverse=True)[1] renumbers labels"
 CHUNK = 256  # images converted at a time; limits the size of the float64 temporaries
 
 
@@ -56,7 +59,10 @@ class Dataset:
         return -self.mean / self.std
 
     def standardise(self, images: np.ndarray) -> np.ndarray:
-        """Standardise new images (N, H, W, C), of the original set's type and scale, like the training images."""
+        """Standardise new images (N, H, W, C), of the original set's type and scale, like the training images.
+
+        Raises DataError if they are not an array of numbers, or have another number of channels.
+        """
         return standardise(images, self.mean, self.std)
 
 
@@ -83,6 +89,8 @@ def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> D
 
     Raises DataError for invalid images or labels, ConfigError if their number or `validation` is invalid.
     """
+    if not isinstance(arrays, tuple | list):
+        raise ConfigError(f"{shown(arrays)} in place of arrays; expected (x, y) or (x, y, x_test, y_test)")
     if len(arrays) not in (2, 4):
         raise ConfigError(f"{len(arrays)} arrays were given; expected (x, y) or (x, y, x_test, y_test)")
     pairs = [_pair(x, y) for x, y in zip(arrays[::2], arrays[1::2], strict=True)]
@@ -93,6 +101,8 @@ def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> D
     if x.shape[1:] != x_test.shape[1:]:
         raise DataError(f"training images are {x.shape[1:]}, test images {x_test.shape[1:]}: expected one shape")
     check_classes(y)
+    check_same_start(y, y_test, "")
+    check_numbering(y, y_test, "")
     train, held = hold_out(y, validation, seed)
     x_validation, y_validation = (x[held], y[held]) if len(held) else (None, None)
     if len(held):
@@ -120,8 +130,8 @@ def _pair(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def looks_channels_first(shape: Sequence[int]) -> bool:
-    """Return whether a shape is (N, C, H, W): 1 or 3 channels, then a square of at least 5 pixels."""
-    return len(shape) == 4 and shape[1] in (1, 3) and shape[2] == shape[3] > 4
+    """Return whether a shape is (N, C, H, W): 1 to 4 channels, then a square of at least 5 pixels."""
+    return len(shape) == 4 and 1 <= shape[1] <= 4 and shape[2] == shape[3] > 4
 
 
 def label_hint(labels: np.ndarray) -> str:
@@ -132,11 +142,24 @@ def label_hint(labels: np.ndarray) -> str:
         return ": they are one-hot; give labels.argmax(axis=1)"
     if labels.ndim == 1 and labels.dtype.kind in "fb" and (labels == np.floor(labels)).all():
         return ": give labels.astype(int)"
+    if labels.ndim == 1 and labels.dtype.kind in "US":
+        return ": np.unique(labels, return_inverse=True)[1] numbers them"
     return ""
 
 
 def _is_one_hot(labels: np.ndarray) -> bool:
     return bool(((labels == 0) | (labels == 1)).all() and (labels.sum(axis=1) == 1).all())
+
+
+def check_same_start(train: np.ndarray, test: np.ndarray, where: str) -> None:
+    """Raise DataError if one of two arrays of labels (N,) has the classes 0 to K - 1, and the other 1 to K.
+
+    where: the beginning of the message.
+    """
+    own, other = np.unique(train), np.unique(test)
+    if len(own) == len(other) > 0 and sorted([own[0], other[0]]) == [0, 1] and (own - own[0] == other - other[0]).all():
+        raise DataError(f"{where}labels of y_train go from {own[0]} to {own[-1]}, of y_test from {other[0]} to "
+                        f"{other[-1]}: number both from 0")  # fmt: skip
 
 
 def check_numbering(train: np.ndarray, test: np.ndarray, where: str) -> None:
@@ -154,10 +177,11 @@ def check_numbering(train: np.ndarray, test: np.ndarray, where: str) -> None:
 
 def check_labels(labels: np.ndarray) -> None:
     """Raise DataError unless labels are whole numbers (N,) of 0 or more."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
-        lowest = f" down to {labels.min()}" if labels.ndim == 1 and labels.size else ""
-        raise DataError(f"labels are {labels.dtype} {labels.shape}{lowest}; expected whole numbers (N,) of 0 or more, "
-                        f"the class of each image{label_hint(labels)}")  # fmt: skip
+    lowest = labels.min(initial=0) if labels.ndim == 1 and labels.dtype.kind in "iu" else None
+    if lowest is None or lowest < 0:
+        found, hint = ("", label_hint(labels)) if lowest is None else (f" down to {lowest}", f": {RENUMBER}")
+        raise DataError(f"labels are {labels.dtype} {labels.shape}{found}; expected whole numbers (N,) of 0 or more, "
+                        f"the class of each image{hint}")  # fmt: skip
 
 
 def check_classes(labels: np.ndarray) -> None:
@@ -171,8 +195,8 @@ def hold_out(labels: np.ndarray, validation: float, seed: int) -> tuple[np.ndarr
 
     Raises ConfigError if `validation` is not in [0, 1), or is above 0 but holds out no image.
     """
-    if not 0 <= validation < 1:
-        raise ConfigError(f"validation {validation}: expected a fraction from 0 up to, but not including, 1")
+    if not isinstance(validation, Real) or not 0 <= validation < 1:
+        raise ConfigError(f"validation {shown(validation)}: expected a fraction from 0 up to, but not including, 1")
     if not validation:
         return np.arange(len(labels)), np.arange(0)
     train, held = stratified_split(labels, validation, generator(Purpose.VALIDATION_SPLIT, seed))
@@ -211,7 +235,15 @@ def channel_statistics(images: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarr
 
 
 def standardise(images: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Return (images - mean) / std as a new float32 array. uint8 images (N, H, W, C) are first scaled to [0, 1]."""
+    """Return (images - mean) / std as a new float32 array. uint8 images (N, H, W, C) are first scaled to [0, 1].
+
+    Raises DataError if the images are not an array of numbers, or have another number of channels than mean (C,).
+    """
+    if not isinstance(images, np.ndarray) or images.dtype.kind not in "fiub" or not images.ndim:
+        raise DataError(f"standardise: {shown(images)}; expected an array (N, H, W, {mean.size}) of numbers, of the "
+                        "type of the training images: np.asarray(images, np.uint8), or floats")  # fmt: skip
+    if mean.size > 1 and images.shape[-1] != mean.size:
+        raise DataError(f"standardise: images have the shape {images.shape}; expected (N, H, W, {mean.size})")
     out = np.empty(images.shape, dtype=np.float32)
     for start in range(0, len(images), CHUNK):
         chunk = slice(start, start + CHUNK)

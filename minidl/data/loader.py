@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from minidl.checked import shown, whole
 from minidl.data.augment import AUGMENTATIONS, Augment, parse_augment
 from minidl.data.dataset import check_labels
 from minidl.data.seeds import Purpose, generator
@@ -43,16 +45,21 @@ class Loader:
         drop_last: bool = False,
         indices: np.ndarray | None = None,
     ) -> None:
+        for name, array in (("x", x), ("y", y)):
+            if not isinstance(array, np.ndarray) or not array.ndim:
+                raise ConfigError(f"Loader: {name} is {shown(array)}; expected an array with an element for each image")
         if len(x) != len(y):
             raise ConfigError(f"{len(x)} images and {len(y)} labels: there must be one label for each image")
         check_labels(y)
-        if batch_size < 1:
+        if whole("Loader", "batch size", batch_size, -math.inf) < 1:
             raise ConfigError(f"batch size {batch_size}: expected at least 1")
         self.x, self.y, self.batch_size = x, y, batch_size
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
         names, self.border = augment if isinstance(augment, Augment) else Augment(augment)
         self.augment = parse_augment(names)
         self.indices = np.arange(len(x)) if indices is None else np.asarray(indices)
+        if self.indices.ndim != 1 or (self.indices.size and self.indices.dtype.kind not in "iu"):
+            raise ConfigError(f"Loader: indices {self.indices.dtype} {self.indices.shape}; expected whole numbers (N,)")
         samples = len(self.indices)
         self._batches, rest = divmod(samples, batch_size)
         if not drop_last and (rest > 1 or samples == 1):
@@ -70,7 +77,7 @@ class Loader:
         prefetch: how many batches a thread prepares in advance; 0 prepares each batch when it is requested. The thread
         ends when the iterator is exhausted, closed or garbage-collected. Raises ConfigError if `start` is out of range.
         """
-        if not 0 <= start <= len(self):
+        if not 0 <= whole("Loader", "start", start, -math.inf) <= len(self):
             raise ConfigError(f"epoch {epoch} has {len(self)} batches and cannot start at batch {start}")
         order = self.indices
         if self.shuffle:

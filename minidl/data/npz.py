@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from minidl.data.dataset import Splits, check_numbering, label_hint, looks_channels_first
+from minidl.checked import one_of
+from minidl.data.dataset import RENUMBER, Splits, check_numbering, check_same_start, label_hint, looks_channels_first
 from minidl.data.files import bomb, read_at_most, reading, unpacked_limit
-from minidl.errors import ConfigError, DataError, nearest
+from minidl.errors import DataError, nearest
 from minidl.reading import Npy, Unreadable, npy_header
 from minidl.reading import opened as open_regular
 from minidl.schema import shown
@@ -35,8 +36,7 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
     Returns images as (N, H, W, C) and features as (N, 1, 1, D). Raises ConfigError if the layout is unknown, DataError
     if the file is not as described.
     """
-    if layout not in LAYOUTS:
-        raise ConfigError(f"unknown layout {layout!r}: expected {' or '.join(LAYOUTS)}.{nearest(layout, LAYOUTS)}")
+    one_of("layout", layout, LAYOUTS)
     with reading(path), open_regular(path) as file, zipfile.ZipFile(_Limited(file)) as archive:
         _require_names(path, [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")])
         limit, arrays = unpacked_limit(file), {}
@@ -50,9 +50,14 @@ def read_npz(path: Path, layout: str = "channels-last") -> Splits:
     if x_train.dtype != x_test.dtype:  # each is uint8 or float32
         raise DataError(f"{path}: only one of x_train and x_test holds uint8, which is divided by 255: "
                         "save both in one type")  # fmt: skip
-    _check_labels(y_train, len(x_train), path, "y_train", len(x_train), "there cannot be more classes than images")
+    for name, y, images in (("y_train", y_train, len(x_train)), ("y_test", y_test, len(x_test))):
+        if y.shape != (images,) or y.dtype.kind not in "ui":
+            raise DataError(f"{path}: {name} is {y.dtype} {y.shape}, expected whole numbers ({images},), one for each "
+                            f"image{label_hint(y)}")  # fmt: skip
+    check_same_start(y_train, y_test, f"{path}: ")
+    _check_range(y_train, path, "y_train", len(x_train), "there cannot be more classes than images")
     classes = int(y_train.max()) + 1
-    _check_labels(y_test, len(x_test), path, "y_test", classes, "the classes of y_train")
+    _check_range(y_test, path, "y_test", classes, "the classes of y_train")
     check_numbering(y_train, y_test, f"{path}: ")
     return Splits(x_train, y_train, x_test, y_test, classes)
 
@@ -144,12 +149,8 @@ def _images(x: np.ndarray, path: Path, name: str, layout: str) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
-def _check_labels(y: np.ndarray, images: int, path: Path, name: str, limit: int, why: str) -> None:
-    if y.shape != (images,) or y.dtype.kind not in "ui":
-        raise DataError(
-            f"{path}: {name} is {y.dtype} {y.shape}, expected whole numbers ({images},), one for each image"
-            f"{label_hint(y)}"
-        )
-    for extreme, position in ((y.min(), y.argmin()), (y.max(), y.argmax())):
-        if not 0 <= extreme < limit:
-            raise DataError(f"{path}: label {extreme} in {name} at {position}, expected 0 to {limit - 1}: {why}")
+def _check_range(y: np.ndarray, path: Path, name: str, limit: int, why: str) -> None:
+    for label, position in ((y.min(), y.argmin()), (y.max(), y.argmax())):
+        if not 0 <= label < limit:
+            raise DataError(f"{path}: label {label} in {name} at {position}, expected 0 to {limit - 1}: "
+                            f"{RENUMBER if label < 0 else why}")  # fmt: skip

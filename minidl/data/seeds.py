@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 import numpy as np
 
+from minidl.checked import whole
 from minidl.errors import ConfigError
 
 
@@ -30,6 +32,6 @@ def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np
     epoch, batch: or two other numbers, such as rank and step. Raises ConfigError if the seed is not in [0, 2^32).
     """
     # NumPy splits a number of 2^32 or more into two words, which would shift the words of epoch, batch and purpose.
-    if not 0 <= seed < 2**32:
+    if not 0 <= whole("data", "seed", seed, -math.inf) < 2**32:
         raise ConfigError(f"seed {seed} is out of range: give a whole number from 0 to {2**32 - 1}")
-    return np.random.default_rng([seed, epoch, batch, purpose])
+    return np.random.default_rng([seed, whole("data", "epoch", epoch), batch, purpose])

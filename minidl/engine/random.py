@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from minidl.checked import whole
 from minidl.engine.concurrency import new_lock
 from minidl.engine.device import recording
 
@@ -53,9 +54,12 @@ def isolated(seed: int) -> Iterator[None]:
 
 
 def seed(value: int) -> None:
-    """Restart the generator and the counter: after seed(n), initial weights and dropout are reproducible."""
+    """Restart the generator and the counter: after seed(n), initial weights and dropout are reproducible.
+
+    Raises ConfigError unless the value is a whole number of 0 or more.
+    """
     _refuse_recording()
-    vars(_source()).update(vars(_Source(value)))
+    vars(_source()).update(vars(_Source(whole("seed", "value", value))))
 
 
 def generator() -> np.random.Generator:

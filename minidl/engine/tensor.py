@@ -18,6 +18,11 @@ Scalar = int | float | np.floating | np.integer
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
+def _comparison(how: Callable[[Any, Any], Any]) -> Callable[[Tensor, object], Any]:
+    """Return the method of Tensor for a comparison operator."""
+    return lambda self, other: self._compare(how, other)
+
+
 class Tensor:
     """A float32 or float64 array on a device, and a node of the tape's graph.
 
@@ -168,23 +173,12 @@ class Tensor:
             what = f"an array of shape {np.shape(other)}" if hasattr(other, "shape") else f"this {type(other).__name__}"
         raise ShapeError(f"a tensor of shape {self.shape} cannot be compared with {what}")
 
-    def __eq__(self, other: object) -> Any:
-        return self._compare(operator.eq, other)
-
-    def __ne__(self, other: object) -> Any:
-        return self._compare(operator.ne, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._compare(operator.lt, other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._compare(operator.le, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._compare(operator.gt, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._compare(operator.ge, other)
+    __eq__ = _comparison(operator.eq)
+    __ne__ = _comparison(operator.ne)
+    __lt__ = _comparison(operator.lt)
+    __le__ = _comparison(operator.le)
+    __gt__ = _comparison(operator.gt)
+    __ge__ = _comparison(operator.ge)
 
     # -- copies ------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from minidl import ops
+from minidl.checked import real, whole
 from minidl.engine import random
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor
@@ -20,6 +21,8 @@ class Linear(Module):
     """x (..., in) -> x w + b (..., out). weight (in, out); PyTorch stores its transpose."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        in_features = whole("Linear", "in_features", in_features)
+        out_features = whole("Linear", "out_features", out_features, 1)
         self.weight = Parameter(init.empty(in_features, out_features), torch_axes=(1, 0))
         self.bias = Parameter(init.empty(out_features)) if bias else None
         init.torch_default(self.weight, self.bias)
@@ -48,10 +51,15 @@ class Conv2d(Module):
         groups: int = 1,
         bias: bool = True,
     ) -> None:
+        in_channels = whole("Conv2d", "in_channels", in_channels)
+        out_channels = whole("Conv2d", "out_channels", out_channels, 1)
+        groups = whole("Conv2d", "groups", groups, -math.inf)
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ShapeError(f"Conv2d: {in_channels} -> {out_channels} channels do not divide into {groups} groups")
         if isinstance(padding, str):
             raise ConfigError(f"Conv2d: padding={padding!r}; expected a number of pixels, such as kernel_size // 2")
+        if min(pair(kernel_size)) < 1:
+            raise ShapeError(f"Conv2d: a kernel of {kernel_size}; expected at least 1")
         shape = (*pair(kernel_size), in_channels // groups, out_channels)
         self.weight = Parameter(init.empty(*shape), torch_axes=(3, 2, 0, 1))
         self.bias = Parameter(init.empty(out_channels)) if bias else None
@@ -79,11 +87,12 @@ class BatchNorm2d(Module):
     """Batch normalisation of each channel (the last axis), over images (N, H, W, C)."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        num_features = whole("BatchNorm", "num_features", num_features, 1)
         self.weight = Parameter(np.ones(num_features, np.float32))
         self.bias = Parameter(np.zeros(num_features, np.float32))
         self.running_mean = Buffer(np.zeros(num_features, np.float32))
         self.running_var = Buffer(np.ones(num_features, np.float32))
-        self.eps, self.momentum = eps, momentum
+        self.eps, self.momentum = real("BatchNorm", "eps", eps), real("BatchNorm", "momentum", momentum)
 
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean._data, self.running_var._data
@@ -103,9 +112,10 @@ class LayerNorm(Module):
     """Normalisation of each sample over its last axis."""
 
     def __init__(self, features: int, eps: float = 1e-5) -> None:
+        features = whole("LayerNorm", "features", features, 1)
         self.weight = Parameter(np.ones(features, np.float32))
         self.bias = Parameter(np.zeros(features, np.float32))
-        self.eps = eps
+        self.eps = real("LayerNorm", "eps", eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
@@ -118,9 +128,7 @@ class Dropout(Module):
     """In training mode, each element becomes 0 with probability p; the others are divided by 1 - p."""
 
     def __init__(self, p: float = 0.5) -> None:
-        if not 0 <= p < 1:
-            raise ConfigError(f"Dropout: p = {p}; expected 0 <= p < 1")
-        self.p = p
+        self.p = real("Dropout", "p", p, below=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.dropout(x, self.p, *random.draw(x.size)) if self.training and self.p else x
@@ -175,7 +183,7 @@ class ReLU(Module):
 
 class LeakyReLU(Module):
     def __init__(self, negative_slope: float = 0.01) -> None:
-        self.negative_slope = negative_slope
+        self.negative_slope = real("LeakyReLU", "negative_slope", negative_slope, -math.inf)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.leaky_relu(x, self.negative_slope)

@@ -7,16 +7,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MemberDescriptorType
 from typing import Any, TypeVar
 
 import numpy as np
 
+from minidl.checked import shown
 from minidl.engine.arena import Arena
 from minidl.engine.autograd import no_grad
 from minidl.engine.concurrency import new_lock
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor, float_type
 from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest
+from minidl.nn.summary import Row, checked_shape, table
 
 Watcher = Callable[["Module", Tensor], None]
 Self = TypeVar("Self", bound="Module")
@@ -25,7 +28,6 @@ CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 _counter = itertools.count(1)
 _changes = _mode_changes = 0  # numbers of the latest changes, from `_count_change`
-_MISSING = object()
 
 
 class _Thread(threading.local):
@@ -107,6 +109,20 @@ def _end_evaluation(key: int, module: Module, block: object) -> None:
         del _evaluations[key]
 
 
+def _contains_modules(value: Any) -> bool:
+    """Return whether a value is a module or a parameter, or a container with one at any depth."""
+    waiting, seen = [value], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Module | Parameter):
+            return True
+        if isinstance(value, CONTAINERS) and id(value) not in seen:
+            seen.add(id(value))  # a container may contain itself
+            waiting += value
+            waiting += value.values() if isinstance(value, dict) else ()
+    return False
+
+
 class Module:
     """The base class of layers and models.
 
@@ -123,7 +139,14 @@ class Module:
 
     training = True
     arena: Arena | None = None  # the parameters, after `flatten`
+    built_for: tuple[int, int, int] | None = None  # (H, W, C), if models.build made the model; None: unknown
     statistics: Arena | None = None  # the buffers, after `flatten`: a separate vector, which replicas do not average
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, value in vars(cls).items():
+            if _contains_modules(value):
+                raise ConfigError(f"{cls.__name__}.{name}: modules of a class are not found: assign them in __init__")
 
     def __getstate__(self) -> Any:
         """Return the attributes for copy and pickle."""
@@ -150,10 +173,12 @@ class Module:
     # -- sub-modules and parameters ----------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("arena", "statistics", "training") and isinstance(value, Module | Parameter):
+        if name in ("arena", "statistics", "training", "built_for") and isinstance(value, Module | Parameter):
             raise ConfigError(f"{type(self).__name__}.{name}: this name is reserved in every module; choose another")
+        if isinstance(value, Module | Parameter) and isinstance(getattr(type(self), name, None), MemberDescriptorType):
+            raise ConfigError(f"{type(self).__name__}.{name}: modules in __slots__ are not found: remove it from them")
         self._refuse_hidden(name, value)
-        changed = vars(self).get(name, _MISSING) is not value
+        changed = name not in vars(self) or vars(self)[name] is not value
         super().__setattr__(name, value)
         if changed:
             _count_change(mode=name == "training")
@@ -265,6 +290,8 @@ class Module:
         `num_batches_tracked` is always ignored. Raises CheckpointError, before any change, if the values do not fit.
         """
         own = {name: tensor for kind in (Parameter, Buffer) for name, tensor in self._named_tensors(kind)}
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"load_state_dict: {shown(state)}; expected a dict of arrays, as of state_dict()")
         given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
         missing, unknown = [n for n in own if n not in given], [n for n in given if n not in own]
         if strict and missing:
@@ -275,10 +302,8 @@ class Module:
         fitting = {name: np.asarray(value) for name, value in given.items() if name in own}
         for name, value in fitting.items():
             if value.shape != own[name].torch_shape or value.dtype.kind != "f":
-                raise CheckpointError(
-                    f"load_state_dict: {name} is {value.dtype} {value.shape}; expected floats "
-                    f"{own[name].torch_shape} (PyTorch's layout): another model?"
-                )
+                raise CheckpointError(f"load_state_dict: {name} is {value.dtype} {value.shape}; expected floats "
+                                      f"{own[name].torch_shape} (PyTorch's layout): another model?")  # fmt: skip
         for name, value in fitting.items():
             own[name].from_torch(value)
 
@@ -301,11 +326,12 @@ class Module:
 
         input_shape: the shape without the batch axis. To show the table: `print(model.summary((28, 28, 1)))`.
         """
+        input_shape = checked_shape(input_shape)
         names: dict[Module, list[str]] = {}  # a module that is used several times has several names
         for name, module in self.named_modules():
             names.setdefault(module, []).append(name)
         uncounted = {parameter: name for name, parameter in self.named_parameters()}
-        rows: list[tuple[str, str, str, int, int]] = []
+        rows: list[Row] = []
 
         def add_row(module: Module, output: Tensor) -> None:
             if not any(True for _ in module.named_children()):
@@ -318,27 +344,25 @@ class Module:
             self(Tensor(np.zeros((1, *input_shape), dtype)))
         for parameter, name in uncounted.items():  # parameters of modules that have children or were not called
             rows.append((name, "Parameter", "", parameter.size, 0))
-        total = sum(p.size for p in self.parameters())
-        header = ("name", "layer", "output")
-        widths = [max(len(text) for text in column) for column in zip(header, *(row[:3] for row in rows), strict=True)]
-        lines = [f"{'name':<{widths[0]}}  {'layer':<{widths[1]}}  {'output':<{widths[2]}}  parameters         FLOPs"]
-        for name, layer, shape, count, flops in rows:
-            lines.append(
-                f"{name:<{widths[0]}}  {layer:<{widths[1]}}  {shape:<{widths[2]}}  {count:>10,}  {flops:>12,}"
-            )
-        lines.append(f"{total:,} parameters, {sum(row[4] for row in rows):,} FLOPs for one input of {input_shape}")
-        return "\n".join(lines)
+        return table(rows, sum(p.size for p in self.parameters()), input_shape)
 
 
 class ModuleList(Module):
     """A list of modules, named "0", "1", ..., to be called by the `forward` of another module."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
+        if isinstance(modules, Module) or not isinstance(modules, Iterable):
+            raise ConfigError(f"ModuleList: {shown(modules)}; expected a list of modules")
         for module in modules:
             self.append(module)
 
     def append(self, module: Module) -> None:
-        setattr(self, str(len(self)), module)
+        if not isinstance(module, Module):
+            raise ConfigError(f"{type(self).__name__}: {shown(module)} among its modules; expected nn.Module")
+        number = len(self)
+        while str(number) in vars(self):  # an earlier one was deleted
+            number += 1
+        setattr(self, str(number), module)
 
     def __iter__(self) -> Iterator[Module]:
         return (module for _, module in self.named_children())
@@ -369,20 +393,6 @@ def _once(named: Iterator[tuple[str, Parameter]]) -> Iterator[tuple[str, Paramet
         if tensor not in seen:
             seen.add(tensor)
             yield name, tensor
-
-
-def _contains_modules(container: Any) -> bool:
-    """Return whether a container, or a container inside it, contains modules or parameters."""
-    waiting, seen = [container], set()
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Module | Parameter):
-            return True
-        if isinstance(value, CONTAINERS) and id(value) not in seen:
-            seen.add(id(value))  # a container may contain itself
-            waiting += value
-            waiting += value.values() if isinstance(value, dict) else ()
-    return False
 
 
 def _some(names: list[str]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 import numpy as np
 
+from minidl.checked import shown
 from minidl.engine.autograd import Function
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
@@ -82,8 +84,15 @@ class Conv2d(Function):
 
 
 def pair(value: int | Pair) -> Pair:
-    """Convert a number to a pair: 3 -> (3, 3). A sequence of two numbers becomes a tuple."""
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+    """Convert a number to a pair: 3 -> (3, 3). A sequence of two numbers becomes a tuple.
+
+    Raises ShapeError for anything else but whole numbers.
+    """
+    both = value if isinstance(value, tuple | list) else (value, value)
+    if len(both) != 2 or not all(isinstance(one, Integral) and one is not True and one is not False for one in both):
+        raise ShapeError(f"a kernel, stride, padding or dilation of {shown(value)}; expected a whole number, or two "
+                         "for (height, width)")  # fmt: skip
+    return int(both[0]), int(both[1])
 
 
 def conv2d(

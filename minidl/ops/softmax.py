@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import ClassVar
 
 import numpy as np
 
+from minidl.checked import shown
 from minidl.engine.autograd import Function
 from minidl.engine.device import acting
 from minidl.engine.tensor import Tensor
@@ -85,8 +87,8 @@ def cross_entropy(logits: Tensor, labels: np.ndarray, label_smoothing: float = 0
     if known and (labels.min() < 0 or labels.max() >= logits.shape[1]):
         raise ShapeError(f"cross_entropy: labels from {labels.min()} to {labels.max()}; "
                          f"expected 0 to {logits.shape[1] - 1}")  # fmt: skip
-    if not 0 <= label_smoothing < 1:
-        raise ConfigError(f"cross_entropy: label_smoothing {label_smoothing}; expected 0 <= s < 1")
+    if not isinstance(label_smoothing, Real) or not 0 <= label_smoothing < 1:
+        raise ConfigError(f"cross_entropy: label_smoothing {shown(label_smoothing)}; expected 0 <= s < 1")
     labels = np.ascontiguousarray(labels, np.int64)
     return CrossEntropy.apply(logits, labels=labels, smoothing=float(label_smoothing))
 

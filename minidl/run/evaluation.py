@@ -10,10 +10,12 @@ from weakref import ref
 import numpy as np
 from numpy.typing import ArrayLike
 
-from minidl import ops
+from minidl import models, ops
+from minidl.checked import shown, whole
+from minidl.data.dataset import check_labels
 from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
-from minidl.errors import ConfigError, DivergedError
+from minidl.errors import ConfigError, DataError, DivergedError
 from minidl.nn import Module, evaluating, watching
 from minidl.nn.module import watched
 from minidl.program.replay import Prediction, correct_answers
@@ -34,7 +36,7 @@ class Score(NamedTuple):
 def evaluate(
     model: Module,
     x: ArrayLike,
-    y: np.ndarray,
+    y: ArrayLike,
     batch_size: int = BATCH,
     check: Callable[[], None] = lambda: None,
     prediction: Prediction | None = None,
@@ -42,12 +44,13 @@ def evaluate(
     """Compute the score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
 
     check: called for every batch; its exception ends the evaluation. prediction: a `Prediction` of the model, to reuse
-    it for several evaluations (None: see `kept_prediction`). Raises ConfigError if x or y are invalid, DivergedError if
-    the loss is not finite.
+    it for several evaluations (None: see `kept_prediction`). Raises ConfigError or DataError if an argument is invalid,
+    DivergedError if the loss is not finite.
     """
-    x = _images(x)
+    x, y = _images("evaluate", model, x), _labels(y)
     if len(x) != len(y):
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
+    batch_size = whole("evaluate", "batch_size", batch_size, 1)
     loss, correct, start = 0.0, 0, 0
     for logits in _logits(model, x, batch_size, prediction):
         check()
@@ -64,13 +67,15 @@ def evaluate(
 def predict(model: Module, x: ArrayLike, batch_size: int = BATCH) -> np.ndarray:
     """Return probabilities (N, classes) for images x (N, H, W, C); `.argmax(axis=1)` gives the predicted classes.
 
-    Images must be standardised as in training: `dataset.standardise(images)`. Raises ConfigError if there are no images
-    or they are not floats.
+    Images must be standardised as in training: `dataset.standardise(images)`. If an image contains NaN, so do its
+    probabilities. Raises ConfigError if there are no images, if they are not floats, or if `models.build` made the
+    model for images of another size.
 
     The computation is recorded, and kept as long as the model. Calls from several threads run one after the other; for
     simultaneous calls, give each thread its own `Prediction`.
     """
-    return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, _images(x), batch_size)])
+    x, batch_size = _images("predict", model, x), whole("predict", "batch_size", batch_size, 1)
+    return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
 
 
 def kept_prediction(model: Module) -> Prediction:
@@ -102,25 +107,37 @@ def _workspace() -> Workspace:
 
 def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Prediction | None = None) -> Iterator[Tensor]:
     """Yield the model's outputs (B, classes) for each batch."""
-    if batch_size < 1:
-        raise ConfigError(f"batch_size = {batch_size}; expected at least 1")
     prediction = prediction or kept_prediction(model)
     for start in range(0, len(x), batch_size):
         yield Tensor(prediction(_as_model(model, x[start : start + batch_size])))
 
 
-def _images(x: ArrayLike) -> np.ndarray:
-    """Return images as an array. Raises ConfigError if there are none, or if they are not floats."""
+def _images(where: str, model: Module, x: ArrayLike) -> np.ndarray:
+    """Return images as an array. Raises ConfigError if they are no floats, or if the model does not take them."""
+    models.check(where, model)
     try:
         images = np.asarray(x)
     except ValueError:
         raise ConfigError("images of different shapes; expected an array (N, H, W, C)") from None
-    if images.ndim and not len(images):
+    if not images.ndim:
+        raise ConfigError(f"{where}: the images are {shown(x)}; expected an array (N, H, W, C) of floats")
+    if not len(images):
         raise ConfigError("no images were given; expected at least one")
-    if images.dtype.kind != "f" or not images.ndim:
+    if images.dtype.kind != "f":
         raise ConfigError(f"images {images.shape} hold {images.dtype}; expected floats, standardised as in training: "
                           "dataset.standardise(images)")  # fmt: skip
+    models.check_images(where, model, images.shape)
     return images
+
+
+def _labels(y: ArrayLike) -> np.ndarray:
+    """Return labels as an array. Raises DataError unless they are whole numbers (N,) of 0 or more."""
+    try:
+        labels = np.asarray(y)
+    except ValueError:
+        raise DataError("labels of different shapes; expected whole numbers (N,), the class of each image") from None
+    check_labels(labels)
+    return labels
 
 
 def _as_model(model: Module, x: np.ndarray) -> np.ndarray:

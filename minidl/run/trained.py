@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidl import models
-from minidl.data.dataset import standardise
+from minidl.data.dataset import Dataset, standardise
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import Module, init
 from minidl.reading import blaming, json_value
@@ -85,6 +85,24 @@ def _described(about: dict[str, str], name: str) -> Any:
     value = about[name] if name == "model" else json_value(about[name])
     DESCRIBED[name](value, name)
     return value
+
+
+def check_data(weights: Path, data: Dataset) -> None:
+    """Raise CheckpointError if a data set is not like the one that the metadata of a weights file describes.
+
+    Files without metadata are accepted. Means and standard deviations may differ by 1% of the standard deviation.
+    """
+    about = files.header(weights)[1]
+    now: dict[str, Any] = {"input_shape": data.input_shape, "classes": data.classes, "mean": data.mean, "std": data.std}
+    with blaming(f"{weights}: its metadata", CheckpointError):
+        then = {name: _described(about, name) for name in now if name in about}
+    for name, value in then.items():
+        slack = 0.01 * data.std if name in ("mean", "std") else 0
+        if np.shape(value) != np.shape(now[name]) or (np.abs(np.subtract(value, now[name])) > slack).any():
+            before, after = (np.array2string(np.asarray(v), precision=4, threshold=6) for v in (value, now[name]))
+            raise CheckpointError(f"{weights} was trained on data with {name} {before}, and {data.name} has {after}: "
+                                  "give the data of its training, or use minidl.load_model and minidl.evaluate in "
+                                  "Python")  # fmt: skip
 
 
 def find_weights(path: Path) -> Path:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from minidl import models
+from minidl.checked import shown
 from minidl.data import Dataset, from_arrays, load
 from minidl.engine.jit import set_threads, threads
 from minidl.engine.random import isolated
@@ -57,15 +59,20 @@ def fit(
               (N, H, W, C), which `fit` does not standardise, and labels (N,)
     progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; the default prints
               a line. With None nothing is printed, not even notices of compilation on standard error
-    given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...), with the command line's defaults
+    given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...), with the command line's defaults;
+              conv only if the model has a convolution
 
     `fit` restores the settings of the process: random numbers, threads, the kind of convolution, each module's mode.
 
     The model ends with the weights that scored best on the validation part, or with the last weights if there is none.
     Raises ConfigError for invalid options, DataError for invalid data, DivergedError if the loss is not finite.
     """
-    config = _library_config(data, given)
+    models.check("fit", model)
+    config = _library_config(model, data, given)
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"fit: progress is {shown(progress)}; expected a function of an entry, or None")
     dataset = _as_dataset(data, config)
+    models.check_images("fit", model, dataset.x_train.shape)
     with _settings(model, config):
         return _train(model, dataset, config, progress)
 
@@ -103,7 +110,11 @@ def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[
     return history
 
 
-def _library_config(data: Data, given: dict[str, Any]) -> Config:
+def _library_config(model: Module, data: Data, given: dict[str, Any]) -> Config:
+    """Return the options of a training. Raises ConfigError for those that are invalid or have no effect."""
+    if not isinstance(data, Dataset | str | Path | tuple | list):
+        raise ConfigError(f"fit: the data are {shown(data)}; expected arrays (x, y) or (x, y, x_test, y_test), a "
+                          "Dataset or the name of a data set")  # fmt: skip
     others = ("model", "data", "keep")  # model and data are arguments; `fit` keeps no checkpoints and has one replica
     names = [name for name, entry in options(Config).items()
              if entry.saved and entry.group != "method" and name not in others]  # fmt: skip
@@ -112,11 +123,19 @@ def _library_config(data: Data, given: dict[str, Any]) -> Config:
             raise ConfigError(f"fit: unknown option {name!r}.{nearest(name, names)} Known: {', '.join(names)}")
         if isinstance(data, Dataset) and name in ("data_dir", "layout", "validation"):
             raise ConfigError(f"fit: {name} has no effect on a Dataset, which is loaded already: give it to load()")
-        if isinstance(data, tuple) and name in ("data_dir", "layout"):
+        if isinstance(data, tuple | list) and name in ("data_dir", "layout"):
             raise ConfigError(f"fit: {name} has no effect on arrays; it is for data sets in files")
+    if "conv" in given and not any(parameter.ndim == 4 for parameter in model.parameters()):
+        raise ConfigError("fit: conv has no effect on this model, which has no convolution: leave it out")
+    given = {name: _plain(value) for name, value in given.items()}
     # A user's own Dataset may have a name that is not in DATASETS. Then no preset applies.
     name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
     return resolve({"data": name} if name in DATASETS or isinstance(data, (str, Path)) else {}, given)
+
+
+def _plain(value: Any) -> Any:
+    """Convert a number of NumPy, or a path, to the type of options."""
+    return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
 
 
 def _as_dataset(data: Data, config: Config) -> Dataset:
