@@ -94,7 +94,8 @@ def _settings(model: Module, config: Config) -> Iterator[None]:
 
 def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[Entry], None] | None) -> History:
     trainer = Trainer(model, dataset, config)
-    trainer.engine.gradient.progress = Display(quiet=progress is None).compiling
+    compiling = Display(quiet=progress is None).compiling
+    trainer.engine.gradient.progress = trainer.engine.prediction.progress = compiling
     history, best = History([]), Arrays()
     for entry in trainer.run():
         if entry["event"] == "epoch":
@@ -106,7 +107,7 @@ def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[
     if best:
         model.load_state_dict(best)
     if len(dataset.y_test):
-        history.test = evaluate(model, dataset.x_test, dataset.y_test)
+        history.test = evaluate(model, dataset.x_test, dataset.y_test, prediction=trainer.engine.prediction)
     return history
 
 
