@@ -179,7 +179,7 @@ def exp(x: float) -> float:
 @jit
 def logistic(x: float) -> float:
     """1 / (1 + e^-x)"""
-    one, low, high = choose(x, 1.0, 1.0), choose(x, -88.0, -709.0), choose(x, 89.0, 710.0)  # for `_power_of_2`
+    one, low, high = choose(x, 1.0, 1.0), choose(x, -88.0, -709.0), choose(x, 89.0, 710.0)  # range of `_power_of_2`
     x = -x
     x = low if x < low else x
     x = high if x > high else x

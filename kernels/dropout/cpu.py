@@ -29,7 +29,7 @@ def _mix64(z: np.uint64) -> np.uint64:
 
 @jit
 def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
-    """Convert to uint32 after each step: Numba would continue in 64 bits, with half as many numbers in a vector."""
+    """Convert to uint32 after each step. Otherwise Numba continues in 64 bits, with half as many numbers per vector."""
     u = np.uint32
     z = u(u(z ^ (z >> u(17))) * u(0xED5AD4BB))
     z = u(u(z ^ (z >> u(11))) + key)

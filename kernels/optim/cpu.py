@@ -32,7 +32,7 @@ def _overlap(start: int, stop: int, begin: int, size: int) -> slice:
 
 @jit
 def _decay(lr: float, weight_decay: float, decoupled: bool) -> tuple[float, float]:
-    """Return two factors: theta is multiplied by the first, and the second * theta is added to the gradient."""
+    """Return (shrink, pull): theta is multiplied by shrink, and pull * theta is added to the gradient."""
     return (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
 
 
