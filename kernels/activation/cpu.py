@@ -1,4 +1,4 @@
-"""Activation functions: a loop over one chunk of the vectors for each function. The threads share the chunks.
+"""Activation functions: for each function, a loop over one chunk of the vectors. The threads process different chunks.
 
 functions.py computes exp, tanh and the like. elementwise/stream.py divides vectors into chunks and stores results.
 """

@@ -1,7 +1,7 @@
 """exp, log, tanh, the logistic function and the normal distribution as polynomials, for loops over vectors.
 
 `math.exp` in a loop is a call for each element. These functions are plain arithmetic without a branch, for float32 and
-for float64, so LLVM computes 16 or 8 elements simultaneously. All but `log` use e^x in three steps (Cody, Waite 1980):
+float64, so LLVM computes 16 or 8 elements simultaneously. All but `log` compute e^x in three steps (Cody, Waite 1980):
 
 1. reduce: x = n ln 2 + r with an integer n, |r| <= ln(2) / 2; n ln 2 is subtracted in two parts to keep r's digits;
 2. approximate: e^r is a polynomial in r, so accurate that the rounding of float32 or float64 dominates the error
@@ -36,7 +36,7 @@ def _multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
 
 @intrinsic
 def multiply_add(typing: Any, x: Any, y: Any, z: Any) -> Any:
-    """Return x y + z in x's type, rounded only once if the CPU has an instruction for it."""
+    """Return x * y + z in x's type, rounded only once if the CPU has an instruction for it."""
     return x(x, x, x), lambda context, builder, signature, arguments: _multiply_add(builder, *arguments)
 
 
@@ -69,7 +69,7 @@ def polynomial(float32: Sequence[float], float64: Sequence[float]) -> Any:
 
 
 class _Layout:
-    """The bit layout of a float: bits of the fraction, bias of the exponent, and an integer type of the same size."""
+    """The bit layout of a float: size of the fraction, bias of the exponent, and an integer type of the same size."""
 
     def __init__(self, kind: Any) -> None:
         wide = kind == types.float64
@@ -83,9 +83,9 @@ class _Layout:
 
 @intrinsic
 def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
-    """Return y 2^n. `shifted` is n + 1.5 2^(bits of the fraction), a float whose last bits contain n.
+    """Return y * 2^n. `shifted` is n + 1.5 * 2^(number of fraction bits), a float whose last bits contain n.
 
-    y is multiplied by two factors, since 2^n alone may overflow or underflow where y 2^n does not.
+    y is multiplied by two powers of two, since 2^n alone may overflow or underflow where y * 2^n does not.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -104,9 +104,9 @@ def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
 
 @intrinsic
 def _power_of_2(typing: Any, shifted: Any) -> Any:
-    """Return 2^n in two instructions, for the same `shifted`.
+    """Return 2^n in two instructions; `shifted` as in _times_power_of_2.
 
-    2^n must be a normal number. Two more n are allowed: the next lower n gives 0, the next higher n gives infinity.
+    n must be in the range in which 2^n is a normal number, or just outside: one below gives 0, one above infinity.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -119,7 +119,7 @@ def _power_of_2(typing: Any, shifted: Any) -> Any:
 
 @intrinsic
 def _split(typing: Any, x: Any) -> Any:
-    """Return (m, n) with x = m 2^n and sqrt(1/2) <= m < sqrt(2), for positive normal x."""
+    """Return (m, n) with x = m * 2^n and sqrt(1/2) <= m < sqrt(2), for positive normal x."""
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         bits = _Layout(x)
@@ -179,7 +179,7 @@ def exp(x: float) -> float:
 @jit
 def logistic(x: float) -> float:
     """1 / (1 + e^-x)"""
-    one, low, high = choose(x, 1.0, 1.0), choose(x, -88.0, -709.0), choose(x, 89.0, 710.0)  # limits of `_power_of_2`
+    one, low, high = choose(x, 1.0, 1.0), choose(x, -88.0, -709.0), choose(x, 89.0, 710.0)  # range of `_power_of_2`
     x = -x
     x = low if x < low else x
     x = high if x > high else x
@@ -189,7 +189,7 @@ def logistic(x: float) -> float:
 
 @jit
 def tanh(x: float) -> float:
-    """E / (E + 2) with E = e^2x - 1. E is computed from e^r - 1: near 0, subtracting 1 from e^2x would lose digits."""
+    """E / (E + 2), E = e^(2x) - 1. E is computed from e^r - 1: near 0, subtracting 1 from e^(2x) would lose digits."""
     one, two, limit = choose(x, 1.0, 1.0), choose(x, 2.0, 2.0), choose(x, 10.0, 20.0)  # beyond the limit: -1 and 1
     x = -limit if x < -limit else x
     x = limit if x > limit else x
@@ -199,7 +199,7 @@ def tanh(x: float) -> float:
     return e / (e + two)
 
 
-# P is the standard normal distribution function. _tail_above(u) / _tail_below(u) approximates P(-u) e^(u^2 / 2).
+# P is the standard normal distribution function. _tail_above(u) / _tail_below(u) approximates P(-u) * e^(u^2 / 2).
 # README.md shows how the coefficients are computed. All of them are positive, so no sum loses digits.
 _tail_above = polynomial(
     float32=(0.5000000026791287, 0.4377798046359855, 0.1828697304016904, 0.04051402462003528, 0.004099452920310062),
@@ -223,7 +223,7 @@ _tail_below = polynomial(
 
 @jit
 def _normal_tail(x: float) -> tuple[float, float, float]:
-    """Return (u, P(-u), e^(-u^2 / 2)) for u = |x|, but at most `limit`."""
+    """Return (u, P(-u), e^(-u^2 / 2)) for u = min(|x|, limit)."""
     limit = choose(x, 13.26, 37.66)  # from here on, 2^n and the result are 0
     u = abs(x)
     u = limit if u > limit else u
@@ -246,13 +246,13 @@ def normal_distribution(x: float) -> float:
 
 @jit
 def gelu_slope(x: float) -> float:
-    """P(x) + x p(x), the derivative of x P(x), where p is the density."""
+    """P(x) + x * p(x), the derivative of x * P(x), where p is the density."""
     u, tail, density = _normal_tail(x)
     below = multiply_add(choose(x, -0.3989422804014327, -0.3989422804014327) * density, u, tail)
     return below if x < choose(x, 0.0, 0.0) else choose(x, 1.0, 1.0) - below
 
 
-# log(1 + f) = f - f^2 / 2 + s (f^2 / 2 + s^2 q(s^2)), s = f / (2 + f); q is from fdlibm (Sun Microsystems 1993)
+# log(1 + f) = f - f^2 / 2 + s * (f^2 / 2 + s^2 * q(s^2)), s = f / (2 + f); q is from fdlibm (Sun Microsystems 1993)
 _log_rest = polynomial(
     float32=(0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841),
     float64=(
@@ -266,7 +266,7 @@ _log_rest = polynomial(
 def log(x: float) -> float:
     zero, half, two = choose(x, 0.0, 0.0), choose(x, 0.5, 0.5), choose(x, 2.0, 2.0)
     infinity = choose(x, float("inf"), float("inf"))
-    small = x < choose(x, 2.0**-126, 2.0**-1022)  # a subnormal x is multiplied by 2^64, and 64 subtracted from n
+    small = x < choose(x, 2.0**-126, 2.0**-1022)  # a subnormal x is multiplied by 2^64, and 64 is subtracted from n
     m, n = _split(x * choose(x, 2.0**64, 2.0**64) if small else x)
     n = n - choose(x, 64.0, 64.0) if small else n
     f = m - choose(x, 1.0, 1.0)

@@ -41,7 +41,7 @@ def leaky_relu_backward(dy: ndarray, x: ndarray, slope: float, dx: ndarray) -> N
 
 
 def gelu(x: ndarray, y: ndarray) -> None:
-    """y = x P(x), P the distribution function of the standard normal distribution (Hendrycks, Gimpel 2016).
+    """y = x * P(x), P the distribution function of the standard normal distribution (Hendrycks, Gimpel 2016).
 
     This is the exact form, P(x) = erfc(-x / sqrt(2)) / 2: PyTorch's default, not its tanh approximation.
     """
@@ -50,7 +50,7 @@ def gelu(x: ndarray, y: ndarray) -> None:
 
 
 def gelu_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
-    """dx = dy (P(x) + x p(x)), p the density of the standard normal distribution: exp(-x^2 / 2) / sqrt(2 pi)."""
+    """dx = dy * (P(x) + x * p(x)), p the density of the standard normal distribution: exp(-x^2 / 2) / sqrt(2 pi)."""
     for i in range(dy.size):
         distribution = math.erfc(-x[i] / math.sqrt(2)) / 2
         density = math.exp(-x[i] * x[i] / 2) / math.sqrt(2 * math.pi)
@@ -63,13 +63,13 @@ def _logistic(x: float) -> float:
 
 
 def silu(x: ndarray, y: ndarray) -> None:
-    """y = x s(x), s the logistic function (Elfwing, Uchibe, Doya 2017; also called swish)."""
+    """y = x * s(x), s the logistic function (Elfwing, Uchibe, Doya 2017; also called swish)."""
     for i in range(x.size):
         y[i] = x[i] * _logistic(x[i])
 
 
 def silu_backward(dy: ndarray, x: ndarray, dx: ndarray) -> None:
-    """dx = dy s(x) (1 + x (1 - s(x)))."""
+    """dx = dy * s(x) * (1 + x * (1 - s(x)))."""
     for i in range(dy.size):
         s = _logistic(x[i])
         dx[i] = dy[i] * s * (1 + x[i] * (1 - s))
@@ -82,7 +82,7 @@ def tanh(x: ndarray, y: ndarray) -> None:
 
 
 def tanh_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    """dx = dy (1 - y^2)."""
+    """dx = dy * (1 - y^2)."""
     for i in range(dy.size):
         dx[i] = dy[i] * (1 - y[i] * y[i])
 
@@ -94,6 +94,6 @@ def sigmoid(x: ndarray, y: ndarray) -> None:
 
 
 def sigmoid_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    """dx = dy y (1 - y)."""
+    """dx = dy * y * (1 - y)."""
     for i in range(dy.size):
         dx[i] = dy[i] * y[i] * (1 - y[i])

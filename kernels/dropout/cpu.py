@@ -29,7 +29,7 @@ def _mix64(z: np.uint64) -> np.uint64:
 
 @jit
 def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
-    """Convert to uint32 after each step: Numba would continue in 64 bits, with half the lanes and slow products."""
+    """Convert to uint32 after each step. Otherwise Numba continues in 64 bits, with half as many numbers per vector."""
     u = np.uint32
     z = u(u(z ^ (z >> u(17))) * u(0xED5AD4BB))
     z = u(u(z ^ (z >> u(11))) + key)
@@ -40,9 +40,10 @@ def _mix32(z: np.uint32, key: np.uint32) -> np.uint32:
 
 @jit
 def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndarray, past: bool) -> None:
-    """Use the random numbers `position`, position + 1, ... All are in one block: 2^32 numbers with the same keys."""
+    """Use random numbers `position`, `position` + 1, ... All must be in one block: 2^32 numbers with the same keys."""
     zero, factor = x.dtype.type(0), x.dtype.type(1 / (1 - p))
-    threshold = np.uint32(math.ceil(p * 2.0**31))  # w >= threshold exactly if w / 2^31 >= p, as in reference.py
+    # The 31 random bits of an element are >= threshold if and only if `uniform` of reference.py is >= p.
+    threshold = np.uint32(math.ceil(p * 2.0**31))
     keys = _mix64(_mix64(seed + GOLDEN) + (position >> SHIFT32) * GOLDEN)
     first, key = np.uint32((position + keys) & MASK32), np.uint32(keys >> SHIFT32)
     for i in range(y.size):
@@ -54,7 +55,7 @@ def _dropout(x: ndarray, p: float, seed: np.uint64, position: np.uint64, y: ndar
 
 @jit
 def _across_blocks(x: ndarray, p: float, seed: int, position: np.uint64, y: ndarray, past: bool) -> None:
-    """Do the same for random numbers from one or two blocks."""
+    """Do the same as _dropout for random numbers from one or two blocks."""
     room = np.int64(MASK32 - (position & MASK32)) + 1
     if y.size <= room:
         _dropout(x, p, np.uint64(seed), position, y, past)

@@ -16,7 +16,7 @@ from . import cpu
 
 
 def in_numpy(x: ndarray, p: float, seed: int, offset: int, y: ndarray) -> None:
-    """Use a generator with a state: one number after the other, on one thread. The backward pass would need `kept`."""
+    """Use a generator with a state: one number after the other, on one thread. The backward pass would read `kept`."""
     kept = np.random.default_rng(seed).random(x.size, np.float32) >= p
     y[:] = np.where(kept, x / (1 - p), 0)
 

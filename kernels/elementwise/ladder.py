@@ -1,4 +1,4 @@
-"""The steps of README.md as code: out = scale x + shift, vectors (n,). bench/bench_elementwise.py prints the table."""
+"""The steps of README.md as code: out = scale * x + shift for vectors. bench/bench_elementwise.py prints the table."""
 
 from __future__ import annotations
 

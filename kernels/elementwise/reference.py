@@ -43,7 +43,7 @@ def subtract(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 
 def multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """out = a b"""
+    """out = a * b"""
     for i in range(out.size):
         out[i] = a[i] * b[i]
 
@@ -69,7 +69,7 @@ def maximum_backward(dy: np.ndarray, a: np.ndarray, b: np.ndarray, da: np.ndarra
 
 
 def affine(x: np.ndarray, scale: float, shift: float, out: np.ndarray) -> None:
-    """out = scale x + shift for two numbers scale and shift: computes tensor + number, tensor * number, and the like"""
+    """out = scale * x + shift with numbers scale and shift: computes tensor + number, tensor * number, and the like"""
     for i in range(out.size):
         out[i] = scale * x[i] + shift
 
@@ -117,7 +117,7 @@ def power(x: np.ndarray, exponent: float, out: np.ndarray) -> None:
 
 
 def power_backward(dy: np.ndarray, x: np.ndarray, exponent: float, dx: np.ndarray) -> None:
-    """dx = dy exponent x^(exponent - 1); 0 for exponent 0, even where x = 0"""
+    """dx = dy * exponent * x^(exponent - 1); 0 for exponent 0, even where x = 0"""
     for i in range(dx.size):
         dx[i] = 0.0 if exponent == 0 else dy[i] * exponent * x[i] ** (exponent - 1)
 
@@ -129,6 +129,6 @@ def absolute(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def absolute_backward(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
-    """dx = dy sign(x), with sign(0) = 0"""
+    """dx = dy * sign(x), with sign(0) = 0"""
     for i in range(dx.size):
         dx[i] = 0.0 if x[i] == 0 else math.copysign(1.0, x[i]) * dy[i]

@@ -2,12 +2,12 @@
 
 Elementwise kernels do little arithmetic per byte: memory bandwidth limits them. Three rules follow.
 
-- One thread processes a short vector: waking the others costs more than it saves.
+- One thread processes a short vector: waking other threads costs more than it saves.
 - A chunk is sliced first, then traversed from 0: LLVM turns this loop into vector instructions.
 - An output that is too large for the caches bypasses them. An ordinary store first reads the cache line that it is
   about to overwrite; a non-temporal store does not, so relu moves two vectors instead of three. An output that fits
   should stay in the cache, because the next kernel reads it. Non-temporal stores save nothing if the kernel reads the
-  output anyway (theta in theta -= lr g).
+  output anyway (theta in theta -= lr * g).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _passes_caches(out: ndarray, k: int, chunks: int) -> bool:
 
 
 # A decorator that makes a kernel from a function for one chunk. The function may have two computed parameters:
-# past: whether stores to the output, the last `Part`, bypass the caches (it is large, and aligned to whole vectors);
+# past: whether stores to the output (the last `Part`) bypass the caches: if it is large and aligned to whole vectors;
 # begin: the index of the chunk's first element.
 chunked = in_parts(chunks, chunk, begin=_begin, past=_passes_caches)
 
@@ -105,7 +105,7 @@ def put(typing: Any, out: Any, i: Any, value: Any, past: Any) -> Any:
 
 @intrinsic
 def finish(typing: Any, past: Any) -> Any:
-    """If stores bypassed the caches (`past`), wait until all threads can see them: these stores have no fixed order."""
+    """If stores bypassed the caches (`past`), wait until all threads can see them: their order is not guaranteed."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         with builder.if_then(arguments[0]):

@@ -1,4 +1,4 @@
-"""The steps of README.md as code: theta += weight (other - theta). bench/bench_mix.py prints the table."""
+"""The steps of README.md as code: theta += weight * (other - theta). bench/bench_mix.py prints the table."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The strided copy, compiled. Axes that are contiguous in memory are merged, the last two of the merged axes form
-planes, and the threads share the planes.
+planes, and the planes are divided among the threads.
 
 Memory limits a copy, and memory moves whole cache lines of 16 numbers. If source and target are contiguous along the
 last axis, whole lines are used. In a transpose, the target is contiguous within a row of the plane, and the source
-within a column. Four rows are written simultaneously, so that four neighbours in the source are read together. The rows
-are written in pieces of COLUMNS columns, so that the source's lines are still in the first-level cache for the next
+within a column. Four rows are written simultaneously, so that four neighbours in the source are read together. The loop
+processes COLUMNS columns at a time, so that the source's lines are still in the first-level cache for the next
 four rows.
 """
 
@@ -18,7 +18,7 @@ from minidl.engine.jit import apart_jit, jit, parallel_jit, prange
 from .reference import __all__ as __all__
 
 SERIAL = 32768  # one thread copies arrays with fewer numbers
-TASKS = 32  # the threads share a larger copy in this many tasks
+TASKS = 32  # a larger copy is divided into this many tasks for the threads
 COLUMNS = 128
 
 
@@ -65,7 +65,7 @@ def _merged(shape: ndarray, source_strides: ndarray, target_strides: ndarray) ->
 
 @jit
 def _transpose_plane(source: ndarray, step: int, target: ndarray, t_row: int, rows: int, columns: int) -> None:
-    """target[r t_row + c] = source[c step + r]"""
+    """target[r * t_row + c] = source[c * step + r]"""
     for c0 in range(0, columns, COLUMNS):
         count = min(COLUMNS, columns - c0)
         r = 0
@@ -107,7 +107,7 @@ def _copy_plane(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray)
 
 @apart_jit
 def _copy_planes(source: ndarray, s: int, target: ndarray, t: int, axes: ndarray, first: int, last: int) -> None:
-    """Copy planes first, ..., last - 1, numbered in row-major order over the outer axes (all but the last two)."""
+    """Copy the planes `first` to `last` - 1, numbered in row-major order over the outer axes (all but the last two)."""
     outer = axes.shape[1] - 2
     for plane in range(first, last):
         rest, from_, to = plane, s, t

@@ -2,7 +2,7 @@
 
 An array of any shape is a vector in memory with an offset and one stride (in elements) for each axis:
 
-    element (i, j, k)  is stored at  offset + i strides[0] + j strides[1] + k strides[2]
+    element (i, j, k)  is stored at  offset + i * strides[0] + j * strides[1] + k * strides[2]
 
 A transpose permutes strides, a broadcast has a stride of 0, a slice has an offset and larger strides. The gradient of a
 slice, a pad or a concatenation is the same copy with source and target exchanged.
@@ -40,7 +40,7 @@ def copy(
 
 
 def take(x: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """out[i] = x[rows[i]] for out (n, C), x (N, C) and rows (n,), with values in [0, N)"""
+    """out[i] = x[rows[i]] for out (n, C), x (N, C), and rows (n,) with values in [0, N)"""
     for i in range(rows.size):
         for c in range(x.shape[1]):
             out[i, c] = x[rows[i], c]

@@ -1,7 +1,7 @@
-"""Batch normalisation (two passes over memory) and layer normalisation (one); the threads share the rows.
+"""Batch normalisation (two passes over memory) and layer normalisation (one), with the rows divided among threads.
 
 Channels are contiguous, so vector instructions process several of them. Batch norm processes several short rows as one
-wide row (kernels/reduce/rows.py), and repeats the arrays of the channels (mean, scale, sums) to the same width.
+wide row (kernels/reduce/rows.py), and repeats the arrays of the channels (mean, scale, bias) to the same width.
 
 The rows are divided into blocks. For sums, the shape of the scratch array `partial` (blocks, 2, C) determines the
 number of blocks. The array receives the float64 sums of each block. These sums are added in the order of the blocks, so
@@ -48,7 +48,7 @@ def _block(a: ndarray, k: int, blocks: int) -> ndarray:
 
 
 by_blocks = in_parts(_blocks, _block)
-by_partial_sums = in_parts(_partial_sums, _block)  # the function receives partial (1, 2, C)
+by_partial_sums = in_parts(_partial_sums, _block)  # the decorated function receives partial (1, 2, C)
 
 
 @jit
@@ -67,7 +67,7 @@ def _total(partial: ndarray) -> ndarray:
 
 @by_partial_sums
 def _moments(x: Part, origin: ndarray, partial: Part) -> None:
-    """Compute partial[0] (2, C) = sum of (x - origin), sum of (x - origin)^2, over the rows."""
+    """Compute partial[0] (2, C) = the sums of x - origin and of (x - origin)^2 over the rows."""
     width = wide(x.shape[1])
     origin = repeat(origin, width)
     first, second = np.zeros(width), np.zeros(width)
@@ -94,7 +94,7 @@ def _moments(x: Part, origin: ndarray, partial: Part) -> None:
 
 @by_blocks
 def _normalize(x: Part, mean: ndarray, scale: ndarray, bias: ndarray, shortcut: Part, relu: bool, y: Part) -> None:
-    """Compute y = (x - mean) scale + bias [+ shortcut] [relu]."""
+    """Compute y = (x - mean) * scale + bias; add the shortcut unless it is empty, then apply relu if `relu`."""
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     zero, adds = x.dtype.type(0), shortcut.size > 0
@@ -148,7 +148,7 @@ def _passing(dy: ndarray, x: ndarray, mean: ndarray, scale: ndarray, bias: ndarr
 def _gradient_moments(
     dy: Part, x: Part, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, partial: Part
 ) -> None:
-    """Compute partial[0] (2, C) = sum of dy, sum of dy (x - mean) over the rows; with relu, over positive outputs only.
+    """Compute partial[0] (2, C) = sums of dy and dy * (x - mean) over the rows; with relu, only over positive outputs.
 
     Four rows are added in the type of the arrays, and their sum in float64. Unlike in a variance, no digits cancel.
     """
@@ -185,7 +185,7 @@ def _input_gradient(
     dy: Part, x: Part, mean: ndarray, scale: ndarray, bias: ndarray, relu: bool, slope: ndarray,
     constant: ndarray, dx: Part,
 ) -> None:  # fmt: skip
-    """Compute dx = scale dy + slope (x - mean) + constant; with relu, dy is 0 where the output was not positive."""
+    """Compute dx = scale * dy + slope * (x - mean) + constant; with relu, dy is 0 where the output was not positive."""
     width = wide(x.shape[1])
     mean, scale, bias = repeat(mean, width), repeat(scale, width), repeat(bias, width)
     slope, constant = repeat(slope, width), repeat(constant, width)
@@ -203,7 +203,8 @@ def batch_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    # For each channel, dx = weight rstd (dy - dbias / rows - (x - mean) rstd dweight / rows): linear in dy and x.
+    # For each channel, dx = weight * rstd * (dy - dbias / rows - (x - mean) * rstd * dweight / rows),
+    # which is linear in dy and x.
     rows, channels = x.shape
     scale, slope, constant = np.empty_like(weight), np.empty_like(weight), np.empty_like(weight)
     for c in range(channels):
@@ -282,7 +283,7 @@ def layer_norm(x: Part, weight: ndarray, bias: ndarray, eps: float, mean: Part, 
 
 @by_partial_sums
 def _layer_norm_backward(dy: Part, x: Part, weight: ndarray, mean: Part, rstd: Part, dx: Part, partial: Part) -> None:
-    """Compute dx and partial[0] (2, C) = sum of dy, sum of dy z, over the rows, with z = (x - mean) rstd."""
+    """Compute dx and partial[0] (2, C) = the sums of dy and dy * z over the rows, with z = (x - mean) * rstd."""
     partial[:] = 0
     first, second = partial[0, 0], partial[0, 1]
     for r in range(x.shape[0]):

@@ -19,7 +19,7 @@ __all__ = [
 
 
 def _mean_and_variance(values: ndarray) -> tuple[float, float]:
-    """Return mean and variance of a vector. The variance uses distances to the mean: a large mean does no harm."""
+    """Return mean and variance of a vector. The variance is accurate even if the mean is large."""
     mean = sum(values) / len(values)
     return mean, sum((value - mean) ** 2 for value in values) / len(values)
 
@@ -32,11 +32,11 @@ def batch_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, momentum: float, shortcut: ndarray, relu: bool,
     running_mean: ndarray, running_var: ndarray, partial: ndarray, mean: ndarray, rstd: ndarray, y: ndarray,
 ) -> None:  # fmt: skip
-    """Compute y = (x - mean) rstd weight + bias [+ shortcut] [relu], mean and rstd (C,) of the batch.
+    """Compute y = (x - mean) * rstd * weight + bias [+ shortcut] [relu]; mean and rstd (C,) of the batch.
 
     Source: Ioffe, Szegedy 2015. shortcut: (rows, C), added before the relu as in a residual block; (0, C) for none.
-    running = (1 - momentum) running + momentum batch, for the mean and for the unbiased variance (divided by
-    rows - 1), as in PyTorch. A single row has variance 0.
+    running_mean = (1 - momentum) * running_mean + momentum * mean. running_var is updated likewise, with the unbiased
+    variance (divided by rows - 1), as in PyTorch. A single row has variance 0.
     """
     rows, channels = x.shape
     for c in range(channels):
@@ -54,9 +54,9 @@ def batch_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, bias: ndarray, mean: ndarray, rstd: ndarray, relu: bool,
     partial: ndarray, dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """Compute dx, dbias = sum dy and dweight = sum dy z. The sums are over the rows, and z = (x - mean) rstd.
+    """Compute dx, dbias, dweight: dbias = sum of dy, dweight = sum of dy * z over the rows, with z = (x - mean) * rstd.
 
-    dx = weight rstd (dy - dbias / rows - z dweight / rows).
+    dx = weight * rstd * (dy - dbias / rows - z * dweight / rows).
 
     With `relu`, the output is recomputed, and dy counts as 0 where the output is not above 0.
     """
@@ -79,7 +79,7 @@ def fold(
     weight: ndarray, bias: ndarray, eps: float, running_mean: ndarray, running_var: ndarray,
     scale: ndarray, shift: ndarray,
 ) -> None:  # fmt: skip
-    """Compute scale and shift (C,) for which x scale + shift is batch norm with the running statistics."""
+    """Compute scale and shift (C,) for which x * scale + shift is batch norm with the running statistics."""
     for c in range(weight.size):
         scale[c] = weight[c] / math.sqrt(running_var[c] + eps)
         shift[c] = bias[c] - running_mean[c] * scale[c]
@@ -96,7 +96,7 @@ def fold_backward(
 
 
 def affine(x: ndarray, scale: ndarray, shift: ndarray, relu: bool, y: ndarray) -> None:
-    """Compute y = x scale + shift [relu]."""
+    """Compute y = x * scale + shift [relu]."""
     for r in range(x.shape[0]):
         for c in range(x.shape[1]):
             y[r, c] = _rectified(x[r, c] * scale[c] + shift[c], relu)
@@ -106,7 +106,7 @@ def affine_backward(
     dy: ndarray, x: ndarray, scale: ndarray, shift: ndarray, relu: bool, partial: ndarray,
     dx: ndarray, dscale: ndarray, dshift: ndarray,
 ) -> None:  # fmt: skip
-    """Compute dx = dy scale, and in float64 dscale = sum dy x and dshift = sum dy (over the rows)."""
+    """Compute dx = dy * scale; in float64, dscale = sum of dy * x and dshift = sum of dy over the rows."""
     rows, channels = x.shape
     for c in range(channels):
         passed = _passed(dy[:, c], x[:, c] * scale[c] + shift[c], relu)
@@ -119,7 +119,7 @@ def affine_backward(
 def layer_norm(
     x: ndarray, weight: ndarray, bias: ndarray, eps: float, mean: ndarray, rstd: ndarray, y: ndarray
 ) -> None:
-    """Compute y = (x - mean) rstd weight + bias, with mean and rstd (rows,) of each row (Ba, Kiros, Hinton 2016)."""
+    """Compute y = (x - mean) * rstd * weight + bias with mean, rstd (rows,) of each row (Ba, Kiros, Hinton 2016)."""
     rows, channels = x.shape
     for r in range(rows):
         mean[r], variance = _mean_and_variance(x[r])
@@ -132,9 +132,9 @@ def layer_norm_backward(
     dy: ndarray, x: ndarray, weight: ndarray, mean: ndarray, rstd: ndarray, partial: ndarray,
     dx: ndarray, dweight: ndarray, dbias: ndarray,
 ) -> None:  # fmt: skip
-    """Compute dx, dbias = sum dy and dweight = sum dy z. The sums are over the rows, and z = (x - mean) rstd.
+    """Compute dx, dbias, dweight: dbias = sum of dy, dweight = sum of dy * z over the rows, with z = (x - mean) * rstd.
 
-    dx = rstd (dz - mean(dz) - z mean(dz z)), with dz = dy weight and means over the channels of a row.
+    dx = rstd * (dz - mean(dz) - z * mean(dz * z)), with dz = dy * weight and means over the channels of a row.
     """
     rows, channels = x.shape
     dweight[...] = 0

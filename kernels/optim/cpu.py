@@ -1,4 +1,4 @@
-"""Updates of the parameters: each is one pass over memory, which the threads share.
+"""Updates of the parameters: each is one pass over memory, divided among the threads.
 
 A segment is a range with one learning rate (reference.py). A model may have one large segment and many small ones, so
 the vector of all parameters is divided into chunks regardless of segments. Chunks begin on cache lines, so no two
@@ -32,7 +32,7 @@ def _overlap(start: int, stop: int, begin: int, size: int) -> slice:
 
 @jit
 def _decay(lr: float, weight_decay: float, decoupled: bool) -> tuple[float, float]:
-    """Return the factor that multiplies theta, and the multiple of theta that is added to the gradient."""
+    """Return (shrink, pull): theta is multiplied by shrink, and pull * theta is added to the gradient."""
     return (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
 
 

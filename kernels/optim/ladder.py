@@ -38,7 +38,7 @@ def with_float32(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
 
 
 def all_threads(theta: ndarray, grad: ndarray, velocity: ndarray) -> None:
-    """Call cpu.py: the threads share chunks of 16,384 elements; each chunk is updated segment by segment."""
+    """Call cpu.py: different threads update different chunks of 16,384 elements, segment by segment."""
     starts, stops, lr, weight_decay = np.array([0]), np.array([theta.size]), np.array([LR]), np.zeros(1)
     cpu.sgd(theta, grad, velocity, starts, stops, lr, weight_decay, MOMENTUM, False, False, 1.0)
 

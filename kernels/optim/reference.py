@@ -2,7 +2,7 @@
 
 theta (the parameters), grad and the state (velocity, first, second) are flat vectors (n,) of equal layout. Segment s is
 the range [starts[s], stops[s]): one or several parameter tensors with the learning rate lr[s] and the weight decay
-weight_decay[s]. Elements outside all segments do not change. g is the gradient times `scale`, a factor for clipping.
+weight_decay[s]. Elements outside all segments do not change. g is scale * grad; `scale` is for clipping.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def sgd(
     theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, momentum: float, nesterov: bool, decoupled: bool, scale: float,
 ) -> None:  # fmt: skip
-    """Compute velocity = momentum velocity + g, theta -= lr velocity, as PyTorch's SGD; velocity is 0 at first.
+    """Compute velocity = momentum * velocity + g, theta -= lr * velocity, as in PyTorch; velocity is 0 at first.
 
-    nesterov: theta -= lr (g + momentum velocity) instead (Sutskever et al. 2013). Weight decay adds
+    nesterov: theta -= lr * (g + momentum * velocity) instead (Sutskever et al. 2013). Weight decay adds
     weight_decay * theta to g; if decoupled, it multiplies theta by 1 - lr * weight_decay instead
     (Loshchilov, Hutter 2019).
     """
@@ -48,7 +48,7 @@ def adam(
 ) -> None:  # fmt: skip
     """Update as in Kingma, Ba 2015, algorithm 1; `first` and `second` are running moments of g, `step` counts from 1.
 
-    theta -= lr (first / (1 - beta1^step)) / (sqrt(second / (1 - beta2^step)) + eps).
+    theta -= lr * (first / (1 - beta1^step)) / (sqrt(second / (1 - beta2^step)) + eps).
     Weight decay works as in `sgd`; if decoupled, this is AdamW (Loshchilov, Hutter 2019).
     """
     for s, i in _elements(starts, stops):
@@ -81,10 +81,10 @@ def lars(
     weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
     grad_squares: ndarray, scale: float,
 ) -> None:  # fmt: skip
-    """Update as in You, Gitman, Ginsburg 2017, algorithm 1. `local` multiplies the learning rate lr of a segment:
+    """Update as in You, Gitman, Ginsburg 2017, algorithm 1. The learning rate of segment s is lr[s] * local, with
 
-    local = trust |theta| / (|g| + weight_decay |theta|), or 1 if a norm is 0 or adapt[s] is false (as for biases);
-    velocity = momentum velocity + lr local (g + weight_decay theta), theta -= velocity.
+    local = trust * |theta| / (|g| + weight_decay * |theta|), or 1 if a norm is 0 or adapt[s] is false (as for biases).
+    velocity = momentum * velocity + lr * local * (g + weight_decay * theta), theta -= velocity.
     theta_squares and grad_squares are results of `norms`, the latter for grad without `scale`.
     """
     for s, i in _elements(starts, stops):

@@ -1,8 +1,8 @@
-"""Max and average pooling: the threads share the images of a batch.
+"""Max and average pooling: the threads divide the images of a batch among themselves.
 
 Channels are contiguous, so the innermost loop iterates over them: for each pixel of a window, it compares or adds
-vectors. `tap` is the index of a pixel in its window (row times window width + column), and `place` the tap of the
-maximum. Windows may overlap, but only within an image, so the backward passes are safe on several threads.
+vectors of channels. `tap` is the index of a pixel in its window (row * window width + column), and `place` is the tap
+of the maximum. Windows may overlap, but only within an image, so the backward passes are safe on several threads.
 
 The most common window of max pooling, 2 x 2 with stride 2, has special loops: its four pixels are compared in
 registers, and the backward pass writes each pixel of dx once, without writing zeros first.
@@ -23,7 +23,7 @@ VECTOR_CHANNELS = 8  # fewer channels do not fill even a vector of 256 bits: the
 
 @jit
 def _span(out: int, size: int, kernel: int, stride: int, padding: int) -> tuple[int, int, int]:
-    """Return (start, stop, unclipped start) of output `out`'s window on one axis; start, stop: clipped to the image."""
+    """Return (start, stop, unclipped start) of the window of output `out` on one axis. start and stop are clipped."""
     start = out * stride - padding
     return max(start, 0), min(start + kernel, size), start
 

@@ -1,6 +1,6 @@
 """Max and average pooling of images: the definition and the oracle of the tests.
 
-x, dx (N, H, W, C); y, dy, place (N, OH, OW, C) with OH = (H + 2 padding - kernel) // stride + 1, likewise OW.
+x, dx (N, H, W, C); y, dy, place (N, OH, OW, C) with OH = (H + 2 * padding - kernel) // stride + 1; OW likewise.
 kernel, stride and padding are (height, width). As in PyTorch, padding is at most half the kernel, so every window
 covers at least one pixel.
 """

@@ -35,7 +35,7 @@ def maximum(x: np.ndarray, out: np.ndarray, winner: np.ndarray) -> None:
 
 
 def maximum_backward(dy: np.ndarray, winner: np.ndarray, dx: np.ndarray) -> None:
-    """Compute dx (outer, n, inner) = dy (outer, inner) at the index of the winner, else 0."""
+    """Compute dx (outer, n, inner) = dy (outer, inner) at the index `winner` of the middle axis, else 0."""
     for o in range(dx.shape[0]):
         for i in range(dx.shape[2]):
             for k in range(dx.shape[1]):

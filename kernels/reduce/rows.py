@@ -1,8 +1,8 @@
 """Process several short rows as one wide row: loops over rows of any length become long vector loops.
 
 x (rows, C) stores the C numbers of a row contiguously. Each column is a channel, and has its own sum or factor. A loop
-over c < C uses vectors, but for C = 16 it processes only one: most of the time is spent at the beginning and the end of
-the loop. In memory, however, k rows of C numbers are one wide row of k C numbers:
+over c < C uses vectors, but for C = 16 it processes only one vector: most of the time is spent at the beginning and
+the end of the loop. In memory, however, k rows of C numbers are one wide row of k * C numbers:
 
     for each wide row:             of about WIDE_ROW numbers
         for i < width:             one vector loop

@@ -1,7 +1,7 @@
 """Softmax and cross-entropy on one core: a batch of class scores is usually too small for several threads.
 
 A row of ten classes does not fill a vector register. So exp, which does not depend on the row's other elements,
-processes a block of rows as one vector. A block stays in the first-level cache. Sums are in float64.
+processes all numbers of a block of rows in one loop. A block stays in the first-level cache. Sums are in float64.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def log_softmax(x: ndarray, y: ndarray) -> None:
         _center(x[i : i + 1], y[i : i + 1])
         _exp(y[i])
         log_sum = y.dtype.type(math.log(_sum(y[i])))
-        _center(x[i : i + 1], y[i : i + 1])  # again, since y is the only memory for intermediate results
+        _center(x[i : i + 1], y[i : i + 1])  # once more: _exp has overwritten the result in y
         _subtract(y[i], log_sum, y[i])
 
 
@@ -144,7 +144,7 @@ def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 
 @jit
 def _expected(row: ndarray, label: int, smoothing: float) -> float:
-    """Return the sum of target times centered logit; NaN for an invalid label, so that the loss becomes NaN."""
+    """Return the sum of target * centered logit; NaN for an invalid label, so that the loss becomes NaN."""
     if label < 0 or label >= row.size:
         return math.nan
     expected = (1 - smoothing) * row[label]
@@ -155,9 +155,9 @@ def _expected(row: ndarray, label: int, smoothing: float) -> float:
 def cross_entropy(
     logits: ndarray, labels: ndarray, smoothing: float, probabilities: ndarray, loss: ndarray
 ) -> None:
-    """Compute the loss from log(probability) = centered logit - log(sum).
+    """Compute the loss from log(probability) = centered logit - log(sum of the row's exp(centered logit)).
 
-    The targets of a row sum to 1, so log(sum) is added once for each row.
+    The targets of a row sum to 1, so the logarithm of the sum is added once for each row.
     """
     rows = logits.shape[0]
     step = _block_rows(logits)

@@ -36,7 +36,7 @@ def calls_of_exp(x: ndarray, y: ndarray) -> None:
 
 @jit
 def polynomial(x: ndarray, y: ndarray) -> None:
-    """Compute exp without calls, in vectors along the row. Ten classes do not fill a vector."""
+    """Compute exp without calls. LLVM vectorises along the row, but ten classes are too few for a vector."""
     rows, classes = x.shape
     for i in range(rows):
         largest, total = x[i, 0], 0.0

@@ -17,7 +17,7 @@ __all__ = [
 
 
 def _log_probabilities(row: ndarray) -> list[float]:
-    """Return log(exp(row_j) / sum_k exp(row_k)), computed so that large row_j cost no digits of the logarithm."""
+    """Return log(exp(row_j) / sum_k exp(row_k)), computed so that large numbers cost no digits of the logarithm."""
     largest = max(row)
     log_sum = math.log(sum(math.exp(value - largest) for value in row))
     return [(value - largest) - log_sum for value in row]
@@ -33,7 +33,7 @@ def softmax(x: ndarray, y: ndarray) -> None:
 
 
 def softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    """Compute dx_j = y_j (dy_j - sum_k dy_k y_k)."""
+    """Compute dx_j = y_j * (dy_j - sum_k dy_k * y_k)."""
     rows, classes = y.shape
     for i in range(rows):
         inner = sum(dy[i, k] * y[i, k] for k in range(classes))
@@ -51,7 +51,7 @@ def log_softmax(x: ndarray, y: ndarray) -> None:
 
 
 def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
-    """Compute dx_j = dy_j - exp(y_j) sum_k dy_k."""
+    """Compute dx_j = dy_j - exp(y_j) * sum_k dy_k."""
     rows, classes = y.shape
     for i in range(rows):
         total = sum(dy[i, k] for k in range(classes))
@@ -62,7 +62,7 @@ def log_softmax_backward(dy: ndarray, y: ndarray, dx: ndarray) -> None:
 def cross_entropy(
     logits: ndarray, labels: ndarray, smoothing: float, probabilities: ndarray, loss: ndarray
 ) -> None:
-    """Compute loss = mean over the rows of -sum_j target_j log(probability_j), and probabilities = softmax(logits).
+    """Compute loss = mean over the rows of -sum_j target_j * log(probability_j), and probabilities = softmax(logits).
 
     loss (1,); labels (rows,) in [0, classes): any other label makes the loss, and its row of the gradient, NaN.
     target_j is smoothing / classes, plus 1 - smoothing if j is the label of the row (Szegedy et al. 2016; as in
@@ -83,7 +83,7 @@ def cross_entropy(
 def cross_entropy_backward(
     dloss: ndarray, probabilities: ndarray, labels: ndarray, smoothing: float, dlogits: ndarray
 ) -> None:
-    """Compute dlogits_j = dloss (probability_j - target_j) / rows; dloss (1,)."""
+    """Compute dlogits_j = dloss * (probability_j - target_j) / rows; dloss (1,)."""
     rows, classes = probabilities.shape
     for i in range(rows):
         for j in range(classes):
