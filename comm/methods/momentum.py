@@ -1,7 +1,7 @@
 """Momentum when models are mixed (--velocity). m_i: the velocity of replica i; mu: the option --momentum.
 
     local          m is neither sent nor mixed
-    mixed          m is mixed like the weights: x and m are sent, twice the bytes
+    mixed          m is mixed like the weights: x and m are sent, which doubles the bytes
     quasi-global   m follows the mixed models: only x is sent
 
 Momentum accumulates the recent gradients. If the replicas have different data, local momentum moves each replica
