@@ -201,7 +201,7 @@ class Cluster:
         return tuple(sorted(found))
 
     def seconds_per_image(self, device: Device, work: str, flops: float) -> float:
-        """Return the time of a gradient in s per image. work: "model data", a key of [measured]. flops: per image.
+        """Return the time of a gradient in s per image. work: "model data", a key of [measured]. flops: FLOP per image.
 
         Raises ConfigError if the device has a `speed` and [measured] has no such key.
         """

@@ -1,18 +1,18 @@
 """Mailboxes: processes that share memory send vectors to each other without locks and without waiting.
 
 Every rank has slots that only this rank writes. A slot holds a header (length, type, the fields of Note, the version of
-a published state) and the data.
-Two protocols define which slots may be read and which may be overwritten. Both copy a vector once, into the slot; the
-reader reads it there.
+a published state) and the data. A vector is copied once, into a slot, and readers read it there. Two protocols define
+which slots may be read and which may be overwritten.
 
-A message is for the receivers that its sender names, and no message is lost. Each pair (sender, receiver) has one int64
-cell per channel:
+1. Messages. The sender names the receivers, and no message is lost. Each pair (sender, receiver) has one int64 cell per
+channel:
 
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
 
-Any rank may read a published state; a new state replaces the old one. For each writer, one word names the slot with the
-newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is reading:
+2. Published states. Any rank may read them, and a new state replaces the old one. For each writer, one word names the
+slot with the newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is
+reading:
 
     writer    write a slot that is not the newest          newest = slot, version
               and that no pin names; if there is none,

@@ -112,7 +112,7 @@ class Meter:
     def stale(self, steps: float) -> None:
         """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it.
 
-        A parameter server counts a gradient: it has made this many steps since it sent the model to the worker.
+        A parameter server calls this for each gradient: it has made this many steps since it sent the worker its model.
         """
         self.ages[_bin(steps)] += 1
         self.age_sum += steps

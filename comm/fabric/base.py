@@ -226,9 +226,9 @@ class Fabric(Transport):
         """Begin a step after `steps` completed steps. Returns False if the replica must stop instead.
 
         synchronous: all replicas must stop after the same step, because none can finish a step without its neighbours.
-        But they notice the request to stop in different steps. Each replica then writes 1 + s into the status table: s
-        is the number of the step that it began last. Before its next step, the replica waits until no entry is 0. All
-        replicas stop after step number max(s). Raises Aborted if another rank has failed.
+        But they notice the request to stop in different steps. A replica that notices it writes 1 + s into the status
+        table, where s is the number of the step that it began last. Before its next step, it waits until no entry is 0.
+        All replicas stop after step number max(s). Raises Aborted if another rank has failed.
         """
         if self.aborted():
             raise Aborted

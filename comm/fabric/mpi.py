@@ -16,7 +16,7 @@ from one rank to another, and the memory for arriving messages is bounded.
                                  sends while the replica computes
     BOARD                        a rank's row of the status table, sent to one rank of every other node
 
-MPI reports which ranks form a node (Split_type). If these ranks cannot all map one memory segment, they use MPI.
+MPI reports which ranks form a node (Split_type). If these ranks cannot all map one memory segment, they too use MPI.
 MINIDL_NODE=NAME overrides the node that MPI reports, and MINIDL_MPI_ONLY=1 sends everything through MPI.
 """
 

@@ -48,7 +48,7 @@ class Momentum:
         return (self.replica.theta[start:stop],)
 
     def mix(self, letter: Letter, weight: float) -> None:
-        """x <- x + weight (x_sender - x), for the range of theta that the message holds."""
+        """x <- x + weight * (x_sender - x), for the range of theta that the message holds."""
         self.replica.mix(letter.vector, weight, letter.note.start)
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""The weight of a received model in gossip (--mix): x_r <- x_r + weight (x_s - x_r), with sender s and receiver r.
+"""The weight of a received model in gossip (--mix): x_r <- x_r + weight * (x_s - x_r), for sender s and receiver r.
 
     half     1/2
     clock    c_s / (c_s + c_r), where c is the number of images that a replica has seen: slow replicas count less

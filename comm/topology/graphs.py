@@ -51,7 +51,7 @@ def star(size: int) -> Graph:
 
 
 def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> Round:
-    """Return a mixing matrix W on an undirected graph. stationary: pi (P,), positive, for which pi W = pi will hold.
+    """Return a mixing matrix W on an undirected graph. stationary: pi (P,), positive. W satisfies pi W = pi.
 
     For neighbours W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)), where d_i is the number of neighbours of i.
     W[i, i] is the remaining weight. So pi_i W[i, j] = pi_j W[j, i] (Metropolis et al. 1953, Hastings 1970).
