@@ -88,7 +88,7 @@ class SimFabric(Rank):
             raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
         self.needs = needs
         serves = self.rank not in self.replicas
-        self.free = [needs.mail, 3, int(needs.call), (2 if serves else 1) * needs.call, 3]  # messages for each Channel
+        self.free = [needs.mail, 3, int(needs.call), (2 if serves else 1) * needs.call, 3]  # messages, by Channel
         for name, elements in needs.shared:
             nodes = len(simulation.place.groups)
             if nodes > 1:
