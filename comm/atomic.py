@@ -65,7 +65,7 @@ store_ordered = intrinsic(_store("seq_cst"))
 
 @jit
 def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, first: int, last: int) -> int:
-    """Return a free slot among first, ..., last - 1; or -1 - sender if there is none.
+    """Return a free slot from `first` to `last - 1`, or -1 - sender if there is none.
 
     Returns -1 - peer for a peer that is dead or has not released the sender's previous message.
     """
@@ -92,7 +92,7 @@ def deliver(cells: ndarray, sender: int, peers: ndarray, slot: int) -> None:
 
 @jit
 def take(cells: ndarray, receiver: int, first: int, count: int) -> int:
-    """Take one message. Search senders first, ..., first + count - 1 (modulo the number of ranks) in this order.
+    """Take the first message found among `count` senders: ranks `first`, `first + 1`, ... modulo the number of ranks.
 
     Returns sender * 2^32 + slot, or -1 if there is no message.
     """

@@ -10,14 +10,15 @@
     devices = ["core", "core"]
 
     [inside]                        # the link between devices of a node
-    alpha = 1e-6                    # seconds: a message of n bytes takes alpha + n beta seconds
+    alpha = 1e-6                    # seconds: a message of n bytes takes alpha + n * beta seconds
     rate = 80e9                     # bit/s, which is 8 / beta
     [between]                       # the link between nodes; a node's network card sends one message at a time
     alpha = 50e-6
     rate = 10e9
 
 Further tables: [[links]], [stragglers], [[deaths]] and [[joins]]. A table [[links]] replaces [between] for two groups
-of nodes. `python -m minidl.simulate --measure` writes [measured]; all other numbers are entered by hand.
+of nodes. `python -m minidl.simulate --measure` writes the table [measured]: the seconds per image for each model and
+data set. All other numbers are entered by hand.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """A link: a message of n bytes takes alpha + n beta seconds.
+    """A link: a message of n bytes takes alpha + n * beta seconds.
 
     `drop` is the probability that a message between nodes is lost. It is sent again after `timeout` seconds.
     """
@@ -200,7 +201,7 @@ class Cluster:
         return tuple(sorted(found))
 
     def seconds_per_image(self, device: Device, work: str, flops: float) -> float:
-        """Return the time of a gradient in s per image. work: "model data", a key of [measured]. flops: per image.
+        """Return the time of a gradient in s per image. work: "model data", a key of [measured]. flops: FLOP per image.
 
         Raises ConfigError if the device has a `speed` and [measured] has no such key.
         """

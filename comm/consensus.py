@@ -8,7 +8,7 @@ critical value. `relative` can be compared between models and between moments of
 weights differ from the mean of all replicas by about 1%.
 
 `Fabric.gather` yields one vector at a time. Each vector updates the mean and the sum of squares (Welford 1962), in
-float64. The simpler sum |x_i|^2 - P |mean|^2 would be mostly rounding error if the distance is small.
+float64. The simpler formula sum_i |x_i|^2 - P |mean|^2 would give mostly rounding error for a small distance.
 """
 
 from __future__ import annotations

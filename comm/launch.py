@@ -10,7 +10,7 @@ Events, and what happens then:
     a rank is killed            the launcher sets the rank's state in the status table to DEAD. Depending on the method,
                                 the others continue, or stop with a checkpoint
     a rank ends with an error   the rank has reported the error; the launcher sets another word, and the others end
-    the launcher is killed      the kernel kills the ranks (PR_SET_PDEATHSIG), and frees the memory after the last one
+    the launcher is killed      Linux kills the ranks (PR_SET_PDEATHSIG), and frees the memory after the last one
 
 This file does not import NumPy, so the launcher needs little memory and starts quickly.
 """
@@ -243,7 +243,7 @@ _following = False
 
 
 def follow() -> None:
-    """Make this process end when the launcher ends for any reason. Call it early; a second call does nothing."""
+    """Make this process end when the launcher ends, for any reason. Call this early; a second call does nothing."""
     global _following
     at = place()
     if at is None or _following:

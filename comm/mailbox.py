@@ -1,26 +1,27 @@
 """Mailboxes: processes that share memory send vectors to each other without locks and without waiting.
 
 Every rank has slots that only this rank writes. A slot holds a header (length, type, the fields of Note, the version of
-a published state) and the data.
-Two protocols define which slots may be read and which may be overwritten. Both copy a vector once, into the slot; the
-reader reads it there.
+a published state) and the data. A vector is copied once, into a slot, and readers read it there. Two protocols define
+which slots may be read and which may be overwritten.
 
-A message has given receivers, and none is lost. Each pair (sender, receiver) has one int64 cell per channel:
+1. Messages. The sender names the receivers, and no message is lost. Each pair (sender, receiver) has one int64 cell per
+channel:
 
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
 
-Any rank may read a published state; a new state replaces the old one. For each writer, one word names the slot with the
-newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is reading:
+2. Published states. Any rank may read them, and a new state replaces the old one. For each writer, one word names the
+slot with the newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is
+reading:
 
     writer    write a slot that is not the newest          newest = slot, version
               and that no pin names; if there is none,
               publish nothing
     reader    newest?   pin = slot   still the newest?     read it in place            pin = 0
 
-So a writer never waits for a reader, and a reader gets a complete vector or nothing. Each writer has three slots: one
-for the newest state, one that a slow reader may pin, and one to write. A dead reader's cells and pins are ignored.
-atomic.py orders the stores and loads.
+So a writer never waits for a reader, and a reader gets a complete vector or nothing. Each writer has three slots for
+published states: one for the newest state, one that a slow reader may pin, and one to write. A dead reader's cells and
+pins are ignored. atomic.py orders the stores and loads.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ TRIES = 8  # attempts to pin a published state that changes at each attempt
 class Pool(NamedTuple):
     """A rank's slots for one purpose.
 
-    At offset `start`, `slots` slots of `stride` bytes each begin. `empty` slots of LINE bytes each follow, for messages
-    without data.
+    start: the offset of the first slot. slots: the number of slots with room for data; each has `stride` bytes.
+    empty: the number of slots for messages without data. They come after the others, and each has LINE bytes.
     """
 
     start: int
@@ -70,9 +71,10 @@ class Pool(NamedTuple):
 
 
 class Plan:
-    """The layout of the memory of `size` ranks; `servers` are some of them. All ranks compute the same layout.
+    """The layout of the memory of `size` ranks. All ranks compute the same layout.
 
-    here: the ranks that map this memory; only these have slots in it. None: all ranks. total: the size in bytes.
+    servers: the ranks that are servers. here: the ranks that map this memory; only these have slots in it. None: all
+    ranks. total: the size in bytes.
     parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write the bytes before parts[0].
     """
 
@@ -106,7 +108,7 @@ class Plan:
         call, answer = (0, 2) if server else (1, 0)
         return [
             (needs.mail, model),  # MAIL
-            (3, CHUNK),  # TREE: a message to the parent, one to the children, and the next one
+            (3, CHUNK),  # TREE: a message to the parent, a message to the children, and a reserve
             (call * needs.call, model),  # CALL
             (answer * needs.call, model),  # ANSWER
             (1, CHUNK),  # GATHER
@@ -180,7 +182,7 @@ class Mailbox:
         return True
 
     def latest(self, peer: int) -> Letter | Literal[False] | None:
-        """Return a peer's published state; None if it is not new; False if it changed during every attempt."""
+        """Return a peer's published state; None if it is not new; False if it changed at every attempt."""
         newest = atomic.pin(self.newest, self.pins, peer, self.rank, self.seen[peer], SLOTS, TRIES)
         if newest == 0:
             return None
@@ -194,15 +196,15 @@ class Mailbox:
     # -- for messages to ranks that do not map this memory -----------------------------------------------
 
     def carry(self, channel: Channel, peer: int) -> np.ndarray:
-        """Take this rank's message to a peer on behalf of the peer.
+        """Return the bytes (header and data) of this rank's message to a peer, so that MPI can send them.
 
-        Returns the bytes of header and data, which are valid until `carried`.
+        Until `carried`, the bytes do not change, and the message counts as one that the peer is reading.
         """
         slot = atomic.take(self.cells[channel], peer, self.rank, 1) & 0xFFFFFFFF
         return self._bytes(self.plan.pools[self.rank][channel].slot(slot))
 
     def carried(self, channel: Channel, peer: int) -> None:
-        """Release this rank's message to a peer, which has read it."""
+        """Free the slot of this rank's message to a peer, because the peer has released its copy."""
         cells = self.cells[channel]
         atomic.give_back(cells, peer, self.rank, -1 - int(cells[peer, self.rank]))
 

@@ -48,7 +48,7 @@ _beside: ContextVar[bool] = ContextVar("beside", default=False)
 
 
 class Meter:
-    """The statistics of one rank among `size`. now: the fabric's clock, in seconds.
+    """The statistics of one of `size` ranks. now: the fabric's clock, in seconds.
 
     Two threads may write simultaneously. No lock is needed, because CPython switches threads at calls and jumps, not
     within `array[i] += number`.
@@ -112,7 +112,7 @@ class Meter:
     def stale(self, steps: float) -> None:
         """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it.
 
-        For a gradient, a parameter server counts its own steps since it sent the model to the worker.
+        A parameter server calls this for each gradient: it has made this many steps since it sent the worker its model.
         """
         self.ages[_bin(steps)] += 1
         self.age_sum += steps
@@ -160,7 +160,7 @@ class Meter:
     # -- results -----------------------------------------------------------------------------------------
 
     def vector(self) -> np.ndarray:
-        """Return the statistics, float64 (len(NUMBERS) + BINS + 4 size,): the same length for all ranks of a job."""
+        """Return the statistics, float64 (len(NUMBERS) + BINS + 4 * size,): the same length for all ranks of a job."""
         main, beside = self.seconds
         apart: Sequence[int] = self.apart
         elapsed = self.elapsed
@@ -194,7 +194,7 @@ class Meter:
         self.mark = self._count()
 
     def take_over(self, books: Sequence[np.ndarray]) -> None:
-        """Add the statistics of all ranks of an earlier run with different ranks. Only one rank calls this.
+        """Add the statistics of all ranks of an earlier run with different ranks. Only one rank may call this.
 
         books: the vectors of those ranks. Of their edges, only the total bytes and messages are kept.
         """
@@ -246,7 +246,8 @@ def from_vector(vector: np.ndarray) -> Report:
     """Return the report for a rank's `Meter.vector`.
 
     seconds: by kind, while the clock ran. beside: seconds of concurrent operations.
-    edges: [from, to, bytes, messages] for each peer to which this rank sent. received: the same for each sender.
+    edges: [from, to, bytes, messages] for each peer to which this rank sent. received: the same for each peer that sent
+    to this rank.
     held, missed: see the methods of Meter.
     bytes_sent, messages: totals, including the time off the clock and earlier runs with other ranks (`take_over`).
     Raises ConfigError for a length that `Meter.vector` never has.

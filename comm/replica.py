@@ -2,7 +2,7 @@
 
     loss = replica.gradient(batch)     grad is dL/dtheta of this batch
     replica.update()                   one step of the optimizer on theta, at the rate of the schedule
-    replica.mix(message.vector, 0.5)   theta <- theta + 0.5 (message.vector - theta)
+    replica.mix(message.vector, 0.5)   theta <- theta + 0.5 * (message.vector - theta)
 
 Training methods (comm/methods) consist of these operations and of communication.
 
@@ -120,7 +120,7 @@ class Replica:
         self.steps += 1
 
     def mix(self, other: np.ndarray, weight: float, start: int = 0) -> None:
-        """theta[start:stop] <- theta + weight (other - theta), where stop = start + the length of `other`."""
+        """theta[start:stop] <- theta + weight * (other - theta), where stop = start + the length of `other`."""
         mix(self.fabric, self.theta[start : start + other.size], other, weight)
         self.touch()
 
@@ -173,7 +173,7 @@ class Replica:
 
 
 def mix(fabric: Fabric, theta: np.ndarray, other: np.ndarray, weight: float) -> None:
-    """theta <- theta + weight (other - theta)"""
+    """theta <- theta + weight * (other - theta)"""
     with fabric.working("mix", theta.size):
         Device("cpu").mix.mix(theta, other, float(weight))
 

@@ -68,7 +68,7 @@ class Trace:
         self.total = place + 1
 
     def vector(self, rank: int) -> np.ndarray:
-        """Return the events as float64 (HEAD + limit COLUMNS,), the same length for all ranks, for `from_vector`."""
+        """Return the events as float64 (HEAD + limit * COLUMNS,), the same length for all ranks, for `from_vector`."""
         packed = np.zeros(HEAD + self.limit * COLUMNS)
         packed[:HEAD] = rank, self.total
         packed[HEAD : HEAD + len(self.rows)] = self.rows

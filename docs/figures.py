@@ -38,7 +38,7 @@ def mix(name: str, rounds: int = 8) -> np.ndarray:
 
 
 def gossip(kind: type[Half], messages: int = 60, replicas: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values and the masses of the replicas before the first message and after each: (messages + 1, P) each.
+    """Return the values and the masses of the replicas: two arrays (messages + 1, P). Row k: after k messages.
 
     In each message, a random replica sends its value to another one. The receiver mixes it into its own value.
     kind: the class of --mix half or --mix mass.

@@ -1,4 +1,4 @@
-"""Pictures as SVG text, for docs/figures.py: shapes, and plots with axes. Coordinates have one decimal."""
+"""Pictures as SVG text, for docs/figures.py: shapes, and plots with axes. Coordinates are rounded to one decimal."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Plot(NamedTuple):
 
 
 def page(width: int, height: int, title: str, *parts: str) -> str:
-    """Return a picture. title: the text for readers who do not see it."""
+    """Return a picture. title: a description of the picture for screen readers."""
     shape = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {shape} font-family="Helvetica, Arial, sans-serif">'
     title = f"<title>{escape(title)}</title>"

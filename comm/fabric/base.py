@@ -36,7 +36,7 @@ class Fabric(Transport):
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
         super().__init__(rank, size, nodes, meter, stall)
-        self._silent: set[int] = set()  # peers whose marker arrived before this replica called `drain`
+        self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
         self.led_by: int | None = None  # if set, the only leader that `gather` accepts
 
     # -- messages, none lost -----------------------------------------------------------------------------
@@ -148,9 +148,9 @@ class Fabric(Transport):
     def _depth(self) -> int:
         """Return the depth of this replica in the tree: the number of its ancestors.
 
-        Before a replica waits for chunk c from its parent, it has sent chunk number `c + 2 * depth` to the parent. The
-        way to the root and back has 2 * depth edges, and each edge holds one message. With more chunks in flight,
-        replicas could wait for each other forever.
+        Before a replica waits for the sum of chunk c, it has sent the chunks up to c + 2 * depth to its parent. The way
+        to the root and back has 2 * depth edges, and each edge holds one message. With more chunks in flight, replicas
+        could wait for each other forever.
         """
         return (self.replicas.index(self.rank) + 1).bit_length() - 1
 
@@ -178,8 +178,8 @@ class Fabric(Transport):
         """Collect the vectors of all live replicas: at the leader, yield (rank, vector) in order of rank.
 
         Every replica must iterate over the result; only the leader gets values. A yielded vector is valid until the
-        next one. All vectors have the same length. Raises PeerLost if the leader dies, or if `led_by` is set and is not
-        the leader. With `fail_fast` it is also raised if any replica dies. Then chunks of this gather may remain. The
+        next one. All vectors must have the same length. Raises PeerLost if the leader dies, if `led_by` is set and is
+        not the leader, or, with `fail_fast`, if any replica dies. In this last case some chunks may remain unread. The
         header of each chunk holds round = int(fail_fast), so a later gather without `fail_fast` discards these chunks.
         """
         leader, note = self.leader, Note(round=int(self.fail_fast))
@@ -226,9 +226,9 @@ class Fabric(Transport):
         """Begin a step after `steps` completed steps. Returns False if the replica must stop instead.
 
         synchronous: all replicas must stop after the same step, because none can finish a step without its neighbours.
-        But they notice the request to stop in different steps. Each replica then writes 1 + s into the status table: s
-        is the number of the step that it began last. Before its next step, the replica waits until no entry is 0. All
-        replicas stop after step number max(s). Raises Aborted if another rank has failed.
+        But they notice the request to stop in different steps. A replica that notices it writes 1 + s into the status
+        table, where s is the number of the step that it began last. Before its next step, it waits until no entry is 0.
+        All replicas stop after step number max(s). Raises Aborted if another rank has failed.
         """
         if self.aborted():
             raise Aborted

@@ -15,7 +15,7 @@ then sleeps for longer and longer. The longest sleep depends on what is in progr
     only a waiting thread      AWAITED
     otherwise                  LONGEST
 
-Another thread gives this thread an order: a function to run. A new order ends the sleep.
+Other threads give this thread orders, which are functions to run. A new order ends the sleep.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ class EventLoop:
             fabric.wake()
 
     def release(self, message: Message, peer: int) -> None:
-        """Release a message for one receiver, which may then get another. The last release frees the memory."""
+        """Release a message for one receiver: the sender may send it another. The last release frees the memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)

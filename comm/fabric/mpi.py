@@ -16,7 +16,7 @@ from one rank to another, and the memory for arriving messages is bounded.
                                  sends while the replica computes
     BOARD                        a rank's row of the status table, sent to one rank of every other node
 
-MPI reports which ranks form a node (Split_type). If these ranks cannot all map one memory segment, they use MPI.
+MPI reports which ranks form a node (Split_type). If these ranks cannot all map one memory segment, they too use MPI.
 MINIDL_NODE=NAME overrides the node that MPI reports, and MINIDL_MPI_ONLY=1 sends everything through MPI.
 """
 
@@ -48,7 +48,7 @@ from minidl.errors import ConfigError
 
 TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; the smaller ones are Channels
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
-TOLD = 0.02  # seconds: the other columns are sent at most once in this time
+TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
 WORD = 256  # bytes: length of the texts that ranks exchange at the start
 MARK = 7  # index of a word in the control area: a random number that identifies the segment

@@ -18,11 +18,11 @@ The arithmetic is real. Durations are computed from the description of the clust
     gradient        images * seconds per image * jitter * straggler factor. The arithmetic is done at the beginning of
                     this time.
     update, mix     elements * bytes moved per element / memory bandwidth of the device
-    message         alpha + n beta, for n bytes. Between nodes, the message occupies the network card of the sender's
-                    node for n beta, and the card sends one message at a time. Inside a node there is no queue. A lost
+    message         alpha + n * beta, for n bytes. Between nodes, the message occupies the network card of the sender's
+                    node for n * beta, and the card sends one message at a time. Inside a node there is no queue. A lost
                     message passes through the card again after the link's timeout.
-    published data  inside a node, `latest` takes alpha + n beta. Between nodes, the request takes alpha, and the reply
-                    takes the time of a message.
+    published data  inside a node, `latest` takes alpha + n * beta. Between nodes, the request takes alpha, and the
+                    reply takes the time of a message.
     the rest        no time. This includes Python, the status table, and releases of messages.
 """
 
@@ -88,7 +88,7 @@ class SimFabric(Rank):
             raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
         self.needs = needs
         serves = self.rank not in self.replicas
-        self.free = [needs.mail, 3, int(needs.call), (2 if serves else 1) * needs.call, 3]  # for each Channel
+        self.free = [needs.mail, 3, int(needs.call), (2 if serves else 1) * needs.call, 3]  # messages, by Channel
         for name, elements in needs.shared:
             nodes = len(simulation.place.groups)
             if nodes > 1:
@@ -261,7 +261,7 @@ class SimFabric(Rank):
         return list(self.simulation.survivors(self.replicas))
 
     def drain(self, handle: Callable[[Letter], None]) -> None:
-        """Wait until all replicas drain and no mail is in flight."""
+        """Wait until all replicas have called `drain` and no mail is in flight."""
         simulation = self.simulation
         goal = simulation.drained + 1
         simulation.draining.add(self.rank)

@@ -105,7 +105,7 @@ class Transport(ABC):
         """End the other ranks, because this rank has failed and reported its error."""
 
     def close(self) -> None:
-        """Leave the group and free all resources."""
+        """Leave the job and free all resources."""
 
     # -- the state of each rank --------------------------------------------------------------------------
 

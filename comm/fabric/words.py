@@ -13,7 +13,7 @@ from minidl.errors import MinidlError
 
 T = TypeVar("T", covariant=True)
 ANY = -1  # any peer
-CHUNK = 1 << 20  # bytes: collectives divide vectors into chunks, so that sending one overlaps adding the next
+CHUNK = 1 << 20  # bytes: collectives divide vectors into chunks, so that sending a chunk overlaps the sum of the next
 
 
 class Channel(IntEnum):

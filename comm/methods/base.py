@@ -66,7 +66,7 @@ class Method(ABC):
 
     @classmethod
     def roles(cls, ranks: int) -> Roles:
-        """Divide the ranks of a job: the last ones are servers. A subclass may raise ConfigError for too few ranks."""
+        """Return the roles of a job's ranks: the last ones are servers. A subclass may refuse too few (ConfigError)."""
         return Roles(tuple(range(ranks - cls.servers)), tuple(range(ranks - cls.servers, ranks)))
 
     @classmethod

@@ -1,7 +1,7 @@
 """Gossip: asynchronous SGD without a center. No replica waits for another.
 
     each step of replica i:
-        for each received model x_s:        x_i <- x_i + weight (x_s - x_i)         --mix      weighing.py
+        for each received model x_s:        x_i <- x_i + weight * (x_s - x_i)       --mix      weighing.py
         x_i <- x_i - eta g_i(x_i)                                                   --velocity momentum.py
         in some steps, with a peer:         push | pull | push-pull                 --peer     peers.py
 

@@ -1,7 +1,7 @@
 """Momentum when models are mixed (--velocity). m_i: the velocity of replica i; mu: the option --momentum.
 
     local          m is neither sent nor mixed
-    mixed          m is mixed like the weights: x and m are sent, twice the bytes
+    mixed          m is mixed like the weights: x and m are sent, which doubles the bytes
     quasi-global   m follows the mixed models: only x is sent
 
 Momentum accumulates the recent gradients. If the replicas have different data, local momentum moves each replica
@@ -48,7 +48,7 @@ class Momentum:
         return (self.replica.theta[start:stop],)
 
     def mix(self, letter: Letter, weight: float) -> None:
-        """x <- x + weight (x_sender - x), for the range of theta that the message holds."""
+        """x <- x + weight * (x_sender - x), for the range of theta that the message holds."""
         self.replica.mix(letter.vector, weight, letter.note.start)
 
     def begin(self) -> None:

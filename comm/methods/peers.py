@@ -2,8 +2,8 @@
 
     uniform         any replica
     topology        a neighbour in any round of --topology, because replicas that gossip have no common rounds
-    hierarchical    with probability --inside a replica on the same node, else a replica on another node. If the chosen
-                    kind does not exist, any replica
+    hierarchical    with probability --inside a replica on the same node, else a replica on another node. If there is
+                    no such replica, any replica
     speed           any replica, with probability proportional to its images/s
 
 The choice is random. The state of the random generator depends only on (seed, rank, step).

@@ -1,4 +1,4 @@
-"""The weight of a received model in gossip (--mix): x_r <- x_r + weight (x_s - x_r), with sender s and receiver r.
+"""The weight of a received model in gossip (--mix): x_r <- x_r + weight * (x_s - x_r), for sender s and receiver r.
 
     half     1/2
     clock    c_s / (c_s + c_r), where c is the number of images that a replica has seen: slow replicas count less
@@ -56,7 +56,7 @@ class Half:
         """Subtract the mass of a message that was sent."""
 
     def weight(self, note: Note, block: int) -> float:
-        """Return the weight of a received model. Call this once per message: `mass` also adds its mass."""
+        """Return the weight of a received model. Call this once per message, because Mass also adds its mass."""
         return 0.5
 
 

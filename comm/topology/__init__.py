@@ -17,9 +17,10 @@ properties:
   to agree on a weighted average.
 - There is a path from every replica to every other. Otherwise groups of replicas would agree only among themselves.
 
-Then the replicas converge to their average. In the long run each round multiplies the distance by |lambda_2|. lambda_2
-is the eigenvalue of W with the second largest absolute value; the largest is 1. The spectral gap is 1 - |lambda_2|.
-With a gap of 0 the replicas never agree. A ring of 64 replicas has a gap of 0.0032, a complete graph 1.
+With these properties the replicas converge to their average. In the long run each round multiplies their distance from
+it by |lambda_2|, where lambda_2 is the eigenvalue of W with the second largest absolute value; the largest is 1. The
+spectral gap is 1 - |lambda_2|. With a gap of 0 the replicas never agree. A ring of 64 replicas has a gap of 0.0032, and
+a complete graph has a gap of 1.
 
 The matrices W(0), W(1), ... may differ. A replica may read from only one other per round, but from a different one in
 each round. If P is a power of two, and replicas read at distance 2^k in round k, all hold the exact average after

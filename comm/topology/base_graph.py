@@ -17,8 +17,8 @@ def base_graph(size: int, base: int) -> list[Round]:
     """Build the Base-(k+1) graph, base = k + 1 (algorithm 3 of the paper).
 
     Returns the shorter of two sequences. The first is `_simple_base_graph` of all replicas. The second splits them into
-    p teams of q replicas, where size = p q and q has no factor from 2 to base. First each team averages, all teams in
-    parallel. Then, for each n < q, the n-th replicas of all teams average. This takes few rounds, because no prime
+    p teams of q replicas, where size = p * q and q has no divisor from 2 to base. First each team averages, all teams
+    in parallel. Then, for each n < q, the n-th replicas of all teams average. This takes few rounds, because no prime
     factor of p is larger than base.
     """
     everybody = list(range(size))
@@ -77,8 +77,8 @@ def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:
 def _hyper_hypercube(members: Sequence[int], base: int) -> list[Moves]:
     """Build the hyper-hypercube (algorithm 1), in which the members average.
 
-    len(members) is a product of factors. Each member's index is written with one digit per factor (a mixed radix). In
-    the round of a digit, members whose indices differ only in this digit average.
+    len(members) must be a product of factors from 2 to `base`. Each member's index is written with one digit per factor
+    (a mixed radix). In the round of a digit, members whose indices differ only in this digit average.
     """
     rounds, stride = [], 1
     for factor in _factors(len(members), base) or ():

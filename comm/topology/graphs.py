@@ -7,7 +7,7 @@ A graph defines which replicas exchange. `metropolis_rows` makes a mixing matrix
     Row     row[j]: the weight of rank j in the average that rank i computes; includes j = i; ranks in ascending order
     Round   round[i]: the row of rank i. A Round is one mixing matrix, without the zeros off its diagonal
 
-P is the number of replicas. The members of a group that averages share one Row, so it takes memory only once.
+P is the number of replicas. If a group of replicas averages, its members share one Row object, to save memory.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def star(size: int) -> Graph:
 
 
 def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> Round:
-    """Return a mixing matrix W on an undirected graph with the stationary distribution pi (P,), pi > 0: pi W = pi.
+    """Return a mixing matrix W on an undirected graph. stationary: pi (P,), positive. W satisfies pi W = pi.
 
     For neighbours W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)), where d_i is the number of neighbours of i.
     W[i, i] is the remaining weight. So pi_i W[i, j] = pi_j W[j, i] (Metropolis et al. 1953, Hastings 1970).
-    Without `stationary` W is symmetric. Then all weights are 1/3 on a ring of 3 ranks or more, 1/5 on a torus of 3x3 or
+    Without `stationary`, W is symmetric, and all weights are 1/3 on a ring of 3 ranks or more, 1/5 on a torus of 3x3 or
     more, and 1/P on a complete graph.
     """
     pi = [1.0] * len(graph) if stationary is None else stationary
@@ -123,8 +123,8 @@ def hierarchical(nodes: Sequence[int]) -> list[Round]:
     if len(homes) == 1:
         return [inside]
     # The leader of a node of s replicas mixes in another node's model with weight `taken`. After the next averaging
-    # inside the node, this model has weight taken / s in all s replicas. The best weight is 1/2, so taken = s / 2. But
-    # no weight may exceed 1, and all nodes must use the same weight, so that columns sum to 1.
+    # inside the node, this model has weight taken / s in all s replicas. The best value of this weight is 1/2, so
+    # taken = s / 2. But no weight may exceed 1, and `taken` must be the same for all nodes, so that columns sum to 1.
     taken = min(1.0, min(sizes) / 2)
     hops = doubling(len(homes))
     rounds: list[Round] = []
@@ -139,7 +139,7 @@ def hierarchical(nodes: Sequence[int]) -> list[Round]:
 
 
 # Random rounds: functions of size, seed and round only, so all replicas draw the same without communication.
-# draw[i]: the rank that rank i reads from, or i if rank i reads from no other.
+# They return an array. Its element i is the rank that rank i reads from, or i if rank i reads from no other.
 
 
 def matching(size: int, seed: int, round: int) -> np.ndarray:

@@ -49,7 +49,8 @@ class Topology(ABC):
         With a gap of 0 the replicas never agree. With a gap of 1 they agree exactly after a finite number of rounds.
         For a period of T matrices f = |lambda_2|^(1/T), where lambda_2 is the second largest eigenvalue (by absolute
         value) of the product of these matrices. For random matrices the distance is the root mean square over all
-        draws, and f^2 is the largest eigenvalue of E[W' (I - 11'/m) W], for m live replicas; ' means the transpose.
+        draws, and f^2 is the largest eigenvalue of E[W' (I - J/m) W], where W' is the transpose of W, m the number of
+        live replicas, and J the matrix of ones.
         Raises ConfigError if this needs eigenvalues for more than DENSE replicas.
         """
 
@@ -66,7 +67,7 @@ class Topology(ABC):
         return dense
 
     def mix(self, x: np.ndarray, round: int) -> np.ndarray:
-        """Return W(round) x. x and the result (P, n): the vectors of the replicas before and after this round."""
+        """Return W(round) x, the vectors of the replicas after this round. x (P, n): their vectors before it."""
         mixed = x.copy()
         before, same = -1, None
         for rank in self.alive:
@@ -247,8 +248,8 @@ class Drawn(Topology):
         """Return the exact spectral gap when `alive` of the P replicas are left.
 
         q: the probability that replica i reads from replica j. Let x have one number for each live replica, mean 0 and
-        norm 1. Then E[W x] = a x with a = 1 - q alive/2, and E|W x|^2 = a. With pairs the mean of W x is 0, so f^2 = a.
-        Without pairs the mean of W x is random. It does not count as a distance, so f^2 = a - (a - a^2) / alive.
+        norm 1. Then E[W x] = a * x with a = 1 - q * alive / 2, and E|W x|^2 = a. With pairs the mean of W x is 0, so
+        f^2 = a. Without pairs this mean is random. Distances are measured from it, so f^2 = a - (a - a^2) / alive.
         """
         if alive == 1:
             return 1.0
