@@ -103,9 +103,9 @@ def test_spectral_gaps_of_the_literature(name: str, size: int, gap: float) -> No
 def test_spectral_gap_of_a_sequence_with_one_peer_per_round() -> None:
     static, sequence = build("exponential", 12), build("one-peer-exponential", 12)
     assert len(static.sources(0, 0)) == 4 and len(sequence.sources(0, 0)) == 1
-    # A period has four rounds, with hops h of 1, 2, 4 and 8 ranks. The product of the four matrices has the eigenvalues
-    # prod (1 + w^h) / 2 over h, where w^12 = 1. The spectral gap, which is defined per round, is 1 minus the fourth
-    # root of the second largest |eigenvalue|.
+    # A period has four rounds, with hops h of 1, 2, 4 and 8 ranks. The product of the four matrices has one eigenvalue
+    # for each w with w^12 = 1: the product of (1 + w^h) / 2 over the four h. The spectral gap, which is defined per
+    # round, is 1 minus the fourth root of the second largest |eigenvalue|.
     w = np.exp(2j * np.pi * np.arange(1, 12) / 12)
     second = np.abs(np.prod([(1 + w**hop) / 2 for hop in (1, 2, 4, 8)], axis=0)).max()
     assert sequence.spectral_gap() == pytest.approx(1 - second ** (1 / 4))
