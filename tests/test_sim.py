@@ -270,5 +270,5 @@ def test_parts_of_a_sum_are_broadcast_while_others_are_added(ranks):
         assert own.min() == own.max() == ranks * (ranks + 1) / 2
 
     one_way = parts * CHUNK * LINKS["beta"]  # the time of one vector through a network card
-    through_one = {2: 1, 3: 2}.get(ranks, 3)  # the most vectors that a rank sends: one each to parent and children
+    through_one = {2: 1, 3: 2}.get(ranks, 3)  # vectors that the busiest rank sends: to its parent and each child
     assert one_way < simulate(work, ranks).time < (through_one + 0.75) * one_way

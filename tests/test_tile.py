@@ -26,7 +26,7 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
 
 def run_panel(dtype: str, rows: int, width: int, taps: int, depth: int, accumulate: bool, a_step: int) -> None:
     """Compare `panel`, which computes a column of tiles (kernels/matmul/tile.py), with float64. Each sum has
-    equally long parts (taps). Rows and taps have random offsets in a and b. The memory around c's rows must not change."""
+    equal parts (taps). Rows and taps have random offsets in a and b. The memory around c's rows must not change."""
     random = np.random.default_rng(rows * 1000 + width)
     columns = panel_width(np.empty(0, dtype))
     a, b = (random.standard_normal(4000).astype(dtype) for _ in range(2))

@@ -158,7 +158,8 @@ def test_hierarchical_sends_one_vector_out_of_a_node_and_into_it() -> None:
             assert sorted(a for a, _ in across) == sorted(b for _, b in across) == [0, 1, 2] and len(links) == 3
             leaders |= {rank for _, rank in links}
     assert all(topology.without([leader]).connected for leader in leaders)
-    assert build("hierarchical", 8, nodes=[0, 0, 1, 1, 2, 2, 3, 3]).exact_after == 5  # a node keeps half of its value
+    # In a round between nodes, each node keeps half of its value. Two such rounds and three inside average 4 nodes.
+    assert build("hierarchical", 8, nodes=[0, 0, 1, 1, 2, 2, 3, 3]).exact_after == 5
     assert build("hierarchical", 3, nodes=[4, 4, 4]).exact_after == 1
 
 
