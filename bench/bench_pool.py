@@ -1,4 +1,4 @@
-"""Speed of 2 x 2 max pooling, compared with PyTorch (channels last) and with the fastest copy of as many bytes as x."""
+"""Speed of 2 x 2 max pooling, compared with PyTorch (channels last) and the fastest copy of an array of x's size."""
 
 from __future__ import annotations
 

@@ -206,8 +206,9 @@ def timed(
 ) -> tuple[float | None, float]:  # fmt: skip
     """Run training; return (seconds until the average reaches the target accuracy or None, accuracy at the end).
 
-    start: a function that runs the job with given options. Each replica copies its weights after each `every` steps.
-    The k-th average is that of the k-th copies. Its time runs from the first step of any replica to the last k-th copy.
+    start: a function that runs the job with given options. every: number of steps between two copies of a replica's
+    weights. The k-th average is that of the replicas' k-th copies. Its time runs from the first step of any replica
+    until all replicas have made their k-th copy.
     """
     with tempfile.TemporaryDirectory() as folder:
         found = start({"argv": argv, "every": every, "keep": folder})

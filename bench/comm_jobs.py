@@ -86,7 +86,7 @@ def mpi(ranks: int, scenario: str, options: Mapping[str, Any], threads: int = 1,
 
 
 class Traffic(NamedTuple):
-    """Traffic over a link. bytes: including 66 bytes of headers (Ethernet, IP, TCP) per packet."""
+    """Traffic over a link. bytes: includes 66 bytes of headers (Ethernet, IP, TCP) per packet."""
 
     bytes: int
     packets: int

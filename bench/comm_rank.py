@@ -106,8 +106,8 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
 def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
     """Publish, read and send vectors as fast as possible on all ranks; count the torn vectors.
 
-    Every vector has a checksum, which the reader verifies twice. options: elements (largest length of a vector),
-    exchanges (total of all ranks).
+    Every vector has a checksum, which the reader verifies twice. options: elements: the largest length of a
+    vector; exchanges: how many vectors all ranks together must verify.
     """
     fabric, elements = job.join(Config()), int(options["elements"])
     fabric.join(Needs(elements=elements, mail=3, publish=True), "torn")
@@ -149,7 +149,7 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
 
 
 class StepRecorder:
-    """Records the loss of each step of a replica and, every `every` steps, the time and the weights (0: never)."""
+    """Records each step's loss, and the time and the weights at intervals of `every` steps (0: never)."""
 
     def __init__(self, trainer: Trainer, every: int = 0) -> None:
         self.losses: list[str] = []

@@ -72,7 +72,7 @@ def worker(name: str, start: int, count: int) -> dict[str, Any]:
 
 
 def run(inputs: int, out: Path) -> None:
-    """Read this number of inputs, shared by all parsers, and save the state after each chunk."""
+    """Read this number of inputs, divided among the parsers, and save the state after each chunk."""
     from bench.fuzz_parsers import PARSERS
 
     out.mkdir(parents=True, exist_ok=True)

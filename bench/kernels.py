@@ -104,7 +104,7 @@ def convolution(layer: Layer, which: str, winograd: bool) -> tuple[Function, flo
 
 def conv(report: measure.Report) -> None:
     for net, layers in NETS.items():
-        total_seconds, total_flops = 0.0, 0.0  # unit of seconds: the time of 100 operations at the peak rate
+        total_seconds, total_flops = 0.0, 0.0  # only their ratio is used, so the unit of time does not matter
         for number, layer in enumerate(layers):
             passes = {}
             for which in PASSES:

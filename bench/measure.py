@@ -145,9 +145,9 @@ def _array_data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 @intrinsic
 def _multiply_adds(typing: Any, numbers: Any, steps: Any) -> Any:
-    """Compute s <- x y + s for SUMS vectors s, `steps` times, on registers only. Without FMA instructions: x s + y.
+    """Compute s <- x * y + s for SUMS vectors s, `steps` times, on registers only. Without FMA instructions: x * s + y.
 
-    numbers (2 LANES,): x and y. The sum of all s overwrites x.
+    numbers (2 * LANES,): x and y. The sum of all s overwrites x.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -186,9 +186,9 @@ def _multiply_adds(typing: Any, numbers: Any, steps: Any) -> Any:
 
 @intrinsic
 def _stream(typing: Any, source: Any, target: Any, first: Any, vectors: Any) -> Any:
-    """Copy `vectors` vectors, starting at element `first`, with stores that bypass the caches.
+    """Copy vectors of LANES elements, with stores that bypass the caches.
 
-    target + first must be aligned.
+    first: index of the first element; its address in target must be aligned. vectors: number of vectors.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:

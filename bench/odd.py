@@ -48,10 +48,12 @@ def compare(name: str, size: int) -> dict[str, Any]:
     """Return errors relative to PyTorch in float64. size: images in the batch.
 
     loss, gradient: errors of minidl's recorded step in float32. gradient64: error of its gradients in float64.
-    pytorch_gradient: error of PyTorch's gradients in float32. worst: the parameter with the error `gradient`.
+    pytorch_gradient: error of PyTorch's gradients in float32. worst: the name of the parameter whose gradient has the
+    largest error in minidl in float32.
+
     The error of a parameter's gradient is the largest error of an element, divided by the largest exact element. The
-    largest error of all parameters is returned. In float32, rounding can change the sign of a ReLU's input. In both
-    libraries this changes a small gradient by up to 1%.
+    largest of these errors is returned. In float32, rounding can change the sign of a ReLU's input. In both libraries
+    this changes a small gradient by up to 1%.
     """
     import torch
     import torch.nn.functional as F

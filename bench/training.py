@@ -217,7 +217,7 @@ def measure_row(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def goals(base: str, predict: bool, avx2: bool) -> tuple[float | None, float | None]:
-    """Return the goals for minidl's speed: how many times (PyTorch's, JAX's) speed; None: no goal."""
+    """Return the goals for minidl's speed, as multiples of the speeds of (PyTorch, JAX). None: no goal."""
     if base not in NETS:
         return None, None
     return (2.0, 1.35) if predict else (1.3, None) if avx2 else GOALS[base]

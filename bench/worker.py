@@ -7,7 +7,7 @@ bench/training.py starts it (`python -m bench.worker LIBRARY`). Requests and rep
 
 `serve` also handles peak, flops, memory and compare. A step is a complete training step (forward, loss, backward,
 momentum SGD). With "predict" it is a forward pass in evaluation mode. For the net "sgd", which only PyTorch has, it is
-only an update of a vector of "batch" bytes.
+only the update of a vector; "batch" is the size of the vector in bytes.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def check_op(
         found = run(ours, arrays, dtype)
         if torch is not None:
             compare(found, run_torch(theirs or ours, arrays, dtype), tolerance, f"PyTorch in {dtype}")
-        if loops:  # they compute in float64, from inputs rounded to `dtype`
+        if loops:  # the plain loops compute in float64, from inputs rounded to `dtype`
             rounded = [array.astype(dtype) for array in arrays]
             compare(found, run(ours, rounded, "float64", "reference"), tolerance, f"the plain loops in {dtype}")
     if differences:

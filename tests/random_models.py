@@ -151,7 +151,7 @@ class Siamese(nn.Module):
 
 
 class Odd(nn.Module):
-    """A layer with code of which no step, or not every step, can be recorded."""
+    """A layer with code because of which no step, or only some steps, can be recorded."""
 
     def __init__(self, kind: Variant) -> None:
         self.kind, self.count, self.last, self.rng = kind % 8, 0, None, np.random.default_rng(1)

@@ -26,7 +26,7 @@ def leaf(*values: float) -> Tensor:
 
 def test_a_tensor_used_twice_gets_both_gradients() -> None:
     x = leaf(2.0, -3.0)
-    (x * x + x).sum().backward()  # 2 x + 1
+    (x * x + x).sum().backward()  # the derivative is 2 * x + 1
     np.testing.assert_array_equal(x.grad, [5, -5])
 
 
@@ -34,7 +34,7 @@ def test_diamond() -> None:
     x = leaf(3.0)
     a = x * 2
     left, right = a * a, a + 1
-    (left * right).sum().backward()  # d/da (a^3 + a^2) = 3 a^2 + 2 a at a = 6, times 2
+    (left * right).sum().backward()  # d/da (a^3 + a^2) = 3 * a^2 + 2 * a = 120 at a = 6, times da/dx = 2
     np.testing.assert_array_equal(x.grad, [240])
 
 
@@ -310,7 +310,7 @@ class Total(Function):
 
 
 class Weighted(Function):
-    """The product a b, without a gradient for b. backward checks `needs` before it computes."""
+    """The product a * b, without a gradient for b. backward checks `needs` before it computes."""
 
     def forward(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         self.b = b

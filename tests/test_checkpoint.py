@@ -148,7 +148,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Simulate a disk that becomes full: `after` calls of fsync succeed, all later calls fail."""
+    """Simulate a disk that becomes full. after: the number of calls of fsync that succeed; all later calls fail."""
     calls = iter(range(10**6))
     real = os.fsync
 

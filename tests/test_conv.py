@@ -134,7 +134,7 @@ def test_a_bias_of_the_wrong_length() -> None:
 @pytest.mark.parametrize(
     ("image", "kernel", "outputs", "groups", "stride", "padding", "dilation"),
     [
-        ((9, 8, 8, 256), 3, 40, 1, 1, 1, 1),  # K = 2304
+        ((9, 8, 8, 256), 3, 40, 1, 1, 1, 1),  # each output is a sum of 2304 products
         ((20, 16, 16, 16), 3, 33, 1, 1, 1, 1),  # 5120 pixels
         ((3, 17, 16, 64), 3, 64, 64, 1, 1, 1),
         ((3, 17, 16, 24), 3, 48, 12, 2, 1, 1),

@@ -68,7 +68,7 @@ def test_any_shapes_that_numpy_broadcasts(shapes: npst.BroadcastableShapes) -> N
     np.testing.assert_array_equal(y.numpy(), a.numpy() * b.numpy())
     dy = random.standard_normal(y.shape)
     y.backward(dy)
-    for x, other in ((a, b), (b, a)):  # <dx, x'> = <dy, x' other> for all x' (`direction`)
+    for x, other in ((a, b), (b, a)):  # <dx, x'> = <dy, x' * other> for all x' (`direction`)
         direction = random.standard_normal(x.shape)
         assert x.grad is not None and x.grad.shape == x.shape
         np.testing.assert_allclose(np.sum(x.grad * direction), np.sum(dy * direction * other.numpy()), atol=1e-10)

@@ -17,7 +17,7 @@ IMAGES = 120  # training images in SMALL
 
 
 def stopped(folder: Path, ranks: int, part: float, **options: Any) -> Sessions:
-    """Complete a run in folder/whole; return it. In folder/run, stop the same run after `part` of its time."""
+    """Complete a run in folder/whole; return it. In folder/run, stop the same run after this part of its time."""
     whole = Sessions(folder / "whole", ranks, {}, **SMALL, **options)
     run = Sessions(folder / "run", ranks, {}, stop=part * whole.simulation.time, **SMALL, **options)
     assert run.summary is None and not run.errors
@@ -35,7 +35,7 @@ def test_statistics_continue(tmp_path: Path, method: str) -> None:
         assert again["staleness"]["count"] == whole["staleness"]["count"] > 0
     assert again["messages"] >= 0.9 * whole["messages"] and again["bytes_sent"] >= 0.9 * whole["bytes_sent"]
     assert [edge[:2] for edge in again["edges"]] == [edge[:2] for edge in whole["edges"]]
-    assert sum(before.vectors[f"{rank}/books"][1] for rank in range(3)) > 0, "the checkpoint contains no seconds"
+    assert sum(before.vectors[f"{rank}/books"][1] for rank in range(3)) > 0, "the elapsed time must be saved"
 
 
 def test_statistics_of_other_replicas_are_added(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_a_death_is_survived(axes: dict[str, Any]) -> None:
 
 
 def test_staleness_with_a_slow_replica() -> None:
-    """Rank 1 is four times slower: before it mixes a model in, the sender has made up to four more steps."""
+    """A step of rank 1 takes as long as four of rank 0, so rank 1 mixes in models up to four steps old."""
     end = run("gossip", 2, (40, 10), batch=lambda rank, step: batch_of(rank, step, size=32 if rank else 8))
     assert 2 <= end.fabrics[1].meter.age_max <= 4
     assert end.fabrics[0].meter.age_max <= 1

@@ -57,7 +57,7 @@ def test_messages_arrive_once_in_order_and_unchanged(size: int, mail: int, data:
             if obstacle is None:
                 for peer in peers:
                     sent[rank, peer] = [number]
-            elif obstacle == rank and not busy:  # all slots are in use by `mail` different messages
+            elif obstacle == rank and not busy:  # all slots are in use, each by another message
                 assert len({sent[edge][0] for edge in sent if edge[0] == rank}) == mail
         elif action == "take":
             letter = ranks[rank].take(Channel.MAIL)

@@ -358,7 +358,7 @@ def test_consensus_agrees_with_its_definition(size: int, ranks: int) -> None:
     x = np.random.default_rng(size).normal(1.0, 2.0, (ranks, size)).astype(np.float32)
     consensus = Consensus(size)
     buffer = np.empty(size, np.float32)
-    for row in x:  # all in one buffer, as `gather` yields them
+    for row in x:  # one row after the other in the same buffer, as `gather` yields them
         buffer[:] = row
         consensus.add(buffer)
     mean = x.mean(axis=0, dtype=np.float64)

@@ -179,8 +179,8 @@ def test_local_sgd_averages_momentum_with_velocity_mixed() -> None:
 @pytest.mark.parametrize("topology", ["ring", "torus", "one-peer-exponential", "base-2", "matching", "uniform"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7])
 def test_dpsgd_multiplies_by_the_mixing_matrix(topology: str, ranks: int, overlap: bool) -> None:
-    """A step is X <- W (X - eta G); with overlap it is X <- W X - eta G. X and G hold the parameters and the gradients,
-    with a row for each replica; W is the topology's mixing matrix."""
+    """A step is X <- W @ (X - eta * G); with overlap it is X <- W @ X - eta * G. X and G hold the parameters and the
+    gradients, with a row for each replica; W is the topology's mixing matrix."""
     if topology == "torus" and ranks == 7:
         pytest.skip("7 replicas make no torus")
     diary = Diary()
@@ -266,7 +266,7 @@ def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
     half = run(name, 4, 3, **options)
     second = run(name, 4, 6, start=half, **options)
     assert same(second, run(name, 4, 6, start=half, **options))
-    if name not in ("gossip", "ps"):  # after a resume, these methods mix in another order
+    if name not in ("gossip", "ps"):  # after a resume, gossip and ps mix in another order
         assert same(first, second)
 
 

@@ -111,7 +111,7 @@ def test_any_key_that_numpy_takes(data: st.DataObject) -> None:
     x = Tensor(array, requires_grad=True)
     y = x[key]
     np.testing.assert_array_equal(y.numpy(), array[key], strict=True)
-    y.backward(np.asarray(array[key]))  # dL/dy = y: then dL/dx is x for the selected elements, else 0
+    y.backward(np.asarray(array[key]))  # since dL/dy is y, dL/dx is x for the selected elements and 0 for the others
     expected = np.zeros(shape)
     expected[key] = array[key]
     np.testing.assert_array_equal(x.grad, expected, strict=True)

@@ -22,7 +22,8 @@ def test_the_same_seed_builds_the_same_model() -> None:
     assert (states[0]["fc.weight"] != states[2]["fc.weight"]).all()
 
 
-NORMAL, UNIFORM = 3.0, 1.8  # kurtosis: the standard error of a sample's variance is variance sqrt((kurtosis - 1) / n)
+# Kurtosis. The standard error of the variance of n samples is variance * sqrt((kurtosis - 1) / n).
+NORMAL, UNIFORM = 3.0, 1.8
 SHAPE = (3, 5, 20, 30)  # (kh, kw, in, out): fan_in 300, fan_out 450
 
 

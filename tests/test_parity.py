@@ -186,7 +186,7 @@ class Run(NamedTuple):
     last: Arrays  # parameters and running statistics after the last step
 
 
-EARLY = 5  # steps: so early, few runs have reached a kink (see above), so distances come from rounding alone
+EARLY = 5  # steps. By then few runs have reached a kink (see above), so most distances come from rounding alone
 
 QUICK = [
     Case("mlp", "digits", batch=16, lr=0.05),

@@ -1,4 +1,4 @@
-"""The simulation: times calculated by hand (alpha + n beta seconds for n bytes), sums in order, a thousand ranks."""
+"""The simulation: times calculated by hand (alpha + n * beta seconds for n bytes), order of sums, a thousand ranks."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_when_the_newest_publication_is_seen_inside_a_node_and_between_nodes():
 
     inside = simulate({0: writer, 1: reader}, cluster=uniform(2, per_node=2, **LINKS)).results[1]
     assert inside == [(2, pytest.approx(0.017)), (3, pytest.approx(0.022))]
-    between = simulate({0: writer, 1: reader}).results[1]  # the request takes alpha, the reply alpha + n beta
+    between = simulate({0: writer, 1: reader}).results[1]  # the request takes alpha, the reply alpha + n * beta
     assert between == [(2, pytest.approx(0.018)), (3, pytest.approx(0.023))]
 
 
@@ -270,5 +270,5 @@ def test_parts_of_a_sum_are_broadcast_while_others_are_added(ranks):
         assert own.min() == own.max() == ranks * (ranks + 1) / 2
 
     one_way = parts * CHUNK * LINKS["beta"]  # the time of one vector through a network card
-    through_one = {2: 1, 3: 2}.get(ranks, 3)  # the most vectors that a rank sends: one to its parent and each child
+    through_one = {2: 1, 3: 2}.get(ranks, 3)  # vectors that the busiest rank sends: to its parent and each child
     assert one_way < simulate(work, ranks).time < (through_one + 0.75) * one_way

@@ -25,8 +25,8 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
 
 
 def run_panel(dtype: str, rows: int, width: int, taps: int, depth: int, accumulate: bool, a_step: int) -> None:
-    """Compare `panel`, which computes a column of tiles (kernels/matmul/tile.py), with float64. Taps are the parts of
-    the sum. Rows and taps have random offsets in a and b. The memory around c's rows must not change."""
+    """Compare `panel`, which computes a column of tiles (kernels/matmul/tile.py), with float64. Each sum has
+    equal parts (taps). Rows and taps have random offsets in a and b. The memory around c's rows must not change."""
     random = np.random.default_rng(rows * 1000 + width)
     columns = panel_width(np.empty(0, dtype))
     a, b = (random.standard_normal(4000).astype(dtype) for _ in range(2))
@@ -126,7 +126,7 @@ def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
     assembly = fresh.inspect_asm(kinds)
     register = {64: "zmm", 32: "ymm"}.get(VECTOR_BYTES)
     instruction = rf"vfmadd\w+ps.*%{register}" if register else r"mulps.*%xmm"
-    assert len(re.findall(instruction, assembly)) >= 3 * MR  # 2 MR for a tile of two vectors, MR for a tile of one
+    assert len(re.findall(instruction, assembly)) >= 3 * MR  # 2 * MR for a tile two vectors wide, MR for one vector
 
 
 @pytest.mark.skipif(bool(isa()), reason="this run already selects an instruction set")

@@ -103,9 +103,9 @@ def test_spectral_gaps_of_the_literature(name: str, size: int, gap: float) -> No
 def test_spectral_gap_of_a_sequence_with_one_peer_per_round() -> None:
     static, sequence = build("exponential", 12), build("one-peer-exponential", 12)
     assert len(static.sources(0, 0)) == 4 and len(sequence.sources(0, 0)) == 1
-    # A period has four rounds, with hops h of 1, 2, 4 and 8 ranks. The product of the four matrices has the eigenvalues
-    # prod (1 + w^h) / 2 over h, where w^12 = 1. The spectral gap, which is defined per round, is 1 minus the fourth
-    # root of the second largest |eigenvalue|.
+    # A period has four rounds, with hops h of 1, 2, 4 and 8 ranks. The product of the four matrices has one eigenvalue
+    # for each w with w^12 = 1: the product of (1 + w^h) / 2 over the four h. The spectral gap, which is defined per
+    # round, is 1 minus the fourth root of the second largest |eigenvalue|.
     w = np.exp(2j * np.pi * np.arange(1, 12) / 12)
     second = np.abs(np.prod([(1 + w**hop) / 2 for hop in (1, 2, 4, 8)], axis=0)).max()
     assert sequence.spectral_gap() == pytest.approx(1 - second ** (1 / 4))
@@ -158,7 +158,8 @@ def test_hierarchical_sends_one_vector_out_of_a_node_and_into_it() -> None:
             assert sorted(a for a, _ in across) == sorted(b for _, b in across) == [0, 1, 2] and len(links) == 3
             leaders |= {rank for _, rank in links}
     assert all(topology.without([leader]).connected for leader in leaders)
-    assert build("hierarchical", 8, nodes=[0, 0, 1, 1, 2, 2, 3, 3]).exact_after == 5  # a node keeps half of its value
+    # In a round between nodes, each node keeps half of its value. Two such rounds and three inside average 4 nodes.
+    assert build("hierarchical", 8, nodes=[0, 0, 1, 1, 2, 2, 3, 3]).exact_after == 5
     assert build("hierarchical", 3, nodes=[4, 4, 4]).exact_after == 1
 
 

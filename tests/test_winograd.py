@@ -20,12 +20,12 @@ GEOMETRIES = [  # N, H, W, C, O, padding
     (1, 5, 7, 1, 1, (1, 0)),
     (2, 9, 6, 3, 5, (0, 0)),
     (3, 7, 7, 17, 33, (1, 1)),
-    (1, 6, 6, 16, 48, (4, 5)),  # more padding than a kernel is wide
+    (1, 6, 6, 16, 48, (4, 5)),  # padding wider than a 3 x 3 kernel, and as wide as a 5 x 5 kernel
     (2, 14, 13, 40, 16, (2, 1)),
     (16, 16, 16, 32, 32, (1, 1)),  # several partial sums of dweight
     (4, 24, 24, 96, 128, (1, 1)),  # one sum of dweight, several groups of tiles
 ]
-WIDE = [  # 5 x 5 layers for which a single sum of all products would exceed the limit
+WIDE = [  # 5 x 5 layers whose errors would exceed LIMITS if all products were added up in a single sum
     (2, 7, 7, 512, 512, (2, 2)),
     (16, 8, 8, 256, 256, (2, 2)),
     (8, 14, 14, 128, 128, (2, 2)),

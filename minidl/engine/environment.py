@@ -18,7 +18,7 @@ CPU_NAMES = {"avx2": "x86-64-v3", "portable": "x86-64-v2"}  # LLVM's names
 
 
 def isa() -> str:
-    """Return the instruction set to compile for (MINIDL_ISA), or "" for all that this CPU has. Raises ConfigError."""
+    """Return the instruction set to compile for (MINIDL_ISA), or "" if there is no limit. Raises ConfigError."""
     chosen = os.environ.get("MINIDL_ISA", "")
     if chosen and chosen not in CPU_NAMES:
         raise ConfigError(f"MINIDL_ISA is {chosen!r}: expected {' or '.join(CPU_NAMES)}, or unset for no limit")

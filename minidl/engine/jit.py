@@ -8,8 +8,8 @@
 Three choices hold for every kernel:
 
 - No fast-math: the compiler adds terms in the order in which they are written, and never contracts `a * b + c`. With
-  the flag `reassoc`, LLVM may choose another order each time it inlines a kernel. Then a process that compiles the
-  kernel and a process that loads it from the cache may compute different bits.
+  the flag `reassoc`, LLVM may choose another order each time it inlines a kernel. As a result, a process that compiles
+  the kernel and a process that loads it from the cache may compute different bits.
 - The division of a sum into parts depends only on the size of the arrays. So the bits of the result do not depend on
   the number of threads.
 - The name of the cache folder (kernel_cache.py) is a hash of this file, every Python file under kernels/, and the CPU.
@@ -49,7 +49,7 @@ numba.config.reload_config()  # if Numba was imported before this module
 
 
 def _version() -> str:
-    """Return the hash described above."""
+    """Return the hash that names the cache folder."""
     target = cpu_target.target_context.codegen().magic_tuple()  # the target CPU and its features
     digest = hashlib.sha256(repr(target).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
@@ -62,7 +62,7 @@ _folder, _refused = find_folder(_version())
 
 
 def _vector_unit() -> tuple[int, int, bool]:
-    """Return the bytes and the number of the target CPU's vector registers, and whether x y + z is one instruction."""
+    """Return the bytes and the number of the CPU's vector registers, and whether x * y + z is one instruction."""
     features = binding.get_host_cpu_features()
     if not isa() and features.get("avx512f"):
         return 64, 32, True

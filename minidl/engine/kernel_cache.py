@@ -63,7 +63,7 @@ def _reason(error: OSError) -> str:
 
 
 def find_folder(name: str) -> tuple[Path | None, list[str]]:
-    """Return the first folder `name` that can be created and trusted (or None), and what is wrong with earlier ones.
+    """Return the first folder `name` that can be created and trusted (or None), and why earlier ones were refused.
 
     The first candidate is in $NUMBA_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache, the second in the temporary folder.
     """
@@ -110,7 +110,7 @@ def make_trusted(folder: Path, homes: Collection[Path] = ()) -> None:
 
 
 def _check(path: Path, homes: Collection[Path]) -> None:
-    """Check each step of a path, from the first: no other user can then change the steps already checked."""
+    """Check each component of a path, starting at the root. Other users cannot change a component that was checked."""
     at_end = path in homes or path == path.parent
     if not at_end:
         _check(path.parent, homes)

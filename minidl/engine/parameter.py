@@ -52,8 +52,8 @@ class Parameter(Tensor):
     def arena(self) -> Owner | None:
         """The arena that stores this parameter, or None.
 
-        The reference is weak: models and optimizers keep an arena alive. A strong reference would form a cycle:
-        then only the garbage collector would free the memory of a discarded model.
+        The reference is weak: models and optimizers keep an arena alive. A strong reference would form a cycle,
+        so that only the garbage collector would free the memory of a discarded model.
         """
         return None if self._arena is None else self._arena()
 
@@ -84,7 +84,7 @@ class Parameter(Tensor):
     def grad(self) -> np.ndarray | None:
         """d(loss)/d(this), of the same shape and type, or None; in an arena, a view into arena.grad.
 
-        Reading it removes the parameter from arena.cleared: the caller may modify the array.
+        Reading it removes the parameter from arena.cleared, since the caller may then modify the array.
         """
         require_values(self.device)
         if (arena := self.arena) is not None:

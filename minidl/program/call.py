@@ -69,7 +69,7 @@ def kernel_address(kernel: Any, signature: tuple[types.Type, ...]) -> int:
 
 @functools.cache
 def entry_address(signature: tuple[types.Type, ...]) -> int:
-    """Return the address of the entry for kernels of this signature: it loads a block and calls the kernel in it."""
+    """Return the address of the entry for this signature, which loads a block's arguments and calls its kernel."""
     context, word = cpu_target.target_context, ir.IntType(64)
     name = f"minidl_entry_{next(_numbers)}"
     with global_compiler_lock:

@@ -1,14 +1,14 @@
 """Fusion: rules that merge or swap two calls of a recorded step. They save memory traffic and change no bit of results.
 
 A rule applies to two calls, a producer and a consumer, if the producer writes an array that only the consumer reads.
-The array must be a temporary, because the merged call does not create it. The merged call takes the consumer's place.
+The array must be a temporary, because the merged call does not write it. The merged call takes the consumer's place.
 So neither the consumer nor a call between the two may depend on the producer in another way (dependence.py).
 
     x -> conv -> y -> affine -> z -> relu -> a      becomes      x -> conv -> a
     (affine is batch norm in evaluation mode; at the end of the convolution, y is still in registers)
 
     x -> batch norm -> z, z + shortcut -> s -> relu -> a      becomes      x, shortcut -> batch norm -> a
-    (a convolution, too, adds a shortcut to its y in evaluation mode, and the shortcut's gradient to its dx)
+    (in the same way, a convolution adds a shortcut to its y in evaluation mode, and the shortcut's gradient to its dx)
 
     da -> relu backward -> dy -> batch norm backward -> dx      becomes      da -> batch norm backward -> dx
 
@@ -41,8 +41,8 @@ class Rule(NamedTuple):
     """A rule: which calls to merge, and how.
 
     producers: kernel -> the name of the argument that it writes.
-    unused: optional arguments that the producer must not use yet. The merged call sets them, or its kernel would apply
-        them in the wrong order.
+    unused: optional arguments that the producer must not use yet. Either the merged call sets them, or its kernel would
+        apply them after the consumer's operation instead of before it.
     consumer: the kernel that reads the array. inputs: the arguments of the consumer that the array may be.
     merge: (pair, all calls) -> the calls that replace the producer (None: removed) and the consumer. It returns None
         if these two calls cannot be merged.

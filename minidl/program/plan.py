@@ -31,7 +31,7 @@ IN_PLACE = {
 
 
 def write_gradients_directly(calls: Calls, outputs: set[Memory]) -> None:
-    """Remove copies of gradients into the arena (the vector of all gradients): the kernels write gradients there."""
+    """Remove copies of gradients into the arena (the vector of all gradients): kernels then write there directly."""
     for copy in calls:
         if copy.name != "elementwise.copy":
             continue

@@ -95,9 +95,9 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = lambda ready, 
 
 
 def _worker_limit() -> int:
-    """Return how many kernels to compile in parallel: one for each thread, or with MINIDL_CORES for each core.
+    """Return how many kernels to compile in parallel: one per thread, or one per core if MINIDL_CORES is set.
 
-    If comm/launch.py set MINIDL_CORES, one rank compiles for all ranks of the machine.
+    comm/launch.py sets MINIDL_CORES for its ranks. One of them compiles for all ranks of the machine.
     """
     return cores() if "MINIDL_CORES" in os.environ else threads()
 

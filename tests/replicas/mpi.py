@@ -71,7 +71,7 @@ def drain(fabric: MpiFabric) -> float:
 
 
 def newest(fabric: MpiFabric) -> list[int]:
-    """Publish 50 versions. Read the peers' versions, which must increase, until the last version of each peer."""
+    """Publish 50 versions. Read the peers' versions, which must increase, until the last one of each peer is read."""
     last = [0] * fabric.size
     last[fabric.rank] = 50
     for version in range(1, 51):
@@ -82,7 +82,7 @@ def newest(fabric: MpiFabric) -> list[int]:
 
 
 def publish(fabric: MpiFabric, version: int) -> bool:
-    """Publish a version. Return False if no slot is free, because readers hold them."""
+    """Publish a version. Return False if no slot is free, because readers hold all of them."""
     misses = fabric.meter.misses
     fabric.publish((np.full(10_000, version, np.float32),), Note(round=version))
     return fabric.meter.misses == misses
@@ -110,7 +110,7 @@ def ring(fabric: MpiFabric) -> int:
 
 
 def stress(fabric: MpiFabric, steps: str) -> dict[str, int]:
-    """Publish, read and send vectors of equal elements. The note of a vector holds its length and this value."""
+    """Publish, read and send vectors whose elements are all equal. Each note holds the length and the element."""
     random = np.random.default_rng(fabric.rank)
     buffer = np.empty(20_000, np.float32)
     peers = [peer for peer in range(fabric.size) if peer != fabric.rank]

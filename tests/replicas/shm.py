@@ -128,7 +128,7 @@ def serve(fabric: ShmFabric) -> list[float]:
 
 
 def steps(fabric: ShmFabric, kind: str, last: str = "1000000", sleep: str = "0") -> int:
-    """Make `last` steps, or fewer if a signal stops the run. After its third step each rank prints a line and sleeps.
+    """Make at most `last` steps; a signal stops the run earlier. After its third step a rank prints a line and sleeps.
 
     kind: "alone": ranks may make different numbers of steps. "together": all ranks make the same number of steps.
     "ring": in addition, each rank waits for its neighbours in every step. The steps of higher ranks take longer.
@@ -185,7 +185,7 @@ def greedy(fabric: ShmFabric) -> None:
 def stress(fabric: ShmFabric, exchanges: str, elements: str) -> dict[str, int]:
     """Publish, send and read vectors. All elements of a vector are equal, so a torn vector is detected.
 
-    The note contains this value and the length, so the note of another message is detected, too.
+    The note contains the length and the value of the elements, so another vector's note is detected, too.
     """
     size = int(elements)
     join(fabric, elements=size, mail=2, publish=True)
