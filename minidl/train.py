@@ -15,11 +15,11 @@ from minidl.cli.job import Job, find_job
 from minidl.comm import launch
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
-from minidl.errors import AbortedError, MinidlError, report
+from minidl.errors import AbortedError, MinidlError, printable, report
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import read_toml
 from minidl.run.display import count, speed
-from minidl.run.folder import read_run
+from minidl.run.folder import read_run, resuming
 from minidl.run.help import Command, show
 from minidl.run.options import HelpWanted, parse
 from minidl.run.signals import Signals, Stopped
@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 launch.follow()
             given = parse(Config, words)
             arguments.check(given)
+            if given.get("resume"):
+                signals.message = f"stopped before the run continued; to continue: {resuming(given['resume'])}"
             everywhere = not (given.get("config") or given.get("resume"))
             config = read_config(given)
             everywhere = False
@@ -122,7 +124,7 @@ def _text(result: dict[str, Any]) -> str:
         lines.append(f"{count(result['epochs'], 'epoch')}, {count(result['steps'], 'step')}, "
                      f"{seconds:.{1 if seconds >= 1 else 2}f} s, {speed(result['images_per_second'])}; "
                      f"all of it in {result['out']}")  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))  # a hostile summary.json may contain control characters
 
 
 if __name__ == "__main__":

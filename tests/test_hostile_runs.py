@@ -123,7 +123,7 @@ def test_replicas_with_hostile_vectors(trainer: Trainer, change: Change, words: 
 def test_a_batch_beyond_the_epoch(trainer: Trainer, batch: int) -> None:
     checkpoint = make_checkpoint(trainer)
     checkpoint.state["progress"]["batch"] = batch  # of 3
-    with pytest.raises(CheckpointError, match=f"progress.batch is {batch}, with 0 images; an epoch has 3 batches"):
+    with pytest.raises(CheckpointError, match=f"batch is {batch}, with 0 images; an epoch has 3 batches of 16"):
         restore(trainer, checkpoint)
 
 
@@ -147,7 +147,7 @@ def test_a_local_snapshot_of_another_replica(trainer: Trainer, tmp_path: Path) -
     checkpoint = files.load(files.folder_of(tmp_path, 1))
     folder = tmp_path / local_snapshots.FOLDER / "3"
     folder.mkdir(parents=True)
-    files.save(folder, 1, of_replicas(trainer))  # it says replica 0
+    files.save(folder, 0, of_replicas(trainer))  # it says replica 0
     with pytest.raises(CheckpointError, match="expected the state of replica 3"):
         local_snapshots.add(tmp_path, checkpoint)
 
@@ -256,6 +256,7 @@ def test_features_need_an_mlp(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_progress_of_a_new_run_is_valid() -> None:
-    from minidl.run.progress import PROGRESS, Progress
+    from minidl.run.progress import Progress, progress
+    from minidl.schema import LARGEST
 
-    PROGRESS(asdict(Progress()))
+    progress(LARGEST)(asdict(Progress()))

@@ -226,7 +226,7 @@ class KernelCache:
         try:
             content = self._path(key).read_bytes()
         except FileNotFoundError:
-            if self.refused:  # one line for a user who waits for the compiler, none if all kernels are in the cache
+            if self.refused:  # say so only if a kernel must be compiled: then the user has to wait
                 _report("compiled kernels are kept in a temporary folder",
                         f"{self.folder}, because of {'; '.join(self.refused)}; change that, or {_SET}")  # fmt: skip
             return None

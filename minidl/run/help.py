@@ -163,7 +163,7 @@ def _choice(known: Mapping[str, Option], chooser: str, name: str) -> Iterator[st
         yield from ("", *_wrapped(choice.papers))
     entries = [entry for entry in choice.options.values() if entry.name in known]
     yield from ("", f"options that --{chooser} {name} takes, besides those that all take:" if entries else
-                f"--{chooser} {name} has no options of its own.")  # fmt: skip
+                f"--{chooser} {name} takes no further options")  # fmt: skip
     for entry in entries:
         yield from _details(entry)
     rows = [(conditions, values) for conditions, values in PRESETS if conditions.get(chooser) == name]
