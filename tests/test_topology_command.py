@@ -84,7 +84,7 @@ def test_without_matplotlib_there_is_still_a_table(
         (["rnig", "8"], "Did you mean 'ring'"),
         (["hypercube", "6"], "expected a power of two, such as 4 or 8"),
         (["ring", "8", "--out", "ring.doc"], "ending in .png, .svg, .pdf, got 'ring.doc'"),
-        (["ring", "8", "--out", "nowhere/ring.png"], "No such file or directory: nowhere/ring.png"),
+        (["ring", "8", "--out", "nowhere/ring.png"], "cannot write the picture nowhere/ring.png: No such file or directory"),
         (["ring", "8", "--uot", "x.png"], "Did you mean '--out'"),
         (["matching", "8", "--seed", "-1"], "seed: expected"),
         (["hierarchical", "8", "--nodes", "0"], "nodes: expected"),

@@ -179,8 +179,9 @@ def _details(entry: Option) -> Iterator[str]:
     yield from _row(_usage(entry), _sentence(entry, with_choices=not meanings))
     for choice, meaning in meanings.items():
         yield from _row("      " + choice, meaning)
-    for other, needed in entry.needs.items():
-        yield from _row("", f"only with --{other} {needed}")
+    for other, needed in {**entry.needs, **entry.used_with}.items():
+        words = needed if isinstance(needed, str) else ", ".join(needed)
+        yield from _row("", f"only with --{other} {words}")
 
 
 def _line(entry: Option) -> Iterator[str]:

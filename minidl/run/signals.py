@@ -29,7 +29,8 @@ class Signals:
     immediately          before `defer` is called, while there is nothing to save
     in the next `check`  after `defer` is called: between two steps, when the state of a run is complete
 
-    message: the message of `Stopped` before `defer` is called. A second signal ends the process immediately. Earlier checkpoints remain on the disk.
+    message: that of `Stopped` before `defer` is called.
+    A second signal ends the process immediately. Earlier checkpoints remain on the disk.
     """
 
     def __init__(self) -> None:
