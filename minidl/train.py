@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Stopped as stopped:
             if job is None or job.leads:
                 with suppress(OSError):  # the terminal may be gone
-                    print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)
+                    print(f"minidl: {printable(stopped.message)}", file=sys.stderr, flush=True)
             # Closing waits for the other ranks. Before `defer`, they may not know of the signal: do not wait.
             if job is not None and job.fabric is not None and signals.deferred:
                 job.fabric.close()

@@ -13,7 +13,7 @@ from minidl.cli import arguments
 from minidl.comm.fabric.alone import Alone
 from minidl.comm.fabric.base import Fabric
 from minidl.comm.meter import Meter
-from minidl.errors import CheckpointError, ConfigError
+from minidl.errors import CheckpointError, ConfigError, printable
 from minidl.run import checkpoint as files
 from minidl.run.config import resolve
 from minidl.run.config_file import read_toml
@@ -61,7 +61,7 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
     folder = Path(given["resume"])
     if result := result_of(folder):
         if fabric.rank == 0 and not given.get("quiet"):
-            print(_already_finished(folder), file=sys.stderr, flush=True)
+            print(printable(_already_finished(folder)), file=sys.stderr, flush=True)
         return result
     session = Session(resolve(read_run(folder), given), signals, fabric)
     session.resumed = True
