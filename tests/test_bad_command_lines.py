@@ -138,7 +138,7 @@ TRAIN = [
     ("--workers 1 --topology torus:2x3", "topology has an effect only with several replicas"),
     ("--workers 1 --shards skewed:0.1", "shards has an effect only with several replicas"),
     ("--workers 1 --stall 5", "stall has an effect only with several replicas"),
-    ("--data-dir folder", "data-dir has an effect only with data mnist, fashion-mnist or cifar10, and data is 'digits'"),
+    ("--data-dir folder", "data-dir has an effect only with data mnist, fashion-mnist or cifar10, and data is 'dig"),
     ("--data synthetic --data-dir folder", "and data is 'synthetic': leave it out"),
     ("--config flat.toml", "config file 'flat.toml': mix is an option of the method gossip, not of dpsgd"),
     # Files and folders.

@@ -78,17 +78,17 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     except ConfigError as error:
         raise CheckpointError(f"the options in the checkpoint are not valid: {error}") from None
     now = trainer.config
+    for name in saved(then) | saved(now):
+        was, is_now = getattr(then, name), getattr(now, name)
+        if name not in FREE and was != is_now:
+            raise CheckpointError(f"the checkpoint was made with {name} = {was!r}, not {is_now!r}")
     with blaming("its state does not fit the run", CheckpointError):
         RESUMABLE(state)
         require_position(Progress(**state["progress"]), batches, then, "progress")
         for rank, member in members.items():
             require_position(Progress(**member["progress"]), batches, then, f"members.{rank}.progress")
-    for name in saved(then) | saved(now):
-        was, is_now = getattr(then, name), getattr(now, name)
-        if name not in FREE and was != is_now:
-            raise CheckpointError(f"the checkpoint was made with {name} = {was!r}, not {is_now!r}")
-    same = (list(members) == list(trainer.fabric.replicas) and then.workers == now.workers if members else
-            trainer.fabric.size == 1)  # fmt: skip
+    alike = list(members) == list(trainer.fabric.replicas) if members else trainer.fabric.size == 1
+    same = alike and then.workers == now.workers
     if same and batches != len(trainer.sampler):
         raise CheckpointError(f"an epoch had {batches} batches, and now has {len(trainer.sampler)}: the data set has "
                               "changed")  # fmt: skip
