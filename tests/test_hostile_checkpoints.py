@@ -64,9 +64,9 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 PROGRESS = [
     ({"step": 9}, "is damaged: it contains the state of step 9"),
     ({"epoch": 10**15}, "progress.epoch is 1000000000000000; expected a whole number from 0 to"),
-    ({"epoch": 1}, "progress has finished 10 steps; expected 1 epochs of 5 batches, and 0 batches"),
-    ({"batch": 3}, "progress has finished 10 steps"),
-    ({"shift": 5}, "progress has finished 5 steps"),
+    ({"epoch": 1}, "progress counts 10 steps, but 1 epochs of 5 batches and 0 more batches"),
+    ({"batch": 3}, "progress counts 10 steps, but 2 epochs of 5 batches and 3 more"),
+    ({"shift": 5}, "progress counts 5 steps, but"),
     ({"shift": -(2**53)}, "progress.shift is -9007199254740992"),
     ({"images": 10**9}, "progress.batch is 0, with 1000000000 images"),
     ({"seconds": 1e308}, "progress.seconds is 1e+308"),
@@ -91,7 +91,7 @@ def test_a_progress_that_does_not_fit_the_run(
 @pytest.mark.parametrize(("name", "value", "words"), [
     ("optimizer", {"steps": 2**53}, "optimizer.steps is 9007199254740992; expected a whole number from 0 to"),
     ("random", {"seed": 0, "offset": 2**53 - 1}, "random.offset is 9007199254740991"),
-    ("batches", 1, "progress has finished 10 steps; expected 2 epochs of 1 batches"),
+    ("batches", 1, "progress counts 10 steps, but 2 epochs of 1 batches"),
 ])  # fmt: skip
 def test_counters_that_the_rest_of_the_run_would_exceed(
     run: Path, name: str, value: Any, words: str, capsys: pytest.CaptureFixture[str]

@@ -95,5 +95,5 @@ def require_position(at: Progress, batches: int, config: Config, name: str) -> N
             raise Mismatch(f"{name} is in epoch {at.epoch} after {position} steps; expected at most {config.steps} "
                            "steps")  # fmt: skip
     elif position != at.epoch * batches + at.batch or position > config.epochs * batches:
-        raise Mismatch(f"{name} has finished {position} steps; expected {at.epoch} epochs of {batches} batches, and "
-                       f"{at.batch} batches, in a run of {config.epochs} epochs")  # fmt: skip
+        raise Mismatch(f"{name} counts {position} steps, but {at.epoch} epochs of {batches} batches and {at.batch} "
+                       f"more batches; the run has {config.epochs} epochs")  # fmt: skip
