@@ -287,7 +287,9 @@ def test_weights_with_holes_that_exceed_the_memory(tmp_path: Path) -> None:
     ({"std": "[0.0]"}, "a positive std"),  # ZeroDivisionError
     ({"mean": "[0.5, 0.5]"}, "for each of 1 channels"),
     ({"mean": "[1e300]"}, r"mean\[0\] is 1e\+300"),
-    ({"input_shape": "[1000000000, 1, 1]"}, r"input_shape\[0\] is 1000000000"),
+    ({"input_shape": "[1000000000, 1, 1]"}, "holds 0 values, too few"),
+    ({"input_shape": "[9007199254740992, 9007199254740992, 1]"}, "holds 0 values, too few"),
+    ({"classes": "9007199254740992"}, "holds 0 values, too few"),
     ({"input_shape": "[60000, 60000, 1]"}, "holds 0 values, too few"),  # MemoryError
     ({"input_shape": "28"}, "input_shape is 28; expected a list of 3 values"),
     ({"classes": "-1"}, "classes is -1"),

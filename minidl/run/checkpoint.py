@@ -45,7 +45,8 @@ def _state(most: int) -> Kind:
     """Return the description of a checkpoint's state, whose counters are at most `most`: see training/resume.py."""
     count, at = whole(0, most), progress(most)
     random = record({"seed": whole(0, 2**32 - 1), "offset": count})
-    method = maybe(sequence(mapping(several(number(0.0, most))), mapping(count)))  # vectors of masses, and counters
+    mass = number(1e-300, most)  # above 0
+    method = maybe(sequence(mapping(several(mass)), mapping(count)))  # vectors, and counters
     member = record({"progress": at, "optimizer_steps": count, "random": random, "images": count, "steps": count,
                      "method": method})  # fmt: skip
     return record(

@@ -127,9 +127,10 @@ def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def _check_meter(name: str, vector: np.ndarray) -> None:
     """Raise CheckpointError unless a vector may be a replica's statistics of communication."""
     try:
-        if vector.dtype != np.float64 or vector.ndim != 1 or (abs(vector) > LARGEST).any():
-            raise ConfigError(f"{vector.dtype} {vector.shape}; expected float64 (N,) of at most {LARGEST:,}")
-        from_vector(vector)
+        if vector.dtype != np.float64 or vector.ndim != 1 or (vector > LARGEST).any() or (vector < -1).any():
+            raise ConfigError(f"{vector.dtype} {vector.shape}; expected float64 (N,) of 0 to {LARGEST:,}")
+        if name != f"{from_vector(vector)['rank']}/{METER}":
+            raise ConfigError(f"expected the statistics of this rank, found those of rank {vector[0]:.0f}")
     except ConfigError as error:
         raise CheckpointError(f"{name}: {error}") from None
 
