@@ -51,7 +51,7 @@ def train(argv: list[str], seconds: float) -> Result:
 def measure(data: str, model: str, args: argparse.Namespace) -> Result:
     """Train with the preset, or with as many epochs as fit into --minutes."""
     folder = args.out / f"{data}-{model}"
-    base = ["--data", data, "--model", model, *_common(args)]
+    base = ["--data", data, "--model", model, *_common(args, data)]
     epochs = resolve({"data": data, "model": model}).epochs
     limit = 60 * args.minutes
     if (folder / "config.toml").exists():
@@ -71,11 +71,11 @@ def first_steps(model: str, args: argparse.Namespace) -> Result:
     if (folder / "config.toml").exists():
         return train(["--resume", str(folder)], 3600.0)
     argv = ["--data", "cifar10", "--model", model, "--steps", str(args.steps), "--out", str(folder)]
-    return train([*argv, *_common(args)], 3600.0)
+    return train([*argv, *_common(args, "cifar10")], 3600.0)
 
 
-def _common(args: argparse.Namespace) -> list[str]:
-    return (["--data-dir", args.data_dir] if args.data_dir else []) + (
+def _common(args: argparse.Namespace, data: str) -> list[str]:
+    return (["--data-dir", args.data_dir] if args.data_dir and data != "digits" else []) + (
         ["--workers", str(args.workers)] if args.workers else [])  # fmt: skip
 
 

@@ -64,10 +64,13 @@ def report(message: str) -> int:
     """Print an error as one line to standard error. Return the exit code 2."""
     words = " ".join(message.split())
     shortened = words if len(words) <= LONGEST else words[:LONGEST] + " ..."
-    # A name from a file may contain control characters for terminals.
-    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shortened)
-    print("minidl: error: " + printable, file=sys.stderr, flush=True)
+    print("minidl: error: " + printable(shortened), file=sys.stderr, flush=True)
     return 2
+
+
+def printable(text: str) -> str:
+    """Escape control characters, which a terminal would obey. Names in files and names of files may contain them."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:

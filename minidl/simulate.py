@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if given.get("measure"):
                 allow(given, MEASURING, "--measure, which does not train")
             training = {name: value for name, value in given.items() if name in options(Config)}
+            if given.get("ranks") == 1:
+                training["workers"] = 1
             config = resolve(read_toml(given["config"]) if given.get("config") else {}, training)
             prepare(config.threads)
             from minidl.training.simulated import execute  # slow: imports NumPy and Numba

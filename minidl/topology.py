@@ -10,10 +10,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from minidl.errors import ConfigError, MinidlError, report
+from minidl.errors import ConfigError, MinidlError, printable, report
 from minidl.run.config import ONE_OR_MORE, SEED
 from minidl.run.help import plain_page
-from minidl.run.options import HelpWanted, Limits, option, parse
+from minidl.run.options import HelpWanted, Limits, option, options, parse, plain_number, unmet
 
 DESCRIPTION = "Print and draw a topology: which replica reads from which in each round, and how fast all agree."
 EXAMPLES = """
@@ -41,9 +41,11 @@ class Options:
         "", "the file of the picture, .png, .svg or .pdf (default: NAME-REPLICAS.png)", group="options", limits=PICTURE
     )
     nodes: int = option(
-        2, "machines among which hierarchical divides the replicas", group="options", limits=ONE_OR_MORE
-    )
-    seed: int = option(0, "seed of the random rounds of matching and uniform", group="options", limits=SEED)
+        2, "machines among which hierarchical divides the replicas", group="options", limits=ONE_OR_MORE,
+        used_with={"NAME": ("hierarchical",)},
+    )  # fmt: skip
+    seed: int = option(0, "seed of the random rounds of matching and uniform", group="options", limits=SEED,
+                       used_with={"NAME": ("matching", "uniform")})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,8 +74,12 @@ def _arguments(argv: list[str]) -> tuple[str, int, dict[str, Any]]:
         words.append("0")
     if len(words) != 2:
         raise ConfigError("expected a topology and a number of replicas, such as python -m minidl.topology ring 8")
+    for name in given:
+        entry = options(Options)[name]
+        if reason := unmet(entry, {"NAME": words[0]}, entry.used_with):
+            raise ConfigError(reason)
     try:
-        return words[0], int(words[1]), given
+        return words[0], int(plain_number(words[1], int)), given
     except ValueError:
         raise ConfigError(f"expected a number of replicas, such as 8, got {words[1]!r}") from None
 
@@ -84,18 +90,19 @@ def _run(name: str, size: int, chosen: Options) -> None:
 
     nodes = [rank * chosen.nodes // size for rank in range(min(size, 2**16))] if name == "hierarchical" else []
     topology = build(name, size, seed=chosen.seed, nodes=nodes)
-    for line in table(topology):
-        print(line)
+    lines = list(table(topology))
     path = chosen.out or _file_name(name, topology.size)
     if topology.size > MOST_REPLICAS:
-        print(f"no picture: {topology.size} replicas are too many to draw, at most {MOST_REPLICAS}")
-        return
-    try:
-        draw(topology, path)
-    except ImportError:
-        print("no picture: it needs Matplotlib, pip install 'minidl[plot]'")
+        lines.append(f"no picture: {topology.size} replicas are too many to draw, at most {MOST_REPLICAS}")
     else:
-        print(f"picture            {path}")
+        try:
+            draw(topology, path)
+            lines.append(f"picture            {printable(path)}")
+        except ImportError:
+            lines.append("no picture: it needs Matplotlib, pip install 'minidl[plot]'")
+        except OSError as error:
+            raise ConfigError(f"cannot write the picture {path}: {error.strerror}: give another --out") from None
+    print("\n".join(lines))
 
 
 def _file_name(name: str, size: int) -> str:

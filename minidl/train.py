@@ -14,12 +14,12 @@ from minidl.cli.job import Job, find_job
 from minidl.comm import launch
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
-from minidl.errors import AbortedError, MinidlError, report
+from minidl.errors import AbortedError, MinidlError, printable, report
 from minidl.resources import cores
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import read_toml
 from minidl.run.display import count, speed
-from minidl.run.folder import read_run
+from minidl.run.folder import read_run, resuming
 from minidl.run.help import Command, show
 from minidl.run.options import HelpWanted, parse
 from minidl.run.signals import Signals, Stopped
@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 launch.follow()
             given = parse(Config, words)
             arguments.check(given)
+            if given.get("resume"):
+                signals.message = f"stopped before the run continued; to continue: {resuming(given['resume'])}"
             everywhere = not (given.get("config") or given.get("resume"))
             config = read_config(given)
             everywhere = False
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Stopped as stopped:
             if job is None or job.leads:
                 with suppress(OSError):  # the terminal may be gone
-                    print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)
+                    print(f"minidl: {printable(stopped.message)}", file=sys.stderr, flush=True)
             # Closing waits for the other ranks. Before `defer`, they may not know of the signal: do not wait.
             if job is not None and job.fabric is not None and signals.deferred:
                 job.fabric.close()
@@ -122,7 +124,7 @@ def _text(result: dict[str, Any]) -> str:
         lines.append(f"{count(result['epochs'], 'epoch')}, {count(result['steps'], 'step')}, "
                      f"{seconds:.{1 if seconds >= 1 else 2}f} s, {speed(result['images_per_second'])}; "
                      f"all of it in {result['out']}")  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))  # a hostile summary.json may contain control characters
 
 
 if __name__ == "__main__":

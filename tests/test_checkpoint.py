@@ -46,7 +46,7 @@ def test_metadata_of_the_weights_and_reproducible_bytes(tmp_path: Path) -> None:
     for step in (3, 4, 5, 6):
         files.save(tmp_path, step, replace(example(), about=dict(about)))
     assert files.load(tmp_path / "step-00000003").about == about
-    assert files.read(tmp_path / "step-00000003" / files.MODEL)[1] == {"format": "pt", **about}
+    assert files.header(tmp_path / "step-00000003" / files.MODEL).metadata == {"format": "pt", **about}
     assert len({(tmp_path / f"step-0000000{step}" / files.MODEL).read_bytes() for step in (3, 4, 5, 6)}) == 1
 
 
@@ -55,7 +55,7 @@ def test_a_type_that_numpy_lacks_is_refused(tmp_path: Path) -> None:
     header += b" " * (-len(header) % 8)
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(CheckpointError, match=r"x\.safetensors: fc\.weight holds bfloat16; expected float32"):
-        files.read(tmp_path / "x.safetensors")
+        files.header(tmp_path / "x.safetensors")
 
 
 def test_checksums_have_the_format_of_sha256sum(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_any_truncation_is_detected(tmp_path_factory: pytest.TempPathFactory, da
     with pytest.raises(CheckpointError, match="damaged"):
         files.load(folder / "step-00000003")
     with pytest.raises(CheckpointError, match="not a safetensors file"):
-        files.read(file)
+        files.header(file)
 
 
 @given(st.binary(max_size=200))
@@ -98,7 +98,7 @@ def test_arbitrary_bytes_are_read_or_raise_one_error(tmp_path_factory: pytest.Te
     file = tmp_path_factory.mktemp("bytes") / "x.safetensors"
     file.write_bytes(content)
     try:
-        arrays, _ = files.read(file)
+        arrays = files.header(file).values()
     except CheckpointError as error:
         assert "\n" not in str(error)
     else:
@@ -113,7 +113,7 @@ def test_header_that_claims_more_than_the_file_holds(tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
     with pytest.raises(CheckpointError, match="not a safetensors file"):
-        files.read(file)
+        files.header(file)
 
 
 @pytest.mark.parametrize("missing", [files.MODEL, files.STATE, files.SUMS])

@@ -160,3 +160,15 @@ def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path, capsys: pytest.C
     assert resolve(read_run(tmp_path / "run")).method == "local-sgd"
     assert train.main(["--resume", str(tmp_path / "run"), "--quiet"]) == 0, "without a checkpoint, a run starts again"
     assert "2 epochs, 8 steps" in capsys.readouterr().out
+
+
+def test_a_file_may_hold_options_that_change_nothing() -> None:
+    """config.toml of a single replica holds the topology, so that the run can be resumed with several replicas."""
+    file = from_toml("workers = 1\ntopology = 'ring'\ndata = 'synthetic'\ndata_dir = '/x'")
+    assert resolve(file).topology == "ring" and resolve(file).data_dir == "/x"
+    assert resolve(file, {"workers": 2}).topology == "ring"
+    for option in ({"topology": "ring"}, {"shards": "iid"}, {"data_dir": "/y"}):
+        with pytest.raises(ConfigError, match="has an effect only with"):
+            resolve(file, option)
+    assert resolve(file, {"workers": 2, "topology": "star"}).topology == "star"
+    assert resolve(file, {"data": "mnist", "data_dir": "/y"}).data_dir == "/y"

@@ -50,7 +50,7 @@ def test_the_first_page_holds_every_option_and_begins_with_the_most_used() -> No
     (train.COMMAND, "gossip", ["asynchronous SGD without a center", "GoSGD", "--mix NAME", "push-sum", "(default: 1)"]),
     (train.COMMAND, "dpsgd", ["NeurIPS 2017", "--overlap", "torus:RxC"]),
     (train.COMMAND, "local-sgd", ["ICLR 2019", "--period N", "(default: 8)"]),
-    (train.COMMAND, "local", ["has no options of its own"]),
+    (train.COMMAND, "local", ["takes no further options"]),
     (train.COMMAND, "adam", ["Kingma and Ba 2015", "--lr 0.001"]),
     (train.COMMAND, "vgg", ["Simonyan and Zisserman 2015", "--conv", "--lr 0.02", "one-cycle"]),
     (train.COMMAND, "period", ["steps between two averages (default: 8)", "steps between two exchanges (default: 1)"]),

@@ -64,6 +64,9 @@ STATES: dict[str, tuple[Change, str]] = {
     "a layout that is a list": (lambda s: s.update(layout=[1]), "layout is a list of 1"),
     "options that are a table": (lambda s: s.update(config={}), "config is a table of 0"),
     "replicas without a rank": (lambda s: s.update(members={"x": {}}), "members key is 'x'; expected a rank"),
+    "a mass of 0": (lambda s: s.update(members={"0": {
+        "progress": s["progress"], "optimizer_steps": 0, "random": s["random"], "images": 0, "steps": 0,
+        "method": [{"mass": [0.0]}, {}]}}), r"members.0.method\[0\].mass\[0\] is 0.0"),
     "a replica that is empty": (lambda s: s.update(members={"0": {}}), "members.0 has no 'progress'"),
     "nested lists": (lambda s: s.update(layout=json.loads("[" * 50 + "]" * 50)), "nested deeper than 32 levels"),
 }  # fmt: skip
@@ -108,7 +111,9 @@ def test_a_checkpoint_with_hostile_vectors(trainer: Trainer, change: Change, wor
     (lambda v: v.pop("0/books"), "no vector 0/books"),
     (lambda v: v.update({"0/books": np.zeros(3)}), r"0/books: meter: 3 numbers"),
     (lambda v: v.update({"0/books": v["0/books"].astype(np.float32)}), "0/books: float32"),
-    (lambda v: v["0/books"].fill(1e30), "0/books: float64 .* of at most"),
+    (lambda v: v["0/books"].fill(1e30), "0/books: float64 .* of 0 to"),
+    (lambda v: v["0/books"].fill(-2), "0/books: float64 .* of 0 to"),
+    (lambda v: v["0/books"].put(0, 99), "0/books: expected the statistics of this rank, found those of rank 99"),
     (lambda v: v["0/books"].fill(np.nan), "0/books holds values that are not finite"),
     (lambda v: v.update({"0/theta": v["0/theta"].reshape(1, -1)}), r"0/theta is float32 \(1, 32\)"),
 ])  # fmt: skip
@@ -123,7 +128,7 @@ def test_replicas_with_hostile_vectors(trainer: Trainer, change: Change, words: 
 def test_a_batch_beyond_the_epoch(trainer: Trainer, batch: int) -> None:
     checkpoint = make_checkpoint(trainer)
     checkpoint.state["progress"]["batch"] = batch  # of 3
-    with pytest.raises(CheckpointError, match=f"progress.batch is {batch}, with 0 images; an epoch has 3 batches"):
+    with pytest.raises(CheckpointError, match=f"batch is {batch}, with 0 images; an epoch has 3 batches of 16"):
         restore(trainer, checkpoint)
 
 
@@ -147,7 +152,7 @@ def test_a_local_snapshot_of_another_replica(trainer: Trainer, tmp_path: Path) -
     checkpoint = files.load(files.folder_of(tmp_path, 1))
     folder = tmp_path / local_snapshots.FOLDER / "3"
     folder.mkdir(parents=True)
-    files.save(folder, 1, of_replicas(trainer))  # it says replica 0
+    files.save(folder, 0, of_replicas(trainer))  # it says replica 0
     with pytest.raises(CheckpointError, match="expected the state of replica 3"):
         local_snapshots.add(tmp_path, checkpoint)
 
@@ -256,6 +261,7 @@ def test_features_need_an_mlp(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_progress_of_a_new_run_is_valid() -> None:
-    from minidl.run.progress import PROGRESS, Progress
+    from minidl.run.progress import Progress, progress
+    from minidl.schema import LARGEST
 
-    PROGRESS(asdict(Progress()))
+    progress(LARGEST)(asdict(Progress()))

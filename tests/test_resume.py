@@ -210,7 +210,8 @@ def test_damaged_checkpoint_and_the_one_before(whole: Path, tmp_path: Path, caps
     (last / files.MODEL).write_bytes(content)
     assert main(["--resume", str(run), "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("minidl: error:") and error.count("\n") == 1 and "delete it to continue" in error
+    assert error.startswith("minidl: error:") and error.count("\n") == 1
+    assert "delete this checkpoint to continue from the one before it" in error and error.count(str(last)) == 1
     shutil.rmtree(last)
     assert main(["--resume", str(run), "--quiet"]) == 0
     assert weights(run) == weights(whole) and entries(run) == entries(whole)
@@ -232,14 +233,14 @@ def test_advice_to_delete_a_checkpoint_only_if_it_helps(
     config.write_text(changed)
     assert main(["--resume", str(run), "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert "was made with lr = " in error and "delete it" not in error
+    assert "was made with lr = " in error and "delete this checkpoint" not in error
     config.write_text(text)
     *earlier, last = files.steps(run / "checkpoints")
     for step in earlier:
         shutil.rmtree(files.folder_of(run / "checkpoints", step))
     (files.folder_of(run / "checkpoints", last) / files.MODEL).unlink()
     assert main(["--resume", str(run), "--quiet"]) == 2
-    assert "delete it" not in capsys.readouterr().err
+    assert "delete this checkpoint" not in capsys.readouterr().err
 
 
 # Real processes and real signals.
@@ -351,7 +352,7 @@ def test_a_killed_run_can_be_resumed(tmp_path: Path, root: Path, capsys: pytest.
 
 def test_floats_of_checkpoints_are_exact(dataset: Dataset, tmp_path: Path) -> None:
     of = trainer(dataset, CONFIG)
-    of.progress.loss_sum = float(np.nextafter(0.1, 1))
+    of.progress.train_loss = float(np.nextafter(0.1, 1))
     files.save(tmp_path, 1, make_checkpoint(of))
     other = trainer(dataset, CONFIG)
     restore(other, files.load(files.folder_of(tmp_path, 1)))

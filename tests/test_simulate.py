@@ -226,4 +226,4 @@ def test_a_model_with_batch_norm(tmp_path, capsys):
 def test_training_does_not_resume_a_simulation(tmp_path, capsys):
     simulate(tmp_path, capsys, "--ranks", "2", "--steps", "2")
     assert train.main(["--resume", str(tmp_path / "run")]) == 2
-    assert "holds a simulated run" in capsys.readouterr().err
+    assert "is a simulated run, which cannot be resumed" in capsys.readouterr().err

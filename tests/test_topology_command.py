@@ -84,7 +84,11 @@ def test_without_matplotlib_there_is_still_a_table(
         (["rnig", "8"], "Did you mean 'ring'"),
         (["hypercube", "6"], "expected a power of two, such as 4 or 8"),
         (["ring", "8", "--out", "ring.doc"], "ending in .png, .svg, .pdf, got 'ring.doc'"),
-        (["ring", "8", "--out", "nowhere/ring.png"], "No such file or directory: nowhere/ring.png"),
+        (["ring", "8", "--out", "nowhere/ring.png"], "cannot write the picture nowhere/ring.png: No such file or dir"),
+        (["ring", "8", "--out", "folder.png"], "cannot write the picture folder.png: Is a directory"),
+        (["ring", "8", "--nodes", "2"], "nodes has an effect only with NAME hierarchical, and NAME is 'ring'"),
+        (["ring", "8", "--seed", "1"], "seed has an effect only with NAME matching or uniform, and NAME is 'ring'"),
+        (["ring", "\u0668"], "got '\u0668'"),
         (["ring", "8", "--uot", "x.png"], "Did you mean '--out'"),
         (["matching", "8", "--seed", "-1"], "seed: expected"),
         (["hierarchical", "8", "--nodes", "0"], "nodes: expected"),
@@ -96,9 +100,10 @@ def test_bad_input_is_one_line(
     argv: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
     assert main(argv) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("minidl: error: ") and error.count("\n") == 1 and words in error
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith("minidl: error: ") and error.count("\n") == 1 and words in error
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

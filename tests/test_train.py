@@ -148,7 +148,7 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     (tmp_path / "folder" / "checkpoints").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.toml").touch()
-    (tmp_path / "empty" / "model.safetensors").touch()
+    (tmp_path / "empty" / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
     capsys.readouterr()
     return tmp_path / "run"
 
@@ -166,8 +166,8 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("--data synthetic:96x4x4x1:4 --model mlp --out run", "holds another run: --resume"),
     ("--data synthetic:96x4x4x1:4 --model mlp --out file", "--out file is a file: expected a folder"),
     ("--data synthetic:96x4x4x1:4 --model mlp --out file/run", "Not a directory"),
-    ("--resume none", "holds no run"),
-    ("--resume folder", "holds no run"),
+    ("--resume none", "the folder none does not exist"),
+    ("--resume folder", "folder is not the folder of a run"),
     ("--resume run --lr 1", "--lr cannot be given with --resume"),
     ("--resume run --evaluate run", "give only one of"),
     ("--evaluate none", "none does not exist"),
@@ -180,7 +180,7 @@ def a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("--evaluate file --model lenet", "not a safetensors file"),
     ("--resume empty", "empty/config.toml is incomplete: it lacks model, data"),
     ("--evaluate empty/model.safetensors", "empty/config.toml is incomplete"),
-    ("--data synthetic:96x4x4x1:4 --model mlp --out folder", "folder/checkpoints exists, but holds no run"),
+    ("--data synthetic:96x4x4x1:4 --model mlp --out folder", "folder/checkpoints exists, but folder is not the folder"),
     ("--evaluate run --data synthetic:96x5x5x1:4", "trained on data with input_shape [4 4 1]"),
 ])  # fmt: skip
 def test_bad_input(a_run: Path, argv: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,7 +333,7 @@ def test_weights_for_new_images(capsys: pytest.CaptureFixture[str]) -> None:
     np.testing.assert_allclose(standardise(images), dataset.x_test, atol=1e-5)
     assert not model.training
     assert evaluate(model, standardise(images), dataset.y_test).accuracy == told["test_accuracy"]
-    metadata = files.read(Path("run/model.safetensors"))[1]
+    metadata = files.header(Path("run/model.safetensors")).metadata
     assert metadata["format"] == "pt" and metadata["model"] == "mlp" and metadata["input_shape"] == "[4, 4, 1]"
     files.save(Path(), 1, files.Checkpoint(model.state_dict(), {}, {}))
     with pytest.raises(CheckpointError, match="does not name its model"):

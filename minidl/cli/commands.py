@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -13,7 +13,7 @@ from minidl.cli import arguments
 from minidl.comm.fabric.alone import Alone
 from minidl.comm.fabric.base import Fabric
 from minidl.comm.meter import Meter
-from minidl.errors import CheckpointError, ConfigError
+from minidl.errors import CheckpointError, ConfigError, printable
 from minidl.run import checkpoint as files
 from minidl.run.config import resolve
 from minidl.run.config_file import read_toml
@@ -61,14 +61,13 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
     folder = Path(given["resume"])
     if result := result_of(folder):
         if fabric.rank == 0 and not given.get("quiet"):
-            print(_already_finished(folder), file=sys.stderr, flush=True)
+            print(printable(_already_finished(folder)), file=sys.stderr, flush=True)
         return result
     session = Session(resolve(read_run(folder), given), signals, fabric)
     session.resumed = True
     with session.output.opened(lambda: reopen(folder)):  # the leader first: the others then read the folder
-        last = files.last(folder / "checkpoints")
-        if last:
-            _restore(session, last)
+        if made := files.steps(folder / "checkpoints"):
+            _restore(session, folder / "checkpoints", made)
         if session.output.run:
             session.output.run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
         return session.train()
@@ -82,28 +81,41 @@ def _already_finished(folder: Path) -> str:
             f"To train longer, begin a new run: {command}")  # fmt: skip
 
 
-def _restore(session: Session, folder: Path) -> None:
+def _restore(session: Session, checkpoints: Path, made: Sequence[int]) -> None:
+    """Restore a run from its last checkpoint. made: the steps that have a checkpoint."""
+    folder = files.folder_of(checkpoints, made[-1])
     try:
-        checkpoint = files.load(folder)
+        checkpoint = files.load_step(checkpoints, made[-1])
     except CheckpointError as error:
-        earlier = len(files.steps(folder.parent)) > 1
-        advice = "; delete it to continue from the checkpoint before it" if earlier else ""
-        raise CheckpointError(f"{folder}: {error}{advice}") from None
+        earlier = "; delete this checkpoint to continue from the one before it" if len(made) > 1 else ""
+        raise CheckpointError(f"{error}{earlier}") from None
+    if local_snapshots.exist(checkpoints):
+        checkpoint = local_snapshots.add(checkpoints, checkpoint)
+        found = len(checkpoint.state.get("members", ()))  # 0 if a single replica has continued the run
+        mass = ", with a mass of 1 each" if session.config.mix == "mass" else ""
+        session.origin = f", from the states that {found} replicas saved after an epoch{mass}" if found else ""
     try:
-        if local_snapshots.exist(folder.parent):
-            checkpoint = local_snapshots.add(folder.parent, checkpoint)
-            found = len(checkpoint.state.get("members", ()))  # 0 if a single replica has continued the run
-            mass = ", with a mass of 1 each" if session.config.mix == "mass" else ""
-            session.origin = f", from the states that {found} replicas saved after an epoch{mass}" if found else ""
         restore(session.trainer, checkpoint)
     except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+        raise CheckpointError(f"checkpoint {folder}: {error}") from None
+    _forget_missing_best(session, checkpoints)
+
+
+def _forget_missing_best(session: Session, checkpoints: Path) -> None:
+    """If the best checkpoint is missing, choose the result among the later ones.
+
+    It is missing after the user has deleted a damaged checkpoint: `prune` may have removed the best one before it.
+    """
+    at = session.trainer.progress
+    if at.best_step >= 0 and not files.folder_of(checkpoints, at.best_step).is_dir():
+        session.origin += f"; the best checkpoint, of step {at.best_step:,}, is missing: later ones replace it"
+        at.best_step, at.best_accuracy, at.best_loss = -1, 0.0, 0.0
 
 
 def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     """Test the weights that --evaluate names on the test images; return their scores."""
     weights = find_weights(Path(given["evaluate"]))
-    if known := run_options(weights):
+    if known := run_options(weights.path):
         # With another seed, for example, the data would be split differently: training images could be test images.
         arguments.allow(given, arguments.OF_A_RUN, "--evaluate of a run: it is tested with the options of its training")
     file = _config_file(given)
@@ -113,7 +125,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     try:
         load_weights(model, weights)
     except CheckpointError as error:
-        raise CheckpointError(f"{weights}, as {config.model} for {config.data}: {error}") from None
+        raise CheckpointError(f"{weights.path}, as {config.model} for {config.data}: {error}") from None
     score = evaluate(model, dataset.x_test, dataset.y_test, check=signals.check)
     return {
         "test_accuracy": score.accuracy,
@@ -122,7 +134,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
         "parameters": parameter_count(model),
         "model": config.model,
         "data": config.data,
-        "checkpoint": str(weights),
+        "checkpoint": str(weights.path),
     }
 
 

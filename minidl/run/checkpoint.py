@@ -17,11 +17,12 @@ import json
 import os
 import re
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors.numpy import save as to_bytes
@@ -29,8 +30,8 @@ from safetensors.numpy import save as to_bytes
 from minidl import resources
 from minidl.errors import CheckpointError
 from minidl.reading import Stored, Unreadable, blaming, content, json_value, opened, safetensors_header
-from minidl.run.progress import PROGRESS
-from minidl.schema import mapping, maybe, named, number, record, sequence, several, text, whole
+from minidl.run.progress import progress
+from minidl.schema import LARGEST, Kind, Mismatch, mapping, maybe, named, number, record, sequence, several, text, whole
 
 FORMAT = "minidl checkpoint 1"
 MODEL, STATE, SUMS = "model.safetensors", "state.safetensors", "sha256sums.txt"
@@ -38,15 +39,25 @@ UNKNOWN_TO_NUMPY = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3", "F8_E5M2": "fl
 TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
          "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}  # fmt: skip
 
-RANDOM = record({"seed": whole(0, 2**32 - 1), "offset": whole()})
-METHOD = maybe(sequence(mapping(several(number(0.0))), mapping(whole())))  # vectors of masses, and counters
-MEMBER = record({"progress": PROGRESS, "optimizer_steps": whole(), "random": RANDOM, "images": whole(),
-                 "steps": whole(), "method": METHOD})  # fmt: skip
-VALID = record(
-    {"progress": PROGRESS, "optimizer": record({"steps": whole()}), "random": RANDOM, "layout": text(),
-     "batches": whole(1), "config": text()},
-    optional={"members": mapping(MEMBER, text("0|[1-9][0-9]{0,6}", "a rank"))},
-)  # the state of a checkpoint: see training/resume.py  # fmt: skip
+
+
+def _state(most: int) -> Kind:
+    """Return the description of a checkpoint's state, whose counters are at most `most`: see training/resume.py."""
+    count, at = whole(0, most), progress(most)
+    random = record({"seed": whole(0, 2**32 - 1), "offset": count})
+    mass = number(1e-300, most)  # above 0
+    method = maybe(sequence(mapping(several(mass)), mapping(count)))  # vectors, and counters
+    member = record({"progress": at, "optimizer_steps": count, "random": random, "images": count, "steps": count,
+                     "method": method})  # fmt: skip
+    return record(
+        {"progress": at, "optimizer": record({"steps": count}), "random": random, "layout": text(),
+         "batches": whole(1, most), "config": text()},
+        optional={"members": mapping(member, text("0|[1-9][0-9]{0,6}", "a rank"))},
+    )  # fmt: skip
+
+
+VALID = _state(LARGEST)
+RESUMABLE = _state(LARGEST >> 6)  # while a run continues, its counters stay below the limit of VALID
 
 Arrays = dict[str, np.ndarray]
 
@@ -77,7 +88,8 @@ def steps(checkpoints: Path) -> list[int]:
     """Return the steps that have a checkpoint, in increasing order."""
     if not checkpoints.is_dir():
         return []
-    names = (re.fullmatch(r"step-(\d{8,})", entry.name) for entry in checkpoints.iterdir())
+    names = (re.fullmatch("step-([0-9]{8}|[1-9][0-9]{8,15})", each.name) for each in checkpoints.iterdir()
+             if each.is_dir())  # fmt: skip
     return sorted(int(name[1]) for name in names if name)
 
 
@@ -130,60 +142,110 @@ def clean_up(checkpoints: Path) -> None:
 
 def load(folder: Path) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointError if it is damaged, incomplete, not valid or in another format."""
-    verify(folder)
-    weights, about = read(folder / MODEL)
-    vectors, metadata = read(folder / STATE)
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{folder}: expected a {FORMAT!r}, found {metadata.get('format', '')[:40]!r}")
-    with blaming(f"{folder} is from another version of minidl", CheckpointError):
-        state = json_value(metadata.get("state", ""))
-        VALID(state)
-    about.pop("format", None)
-    return Checkpoint(weights, vectors, state, about)
+    model, vectors = verify(folder)
+    state = _state_of(folder, vectors)
+    about = {name: text for name, text in model.metadata.items() if name != "format"}
+    return Checkpoint(model.values(), vectors.values(), state, about)
 
 
-def verify(folder: Path) -> None:
-    """Compare a checkpoint's files with their checksums. Raises CheckpointError if a file is missing or differs."""
-    def reading(name: str) -> AbstractContextManager[None]:
-        return blaming(f"checkpoint {folder} is incomplete: {name}", CheckpointError)
+def load_step(checkpoints: Path, step: int) -> Checkpoint:
+    """Read the checkpoint of a step, to continue from it. Raises CheckpointError also if it is of another step."""
+    folder = folder_of(checkpoints, step)
+    found = load(folder)
+    if (saved := found.state["progress"]["step"]) != step:
+        raise CheckpointError(f"checkpoint {folder} is damaged: it contains the state of step {saved}")
+    return found
 
-    found = ""
-    with reading(SUMS):
+
+def best_step(folder: Path) -> int:
+    """Return the best step that a checkpoint names, or -1. Raises as `load`."""
+    return int(_state_of(folder, verify(folder)[1])["progress"]["best_step"])
+
+
+def verify(folder: Path) -> tuple[ArrayFile, ArrayFile]:
+    """Compare the files of a checkpoint with their checksums; return model.safetensors and state.safetensors.
+
+    The headers are read first: they tell how large the files must be. So no byte of a file of another size is hashed.
+    Raises CheckpointError if a file is missing or damaged.
+    """
+    with _part_of(folder, SUMS):
         sums = content(folder / SUMS, limit=1000)
+    files = []
     for name in (MODEL, STATE):
-        with reading(name), opened(folder / name) as file:
+        with _part_of(folder, name):
+            files.append(_header(folder / name))
+    found = ""
+    for name in (MODEL, STATE):
+        with _part_of(folder, name), opened(folder / name) as file:
             found += f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n"
     if sums != found.encode():
         raise CheckpointError(f"checkpoint {folder} is damaged: {SUMS} does not match its files")
+    return files[0], files[1]
+
+
+@contextmanager
+def _part_of(folder: Path, name: str) -> Iterator[None]:
+    """Convert errors in reading a file of a checkpoint into CheckpointError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint {folder} is incomplete: {name} does not exist") from None
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder} cannot be read: {name}: {error.strerror}") from None
+    except (Unreadable, Mismatch) as error:
+        raise CheckpointError(f"checkpoint {folder} cannot be read: {name}: {error}") from None
+
+
+def _state_of(folder: Path, file: ArrayFile) -> dict[str, Any]:
+    """Return the state in the metadata of a checkpoint's state.safetensors. Raises CheckpointError if it is invalid."""
+    if file.metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: expected a {FORMAT!r}, found {file.metadata.get('format', '')[:40]!r}")
+    with blaming(f"{folder} has a state that is damaged, or from another version of minidl", CheckpointError):
+        state = json_value(file.metadata.get("state", ""))
+        VALID(state)
+    return dict(state)
 
 
 # Files.
 
 
-def read(path: Path) -> tuple[Arrays, dict[str, str]]:
-    """Read the arrays and the metadata of a safetensors file.
+class ArrayFile(NamedTuple):
+    """A safetensors file of which only the header has been read: its arrays by name, and its metadata."""
 
-    The header's offsets are compared with the file's size before memory is allocated. Raises CheckpointError if the
-    file is missing, unreadable, damaged or contains a data type that NumPy does not support.
+    path: Path
+    arrays: dict[str, Stored]
+    metadata: dict[str, str]
+
+    def values(self) -> Arrays:
+        """Read the arrays. Raises CheckpointError if the file has become shorter, or is missing now."""
+        with blaming(str(self.path), CheckpointError), opened(self.path) as file:
+            return {name: _array(file, name, stored) for name, stored in self.arrays.items()}
+
+
+def header(path: Path) -> ArrayFile:
+    """Read the header of a safetensors file.
+
+    Its offsets are compared with the file's size. Raises CheckpointError if the file is missing, unreadable, damaged,
+    larger than the free memory or contains a data type that NumPy does not support.
     """
-    arrays, metadata = header(path)
-    with blaming(str(path), CheckpointError), opened(path) as file:
-        return {name: _array(file, name, stored) for name, stored in arrays.items()}, metadata
+    with blaming(str(path), CheckpointError):
+        return _header(path)
 
 
-def header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Read the header of a safetensors file: its arrays by name, without values, and its metadata. Raises as `read`."""
-    damaged = blaming(f"{path} is damaged or not a safetensors file", CheckpointError)
-    with blaming(str(path), CheckpointError), opened(path) as file, damaged:
-        arrays, metadata = safetensors_header(file)
+def _header(path: Path) -> ArrayFile:
+    with opened(path) as file:
+        try:
+            arrays, metadata = safetensors_header(file)
+        except (Unreadable, Mismatch) as error:
+            raise Unreadable(f"it is damaged, or not a safetensors file: {error}") from None
     needed, free = sum(stored.stop - stored.start for stored in arrays.values()), resources.available()
     if needed > free:  # a sparse file may be larger than the disk
-        raise CheckpointError(f"{path} holds {resources.size(needed)}, and {resources.size(free)} of memory are free")
+        raise Unreadable(f"it holds {resources.size(needed)}, and {resources.size(free)} of memory are free")
     for name, stored in arrays.items():
         if stored.kind in UNKNOWN_TO_NUMPY:
-            raise CheckpointError(f"{path}: {named(name)} holds {UNKNOWN_TO_NUMPY[stored.kind]}; expected float32: "
-                                  "convert the file in the program that made it")  # fmt: skip
-    return arrays, metadata
+            raise Unreadable(f"{named(name)} holds {UNKNOWN_TO_NUMPY[stored.kind]}; expected float32: "
+                             "convert the file in the program that made it")  # fmt: skip
+    return ArrayFile(path, arrays, metadata)
 
 
 def require_finite(arrays: Arrays) -> None:

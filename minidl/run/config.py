@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minidl.errors import ConfigError
 from minidl.run import declared
-from minidl.run.hints import shown
-from minidl.run.options import Option, limits, matches, option, options
+from minidl.run.options import Option, limits, matches, option, options, unmet
 from minidl.run.presets import depending_on, preset
 
 CHOOSERS = ("model", "optimizer", "method")  # options whose values declare further options
@@ -44,6 +43,7 @@ DATA = {
     "synthetic:COUNTxHxWxC:CLASSES": "COUNT random images of height H, width W and C channels, in CLASSES classes",
     "FILE.npz": "your own: arrays x_train (N, H, W, C), y_train (N,), x_test, y_test",
 }
+DOWNLOADED = ("mnist", "fashion-mnist", "cifar10")
 DATASETS = tuple(name for name in DATA if name == name.lower())
 SCHEDULES = {
     "constant": "always --lr",
@@ -63,6 +63,7 @@ SHARDS = {
                     "distribution; the smaller ALPHA, the fewer classes",
 }  # fmt: skip
 
+THREADS = limits(min=0, max=4096)
 ABOVE_ZERO, ZERO_OR_MORE, ONE_OR_MORE = limits(above=0), limits(min=0), limits(min=1)
 FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 
@@ -109,7 +110,7 @@ class Config:
 
     data: str = option("digits", "the data set", group="data", choices=DATA)
     data_dir: str = option("", "first folder to search for the files of data sets; then $MINIDL_DATA and the user's "
-                           "cache folder", group="data")
+                           "cache folder", group="data", used_with={"data": DOWNLOADED})
     layout: str = option("channels-last", "order of the axes in FILE.npz", group="data", choices=LAYOUTS,
                          needs={"data": "FILE.npz"})
     validation: float = option(0.0, "fraction of the training set held out to select the best checkpoint",
@@ -143,7 +144,7 @@ class Config:
 
     seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group="run", limits=SEED)
     threads: int = option(0, "threads per process; 0: MINIDL_THREADS or one per core (for several --workers: a share "
-                          "of the cores); does not change results", group="run", limits=ZERO_OR_MORE)
+                          "of the cores); does not change results", group="run", limits=THREADS)
     keep: int = option(2, "number of newest checkpoints kept, besides the best one", group="run", limits=ONE_OR_MORE)
 
     out: str = option("", "the run folder (default: the next free runs/DATA-MODEL-N)", group="command", saved=False)
@@ -210,14 +211,21 @@ def no_effect(name: str, values: Mapping[str, Any]) -> str:
         several = "s" if len(found) > 1 else ""
         return (f"{words} is an option of the {chooser}{several} {', '.join(found)}, not of {values[chooser]}: "
                 f"leave it out, or choose another {chooser}")  # fmt: skip
-    for other, needed in own[name].needs.items():
-        if not matches(needed, values[other]):
-            return (f"{words} has an effect only with {other} {needed}, and {other} is {shown(values[other])}: "
-                    f"leave it out, or change {other}")  # fmt: skip
+    if reason := unmet(own[name], values, own[name].needs):
+        return reason
     for entry in own.values():
         if entry.instead_of == name and values[entry.name]:
             return f"{entry.words} and {words} exclude each other: give only one of them"
     return ""
+
+
+def unused(name: str, values: Mapping[str, Any]) -> str:
+    """Return why an option of the command line changes nothing, although a file may hold it, or "" otherwise."""
+    entry = options_of(values)[name]
+    of_replicas = entry.group.partition(".")[0] == "method" and name not in ("method", "workers")
+    if of_replicas and values["workers"] == 1:
+        return f"{entry.words} has an effect only with several replicas, and there is one: leave it out"
+    return unmet(entry, values, entry.used_with)
 
 
 def _is_default(name: str, value: Any) -> bool:
@@ -243,7 +251,8 @@ def resolve(*layers: Mapping[str, Any]) -> Config:
     """Combine layers of options into a config. Later layers override earlier ones; paths become absolute.
 
     Raises ConfigError if an option has no effect in its own layer. Options that lose their effect by a later layer are
-    dropped. The attribute `source` of a layer, if any, is put before the message.
+    dropped. A layer with the attribute `source` is from a file: `source` is put before messages, and `unused` options
+    are accepted.
     """
     given: dict[str, Any] = {}
     refused: dict[str, str] = {}  # options without effect in their layer, and the layer's source
@@ -259,6 +268,10 @@ def resolve(*layers: Mapping[str, Any]) -> Config:
         except ConfigError as error:
             raise ConfigError(source + str(error)) from None
         refused |= {name: source for name in new if no_effect(name, values)}
+        if not hasattr(layer, "source"):
+            for reason in (unused(name, values) for name in new if name not in refused):
+                if reason:
+                    raise ConfigError(reason)
     values = _with_presets(given)
     for name in given:
         if reason := no_effect(name, values):

@@ -36,14 +36,14 @@ def read_toml(path: str | Path) -> FileOptions:
     with blaming(f"config file {shown(str(path))}", ConfigError):
         content = text(path, TOML_LIMIT)
     try:
-        found = FileOptions(from_toml(content))
+        found = from_toml(content)
     except ConfigError as error:
         raise ConfigError(f"{source}{error}") from None
     found.source = source
     return found
 
 
-def from_toml(content: str) -> dict[str, Any]:
+def from_toml(content: str) -> FileOptions:
     """Read and check the options in TOML text.
 
     Raises ConfigError if the text is not TOML, a key is unknown, or a value is not allowed.
@@ -52,7 +52,7 @@ def from_toml(content: str) -> dict[str, Any]:
         tables = toml_table(content)
     except Unreadable as error:
         raise ConfigError(str(error)) from None
-    found: dict[str, Any] = {}
+    found = FileOptions()
     sections = _sections(tables)
     for section, table in sections.items():
         for key, value in table.items():
@@ -66,7 +66,7 @@ def from_toml(content: str) -> dict[str, Any]:
             raise ConfigError(f"[{section}] holds options of the {chooser} {name}: set {chooser} = \"{name}\" in "
                               f"[{chooser}], or remove [{section}]")  # fmt: skip
     if len(sections) == 1 and found.keys() >= EARLIER:
-        return {name: value for name, value in found.items() if not no_effect(name, complete(found))}
+        return FileOptions((name, value) for name, value in found.items() if not no_effect(name, complete(found)))
     return found
 
 

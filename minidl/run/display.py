@@ -8,6 +8,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from minidl.errors import printable
+
 INTERVAL = 0.1  # seconds between two updates of the bar
 
 
@@ -28,7 +30,7 @@ class Display:
         with suppress(OSError):  # the terminal may be gone
             if self._bar is not None:
                 self._bar.clear()
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
 
     def compiling(self, ready: int, total: int) -> None:
         """Report that kernels are compiled. Print nothing if the cache contains all of them.

@@ -25,18 +25,21 @@ from minidl.errors import CheckpointError, ConfigError, MinidlError
 from minidl.reading import Unreadable, blaming, json_value, opened, text
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import read_toml, saved, to_toml
+from minidl.run.progress import LOSS
 from minidl.schema import Mismatch
 
 HEAD = "# The options of a run. To repeat the run: `python -m minidl.train --config FILE`\n\n"
 LONGEST_LINE = 1 << 16  # bytes of an entry in metrics.jsonl
+LONGEST_METRICS = 1 << 28  # bytes: a million lines, which is enough for 100 million steps
 LONGEST_SUMMARY = 8 << 20  # bytes: it lists the edges between all replicas
 ENTRY = schema.record({"event": schema.text(), "step": schema.whole(), "epoch": schema.whole()}, others=True)
-_COUNTS = dict.fromkeys(("epochs", "steps"), schema.whole())
-_NUMBERS = dict.fromkeys(("test_accuracy", "test_loss", "seconds", "images_per_second"), schema.number())
-_RESULT = _COUNTS | _NUMBERS | {"out": schema.text()}
-_OF_REPLICAS = dict.fromkeys(("workers", "replicas_alive", "messages"), schema.whole()) | dict.fromkeys(
-    ("accuracy_best", "accuracy_worst", "consensus_distance", "bytes_sent", "wait_fraction"), schema.number()
-) | {"method": schema.text()}
+_FRACTION, _POSITIVE = schema.number(0, 1), schema.number(0, schema.LARGEST)
+_RESULT = dict.fromkeys(("epochs", "steps"), schema.whole()) | {
+    "test_accuracy": _FRACTION, "test_loss": LOSS, "seconds": _POSITIVE, "images_per_second": _POSITIVE,
+    "out": schema.text()}  # fmt: skip
+_OF_REPLICAS = dict.fromkeys(("workers", "replicas_alive", "messages"), schema.whole()) | {
+    "accuracy_best": _FRACTION, "accuracy_worst": _FRACTION, "wait_fraction": _POSITIVE, "consensus_distance": LOSS,
+    "bytes_sent": _POSITIVE, "method": schema.text(words="the name of a method")}  # fmt: skip
 BEST_STEP = {"best_step": schema.whole()}
 SUMMARY = schema.record(_RESULT, BEST_STEP, others=True)
 SUMMARY_OF_REPLICAS = schema.record(_RESULT | _OF_REPLICAS, BEST_STEP, others=True)
@@ -68,14 +71,15 @@ class RunFolder:
     @classmethod
     def create(cls, config: Config) -> RunFolder:
         """Create a run in `config.out`, or the next free runs/DATA-MODEL-N. Raises ConfigError if a run is there."""
-        if config.out:
-            folder = Path(config.out)
-            made = not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
-        else:
-            folder = _next_free(f"{Path(config.data).stem}-{config.model}")
-            made = True
-        run = cls(folder)
+        with _creating(config.out or "runs"):
+            if config.out:
+                folder = Path(config.out)
+                made = not folder.exists()
+                folder.mkdir(parents=True, exist_ok=True)
+            else:
+                folder = _next_free(f"{Path(config.data).stem}-{config.model}")
+                made = True
+            run = cls(folder)
         try:
             run._begin(HEAD + to_toml(config))
         except BaseException:
@@ -91,10 +95,12 @@ class RunFolder:
         if self.config.exists():
             raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} continues it, "
                               "another --out begins a new one")  # fmt: skip
-        try:
-            self.checkpoints.mkdir()  # if two processes try, one of them fails
-        except FileExistsError:
-            raise ConfigError(f"{self.checkpoints} exists, but holds no run: give another --out") from None
+        with _creating(str(self.folder)):
+            try:
+                self.checkpoints.mkdir()  # if two processes try, one of them fails
+            except FileExistsError:
+                raise ConfigError(f"{self.checkpoints} exists, but {self.folder} is not the folder of a run: "
+                                  "give another --out") from None  # fmt: skip
         try:
             write(self.config, text.encode())
         except BaseException as error:
@@ -108,7 +114,12 @@ class RunFolder:
         """Open the run in this folder. Raises CheckpointError if there is none, or if it is incomplete."""
         read_run(folder)  # may raise, so it comes before the lock
         run = cls(Path(folder))
-        run.checkpoints.mkdir(exist_ok=True)
+        try:
+            run.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            os.close(run._lock)
+            reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
+            raise CheckpointError(f"cannot write checkpoints to {run.checkpoints}: {reason}") from None
         return run
 
     def log(self, entry: dict[str, Any]) -> None:
@@ -121,6 +132,9 @@ class RunFolder:
         if not self.metrics.exists():
             return
         with blaming(str(self.metrics), JournalError), opened(self.metrics) as old:
+            if (size := os.fstat(old.fileno()).st_size) > LONGEST_METRICS:
+                raise Unreadable(f"it has {size:,} bytes; expected at most {LONGEST_METRICS:,}: move it elsewhere to "
+                                 "continue without the earlier lines")  # fmt: skip
             lines = iter(lambda: old.readline(LONGEST_LINE), b"")
             with self._writing(self.metrics), replacing(self.metrics) as new:
                 new.writelines(line.rstrip(b"\r\n") + b"\n" for line in lines if _happened(line, step, epoch))
@@ -144,11 +158,19 @@ class RunFolder:
 def read_run(folder: str | Path) -> dict[str, Any]:
     """Return the options of the run in this folder. Raises CheckpointError if there is none or a simulated one."""
     path = Path(folder) / "config.toml"
-    if not path.is_file():
-        raise CheckpointError(f"{folder} holds no run: it has no config.toml")
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"{folder} is not a folder: give the folder of a run"
+                              if os.path.lexists(folder) else f"the folder {folder} does not exist")  # fmt: skip
+    if not os.path.lexists(path):
+        raise CheckpointError(f"{folder} is not the folder of a run: it has no config.toml")
     if (path.parent / CLUSTER).exists():
-        raise CheckpointError(f"{folder} holds a simulated run, which cannot be resumed: begin a new one")
+        raise CheckpointError(f"{folder} is a simulated run, which cannot be resumed: begin a new one")
     return read_options(path)
+
+
+def resuming(folder: str | Path) -> str:
+    """Return the command that continues the run in this folder."""
+    return f"python -m minidl.train --resume {quote(str(folder))}"
 
 
 def result_of(folder: str | Path) -> dict[str, Any] | None:
@@ -156,9 +178,9 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
     try:
         summary = json_value(text(Path(folder) / "summary.json", LONGEST_SUMMARY))
         (SUMMARY_OF_REPLICAS if isinstance(summary, dict) and "workers" in summary else SUMMARY)(summary)
-    except (FileNotFoundError, Unreadable, Mismatch):
+    except (FileNotFoundError, NotADirectoryError, Unreadable, Mismatch):
         return None
-    return summary
+    return dict(summary) | {"out": str(folder)}  # the folder may have been moved
 
 
 def read_options(path: Path) -> dict[str, Any]:
@@ -166,7 +188,8 @@ def read_options(path: Path) -> dict[str, Any]:
     given = read_toml(path)
     missing = [name for name in saved(resolve(given)) if name not in given]
     if missing:
-        raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing)}; "
+        more = f" and {len(missing) - 3} more options" if len(missing) > 3 else ""
+        raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing[:3])}{more}; "
                               "begin a new run with another --out")  # fmt: skip
     return given
 
@@ -199,6 +222,15 @@ def _happened(line: bytes, step: int, epoch: int) -> bool:
     except (Unreadable, Mismatch):
         return False  # an incomplete line, left by a killed process
     return bool(entry["step"] <= step and (entry["event"] == "step" or entry["epoch"] <= epoch))
+
+
+@contextmanager
+def _creating(folder: str) -> Iterator[None]:
+    """Convert errors of the system while a run folder is created."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot create the run folder {folder}: {error.strerror}: give another --out") from None
 
 
 def _next_free(name: str) -> Path:

@@ -163,7 +163,7 @@ def _choice(known: Mapping[str, Option], chooser: str, name: str) -> Iterator[st
         yield from ("", *_wrapped(choice.papers))
     entries = [entry for entry in choice.options.values() if entry.name in known]
     yield from ("", f"options that --{chooser} {name} takes, besides those that all take:" if entries else
-                f"--{chooser} {name} has no options of its own.")  # fmt: skip
+                f"--{chooser} {name} takes no further options")  # fmt: skip
     for entry in entries:
         yield from _details(entry)
     rows = [(conditions, values) for conditions, values in PRESETS if conditions.get(chooser) == name]
@@ -179,8 +179,9 @@ def _details(entry: Option) -> Iterator[str]:
     yield from _row(_usage(entry), _sentence(entry, with_choices=not meanings))
     for choice, meaning in meanings.items():
         yield from _row("      " + choice, meaning)
-    for other, needed in entry.needs.items():
-        yield from _row("", f"only with --{other} {needed}")
+    for other, needed in {**entry.needs, **entry.used_with}.items():
+        words = needed if isinstance(needed, str) else ", ".join(needed)
+        yield from _row("", f"only with --{other} {words}")
 
 
 def _line(entry: Option) -> Iterator[str]:

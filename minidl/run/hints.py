@@ -45,8 +45,8 @@ ALIASES = {
 REASONS = {
     "device gpu gpus cuda cpu no-cuda use-cuda accelerator mps": "minidl computes on the CPU: leave it out; --threads "
                                                                  "sets the number of cores",
-    "num-workers nworkers j jobs loader-workers": "the loader needs no processes of its own; --workers sets the number "
-                                                  "of replicas",
+    "num-workers nworkers j jobs loader-workers": "a thread of each replica loads the images: leave it out; --workers "
+                                                  "sets the number of replicas",
     "dropout drop-rate dropout-rate p-dropout": "the models of --model have no dropout; put nn.Dropout into a model of "
                                                 "your own, and train it with minidl.fit",
     "hidden hidden-size hidden-dim layers num-layers depth width units": "the models of --model have fixed sizes; "

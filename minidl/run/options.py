@@ -61,6 +61,8 @@ class Option:
     choices: the allowed values or forms (see WORDS), each with its meaning or ""; empty: all values.
     saved: written to config.toml; False for options of a single command, such as --quiet.
     needs: {other option: value or form}: this option has an effect only if the other one has this value.
+    used_with: {other option: values or forms}: likewise, but files may hold the option in any case, and it keeps its
+        value; it is only refused on the command line.
     instead_of: the name of another option; it has no effect if this one is neither 0 nor False.
     """
 
@@ -73,6 +75,7 @@ class Option:
     limits: Limits | None
     saved: bool
     needs: Mapping[str, str]
+    used_with: Mapping[str, Sequence[str]]
     instead_of: str
 
     @property
@@ -91,7 +94,7 @@ class Option:
         """Convert an argument of the command line to a value. Returns invalid text unchanged; `check` rejects it."""
         if self.kind in (int, float):
             try:
-                return self.kind(text)
+                return plain_number(text, self.kind)
             except ValueError:
                 return text
         return text
@@ -147,6 +150,24 @@ class Option:
         return ConfigError(f"{self.words}: expected {kind}, got {shown(value)}")
 
 
+def unmet(entry: Option, values: Mapping[str, Any], conditions: Mapping[str, str | Sequence[str]]) -> str:
+    """Return why an option has no effect under conditions such as `Option.needs`, or "" if it has one."""
+    for other, needed in conditions.items():
+        forms = [needed] if isinstance(needed, str) else needed
+        if not any(matches(form, values[other]) for form in forms):
+            allowed = " or ".join([", ".join(forms[:-1])] * (len(forms) > 1) + [forms[-1]])
+            return (f"{entry.words} has an effect only with {other} {allowed}, and {other} is "
+                    f"{shown(values[other])}: leave it out, or change {other}")  # fmt: skip
+    return ""
+
+
+def plain_number(text: str, kind: type[int] | type[float]) -> int | float:
+    """Convert the text of a number. Raises ValueError also for forms that only Python reads, such as 1_000."""
+    if not text.isascii() or "_" in text or text != text.strip():
+        raise ValueError(text)
+    return kind(text)
+
+
 def matches(choice: str, value: Any) -> bool:
     """Return whether a value is this choice, or has its form: matches("torus:RxC", "torus:2x3")."""
     if value == choice or not isinstance(value, str) or choice == choice.lower():
@@ -177,14 +198,14 @@ def option(default: Any, help: str, *, group: str, **more: Any) -> Any:
     """
     if not isinstance(more.get("choices", {}), Mapping):
         more["choices"] = dict.fromkeys(more["choices"], "")
-    plain: dict[str, Any] = dict(choices={}, limits=None, saved=True, needs={}, instead_of="")
+    plain: dict[str, Any] = dict(choices={}, limits=None, saved=True, needs={}, used_with={}, instead_of="")
     return field(default=default, metadata=plain | dict(help=help, group=group) | more)
 
 
 def declared(name: str, group: str, default: Any, help: str, **more: Any) -> Option:
     """Return an option that the file of a model, an optimizer or a method declares in OPTIONS (see declared.py)."""
     bounds = {bound: more.pop(bound) for bound in ("min", "max", "above", "below") if bound in more}
-    more = dict(choices={}, needs={}, instead_of="") | more
+    more = dict(choices={}, needs={}, used_with={}, instead_of="") | more
     return Option(name, type(default), default, help, group, limits=limits(**bounds), saved=True, **more)
 
 
@@ -242,12 +263,14 @@ def parse(config: type, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _find_help(argv: Sequence[str]) -> None:
+    """Raise HelpWanted for --help, which may follow other options; ConfigError if it is followed by several words."""
     for number, word in enumerate(argv):
-        if word.startswith(("--help=", "-h=")):
-            raise HelpWanted(word.partition("=")[2])
-        if word in ("--help", "-h"):
-            after = argv[number + 1] if number + 1 < len(argv) else ""
-            raise HelpWanted("" if after.startswith("-") else after)
+        name, equals, topic = word.partition("=")
+        if name in ("--help", "-h"):
+            after = [topic] * bool(equals) + list(argv[number + 1 :])
+            if len(after) > 1:
+                raise ConfigError(f"--help shows one page: leave out {shown(after[1])}")
+            raise HelpWanted("".join(after))
 
 
 def _value(entry: Option, text: str | None) -> str:

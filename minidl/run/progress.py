@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from minidl.schema import LARGEST, Kind, Mismatch, number, record, whole
+from minidl.run.config import Config
+from minidl.schema import Kind, Mismatch, number, record, whole
 
 BEST = ("best_step", "best_accuracy", "best_loss")  # the leader measures them; a resume gives them to all replicas
 
@@ -51,13 +52,19 @@ class Progress:
                 "best_step": self.best_step}  # fmt: skip
 
 
-def _progress() -> Kind:
-    """Return the description of a saved Progress (schema.py)."""
+LARGEST_LOSS = 1e39  # of one image: float32 has no larger values
+LOSS = number(-LARGEST_LOSS, LARGEST_LOSS)
+FASTEST = 1e15  # images per second
+
+
+def progress(most: int) -> Kind:
+    """Return the description of a saved Progress (schema.py). most: the limit of its counters, and of its seconds."""
     counts = ("step", "epoch", "batch", "correct", "images", "timed_images")
-    numbers = ("lr", "loss_sum", "train_loss", "best_loss")
-    seconds = ("seconds", "timed_seconds")
-    fields = record({**dict.fromkeys(counts, whole()), **dict.fromkeys(numbers, number()),
-                     **dict.fromkeys(seconds, number(0.0)), "shift": whole(-LARGEST), "best_step": whole(-1),
+    losses, seconds = ("train_loss", "best_loss"), ("seconds", "timed_seconds")
+    fields = record({**dict.fromkeys(counts, whole(0, most)),
+                     **dict.fromkeys(losses, LOSS),
+                     **dict.fromkeys(seconds, number(0.0, most)), "lr": number(0.0), "loss_sum": number(),
+                     "shift": whole(-most, most), "best_step": whole(-1, most),
                      "best_accuracy": number(0.0, 1.0)})  # fmt: skip
 
     def check(value: Any, name: str = "") -> None:
@@ -65,8 +72,28 @@ def _progress() -> Kind:
         for less, more in (("correct", "images"), ("shift", "step")):
             if value[less] > value[more]:
                 raise Mismatch(f"{name}.{less} is {value[less]}, but {name}.{more} is {value[more]}")
+        if abs(value["loss_sum"]) > value["images"] * LARGEST_LOSS:
+            raise Mismatch(f"{name}.loss_sum is {value['loss_sum']} over {value['images']} images")
+        if value["timed_images"] > value["timed_seconds"] * FASTEST:
+            raise Mismatch(f"{name}.timed_images is {value['timed_images']} in {value['timed_seconds']} s")
 
     return check
 
 
-PROGRESS = _progress()
+def require_position(at: Progress, batches: int, config: Config, name: str) -> None:
+    """Raise Mismatch unless a progress is a position in the run of these options.
+
+    batches: the batches of an epoch. name: of the progress, for the message.
+    """
+    position = at.step - at.shift
+    beyond = at.batch > batches or (at.batch == batches and not at.images)
+    if beyond or at.images > at.batch * (config.batch_size + 1):  # a single image left over joins the last batch
+        raise Mismatch(f"{name}.batch is {at.batch}, with {at.images} images; an epoch has {batches} batches of "
+                       f"{config.batch_size}")  # fmt: skip
+    if config.steps:  # the last epoch may be shorter, and a change of the number of replicas keeps only `position`
+        if position > config.steps or at.epoch > at.step:
+            raise Mismatch(f"{name} is in epoch {at.epoch} after {position} steps; expected at most {config.steps} "
+                           "steps")  # fmt: skip
+    elif position != at.epoch * batches + at.batch or position > config.epochs * batches:
+        raise Mismatch(f"{name} counts {position} steps, but {at.epoch} epochs of {batches} batches and {at.batch} "
+                       f"more batches; the run has {config.epochs} epochs")  # fmt: skip

@@ -17,10 +17,10 @@ class Stopped(BaseException):
     code: the exit code that a shell expects, 128 + the signal number. message: what is saved, and how to continue.
     """
 
-    def __init__(self, signum: int) -> None:
+    def __init__(self, signum: int, message: str = "stopped") -> None:
         super().__init__(signal.Signals(signum).name)
         self.code = 128 + signum
-        self.message = "stopped; there was nothing to save yet"
+        self.message = message
 
 
 class Signals:
@@ -29,11 +29,13 @@ class Signals:
     immediately          before `defer` is called, while there is nothing to save
     in the next `check`  after `defer` is called: between two steps, when the state of a run is complete
 
+    message: that of `Stopped` before `defer` is called.
     A second signal ends the process immediately. Earlier checkpoints remain on the disk.
     """
 
     def __init__(self) -> None:
         self.deferred = self.quiet = False
+        self.message = "stopped; there was nothing to save yet"
         self.received: int | None = None
         self._previous: dict[int, object] = {}
 
@@ -44,7 +46,7 @@ class Signals:
     def check(self) -> None:
         """Raise `Stopped` if a signal has arrived."""
         if self.received is not None:
-            raise Stopped(self.received)
+            raise Stopped(self.received, self.message)
 
     def __enter__(self) -> Signals:
         # Python allows only the main thread to set signal handlers. In another thread, keep the existing ones.
@@ -64,7 +66,7 @@ class Signals:
             os._exit(128 + signum)
         self.received = signum
         if not self.deferred:
-            raise Stopped(signum)
+            raise Stopped(signum, self.message)
         if not self.quiet:
             _tell("stopping after this step; a second signal stops at once")
 

@@ -47,10 +47,10 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
     """
     vectors, members = dict(checkpoint.vectors), dict(checkpoint.state.get("members", {}))
     for folder in (checkpoints / FOLDER).glob("[0-9]*"):
-        last = files.last(folder)
-        part = files.load(last) if last and folder.name not in members else None
+        made = files.steps(folder)
+        part = files.load_step(folder, made[-1]) if made and folder.name not in members else None
         if part and list(part.state.get("members", {})) != [folder.name]:
-            raise CheckpointError(f"{last}: expected the state of replica {folder.name}")
+            raise CheckpointError(f"{files.last(folder)}: expected the state of replica {folder.name}")
         if part and part.state["batches"] == checkpoint.state["batches"]:  # else the number of replicas has changed
             vectors |= part.vectors
             members |= part.state["members"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import quote
 
 from minidl.comm import trace
 from minidl.comm.consensus import consensus_distance
@@ -18,7 +17,7 @@ from minidl.comm.fabric.base import Column, Fabric
 from minidl.nn import Module
 from minidl.run import checkpoint as files
 from minidl.run.evaluation import Score, evaluate
-from minidl.run.folder import JournalError, RunFolder
+from minidl.run.folder import JournalError, RunFolder, resuming
 from minidl.training import local_snapshots
 from minidl.training.replica_state import ReplicaState, averaged, broadcast_text
 from minidl.training.resume import make_checkpoint
@@ -60,7 +59,7 @@ class RunOutput:
     @property
     def command(self) -> str:
         """The command that continues this run."""
-        return f"python -m minidl.train --resume {quote(str(self.folder))}"
+        return resuming(self.folder)
 
     @property
     def checkpoints(self) -> Path:

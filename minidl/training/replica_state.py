@@ -85,7 +85,7 @@ def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
             vectors, rest = numbers["method"]
             trainer.method.restore({name: np.array(values) for name, values in vectors.items()}, rest)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint is from another version of minidl: {error} is not as expected") from None
+        raise CheckpointError(f"the state of the method {trainer.config.method} is not as expected: {error}") from None
     trainer.engine.arena.touch()
     if trainer.engine.statistics is not None:
         trainer.engine.statistics.touch()

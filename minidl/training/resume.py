@@ -13,10 +13,11 @@ import numpy as np
 from minidl.comm.meter import from_vector
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
-from minidl.run.checkpoint import Checkpoint, require_finite
+from minidl.reading import blaming
+from minidl.run.checkpoint import RESUMABLE, Checkpoint, require_finite
 from minidl.run.config import FREE, resolve
 from minidl.run.config_file import from_toml, saved, to_toml
-from minidl.run.progress import BEST, Progress
+from minidl.run.progress import BEST, Progress, require_position
 from minidl.schema import LARGEST, named
 from minidl.training.replica_state import ReplicaState, mean, restore_replica
 from minidl.training.trainer import Trainer
@@ -81,6 +82,16 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         was, is_now = getattr(then, name), getattr(now, name)
         if name not in FREE and was != is_now:
             raise CheckpointError(f"the checkpoint was made with {name} = {was!r}, not {is_now!r}")
+    with blaming("its state does not fit the run", CheckpointError):
+        RESUMABLE(state)
+        require_position(Progress(**state["progress"]), batches, then, "progress")
+        for rank, member in members.items():
+            require_position(Progress(**member["progress"]), batches, then, f"members.{rank}.progress")
+    alike = list(members) == list(trainer.fabric.replicas) if members else trainer.fabric.size == 1
+    same = alike and then.workers == now.workers
+    if same and batches != len(trainer.sampler):
+        raise CheckpointError(f"an epoch had {batches} batches, and now has {len(trainer.sampler)}: the data set has "
+                              "changed")  # fmt: skip
     if layout != trainer.engine.arena.layout_hash:
         raise CheckpointError("the checkpoint is from a model with another layout of parameters")
     _check_arrays(trainer, checkpoint)
@@ -89,17 +100,14 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"the checkpoint has no vector {name}")
     trainer.progress = Progress(**state["progress"])
     trainer.model.load_state_dict(checkpoint.weights)
-    if trainer.fabric.size == 1 and not members:
+    if same and not members:
         trainer.engine.optimizer.load_state_dict(checkpoint.vectors, state["optimizer"])
         set_random_state(state["random"])
         trainer.replica.steps = trainer.progress.step
-    elif list(members) == list(trainer.fabric.replicas) and then.workers == trainer.config.workers:
+    elif same:
         _restore_same_replicas(trainer, checkpoint, members)
     else:
         _restore_other_replicas(trainer, checkpoint, members, batches)
-    at, own = trainer.progress, len(trainer.sampler)
-    if at.batch > own or (at.batch == own and not at.images):
-        raise CheckpointError(f"progress.batch is {at.batch}, with {at.images} images; an epoch has {own} batches")
 
 
 def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -119,9 +127,10 @@ def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def _check_meter(name: str, vector: np.ndarray) -> None:
     """Raise CheckpointError unless a vector may be a replica's statistics of communication."""
     try:
-        if vector.dtype != np.float64 or vector.ndim != 1 or (abs(vector) > LARGEST).any():
-            raise ConfigError(f"{vector.dtype} {vector.shape}; expected float64 (N,) of at most {LARGEST:,}")
-        from_vector(vector)
+        if vector.dtype != np.float64 or vector.ndim != 1 or (vector > LARGEST).any() or (vector < -1).any():
+            raise ConfigError(f"{vector.dtype} {vector.shape}; expected float64 (N,) of 0 to {LARGEST:,}")
+        if name != f"{from_vector(vector)['rank']}/{METER}":
+            raise ConfigError(f"expected the statistics of this rank, found those of rank {vector[0]:.0f}")
     except ConfigError as error:
         raise CheckpointError(f"{name}: {error}") from None
 

@@ -15,6 +15,7 @@ from minidl.ops.conv import winograd
 from minidl.run.config import Config
 from minidl.run.display import Display, count, epoch_line, legend, speed
 from minidl.run.folder import JournalError
+from minidl.run.options import options
 from minidl.run.signals import Signals, Stopped
 from minidl.training import local_snapshots
 from minidl.training.output import RunOutput, parameter_count
@@ -190,5 +191,9 @@ def prepare(config: Config, rank: int = 0) -> tuple[data.Dataset, nn.Module]:
                   file=sys.stderr, flush=True)  # fmt: skip
     winograd(config.conv == "auto")
     dataset = data.load(config.data, config.data_dir or None, config.validation, config.seed, config.layout)
+    for name in ("augment", "layout"):
+        if getattr(config, name) not in (None, options(Config)[name].default) and dataset.input_shape[:2] == (1, 1):
+            raise ConfigError(f"{name} has an effect only on images, and {config.data} holds features (N, D): "
+                              "leave it out")  # fmt: skip
     nn.seed(config.seed)
     return dataset, models.build(config.model, dataset.input_shape, dataset.classes)

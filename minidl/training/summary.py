@@ -54,6 +54,8 @@ class Snapshots:
         with averaged(self.trainer, states):
             scores = self.trainer.validate(step)
             checkpoint = make_checkpoint(self.trainer)
+        position = {"step": step, "epoch": epoch, "batch": 0, "loss_sum": 0.0, "correct": 0, "images": 0}
+        checkpoint.state["progress"] |= position
         self.output.log({"event": "average", "step": step, "epoch": epoch, **scores,
                          "consensus_distance": distance(states), "seconds": seconds})  # fmt: skip
         return checkpoint
