@@ -317,7 +317,7 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
     parts, group, du_plane, v_plane, d_plane, each = _gradient_sizes(form, channels, outputs, total)
     part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
     memory = aligned(scratch)
-    du, shared = memory[: parts * part], memory[parts * part :]  # shared: if parts == 1, V and D, which all tasks use
+    du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
     own = shared[pair:] if parts == 1 else shared
     each += pair if parts > 1 else 0
     tasks = own.size // each
