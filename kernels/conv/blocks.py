@@ -78,7 +78,7 @@ def cut_into_blocks(
     """Cut a pass into blocks of up to `pixels` outputs, but at least one row of outputs each; gap: as in copy_size."""
     pixel, channel = layer.groups * layer.inner, 1
     if by_channels(layer):
-        if layer.inner * layer.outer > 1:  # else each number of x is in the lane of its output
+        if layer.inner * layer.outer > 1:  # else each number of x is already in its output's lane
             channel = row_of_outputs(layer, 1, array)
             pixel = layer.inner * channel
     elif not in_place:

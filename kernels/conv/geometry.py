@@ -12,7 +12,7 @@ where the source is 0 beyond its ends. For a layer of stride s and dilation d:
                a step of 1 and some of the taps.
 
 If there are few output channels, a bundle of P neighbouring pixels is computed as one pixel with P times as many
-channels (`bundle` in the code is P). These channels are contiguous in memory and fill a vector. The window of a bundle
+channels (P is `bundle` in the code). These channels are contiguous in memory and fill a vector. The window of a bundle
 contains all that its pixels read. The weight of pixel p of the bundle at tap t of this window is
 weight[tap + t tap_step + p tap_pixel], or 0 if there is no such weight. NaN times 0 is NaN, so one NaN in the source
 spoils every bundle whose window contains it.
@@ -167,7 +167,7 @@ def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray)
 
 @jit
 def span(axis: Axis, outputs: int) -> int:
-    """Return how many source pixels neighbouring outputs read, from the first to the last; outputs: their number."""
+    """Return the length, in pixels, of the range of the source that neighbouring outputs read; outputs: how many."""
     return (outputs - 1) * axis.step + (axis.taps - 1) * axis.spacing + 1
 
 

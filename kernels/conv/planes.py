@@ -99,7 +99,7 @@ def _copy_tile(
 
 @jit
 def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
-    """Return the tile after (image, down, across). Divisions would take a good part of the time of a small tile."""
+    """Return the tile after (image, down, across), without divisions: for a small tile, they would take too long."""
     across += 1
     if across == tiles[1]:
         down, across = down + 1, 0

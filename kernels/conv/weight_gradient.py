@@ -5,16 +5,15 @@ tile's rows are weights (u, v, c), its columns are output channels. In the tile'
 pixels, and k is a pixel of this row. Groups with few outputs use the tile of channels.py. There, t is a pixel.
 
 The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
-and the pixels are cut into `splits` parts. `_part` sums one piece over the pixels of one part. At the end, the sums of
-the parts are added in order. The number of pieces and the number of parts depend on the sizes alone, so the bits of the
-result depend neither on the number of threads nor on their timing.
+and the pixels are cut into parts (`splits` is their number). `_part` sums one piece over the pixels of one part. At the
+end, the sums of the parts are added in order. The number of pieces and the number of parts depend on the sizes alone.
+So the bits of the result depend neither on the number of threads nor on their timing.
 
 With few outputs, a bundle of neighbouring pixels is computed as one pixel (geometry.py). In this case, the tile's rows
-are the pixels and channels of the bundle's window, and `_unfold` adds up what the pixels of the bundle contribute to a
-weight.
+are the pixels and channels of the bundle's window, and `_unfold` adds up the sums that belong to the same weight.
 
-Within a part, each block of pixels (blocks.py) is summed from 0, and then this sum is added to those of the previous
-blocks. This has a smaller rounding error than one long sum (README.md, "Accuracy").
+Within a part, each block of pixels (blocks.py) is summed from 0, and then added to the sum of the previous blocks. This
+has a smaller rounding error than one long sum (README.md, "Accuracy").
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, wi
 
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
-    """Return a block of dy: an array, an offset, a factor. The panel of column p begins at offset + p * factor."""
+    """Return a block of dy: array, offset and factor. The panel with first column p begins at offset + p * factor."""
     layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
     outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
@@ -228,7 +227,7 @@ def _part(
 
 @jit
 def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarray) -> None:
-    """Compute this task's section of `total`, the sum, in order, of the vectors in `parts`; splits: their number."""
+    """Compute this task's section of `total`: add the vectors in `parts`, in order; splits: the number of vectors."""
     lo, hi = task * total.size // tasks, (task + 1) * total.size // tasks
     sums = total[lo:hi]
     for split in range(splits):

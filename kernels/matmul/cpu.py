@@ -96,7 +96,7 @@ def _share(
                     pack_rows(b, b_at, b_step, deep, wide, packed)
                 else:
                     pack_columns(b, b_at, b_column, deep, wide, packed)
-                # The last tile of a panel prefetches the next panel: if loaded earlier, it would be evicted.
+                # The last tile of a panel prefetches the next panel, which would be evicted if it were loaded earlier.
                 soon_at, soon_step = b_at, 0
                 if column + nr < columns and b_column == 1:
                     soon_at, soon_step = b_at + nr, b_step
