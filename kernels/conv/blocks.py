@@ -52,7 +52,7 @@ def copy_size(layer: Layer, width: int, gap: int) -> Pair:
 
     width: pixels in a line of x; gap: unused numbers after each pixel of the copy
     """
-    rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # lines that the smallest block reads: a row of outputs
+    rows = (layer.kernel[0] - 1) * layer.dilation[0] + 1  # lines that a block of one row of outputs reads
     window = (layer.kernel[1] - 1) * layer.dilation[1] + 2 * MAX_BUNDLE * layer.stride[1]
     columns = width + 2 * layer.padding[1] + window
     pixel = layer.inner * (layer.groups * layer.outer + NR) if by_channels(layer) else layer.inner + gap
@@ -75,10 +75,10 @@ def row_of_outputs(layer: Layer, bundle: int, array: ndarray) -> int:
 def cut_into_blocks(
     layer: Layer, v: Axis, h: Axis, batch: int, in_place: bool, gap: int, pixels: int, array: ndarray
 ) -> Cut:
-    """Cut a pass into blocks of up to `pixels` pixels, but at least one row of outputs; gap: as in copy_size."""
+    """Cut a pass into blocks of up to `pixels` outputs, but at least one row of outputs each; gap: as in copy_size."""
     pixel, channel = layer.groups * layer.inner, 1
     if by_channels(layer):
-        if layer.inner * layer.outer > 1:  # with one input and one output in a group, they are in the same lane already
+        if layer.inner * layer.outer > 1:  # else each number of x is already in its output's lane
             channel = row_of_outputs(layer, 1, array)
             pixel = layer.inner * channel
     elif not in_place:

@@ -2,9 +2,9 @@
 
     c[c_rows[i] + j]  (+)=  sum over t of   a[a_taps[t] + a_rows[i] + j]  *  b[b_taps[t] + j]
 
-matmul/tile.py explains the arguments. Lane j is an output channel. No two lanes have a factor in common, so both
-factors are vectors, and each multiply-add needs a load. The micro-kernel of matmul/tile.py makes only ten loads for
-sixteen multiply-adds (with 32 registers).
+matmul/tile.py explains the arguments. Lane j is an output channel. Each lane needs its own number of a, so both
+operands of a multiplication are vectors, and each multiply-add needs a load. In the micro-kernel of matmul/tile.py, all
+lanes use the same number of a: ten loads are enough for sixteen multiply-adds (with 32 registers).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The choice between the direct kernel of a convolution and Winograd's forms.
 
 The form F(m x m, r x r) computes m x m outputs of an r x r kernel together (WINOGRAD.md). The table shows the speed of
-a form divided by the speed of the direct kernel, for forward / weight gradient. It was measured with 64 images and
-stride 1 on 2 cores of a Zen 5 (AVX-512):
+a form divided by the speed of the direct kernel: first for the forward pass, after the slash for the weight gradient.
+It was measured with 64 images and stride 1 on 2 cores of a Zen 5 (AVX-512):
 
     image     channels     F(4x4,3x3)     F(2x2,3x3)          image     channels     F(4x4,3x3)     F(2x2,3x3)
      4x4        8 -> 8      0.6 / 1.3      0.7 / 0.9          16x16       8 -> 8      0.7 / 1.0      0.4 / 0.6
@@ -31,7 +31,7 @@ GAIN = 1.5  # a form is used if the direct kernel needs at least GAIN times as m
 
 @jit
 def _multiplications(out: Pair, m: int, n: int) -> int:
-    """Return the number of multiplications for an input and an output channel: n^2 for each tile of m x m outputs."""
+    """Return the multiplications for one input and one output channel: n^2 for each tile of m x m outputs."""
     return ((out[0] + m - 1) // m) * ((out[1] + m - 1) // m) * n * n
 
 

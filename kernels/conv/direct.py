@@ -6,9 +6,9 @@ are divided into blocks (blocks.py). For each block:
 
 1. Unless the source can be read in place, `gather` copies what the block reads, with zeros around it, into memory
    that stays in the core's cache.
-2. `_sum` computes up to CHUNK pixels of a panel of outputs, which has as many channels as a tile has columns. It runs
-   the micro-kernel or, for groups with few outputs, the tile of channels.py. The rows of a tile are pixels. A table
-   contains their offsets, so any stride is possible, and a tile may continue on the next line of the image.
+2. `_sum` computes up to CHUNK pixels of a panel of outputs. A panel has as many channels as a tile has columns. `_sum`
+   runs the micro-kernel or, for groups with few outputs, the tile of channels.py. The rows of a tile are pixels. A
+   table contains their offsets, so any stride is possible, and a tile may continue on the next line of the image.
 3. `finish_rows` applies bias, scale and shift, shortcut and relu while these pixels are in L1.
 
 In geometry.py, a tap is one position of the window. Here, a tap is a run of `depth` contiguous numbers. Without

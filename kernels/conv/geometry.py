@@ -11,10 +11,11 @@ where the source is 0 beyond its ends. For a layer of stride s and dilation d:
                the same remainder modulo s use the same u. So for each remainder there is one pass, a convolution with
                a step of 1 and some of the taps.
 
-If there are few output channels, `bundle` neighbouring pixels are computed as one pixel with `bundle` times as many
-channels. These channels are contiguous in memory and fill a vector. The window of a bundle contains all that its pixels
-read. At tap t of this window, pixel p of the bundle has the weight[tap + t tap_step + p tap_pixel], or 0 if there is no
-such weight. NaN times 0 is NaN, so one NaN in the source spoils every bundle whose window contains it.
+If there are few output channels, a bundle of P neighbouring pixels is computed as one pixel with P times as many
+channels (P is `bundle` in the code). These channels are contiguous in memory and fill a vector. The window of a bundle
+contains all that its pixels read. The weight of pixel p of the bundle at tap t of this window is
+weight[tap + t tap_step + p tap_pixel], or 0 if there is no such weight. NaN times 0 is NaN, so one NaN in the source
+spoils every bundle whose window contains it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LINE = 16  # float32 numbers in a cache line: `aligned` skips fewer numbers than
 class Layer(NamedTuple):
     """The channels and the options of a convolution. Each group computes `outer` channels from `inner` channels.
 
-    Forward and in the weight gradient, inner = C / groups and outer = O / groups. In the data gradient,
+    In the forward pass and in the weight gradient, inner = C / groups and outer = O / groups. In the data gradient,
     inner = O / groups and outer = C / groups.
     """
 
@@ -122,9 +123,10 @@ def gradient_axis(layer: Layer, axis: int, size: int, out: int, remainder: int) 
 
 @jit
 def gradient_bundles(layer: Layer, axis: int, size: int, out: int, bundle: int) -> Axis:
-    """Return the axis of a pass from dy (out,) to all pixels of dx (size,); dilation is 1, and stride divides `bundle`.
+    """Return the axis of a pass from dy (out,) to all pixels of dx (size,).
 
-    Pixel p reads dy[i] for  p + padding - kernel < i stride <= p + padding.
+    The dilation must be 1, and `bundle` a multiple of the stride. Pixel p reads those dy[i] for which
+    p + padding - kernel < i * stride <= p + padding.
     """
     kernel, stride, padding = layer.kernel[axis], layer.stride[axis], layer.padding[axis]
     offset = -((kernel - 1 - padding) // stride)
@@ -165,7 +167,7 @@ def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray)
 
 @jit
 def span(axis: Axis, outputs: int) -> int:
-    """Return the number of source pixels from the first to the last that `outputs` neighbouring outputs read."""
+    """Return the length, in pixels, of the range of the source that neighbouring outputs read; outputs: how many."""
     return (outputs - 1) * axis.step + (axis.taps - 1) * axis.spacing + 1
 
 

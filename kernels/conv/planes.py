@@ -1,7 +1,7 @@
 """Transforms of tiles and weights into Winograd's planes and back. winograd.py explains the formulas.
 
 An image is cut into tiles of m x m outputs, which read n x n inputs. A plane holds one position (i, j) of all
-transformed tiles, so there are n n planes. A plane of tiles is a matrix (tiles, channels). A plane of weights is a
+transformed tiles, so there are n^2 planes. A plane of tiles is a matrix (tiles, channels). A plane of weights is a
 matrix (channels, outputs). Rows are padded to whole vectors.
 """
 
@@ -62,7 +62,7 @@ def row_of(channels: int) -> int:
 def plane_of(rows: int, row: int) -> int:
     """Return the distance from one plane to the next: the size of a plane plus one vector.
 
-    A tile's n n vectors go to n n planes. If the planes were a multiple of 4 KB apart, these vectors would map to the
+    A tile's n^2 vectors go to n^2 planes. If the planes were a multiple of 4 KB apart, these vectors would map to the
     same few sets of the caches and evict one another.
     """
     return rows * row + LANES
@@ -99,7 +99,7 @@ def _copy_tile(
 
 @jit
 def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, int, int]:
-    """Return the tile after (image, down, across). Divisions would take a good part of the time of a small tile."""
+    """Return the tile after (image, down, across), without divisions: for a small tile, they would take too long."""
     across += 1
     if across == tiles[1]:
         down, across = down + 1, 0
@@ -110,17 +110,17 @@ def _next_tile(image: int, down: int, across: int, tiles: Pair) -> tuple[int, in
 
 @jit
 def pixels_of(array: ndarray, first: int, count: int, total: int, ahead: int) -> Pair:
-    """Return roughly which range of `array` the `count` tiles from tile `first` on cover: (offset, size), in numbers.
+    """Return which range of `array` some tiles cover, roughly: (offset, size), in numbers.
 
-    Tiles are numbered in the order of memory. So `count` tiles cover about count / total of the array. The range is
-    shifted by `ahead` rows of pixels.
+    These are `count` tiles, beginning with tile `first`. Tiles are numbered in the order of memory, so they cover about
+    count / total of the array. The range is shifted by `ahead` rows of pixels.
     """
     return array.size // total * first + ahead * array.shape[2] * array.shape[3], array.size // total * count
 
 
 @jit
 def prefetch_part(array: ndarray, place: Pair, part: int, parts: int) -> None:
-    """Divide the range `place` (offset, size) of an array into `parts` parts, and prefetch part number `part`."""
+    """Divide the range `place` (offset, size) of an array into parts of equal size, and prefetch part number `part`."""
     flat = array.reshape(-1)
     line = 64 // array.itemsize
     each = (place[1] // line + parts - 1) // parts * line
@@ -250,7 +250,7 @@ def weight_to_planes(form: int, weight: ndarray, flip: bool, block: int, u: ndar
 
 @apart_jit
 def weight_from_planes(form: int, parts: int, du: ndarray, part: int, plane: int, c: int, dweight: ndarray) -> None:
-    """Compute dweight[:, :, c] = GT dU G, where dU is the sum of `parts` partial sums, added in order."""
+    """Compute dweight[:, :, c] = GT dU G, where dU is the sum of the partial sums, added in order."""
     _, r, n = tile_of(form)
     channels, outputs = dweight.shape[2:]
     vector = lanes(dweight)

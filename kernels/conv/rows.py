@@ -16,7 +16,7 @@ from minidl.kernels.matmul.emitter import Emitter, Value, instructions
 def _end(
     e: Emitter, y: Value, at: Value, end: Value, end_at: Value, step: Value, shortcut: Value, adds: Value, width: Value
 ) -> None:
-    """Compute y = max((y + end[0]) end[1] + end[2] + shortcut, end[3]), each step rounded; NaN stays NaN.
+    """Compute y = max((y + end[0]) * end[1] + end[2] + shortcut, end[3]), each step rounded; NaN stays NaN.
 
     Row end[i] begins at index end_at + i step. The shortcut has the layout of y. If there is none (`adds` is false),
     end[4], a row of zeros, is added instead. Beyond `width`, y and the shortcut are not accessed.
@@ -45,7 +45,7 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: 
     """Fill the five rows of end (5, groups, columns) for finish_rows: bias, scale, shift, floor, zeros.
 
     bias, scale, shift have shape (O,) or size 0. A missing bias or shift is 0, a missing scale is 1. The floor, the
-    least value of an output, is 0 with relu and -inf without. columns: `block` times the outputs of a group, padded.
+    least value of an output, is 0 with relu and -inf without. columns: `block` * (the outputs of a group), padded.
     """
     columns = end.size // 5 // groups
     outputs = max(bias.size, scale.size) // groups
@@ -65,6 +65,6 @@ def fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, groups: 
 
 @jit
 def finish_rows(y: ndarray, rows: ndarray, at: int, width: int, end: ndarray, end_at: int, shortcut: ndarray) -> None:
-    """Apply the end of a layer to `width` outputs of each pixel r, from y[at + rows[r]] on. fill_end fills `end`."""
+    """Apply the end of a layer to y[at + rows[r] + j] for all r and all j < width. fill_end fills `end`."""
     for r in range(rows.size):
         _end(y, at + rows[r], end, end_at, end.size // 5, shortcut, shortcut.size > 0, width)

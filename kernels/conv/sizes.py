@@ -4,14 +4,14 @@ from minidl.kernels.matmul.blocks import NR as NR
 
 MC = 512  # at most this many output pixels are in a block, unless a single row has more
 KC = 384  # about this many products are summed in one go; adding such sums has a smaller error than one long sum
-KC_5X5 = 64  # the same for Winograd's F(4x4,5x5), whose transforms enlarge rounding errors
-TILES_5X5 = 32  # tiles that the weight gradient of F(4x4,5x5) sums in one go, if the threads share one sum
-WEIGHT_KC = 256  # the same as MC, for a block of the direct weight gradient
+KC_5X5 = 64  # the same limit for Winograd's F(4x4,5x5), whose transforms enlarge rounding errors
+TILES_5X5 = 32  # tiles that the weight gradient of F(4x4,5x5) sums in one go, if it has only one partial sum
+WEIGHT_KC = 256  # like MC, for a block of the direct weight gradient
 
 CHUNK = 64  # pixels whose sums are computed together: bias, relu, ... are applied while the sums are in L1
 MAX_BUNDLE = 8  # at most this many pixels are computed as one (geometry.py): the window of a long bundle has many zeros
-MAX_COPY = 48 * 1024  # limit for the numbers in a block's copy, unless one row of outputs reads more: it stays in L2
+MAX_COPY = 48 * 1024  # a block's copy has at most this many numbers, unless one output row needs more: it stays in L2
 MAX_PIECE = 96 * 1024  # about this many numbers of dweight are summed at a time: they stay in L2
 MAX_UNPACKED = 64  # with up to this many weights for each output, a copy of dy costs more than it saves
-MIN_TASKS = 16  # about this many separate sums (pieces times parts) in the weight gradient, if there are enough pixels
+MIN_TASKS = 16  # the weight gradient has about this many separate sums (pieces * parts), if there are enough pixels
 SERIAL = 500_000  # with up to this many products, a second thread costs more than it saves

@@ -1,9 +1,9 @@
-"""A tile of one vector of columns and 2 MR rows (16 or 12), for Winograd's products with at most one vector of outputs.
+"""A tile of 2 * MR rows (16 or 12) and one vector of columns, for Winograd's products with few outputs (one vector).
 
-With AVX-512, the tile of matmul/product.py has MR = 8 rows. With one vector of columns these are eight sums, the fewest
-that keep the multiply-adds busy, so any delay costs time. The tile of matmul/product.py keeps the address of each row
-in a register, and there are too few registers for sixteen addresses. Here the distance between rows is known at compile
-time, so one address is enough.
+With AVX-512, the tile of matmul/product.py has MR = 8 rows. With one vector of columns it has only eight accumulators.
+Fewer could not keep the multiply-add units busy, so any delay costs time. The tile of matmul/product.py keeps the
+address of each row in a register, and there are too few registers for sixteen addresses. Here the distance between rows
+is known at compile time, so one address is enough.
 """
 
 from __future__ import annotations

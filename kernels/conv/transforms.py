@@ -1,6 +1,6 @@
 """Winograd's three matrices, and straight-line code that multiplies by them, written as LLVM instructions.
 
-F(m, r) computes m outputs of a 1-D convolution with r taps in n = m + r - 1 multiplications instead of m r:
+F(m, r) computes m outputs of a 1-D convolution with r taps in n = m + r - 1 multiplications instead of m * r:
 
     y (m,) = AT [ (G g) * (BT d) ]        g (r,) the taps, d (n,) the inputs, * element by element
 
@@ -123,7 +123,7 @@ def _times(e: Emitter, factor: Fraction, x: Value) -> Value:
 
 
 def _plus(e: Emitter, x: Value, factor: Fraction, y: Value) -> Value:
-    """Write x + factor y, rounded once if the CPU can."""
+    """Write x + factor * y, rounded once if the CPU can."""
     if factor == 1:
         return e.builder.fadd(x, y)
     if factor == -1:
@@ -160,7 +160,7 @@ def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Ma
 
 
 def make_transform(*matrices: Matrix) -> Any:
-    """Return a function for kernels that computes Y = matrix X matrix^T for one vector of channels; n selects a matrix.
+    """Return a function for kernels that computes Y = M X M^T for one vector of channels; n selects M.
 
     X[i][j] is the vector at x[x_at + i x_row + j x_column], and Y[i][j] is at y[y_at + i y_row + j y_column].
     If i is outside the range `rows`, X[i][j] is read from `zeros`, a row of zeros. If j is outside the range `columns`,
@@ -204,9 +204,9 @@ def make_output_transform(*matrices: Matrix) -> Any:
     """Return a function like make_transform's. It reads all of X from planes, and writes Y to an image y or, if
     `through`, to `patch`.
 
-    If `finish`, Y becomes (Y + bias) scale + shift. Then, if `adds`, the shortcut is added. Then, if `finish`, values
+    If `finish`, Y becomes (Y + bias) * scale + shift. Then, if `adds`, the shortcut is added. Then, if `finish`, values
     below `floor` become `floor`. Each step is rounded. bias begins at end[end_at]; scale, shift and floor follow at
-    distances of `end_step` numbers. The shortcut has the layout of y; if `through`, it is in the patch, after Y.
+    intervals of end_step. The shortcut has the layout of y; if `through`, it is in the patch, after Y.
     A store waits for its cache line, so the lines of the next tile, from y[next_at] on, are prefetched.
     """
 

@@ -5,15 +5,15 @@ tile's rows are weights (u, v, c), its columns are output channels. In the tile'
 pixels, and k is a pixel of this row. Groups with few outputs use the tile of channels.py. There, t is a pixel.
 
 The sum over all pixels of all images is long, the result is small. So dweight is cut into pieces that stay in cache,
-and the pixels are cut into `splits` parts. `_part` sums one piece over the pixels of one part. At the end, the sums of
-the parts are added in order. The number of pieces and the number of parts depend on the sizes alone, so neither the
-number of threads nor their timing changes a bit.
+and the pixels are cut into parts (`splits` is their number). `_part` sums one piece over the pixels of one part. At the
+end, the sums of the parts are added in order. The number of pieces and the number of parts depend on the sizes alone.
+So the bits of the result depend neither on the number of threads nor on their timing.
 
-With few outputs, a bundle of neighbouring pixels is computed as one pixel (geometry.py). Then the tile's rows are the
-pixels and channels of the bundle's window, and `_unfold` adds up what the pixels of the bundle contribute to a weight.
+With few outputs, a bundle of neighbouring pixels is computed as one pixel (geometry.py). In this case, the tile's rows
+are the pixels and channels of the bundle's window, and `_unfold` adds up the sums that belong to the same weight.
 
-Within a part, each block of pixels (blocks.py) is summed from 0, and then this sum is added to those of the previous
-blocks. This has a smaller rounding error than one long sum (README.md, "Accuracy").
+Within a part, each block of pixels (blocks.py) is summed from 0, and then added to the sum of the previous blocks. This
+has a smaller rounding error than one long sum (README.md, "Accuracy").
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     part = Layer((rows, kernel[1]), layer.inner, layer.outer, layer.groups, layer.stride, padding, layer.dilation)
     bundle = bundle_of(part, False, x.shape[2], dy.shape[2], x) if rows == kernel[0] else 1
     v, h = forward_axis(part, 0, x.shape[1], dy.shape[1], 1), forward_axis(part, 1, x.shape[2], dy.shape[2], bundle)
-    gap = lanes(x) if layer.inner % 64 == 0 else 0  # else pixels 64 n numbers apart would share few sets of L1
+    gap = lanes(x) if layer.inner % 64 == 0 else 0  # without it, pixels would share few sets of L1
     in_place = not across and inside(v) and inside(h)
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
 
@@ -152,7 +152,7 @@ def _copy_panels(dy: ndarray, at: int, pixels: int, pixel: int, outputs: int, wi
 
 @apart_jit
 def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tuple[ndarray, int, int]:
-    """Return a block of dy: an array, an offset, a factor f. The panel with first column p begins at offset + p f."""
+    """Return a block of dy: array, offset and factor. The panel with first column p begins at offset + p * factor."""
     layer, h, lines = piece.cut.layer, piece.cut.h, block.images * block.rows
     outputs, width = layer.groups * layer.outer, channel_width(dy) if by_channels(layer) else panel_width(dy)
     at = (block.image * piece.cut.v.out + block.row) * h.out * outputs + piece.output
@@ -170,7 +170,7 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
 def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
     """Sum bundles (kh, taps, C, panel_width) into total (kh, kw, C, O).
 
-    For pixel p of a bundle, kernel column v is at tap v - p tap_pixel of the window.
+    For pixel p of a bundle, kernel column v is at tap v - p * tap_pixel of the window.
     """
     layer, h, kernel, outer = cut.layer, cut.h, cut.layer.kernel, cut.layer.outer
     total[:] = 0
@@ -227,7 +227,7 @@ def _part(
 
 @jit
 def _add_parts(task: int, tasks: int, parts: ndarray, splits: int, total: ndarray) -> None:
-    """Compute this task's share of `total`: the sum, in order, of the `splits` vectors in `parts`."""
+    """Compute this task's section of `total`: add the vectors in `parts`, in order; splits: the number of vectors."""
     lo, hi = task * total.size // tasks, (task + 1) * total.size // tasks
     sums = total[lo:hi]
     for split in range(splits):
@@ -241,7 +241,7 @@ def _task(
     phase: int, task: int, tasks: int, pieces: int, splits: int, layer: Layer, each: int, x: ndarray, dy: ndarray,
     memory: ndarray, dweight: ndarray,
 ) -> None:  # fmt: skip
-    """In phase 0, sum pieces, each over one part of the pixels. In phase 1, add up the parts in this task's share of
+    """In phase 0, sum pieces, each over one part of the pixels. In phase 1, add up the parts for this task's section of
     dweight."""
     total = dweight.reshape(-1)
     mine = memory[memory.size - (task + 1) * each : memory.size - task * each]

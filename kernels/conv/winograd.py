@@ -6,8 +6,8 @@ position k of all tiles (for weights: of all kernels g):
 
     V[k] (tiles, C)  =  BT d B        from each tile of the input
     U[k] (C, O)      =  G g GT        from the weights
-    M[k] (tiles, O)  =  V[k] @ U[k]   n n matrix products, with nearly all of the multiplications
-    y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m m outputs from the n n planes
+    M[k] (tiles, O)  =  V[k] @ U[k]   n^2 matrix products, with nearly all of the multiplications
+    y                =  AT M A        [+ bias] [* scale + shift] [+ shortcut] [relu], m^2 outputs from the n^2 planes
 
 dx is computed in the same way from dy, with flipped and transposed weights. dweight uses V, and the transposes of the
 steps that compute U, M and y:
@@ -49,12 +49,12 @@ from .sizes import KC_5X5, TILES_5X5
 from .tall import TALL_MR, tall_tile, tall_tile_side_by_side
 
 Shape = tuple[int, int, int, int]
-GROUP_SIZE = 200_000  # limit for the numbers in V and M of a group: they stay in L2 (16 tiles may have more)
+GROUP_SIZE = 200_000  # V and M of a group have at most this many numbers, unless 16 tiles have more: they stay in L2
 
 
 @jit
 def _group(planes: int, channels: int, outputs: int, tiles: int) -> int:
-    """Return the number of tiles in a group: tiles that are transformed and multiplied together. planes: n n
+    """Return the number of tiles in a group: tiles that are transformed and multiplied together. planes: n^2
 
     The number of groups is a multiple of 4 if possible, so that two or four threads have equal work.
     """
@@ -98,7 +98,7 @@ def _convolve_group(
     following = pixels_of(x, first + count, more, total, r - 1 - padding[0])
     here = pixels_of(y, first, count if shortcut.size else 0, total, 0)
     panels = (outputs + columns - 1) // columns
-    tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows that tall tiles compute
+    tall = count // TALL_MR * TALL_MR if v_row == lanes(x) and m_row == lanes(x) else 0  # rows for tall_tile
     for k in range(n * n):
         for o in range(0, outputs, columns):
             prefetch_part(x, following, k * panels + o // columns, n * n * panels)
@@ -116,7 +116,7 @@ def _convolve_group(
 def _fill_end(bias: ndarray, scale: ndarray, shift: ndarray, relu: bool, outputs: int, end: ndarray) -> None:
     """Fill the four rows of `end` with bias, scale, shift and the least value of y (0 with relu, else -infinity).
 
-    A missing argument gets a value without effect. For the bias this is -0: -0 + x is x for every x, including -0.
+    A missing scale is 1. A missing bias or shift is -0: -0 + x is x for every x, including -0.
     """
     step = row_of(outputs)
     for o in range(outputs):
@@ -162,7 +162,7 @@ def _convolve(
                                     finish, end, shortcut, own, v_plane, m_plane, y)  # fmt: skip
 
 
-@register_jitable(inline="always")  # a separate function would compile all of the above again
+@register_jitable(inline="always")  # Numba copies this call into cpu.py's function, and compiles no function for it
 def forward(
     form: int, x: ndarray, weight: ndarray, bias: ndarray, scale: ndarray, shift: ndarray, shortcut: ndarray,
     relu: bool, padding: Pair, scratch: ndarray, y: ndarray,
@@ -178,7 +178,7 @@ def forward(
 def backward_input(
     form: int, dy: ndarray, weight: ndarray, shortcut: ndarray, padding: Pair, scratch: ndarray, dx: ndarray
 ) -> None:
-    """Compute dx (N, H, W, C) from dy (N, Ho, Wo, O) [+ shortcut]."""
+    """Compute dx (N, H, W, C) [+ shortcut] from dy (N, Ho, Wo, O)."""
     none, edge = scratch[:0], weight.shape[0] - 1
     _convolve(form, dy, weight, True, none, none, none, shortcut, False,
               (edge - padding[0], edge - padding[1]), scratch, dx)  # fmt: skip
@@ -212,7 +212,7 @@ def backward_input_scratch(form: int, x_shape: Shape, w_shape: Shape, padding: P
 
 @jit
 def _block(channels: int) -> int:
-    """Return the number of contiguous channels in a plane of V or D, at most the width of a panel."""
+    """Return the block size of the planes of V and D (`block` in to_planes): at most the width of a panel."""
     return min(NR, row_of(channels))
 
 
@@ -220,9 +220,10 @@ def _block(channels: int) -> int:
 def _gradient_sizes(form: int, channels: int, outputs: int, tiles: int) -> tuple[int, int, int, int, int, int]:
     """Return six numbers: partial sums; tiles in a group; sizes of a plane of dU, of V and of D; size of a patch.
 
-    A small dU is computed as several partial sums, each over a range of tiles; the sums are added in order. For a large
-    dU or few tiles there is only one sum. Then the threads transform the tiles of a group together, and each thread
-    multiplies some of the planes. The number of partial sums does not depend on the number of threads.
+    A small dU is computed as several partial sums, each over a range of tiles. They are added in order. For a large dU
+    or few tiles there is only one partial sum. In this case, the threads divide the tiles of a group among themselves
+    and transform them, then divide the planes among themselves and multiply. The number of partial sums does not depend
+    on the number of threads.
     """
     n = tile_of(form)[2]
     group, parts = 64, 8 if n * n * channels * outputs <= 2**16 else 4
@@ -256,10 +257,10 @@ def _gradient_products(
     begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair, count: int, kc: int,
     accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """Compute dU[k] (+)= V[k]^T D[k] for begin <= k < end, by sums over `count` tiles in pieces of kc tiles.
+    """Compute dU[k] (+)= V[k]^T D[k] for begin <= k < end: sums over `count` tiles, kc tiles at a time.
 
     Between the products, prefetch what the next group of tiles reads: the range x_next of x, and the range dy_next of
-    dy. planes: n n
+    dy. planes: n^2
     """
     channels, outputs = x.shape[3], dy.shape[3]
     v_block, d_block = _block(channels), _block(outputs)
@@ -316,11 +317,12 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
     parts, group, du_plane, v_plane, d_plane, each = _gradient_sizes(form, channels, outputs, total)
     part, pair = n * n * du_plane, n * n * (v_plane + d_plane)
     memory = aligned(scratch)
-    du, shared = memory[: parts * part], memory[parts * part :]  # with one sum, all tasks share V and D of a group
+    du, shared = memory[: parts * part], memory[parts * part :]  # shared: V and D for all tasks if parts == 1
     own = shared[pair:] if parts == 1 else shared
     each += pair if parts > 1 else 0
     tasks = own.size // each
-    # Several sums: compute them, then finish. One sum: for each group, transform, then multiply; at the end, finish.
+    # Several partial sums: a step for all of them, then one for dweight. Otherwise: two steps for each group of tiles
+    # (transform, multiply), then one for dweight.
     steps = 2 if parts > 1 else 2 * ((total + group - 1) // group) + 1
     for step in range(steps):
         end = step == steps - 1

@@ -6,7 +6,7 @@
 | NR   | 2 vectors: 32 float32 with AVX-512     | columns of a tile            | registers                   |
 | KC   | 256; for few rows 512, or the whole    | depth of a block: summands   | L1: a panel of b (KC, NR)   |
 |      | sum if it has up to 1024 products      |                              |                             |
-| MC   | MC KC = 2**17 numbers                  | rows of a block of a         | L2: a block of a (MC, KC)   |
+| MC   | MC * KC = 2**17 numbers                | rows of a block of a         | L2: a block of a (MC, KC)   |
 | NC   | none: each thread takes all its panels | columns of a block of b      | (L3, in BLIS)               |
 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
@@ -18,7 +18,7 @@ from __future__ import annotations
 from minidl.engine.jit import REGISTERS, VECTOR_BYTES, jit
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
-MR = 8 if REGISTERS == 32 else 6  # 2 MR vectors of sums, 2 of b and 1 of a must fit into the registers
+MR = 8 if REGISTERS == 32 else 6  # 2 * MR vectors of sums, 2 of b and 1 of a must fit into the registers
 NR = 2 * LANES
 FEW_ROWS = 256  # up to this many rows, deeper blocks are better: each additional block reads and writes `out` again
 KC = 256

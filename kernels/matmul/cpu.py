@@ -1,11 +1,11 @@
 """Matrix products on the micro-kernel (product.py): packed panels of b, and tiles of the output divided among threads.
 
-The output is divided into panels of NR columns, and each panel into strips of MR rows, the tiles (sizes: blocks.py).
-Each thread computes an equal number of successive tiles, down one panel, then down the next. It copies the part of b
-that a panel needs into its own small buffer (pack.py). The tiles read this buffer as contiguous memory from the nearest
-cache. A thread that computes only one strip of a panel reads b in place, unless b is transposed: a copy would cost more
-than it gains. a is read in place, except in a^T b with many panels per thread: there, the numbers of a for successive k
-are on different pages.
+The output is divided into panels of NR columns, and each panel into strips of MR rows. A strip of a panel is a tile
+(blocks.py contains the sizes). Each thread computes an equal number of successive tiles, down one panel, then down the
+next. It copies the part of b that a panel needs into its own small buffer (pack.py). The tiles read this buffer as
+contiguous memory from the nearest cache. A thread that computes only one strip of a panel reads b in place, unless b is
+transposed: a copy would cost more than it gains. a is read in place, except in a^T b with many panels per thread:
+there, the numbers of a for successive k are on different pages.
 
 One thread computes each sum, in the order of k, in pieces of KC products that are added to each other. KC depends only
 on the shape of the product, so bits do not depend on the number of threads.
@@ -96,7 +96,7 @@ def _share(
                     pack_rows(b, b_at, b_step, deep, wide, packed)
                 else:
                     pack_columns(b, b_at, b_column, deep, wide, packed)
-                # The last tile of a panel prefetches the next panel: if loaded earlier, it would be evicted.
+                # The last tile of a panel prefetches the next panel, which would be evicted if it were loaded earlier.
                 soon_at, soon_step = b_at, 0
                 if column + nr < columns and b_column == 1:
                     soon_at, soon_step = b_at + nr, b_step

@@ -145,13 +145,13 @@ class Emitter:
         return self.builder.shuffle_vector(first, undefined, zeros)
 
     def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
-        """Return x y + z, rounded only once if the CPU has an instruction for it."""
+        """Return x * y + z, rounded only once if the CPU has an instruction for it."""
         if not HAS_FMA:
             return self.builder.fadd(self.builder.fmul(x, y), z)
         return self._call(f"llvm.fma.{self.suffix}", self.vector, x, y, z)
 
     def scale_shift(self, x: Value, bias: Value, scale: Value, shift: Value) -> Value:
-        """Return (x + bias) scale + shift, each step rounded."""
+        """Return (x + bias) * scale + shift, each step rounded."""
         return self.builder.fadd(self.builder.fmul(self.builder.fadd(x, bias), scale), shift)
 
     def at_least(self, x: Value, least: Value) -> Value:

@@ -4,10 +4,11 @@ A panel is (depth, panel width): row k contains the numbers of b that a tile nee
 (`nn`, `tn`), two vectors of `lanes` numbers are copied for each k. If b is transposed (`nt`), squares of `lanes` x
 `lanes` numbers are transposed in registers, one square at a time:
 
-    A B C D      A B|C D      A E C G      A E I M
-    E F G H      E F|G H      B F D H      B F J N         4 lanes: swap the off-diagonal parts of pairs of
-    I J K L      ---+---      I M K O      C G K O         rows 1 apart, then of pairs 2 apart; for 16 lanes,
-    M N O P      I J|K L      J N L P      D H L P         the rows are 1, 2, 4 and 8 apart (Eklundh 1972)
+    A B|C D      A E|C G      A E I M      With 4 lanes, this takes two steps. The first step transposes each square of
+    E F|G H      B F|D H      B F J N      2 x 2 numbers: it combines rows at a distance of 1. The second step swaps the
+    ---+---      ---+---                   upper right square and the lower left square: it combines rows at a distance
+    I J|K L      I M|K O      C G K O      of 2. With 16 lanes, there are four steps, and the distances are 1, 2, 4 and
+    M N|O P      J N|L P      D H L P      8 (Eklundh 1972).
 
 Columns beyond the requested width hold arbitrary numbers: the tile does not store the sums of these columns.
 """

@@ -2,7 +2,7 @@
 
     c[c_at + i c_row + j]  (+)=  sum over k < depth of  a[a_at + i a_row + k a_step]  *  b[b_at + k b_step + j]
 
-The code around the loop over k matters: a sum of 32 products takes as long as the code before and after the loop.
+The code around the loop over k matters: a loop over 32 products takes only as long as the code before and after it.
 So there are no tables, the addresses of c are computed when the sums are done, and stores use masks only if a tile is
 not full. The bias and relu of a linear layer are applied while the sums are in registers.
 

@@ -1,7 +1,7 @@
 """The micro-kernel: one small tile of a sum of products, kept in vector registers from beginning to end.
 
 Direct convolutions run on this loop. Matrix products and Winograd convolutions run on a simpler form in product.py.
-conv/channels.py and conv/tall.py are variants. For a tile of `rows` x `width` numbers of c:
+conv/channels.py and conv/tall.py are variants. For a tile of c, `rows` x `width` numbers, the micro-kernel computes
 
     c[c_rows[i] + j]  (+)=  sum over t, k of   a[a_taps[t] + a_rows[i] + k a_step]  *  b[b_taps[t] + k b_step + j]
 
