@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections import deque
@@ -14,6 +15,7 @@ import numpy as np
 from minidl.engine.arena import Arena
 from minidl.engine.autograd import no_grad
 from minidl.engine.concurrency import new_lock
+from minidl.engine.device import recording
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor, float_type
 from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest
@@ -84,7 +86,7 @@ def evaluating(model: Module) -> Iterator[None]:
     with _switching:
         for key, module in modules.items():
             _evaluations.setdefault(key, {})[block] = module.training
-            module.training = False
+            _switch(module, False)
     try:
         with no_grad():
             yield
@@ -102,9 +104,22 @@ def _end_evaluation(key: int, module: Module, block: object) -> None:
     if later:
         blocks[later[0]] = before  # the block that began next takes over
     else:
-        module.training = before
+        _switch(module, before)
     if not blocks:
         del _evaluations[key]
+
+
+def _switch(module: Module, mode: bool) -> None:
+    """Set `training`. A recording does not undo this: the block does, and other threads may be in such blocks."""
+    vars(module)["training"] = mode
+    _count_change(mode=True)
+
+
+def _undo_after_recording(module: Module, name: str) -> None:
+    """If this thread records a step, let the recorder restore `training` afterwards. Called before a change of it."""
+    recorder = getattr(recording, "recorder", None)
+    if name == "training" and recorder is not None:
+        recorder.undo.append(functools.partial(setattr, module, name, module.training))
 
 
 class Module:
@@ -154,11 +169,14 @@ class Module:
             raise ConfigError(f"{type(self).__name__}.{name}: this name is reserved in every module; choose another")
         self._refuse_hidden(name, value)
         changed = vars(self).get(name, _MISSING) is not value
+        if changed:
+            _undo_after_recording(self, name)
         super().__setattr__(name, value)
         if changed:
             _count_change(mode=name == "training")
 
     def __delattr__(self, name: str) -> None:
+        _undo_after_recording(self, name)
         super().__delattr__(name)
         _count_change(mode=name == "training")
 

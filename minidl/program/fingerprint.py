@@ -50,7 +50,7 @@ from minidl.program.names import (
     names_of,
     varies,
 )
-from minidl.program.record import Unrecordable
+from minidl.program.hidden import Unrecordable
 
 LARGEST = 2_000  # elements of containers that are compared at every step; 32 bytes of an array count as one element
 MOST = 100_000  # values in a fingerprint
@@ -89,6 +89,7 @@ class Fingerprint:
         self.watched: list[Check] = []  # places to compare at every step
         self.modules: list[Check] = []  # places to compare if the counter of changes has moved
         self.generators: dict[str, Any] = {}
+        self.caches: list[Any] = []  # functions with functools.lru_cache
         self.refusal = ""
         self._kept: list[Any] = []  # alive, so that no other object gets the same id
         self._seen: dict[Any, int] = {}
@@ -304,6 +305,10 @@ class Fingerprint:
         else:
             self._visit(function.__self__, path)
 
+    def _cached(self, function: Any, path: str) -> None:
+        self.caches.append(function)
+        self._object(function, path)
+
     def _partial(self, partial: functools.partial[Any], path: str) -> None:
         self._visit(partial.func, path)
         self._visit(partial.args, path)
@@ -381,6 +386,7 @@ VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether equal values are the
     (types.FunctionType, False, Fingerprint._function),
     (types.MethodType, True, Fingerprint._method),
     (types.BuiltinMethodType, True, Fingerprint._builtin),
+    (functools._lru_cache_wrapper, False, Fingerprint._cached),
     (functools.partial, True, Fingerprint._partial),
     (operator.attrgetter | operator.methodcaller, False, lambda self, getter, path: setattr(self, "dynamic", True)),
     (contextvars.ContextVar, False, Fingerprint._variable),
