@@ -39,6 +39,7 @@ from minidl.engine.tensor import Tensor
 from minidl.nn.module import Module, changes
 from minidl.program import checks
 from minidl.program.checks import GENERATORS, Check
+from minidl.program.hidden import Unrecordable
 from minidl.program.names import (
     COMPARISONS,
     CONSTRUCTORS,
@@ -50,7 +51,6 @@ from minidl.program.names import (
     names_of,
     varies,
 )
-from minidl.program.hidden import Unrecordable
 
 LARGEST = 2_000  # elements of containers that are compared at every step; 32 bytes of an array count as one element
 MOST = 100_000  # values in a fingerprint
@@ -89,7 +89,6 @@ class Fingerprint:
         self.watched: list[Check] = []  # places to compare at every step
         self.modules: list[Check] = []  # places to compare if the counter of changes has moved
         self.generators: dict[str, Any] = {}
-        self.caches: list[Any] = []  # functions with functools.lru_cache
         self.refusal = ""
         self._kept: list[Any] = []  # alive, so that no other object gets the same id
         self._seen: dict[Any, int] = {}
@@ -163,8 +162,8 @@ class Fingerprint:
         return everything or name in self.names or name in self._library_names.get(kind, ())
 
     def _refuse_varying(self, value: Any, path: str) -> None:
-        if varies(value, self.names):
-            raise Unrecordable(f"it uses {path}, whose results differ from call to call")
+        if reason := varies(value, self.names):
+            raise Unrecordable(f"it uses {path}, {reason}")
 
     def _identity(self, value: Any, path: str) -> None:
         """A tensor: only its identity counts. `Replayed` compares the arrays of parameters."""
@@ -305,10 +304,6 @@ class Fingerprint:
         else:
             self._visit(function.__self__, path)
 
-    def _cached(self, function: Any, path: str) -> None:
-        self.caches.append(function)
-        self._object(function, path)
-
     def _partial(self, partial: functools.partial[Any], path: str) -> None:
         self._visit(partial.func, path)
         self._visit(partial.args, path)
@@ -386,7 +381,6 @@ VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether equal values are the
     (types.FunctionType, False, Fingerprint._function),
     (types.MethodType, True, Fingerprint._method),
     (types.BuiltinMethodType, True, Fingerprint._builtin),
-    (functools._lru_cache_wrapper, False, Fingerprint._cached),
     (functools.partial, True, Fingerprint._partial),
     (operator.attrgetter | operator.methodcaller, False, lambda self, getter, path: setattr(self, "dynamic", True)),
     (contextvars.ContextVar, False, Fingerprint._variable),

@@ -7,6 +7,7 @@ this for a change that the step makes, and undo it. Numbers that they draw from 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -27,25 +28,22 @@ def observed(
     record: Callable[[], T],
     recorder: Recorder,
     fingerprint: Fingerprint,
-    mode: Callable[[], object],
     parameters: Sequence[Parameter],
 ) -> T:
     """Return record(), which runs the code of a step with a recorder, and undo what the code changes.
 
-    fingerprint: the settings now. mode: returns the modes of layers and the flags of parameters.
+    fingerprint: the settings now.
 
     Raises Unrecordable if the code changes anything, keeps a tensor of the step, draws random numbers from a generator,
     reads values, or raises an exception.
     """
     with _one_at_a_time:
-        flags, before = [parameter.requires_grad for parameter in parameters], mode()
+        flags = [parameter.requires_grad for parameter in parameters]
         try:
             with _settings_kept(fingerprint, recorder):
                 result = record()
                 if recorder.refused:  # the code caught the exception
                     raise Unrecordable(recorder.refused)
-                if mode() != before:
-                    raise Unrecordable("training or requires_grad changes from step to step")
                 return result
         except Unrecordable:
             raise
@@ -60,11 +58,23 @@ def observed(
 
 
 @contextmanager
+def active(recorder: Recorder, mode: Callable[[], object]) -> Iterator[None]:
+    """Record the `with` block. Raise Unrecordable if it changes mode(): the modes of layers and the flags of parameters
+    that select a program."""
+    before = mode()
+    with recorder.active():
+        yield
+        if mode() != before:
+            recorder.refuse("training or requires_grad changes from step to step")
+
+
+@contextmanager
 def _settings_kept(fingerprint: Fingerprint, recorder: Recorder) -> Iterator[None]:
     """Raise Unrecordable if the `with` block changes a setting, draws random numbers, or leaves a tensor of the step
     alive. Undo what it changed."""
     settings, modules = fingerprint.watched, [*map(checks.renewed, fingerprint.modules)]
-    misses = [cache.cache_info().misses for cache in fingerprint.caches]
+    caches = [value for value in fingerprint._kept if isinstance(value, functools._lru_cache_wrapper)]
+    misses = [cache.cache_info().misses for cache in caches]
     with checks.other_random_states(fingerprint.generators) as drawn:
         try:
             yield
@@ -76,11 +86,9 @@ def _settings_kept(fingerprint: Fingerprint, recorder: Recorder) -> Iterator[Non
             if recorder.kept():
                 raise Unrecordable("it keeps tensors of a step, perhaps in a cache such as functools.lru_cache")
         finally:
-            for undo in reversed(recorder.undo):
-                undo()
             checks.restore(settings)
             checks.restore(modules, besides=OWN)  # other threads may evaluate the model
-            for cache, before in zip(fingerprint.caches, misses, strict=True):
+            for cache, before in zip(caches, misses, strict=True):
                 if cache.cache_info().misses != before:
                     cache.cache_clear()  # its new values may be tensors of the recording
             recorder.invalidate()

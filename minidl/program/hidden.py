@@ -82,10 +82,10 @@ class Hidden:
 
 
 _SPECIAL = """
-    abs add and bool bytes ceil complex contains copy deepcopy delitem divmod eq float floor floordiv format ge getitem gt
-    hash index int invert iter le len lshift lt matmul mod mul ne neg pos pow radd rand rdivmod reduce reduce_ex repr
-    reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem str sub truediv
-    trunc xor or
+    abs add and bool bytes ceil complex contains copy deepcopy delitem divmod eq float floor floordiv format ge getitem
+    gt hash index int invert iter le len lshift lt matmul mod mul ne neg or pos pow radd rand rdivmod reduce reduce_ex
+    repr reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem str sub
+    truediv trunc xor
 """
 for _name in _SPECIAL.split():
     setattr(Hidden, f"__{_name}__", refuse)
@@ -99,7 +99,7 @@ class Labels(Hidden):
     """
 
     __slots__ = ("_array", "dtype", "ndim", "shape", "size")
-    __class__ = property(lambda self: np.ndarray)  # type: ignore[assignment]
+    __class__ = property(lambda self: np.ndarray)
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array.view(Recorded)
@@ -140,7 +140,7 @@ class Drawn(Hidden):
     """
 
     __slots__ = ("kind", "value")
-    __class__ = property(lambda self: int)  # type: ignore[assignment]
+    __class__ = property(lambda self: int)
 
     def __init__(self, kind: str, value: int) -> None:
         self.kind, self.value = kind, value

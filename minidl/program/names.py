@@ -12,9 +12,11 @@ import random
 import secrets
 import site
 import sys
+import threading
 import time
 import types
 import uuid
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,22 +37,33 @@ COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__ha
 
 VARYING = [  # objects whose results differ from call to call, without a change that the fingerprint can find
     np.random.default_rng, np.random.RandomState, np.random.SeedSequence, np.random.PCG64, np.random.PCG64DXSM,
-    np.random.Philox, np.random.MT19937, np.random.SFC64, random.Random, random.SystemRandom, os.urandom, uuid.uuid1,
-    uuid.uuid4, secrets.token_bytes, secrets.token_hex, secrets.randbelow, secrets.choice, secrets.randbits, time.time,
-    time.time_ns, time.perf_counter, time.perf_counter_ns, time.monotonic, time.monotonic_ns, time.process_time,
-    builtins.input, os.environ, os.getenv, builtins.__import__, importlib.import_module,
+    np.random.Philox, np.random.MT19937, np.random.SFC64, random.Random, random.SystemRandom, builtins.input,
+    os.environ, os.getenv, builtins.__import__, importlib.import_module,
+    *[getattr(module, name) for module, names in {  # some of them do not exist on every system
+        os: "environb getenvb getloadavg getrandom times urandom",
+        secrets: "choice randbelow randbits token_bytes token_hex token_urlsafe",
+        time: "asctime clock_gettime clock_gettime_ns ctime gmtime localtime monotonic monotonic_ns perf_counter "
+              "perf_counter_ns process_time process_time_ns strftime thread_time thread_time_ns time time_ns",
+        uuid: "uuid1 uuid4 uuid6 uuid7 uuid8",
+    }.items() for name in names.split() if hasattr(module, name)],
 ]  # fmt: skip
 _VARYING = {id(function) for function in VARYING}
 _CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
 
 
-def varies(value: object, names: set[str]) -> bool:
-    """Return whether an object is in VARYING, or is a date class that the code may ask for the current time.
+def varies(value: object, names: set[str]) -> str:
+    """Return why the results of an object differ from call to call, or "".
 
+    It is in VARYING, it reads the current date, or it runs functions in other threads or processes.
     names: the attributes that the code reads.
     """
-    is_date = value is datetime.datetime or value is datetime.date
-    return id(value) in _VARYING or (is_date and not names.isdisjoint(_CLOCKS))
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, Executor) or value is threading.Thread or value is threading.Timer:
+        return "and what other threads or processes compute is not recorded"
+    reads_date = isinstance(value, type) and issubclass(kind, datetime.date) and not names.isdisjoint(_CLOCKS)
+    if isinstance(value, types.BuiltinMethodType) and isinstance(value.__self__, type):
+        reads_date = issubclass(value.__self__, datetime.date) and value.__name__ in _CLOCKS
+    return "whose results differ from call to call" if reads_date or id(value) in _VARYING else ""
 
 
 @functools.cache

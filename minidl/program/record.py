@@ -128,20 +128,22 @@ class Recorder(Device):
         self.drawn = 0
         self.refused = ""  # why this step cannot be recorded; stays set even if the step's code catches the exception
         self.undo: list[Callable[[], None]] = []  # what undoes changes of layers' modes, oldest first
-        self._made: list[ref[Tensor]] = []  # the tensors of the step
+        self._tensors: list[ref[Tensor]] = []  # the tensors of the step
         self._places: dict[int, Place] = {}  # by the id of the array
         self._regions: list[tuple[int, Place]] = []  # with their addresses
         self._chunk, self._used = np.empty(CHUNK, np.uint8), 0  # memory of temporaries, and how much of it is used
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Record the kernel calls of this thread during the `with` block."""
+        """Record the kernel calls of this thread during the `with` block. At its end, undo changes of layers' modes."""
         before, recording.recorder = getattr(recording, "recorder", None), self
         running, Running.recorder = Running.recorder, self
         try:
             yield
         finally:
             recording.recorder, Running.recorder = before, running
+            for undo in reversed(self.undo):
+                undo()
             for op in [name for name, value in vars(self).items() if isinstance(value, _Table)]:
                 delattr(self, op)  # it refers to this recorder: the cycle would keep the model's memory alive
 
@@ -203,7 +205,7 @@ class Recorder(Device):
     # -- the tensors of the step -------------------------------------------------------------------------
 
     def made(self, tensor: Tensor) -> None:
-        self._made.append(ref(tensor))
+        self._tensors.append(ref(tensor))
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """Return a tensor for a region, as the step's input."""
@@ -213,13 +215,13 @@ class Recorder(Device):
 
     def kept(self) -> bool:
         """Return whether an object outside the step still refers to a tensor of the step."""
-        if any(made() is not None for made in self._made):
+        if any(made() is not None for made in self._tensors):
             gc.collect(0)  # a recursive function inside `forward` and its variables refer to each other
-        return any(made() is not None for made in self._made)
+        return any(made() is not None for made in self._tensors)
 
     def invalidate(self) -> None:
         """Take the arrays from all tensors of the step that still exist: using one of them raises Unrecordable."""
-        for made in self._made:
+        for made in self._tensors:
             if (tensor := made()) is not None:
                 tensor._data = Lost()  # type: ignore[assignment]
                 tensor._grad = tensor.creator = None

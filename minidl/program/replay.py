@@ -41,9 +41,9 @@ from minidl.nn.module import Module, evaluating, mode_changes, watched
 from minidl.ops.conv import uses_winograd
 from minidl.program.call import run as run_calls
 from minidl.program.fingerprint import Fingerprint
-from minidl.program.guard import observed
-from minidl.program.precompile import Kernel, OnProgress
+from minidl.program.guard import active, observed
 from minidl.program.hidden import Labels, Unrecordable
+from minidl.program.precompile import Kernel, OnProgress
 from minidl.program.record import Recorder, paused_collector
 from minidl.program.table import WORKSPACE, Program
 from minidl.program.workspace import Workspace
@@ -220,7 +220,7 @@ class Replayed:
     ) -> tuple[Recorder, dict[str, np.ndarray]]:
         recorder, regions = self.recorder(batch)
         record = functools.partial(self.record, recorder, regions)
-        return recorder, observed(record, recorder, fingerprint, self.mode, self.parameters)
+        return recorder, observed(record, recorder, fingerprint, self.parameters)
 
     def warn(self, stacklevel: int) -> None:
         """Warn, once for each reason, that a step ran on the tape because it cannot be recorded."""
@@ -264,7 +264,7 @@ class Gradient(Replayed):
 
     def forget(self) -> None:
         self.model.flatten()  # as the tape does; again if a layer was replaced
-        self.modes = -1, b""  # mode_changes() when `training` of all modules was last read, and the modes then
+        self.modes: tuple[int, Hashable] = -1, b""  # mode_changes() when `training` was last read, and what it was
         super().forget()
 
     def roots(self) -> tuple[Any, ...]:
@@ -272,7 +272,8 @@ class Gradient(Replayed):
 
     def mode(self) -> tuple[Hashable, ...]:
         if self.modes[0] != (now := mode_changes()):
-            self.modes = now, bytes([bool(module.training) for module in self.modules])
+            modes = [module.training for module in self.modules]
+            self.modes = now, bytes(modes) if all(type(mode) is bool for mode in modes) else repr(modes)
         return *super().mode(), grad_enabled(), self.modes[1]
 
     def __call__(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
@@ -361,7 +362,7 @@ class Gradient(Replayed):
         arena, cleared = self.arena, self.arena.cleared
         arena.cleared = set(arena.parameters.values())
         try:
-            with recorder.active():
+            with active(recorder, self.mode):
                 logits = self.model(recorder.tensor(batch["x"]))
                 loss = self.loss(logits, Labels(batch["y"]))  # type: ignore[arg-type]
                 correct = recorder.empty((1,), np.int64)
@@ -395,5 +396,5 @@ class Prediction(Replayed):
         return found
 
     def record(self, recorder: Recorder, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        with recorder.active(), evaluating(self.model):
+        with evaluating(self.model), active(recorder, self.mode):
             return {"logits": self.model(recorder.tensor(batch["x"]))._data}
