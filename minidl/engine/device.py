@@ -145,6 +145,13 @@ def require_values(device: Device) -> None:
         recorder.refuse()
 
 
+def undo_after_recording(owner: object, name: str) -> None:
+    """If this thread records a step, restore an attribute at the end of the recording. Called before it is changed."""
+    recorder = getattr(recording, "recorder", None)
+    if recorder is not None:
+        recorder.changed.append((owner, name, getattr(owner, name)))
+
+
 def forbid_recording(*reason: str) -> None:
     """Raise Unrecordable while this thread records a step. reason: what the step does; default: it reads values."""
     recorder = getattr(recording, "recorder", None)

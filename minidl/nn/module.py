@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections import deque
@@ -15,7 +14,7 @@ import numpy as np
 from minidl.engine.arena import Arena
 from minidl.engine.autograd import no_grad
 from minidl.engine.concurrency import new_lock
-from minidl.engine.device import recording
+from minidl.engine.device import undo_after_recording
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor, float_type
 from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest
@@ -110,16 +109,8 @@ def _end_evaluation(key: int, module: Module, block: object) -> None:
 
 
 def _switch(module: Module, mode: bool) -> None:
-    """Set `training`. A recording does not undo this: the block does, and other threads may be in such blocks."""
-    vars(module)["training"] = mode
+    vars(module)["training"] = mode  # not setattr, which a recording undoes: other threads may be in such blocks
     _count_change(mode=True)
-
-
-def _undo_after_recording(module: Module, name: str) -> None:
-    """If this thread records a step, let the recorder restore `training` afterwards. Called before a change of it."""
-    recorder = getattr(recording, "recorder", None)
-    if name == "training" and recorder is not None:
-        recorder.undo.append(functools.partial(setattr, module, name, module.training))
 
 
 class Module:
@@ -169,14 +160,15 @@ class Module:
             raise ConfigError(f"{type(self).__name__}.{name}: this name is reserved in every module; choose another")
         self._refuse_hidden(name, value)
         changed = vars(self).get(name, _MISSING) is not value
-        if changed:
-            _undo_after_recording(self, name)
+        if changed and name == "training":
+            undo_after_recording(self, name)
         super().__setattr__(name, value)
         if changed:
             _count_change(mode=name == "training")
 
     def __delattr__(self, name: str) -> None:
-        _undo_after_recording(self, name)
+        if name == "training":
+            undo_after_recording(self, name)
         super().__delattr__(name)
         _count_change(mode=name == "training")
 

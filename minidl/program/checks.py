@@ -14,13 +14,14 @@ import contextvars
 import operator
 import random
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 MISSING = object()
+Keep = Callable[[Any, Any], bool]
 
 
 class Check(NamedTuple):
@@ -116,18 +117,18 @@ def renewed(check: Check) -> Check:
     return check._replace(key=now, value=now)
 
 
-def restore(checks: Iterable[Check], besides: Collection[str] = ()) -> None:
+def restore(checks: Iterable[Check], but: Keep = lambda key, value: False) -> None:
     """Write the old values to all places that have changed and can be written.
 
-    besides: keys of mappings that are left as they are.
+    but: (key, value) -> whether an entry of a mapping is left as it is.
     """
     for check in checks:
         if not unchanged([check]):
             with suppress(AttributeError, TypeError, ValueError):  # such as a view of a read-only mapping
-                _write(check, besides)
+                _write(check, but)
 
 
-def _write(check: Check, besides: Collection[str]) -> None:
+def _write(check: Check, but: Keep) -> None:
     read, owner, key, value = check[:4]
     if read is dict.get:
         owner[key] = value
@@ -142,7 +143,7 @@ def _write(check: Check, besides: Collection[str]) -> None:
     elif check.home is not None or read in (getattr, slot):
         setattr(check.home or owner, key, value)
     elif read is entries:
-        _write_entries(owner, dict(zip(*value, strict=True)), besides)
+        _write_entries(owner, dict(zip(*value, strict=True)), but)
     elif read is contents:
         bytes_now = np.frombuffer(value, np.uint8)
         if isinstance(owner, np.ndarray):
@@ -157,9 +158,9 @@ def _write(check: Check, besides: Collection[str]) -> None:
         (owner.update if isinstance(owner, set) else owner.extend)(value)
 
 
-def _write_entries(owner: dict[Any, Any], before: dict[Any, Any], besides: Collection[str]) -> None:
-    before = {name: value for name, value in before.items() if name not in besides or name in owner}
-    before |= {name: owner[name] for name in besides if name in owner}
+def _write_entries(owner: dict[Any, Any], before: dict[Any, Any], but: Keep) -> None:
+    before = {name: value for name, value in before.items() if name in owner or not but(name, value)}
+    before |= {name: value for name, value in owner.items() if but(name, value)}
     for name in [name for name in owner if name not in before]:
         del owner[name]
     for name, value in before.items():

@@ -127,7 +127,7 @@ class Recorder(Device):
         self.calls: list[Call] = []
         self.drawn = 0
         self.refused = ""  # why this step cannot be recorded; stays set even if the step's code catches the exception
-        self.undo: list[Callable[[], None]] = []  # what undoes changes of layers' modes, oldest first
+        self.changed: list[tuple[object, str, Any]] = []  # objects, attributes, earlier values; oldest first
         self._tensors: list[ref[Tensor]] = []  # the tensors of the step
         self._places: dict[int, Place] = {}  # by the id of the array
         self._regions: list[tuple[int, Place]] = []  # with their addresses
@@ -142,8 +142,8 @@ class Recorder(Device):
             yield
         finally:
             recording.recorder, Running.recorder = before, running
-            for undo in reversed(self.undo):
-                undo()
+            for owner, name, value in reversed(self.changed):
+                setattr(owner, name, value)
             for op in [name for name, value in vars(self).items() if isinstance(value, _Table)]:
                 delattr(self, op)  # it refers to this recorder: the cycle would keep the model's memory alive
 
