@@ -245,11 +245,12 @@ class Recorder(Device):
 
     def record(self, name: str, function: Any, *arguments: Any) -> None:
         """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
-        if not hasattr(function, "py_func"):
+        names = _parameters(function)
+        if names is None:
             self.refuse(f"{name} is not a Numba function")
         constants = name == "movement.copy"
         values = [self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments]
-        self.calls.append(Call(name, function, dict(zip(_parameters(name, function), values, strict=True))))
+        self.calls.append(Call(name, function, dict(zip(names, values, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
         """Return the memory and the offset of an array.
@@ -279,9 +280,9 @@ class Recorder(Device):
 
 
 @functools.cache
-def _parameters(name: str, kernel: Any) -> tuple[str, ...]:
-    """Return the names of a kernel's parameters."""
-    return tuple(inspect.signature(kernel.py_func).parameters)
+def _parameters(kernel: Any) -> tuple[str, ...] | None:
+    """Return the names of a kernel's parameters, or None if it is not a Numba function."""
+    return tuple(inspect.signature(kernel.py_func).parameters) if hasattr(kernel, "py_func") else None
 
 
 class _Table:

@@ -303,7 +303,7 @@ class Gradient(Replayed):
             yield from ((start, stop, 1.0) for start, stop in parts)
             return
         assert self.arena is not None
-        bases, size, calls, made = self.bases(batch), self.arena.grad.itemsize, len(program.table), 0
+        bases, size, calls, made = self.bases(batch), self.arena.dtype.itemsize, len(program.table), 0
         for start, stop in parts:
             last = max(made, program.final("grad", start * size, stop * size) if "grad" in self.vectors else calls)
             if last > made:
