@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextvars
 import operator
 import random
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -68,14 +69,18 @@ def variable(owner: contextvars.ContextVar[Any], _: Any) -> Any:
     return owner.get(MISSING)
 
 
-def absent(owner: dict[str, Any], name: str) -> Any:
-    """Return None while a dictionary has no such key."""
-    return None if name not in owner else owner
+absent = dict.__contains__  # False while a dictionary has no such key
+equal = operator.eq  # True while a dictionary equals another
 
 
 def elements(container: Any, before: tuple[Any, ...]) -> Any:
     """Return `before` if the container has exactly these elements, in this order; for a dictionary, these keys."""
     return before if len(container) == len(before) and all(map(operator.is_, container, before)) else None
+
+
+def names(attributes: Any, before: tuple[str, ...]) -> Any:
+    """Return `before` if a class or a module has exactly these attributes, in this order."""
+    return before if tuple(attributes) == before else None
 
 
 def entries(mapping: Any, before: tuple[tuple[Any, ...], tuple[Any, ...]]) -> Any:
@@ -129,13 +134,17 @@ def _write(check: Check) -> None:
     if read is dict.get:
         owner[key] = value
     elif read is absent:
-        owner.pop(key, None)
+        if owner is not sys.modules:  # an import is not undone
+            owner.pop(key, None)
+    elif read is equal:
+        owner.clear()
     elif read is cell:
         owner.cell_contents = value
     elif read is variable:
         owner.set(value)
-    elif check.home is not None and value is None:
-        delattr(check.home, key)
+    elif read is names and check.home is not None:
+        for name in [name for name in owner if name not in value]:
+            delattr(check.home, name)
     elif check.home is not None or read in (getattr, slot):
         setattr(check.home or owner, key, value)
     elif read is entries:
@@ -148,7 +157,8 @@ def _write(check: Check) -> None:
             memoryview(owner).cast("B")[:] = bytes_now.data
     elif isinstance(owner, dict):  # the names of attributes, whose values have separate checks
         for name in [name for name in owner if name not in value]:
-            del owner[name]
+            if not isinstance(owner[name], types.ModuleType):  # an import is not undone
+                del owner[name]
     else:
         owner.clear()
         (owner.update if isinstance(owner, set) else owner.extend)(value)
