@@ -145,8 +145,8 @@ class CodeWalk(Walk):
         """A Python module: the names that the code reads. Of a library, only code, generators and their effects."""
         attributes = vars(module)
         if is_library(module.__name__):
-            kinds = (types.ModuleType, *GENERATORS)
-            kinds += (types.FunctionType,) if is_installed(module.__name__) else ()
+            functions = (types.FunctionType,) if is_installed(module.__name__) else ()
+            kinds = (types.ModuleType, *GENERATORS, *functions)
             for name in sorted(self.names & attributes.keys()):
                 value, where = attributes[name], f"{path}.{name}"
                 if isinstance(value, kinds):

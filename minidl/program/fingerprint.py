@@ -47,7 +47,7 @@ from minidl.program.libraries import is_library, is_native
 from minidl.program.record import Unrecordable
 from minidl.program.walk import LEAVES, Walk
 
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()))  # of a dictionary
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))  # of a dictionary
 
 
 class Fingerprint(CodeWalk):
@@ -63,7 +63,7 @@ class Fingerprint(CodeWalk):
         super().__init__(roots, earlier)
 
     def visit_of(self, kind: type) -> tuple[bool, Callable[[Any, Any, str], None]]:
-        return _visit_of(kind)  # type: ignore[arg-type]
+        return _visit_of(kind)
 
     def unchanged(self, roots: tuple[Any, ...]) -> bool:
         """Return whether these are the same roots, and all settings are certainly unchanged."""

@@ -41,6 +41,7 @@ COMPARES = "calls comparisons of objects"
 TEXTS = "makes texts of objects"
 CONSTRUCTS = "makes objects of classes that the code does not name"
 COPIES = "copies objects"
+DATE = "tells the time, by some methods"
 
 _OBJECTS: dict[str, list[Any]] = {
     VARIES: [
@@ -67,15 +68,16 @@ _OBJECTS: dict[str, list[Any]] = {
     TEXTS: [builtins.str, builtins.repr, builtins.ascii, builtins.format, builtins.print],
     CONSTRUCTS: [builtins.type, dataclasses.replace, copy.copy, copy.deepcopy],
     COPIES: [copy.copy, copy.deepcopy, pickle.dumps],
+    DATE: [datetime.datetime, datetime.date],
 }  # fmt: skip
-_EFFECTS: dict[int, set[str]] = {}
+EFFECTS: dict[int, set[str]] = {}  # id of a function -> its effects
 for _effect, _values in _OBJECTS.items():
     for _value in _values:
-        _EFFECTS.setdefault(id(_value), set()).add(_effect)
+        EFFECTS.setdefault(id(_value), set()).add(_effect)
 
 READERS = {"getattr", "setattr", "hasattr", "delattr"}  # names_of finds the names that these read
 UNBOUNDED_NAMES = {"__globals__", "f_globals", "f_locals", "f_back", "__subclasses__"}
-_CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
+CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
 
 # Special methods that Python does not call in a step, except by code with the given effect.
 COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__contains__"}
@@ -86,14 +88,6 @@ NOT_CALLED: dict[str, set[str]] = {
     COMPARES: COMPARISONS,
     COPIES: {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__"},
 }
-
-
-def effects_of(value: object, names: set[str]) -> set[str]:
-    """Return what a function of a library can do. names: the attributes that the code reads."""
-    is_date = value is datetime.datetime or value is datetime.date
-    if is_date and not names.isdisjoint(_CLOCKS):
-        return {VARIES}
-    return _EFFECTS.get(id(value), set())
 
 
 @functools.cache

@@ -17,11 +17,13 @@ from minidl.program import checks
 from minidl.program.checks import Check
 from minidl.program.libraries import (
     ALL_NAMES,
+    CLOCKS,
     COMPARES,
+    DATE,
+    EFFECTS,
     NOT_CALLED,
     UNBOUNDED,
     VARIES,
-    effects_of,
     is_installed,
     is_library,
 )
@@ -92,7 +94,8 @@ class Walk:
         else:
             self._seen[id(value)] = len(self._kept)
             self._kept.append(value)
-            self._take_effects(value, path)
+            if id(value) in EFFECTS:
+                self._take_effects(value, path)
             if len(self.values) > MOST:
                 raise Unrecordable(f"its settings are too many to compare ({path})")
             by_value, visit = self.visit_of(kind)
@@ -126,14 +129,13 @@ class Walk:
 
     def _take_effects(self, value: Any, path: str) -> None:
         """Note what a function of a library can do. Raise Unrecordable if its results cannot be known."""
-        effects = effects_of(value, self.names)
-        if VARIES in effects:
+        effects = EFFECTS.get(id(value), set())
+        if VARIES in effects or (DATE in effects and not CLOCKS.isdisjoint(self.names)):
             raise Unrecordable(f"it uses {path}, whose results differ from call to call")
         if UNBOUNDED in effects:
             raise Unrecordable(f"it uses {path}, by which it can read anything")
-        if effects:
-            self.effects |= effects
-            self.prefixes |= {""} if ALL_NAMES in effects else set()
+        self.effects |= effects
+        self.prefixes |= {""} if ALL_NAMES in effects else set()
 
     def _take_names(self, names: Names) -> None:
         self.names |= names.attributes
@@ -182,7 +184,7 @@ class Walk:
         if kind not in self._slot_names:
             bases = [b for b in kind.__mro__ if is_installed(b.__module__) or not is_library(b.__module__)]
             members = [item for base in bases for item in vars(base).items()]
-            self._slot_names[kind] = [name for name, member in members if isinstance(member, types.MemberDescriptorType)]
+            self._slot_names[kind] = [n for n, member in members if isinstance(member, types.MemberDescriptorType)]
         for name in self._slot_names[kind]:
             if self._reads_everything(kind) or self._counts(name, kind):
                 self._follow(checks.slot, value, name, checks.slot(value, name), f"{path}.{name}")
