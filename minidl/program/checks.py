@@ -70,7 +70,18 @@ def variable(owner: contextvars.ContextVar[Any], _: Any) -> Any:
 
 
 absent = dict.__contains__  # False while a dictionary has no such key
-equal = operator.eq  # True while a dictionary equals another
+
+
+def none_of(owner: dict[str, Any], names: frozenset[str]) -> bool:
+    """Return True while a dictionary has none of these keys."""
+    return owner.keys().isdisjoint(names)
+
+
+def function(owner: types.FunctionType, before: tuple[Any, ...]) -> Any:
+    """Return `before`, which is (code, defaults, keyword defaults, whether it has no attributes), if it still holds."""
+    code, defaults, keyword_defaults, plain = before
+    same = owner.__code__ is code and owner.__defaults__ is defaults and owner.__kwdefaults__ is keyword_defaults
+    return before if same and not (plain and owner.__dict__) else None
 
 
 def elements(container: Any, before: tuple[Any, ...]) -> Any:
@@ -136,8 +147,13 @@ def _write(check: Check) -> None:
     elif read is absent:
         if owner is not sys.modules:  # an import is not undone
             owner.pop(key, None)
-    elif read is equal:
-        owner.clear()
+    elif read is none_of:
+        for name in key:
+            owner.pop(name, None)
+    elif read is function:
+        owner.__code__, owner.__defaults__, owner.__kwdefaults__, plain = value
+        if plain:
+            owner.__dict__.clear()
     elif read is cell:
         owner.cell_contents = value
     elif read is variable:

@@ -83,12 +83,14 @@ class CodeWalk(Walk):
         self._take_names(names)
         if not UNBOUNDED_NAMES.isdisjoint(names.attributes):
             raise Unrecordable(f"{path} uses {min(UNBOUNDED_NAMES & names.attributes)}, by which it can read anything")
-        self._watch(getattr, function, "__code__", code, path)
+        before = code, function.__defaults__, function.__kwdefaults__, not vars(function)
+        self._watch(checks.function, function, before, before, path)
         self.values.append(id(code))
         self._kept.append(code)
-        for name in ("__defaults__", "__kwdefaults__"):
-            self._follow(getattr, function, name, getattr(function, name), f"{path}.{name}")
-        self._attributes(function, path)
+        self._visit(function.__defaults__, f"{path}.__defaults__")
+        self._visit(function.__kwdefaults__, f"{path}.__kwdefaults__")
+        if vars(function):
+            self._attributes(function, path)
         self._globals(function.__globals__, names.globals)
         for level, name in sorted(names.imports):
             self._import(level, name, function.__globals__)
@@ -100,7 +102,7 @@ class CodeWalk(Walk):
                 if name in variables:
                     self._follow(dict.get, variables, name, variables[name], name)
                     continue
-                self._watch(checks.absent, variables, name, False, name)
+                self._absent.setdefault(id(variables), (variables, set()))[1].add(name)
                 if name not in READERS and hasattr(builtins, name):
                     self._take_effects(getattr(builtins, name), name)
 

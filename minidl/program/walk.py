@@ -69,6 +69,7 @@ class Walk:
         self._library_names: dict[type, set[str]] = {}
         self._everything: dict[type, bool] = {}
         self._slot_names: dict[type, list[str]] = {}
+        self._absent: dict[int, tuple[dict[str, Any], set[str]]] = {}  # id of global variables -> them, absent names
         self._beginnings = tuple(self.prefixes)
         self._not_called = set().union(*(names for effect, names in NOT_CALLED.items() if effect not in self.effects))
         self._size = 0
@@ -76,6 +77,8 @@ class Walk:
             self._below_model = _modules_below(self.roots[0])
             for path, root in zip((type(self.roots[0]).__name__, "loss"), self.roots):
                 self._visit(root, path)
+            for variables, names in self._absent.values():
+                self._watch(checks.none_of, variables, frozenset(names), True, f"one of {', '.join(sorted(names))}")
         except Unrecordable as error:
             self.refusal = str(error)
         except RecursionError:
@@ -157,9 +160,7 @@ class Walk:
             attributes = vars(value)
         except TypeError:
             attributes = None
-        if isinstance(value, types.FunctionType) and not attributes:
-            self._watch(checks.equal, attributes, {}, True, f"an attribute of {path}")
-        elif isinstance(attributes, dict):
+        if isinstance(attributes, dict):
             self._count(len(attributes), path)
             before = tuple(attributes)
             self._watch(getattr, value, "__class__", value.__class__, path)
