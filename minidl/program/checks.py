@@ -114,6 +114,8 @@ def first_change(checks: Iterable[Check]) -> str:
     """Return the path of the first place that has changed, or an empty string."""
     for check in checks:
         if not unchanged([check]):
+            if check.read is none_of:
+                return min(check.owner.keys() & check.key)
             if check.read is not entries:
                 return check.path
             keys, values = check.value

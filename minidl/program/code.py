@@ -15,13 +15,12 @@ from minidl.program.checks import GENERATORS
 from minidl.program.libraries import (
     CONSTRUCTORS,
     CONSTRUCTS,
-    READERS,
     UNBOUNDED_NAMES,
     is_installed,
     is_library,
     is_users,
 )
-from minidl.program.names import OPTIONAL, names_of
+from minidl.program.names import FOLLOWED, OPTIONAL, names_of
 from minidl.program.record import Unrecordable
 from minidl.program.walk import SKIPPED, Walk
 
@@ -103,7 +102,7 @@ class CodeWalk(Walk):
                     self._follow(dict.get, variables, name, variables[name], name)
                     continue
                 self._absent.setdefault(id(variables), (variables, set()))[1].add(name)
-                if name not in READERS and hasattr(builtins, name):
+                if name not in FOLLOWED and hasattr(builtins, name):
                     self._take_effects(getattr(builtins, name), name)
 
     def _import(self, level: int, name: str, variables: dict[str, Any]) -> None:

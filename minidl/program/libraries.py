@@ -75,7 +75,6 @@ for _effect, _values in _OBJECTS.items():
     for _value in _values:
         EFFECTS.setdefault(id(_value), set()).add(_effect)
 
-READERS = {"getattr", "setattr", "hasattr", "delattr"}  # names_of finds the names that these read
 UNBOUNDED_NAMES = {"__globals__", "f_globals", "f_locals", "f_back", "__subclasses__"}
 CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from minidl.program.libraries import COMPARES, CONSTRUCTS, READERS, TEXTS
+from minidl.program.libraries import COMPARES, CONSTRUCTS, TEXTS
 
 OPTIONAL = "finds out whether attributes exist"
+READERS = {"getattr", "setattr", "hasattr", "delattr"}
+FOLLOWED = READERS | {"type"}  # functions whose effects `names_of` finds
 _ALL = {"__dict__", "__getattribute__"}  # attributes that give access to all attributes
 _EFFECTS = {
     "COMPARE_OP": COMPARES, "CONTAINS_OP": COMPARES, "FORMAT_VALUE": TEXTS, "FORMAT_SIMPLE": TEXTS,
     "FORMAT_WITH_SPEC": TEXTS, "CONVERT_VALUE": TEXTS,
 }  # fmt: skip
 _ATTRIBUTES = {"sort": COMPARES, "index": COMPARES, "count": COMPARES, "remove": COMPARES, "format": TEXTS,
-               "join": TEXTS, "__class__": CONSTRUCTS}  # fmt: skip
+               "join": TEXTS}  # fmt: skip
 
 
 class Names(NamedTuple):
@@ -54,12 +55,16 @@ def names_of(code: types.CodeType) -> Names:
             variables.add(value)
             if value in READERS:
                 effects.add(OPTIONAL)
-                computed, known = _computed_name(instructions[at:])
+                computed, known = _computed_name(_call(instructions[at:]))
                 (attributes if known else prefixes).add(computed)
+            elif value == "type" and not _is_inspected(_call(instructions[at:]).following):
+                effects.add(CONSTRUCTS)
         elif name == "IMPORT_NAME":
             imports.add((instructions[at - 2].argval, value))
         elif instruction.opcode in dis.hasname:
             attributes.add(value)
+            if value == "__class__" and (name == "LOAD_METHOD" or not _is_inspected(instructions[at + 1 :])):
+                effects.add(CONSTRUCTS)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner = names_of(constant)
@@ -74,29 +79,52 @@ def names_of(code: types.CodeType) -> Names:
     return Names(*map(frozenset, (attributes, variables, imports, prefixes, effects)))  # type: ignore[arg-type]
 
 
-def _computed_name(instructions: Sequence[dis.Instruction]) -> tuple[str, bool]:
-    """Return the name that a call of `getattr` reads, and True; or the beginning of the name, and False.
+def _is_inspected(following: list[dis.Instruction]) -> bool:
+    """Return whether the instructions only read an attribute of a class or compare it, and do not call the class."""
+    names = [instruction.opname for instruction in following[:3]]
+    if names[:1] == ["LOAD_ATTR"] or names[:1] == ["LOAD_METHOD"] or names[:1] == ["IS_OP"]:
+        return True
+    return names == ["LOAD_FAST", "LOAD_ATTR", "IS_OP"] and following[1].argval == "__class__"
 
-    instructions: the code from the place that loads `getattr`. The beginning is known in `getattr(self, f"layer{i}")`,
-    `"layer" + kind` and `"layer%d" % i`. Else it is "".
+
+class _Call(NamedTuple):
+    """A call of a function.
+
+    arguments: the instructions that compute the arguments. depths: the number of values on the stack before each.
+    number: the number of arguments; 0 if the instructions cannot be followed. following: what comes after the call.
     """
-    depth, depths = 0, [0]  # the number of values on the stack, before each instruction
-    for instruction in instructions[1:]:
+
+    arguments: list[dis.Instruction]
+    depths: list[int]
+    number: int
+    following: list[dis.Instruction]
+
+
+def _call(instructions: list[dis.Instruction]) -> _Call:
+    """Return the call that begins at the instruction which loads the function."""
+    depth = 0
+    depths: list[int] = []
+    for at, instruction in enumerate(instructions[1:], 1):
         if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs or instruction.is_jump_target:
             break
         if instruction.opname in ("PRECALL", "CALL") and instruction.arg == depth:
-            return _name_of(list(instructions[1 : len(depths)]), depths[1:], depth)
+            end = at + (2 if instruction.opname == "PRECALL" else 1)
+            return _Call(instructions[1:at], depths, depth, instructions[end:])
         depths.append(depth)
         depth += dis.stack_effect(instruction.opcode, instruction.arg)
-    return "", False
+    return _Call([], [], 0, [])
 
 
-def _name_of(arguments: list[dis.Instruction], depths: list[int], count: int) -> tuple[str, bool]:
-    """Return the value of the second of `count` arguments, or its beginning, as `_computed_name` does."""
+def _computed_name(call: _Call) -> tuple[str, bool]:
+    """Return the name that a call of `getattr` reads, and True; or the beginning of the name, and False.
+
+    The beginning is known in `getattr(self, f"layer{i}")`, `"layer" + kind` and `"layer%d" % i`. Else it is "".
+    """
+    depths, count = call.depths, call.number
     starts = [max((at for at, depth in enumerate(depths) if depth == i), default=0) for i in range(count)] + [None]
     if count < 2 or depths[starts[1] or 0] != 1:  # or one instruction puts both arguments on the stack
         return "", False
-    second, inside = arguments[starts[1] : starts[2]], depths[starts[1] : starts[2]]
+    second, inside = call.arguments[starts[1] : starts[2]], depths[starts[1] : starts[2]]
     text = second[0].argval if second and second[0].opname == "LOAD_CONST" else None
     if not isinstance(text, str):
         return "", False

@@ -78,7 +78,7 @@ class Walk:
             for path, root in zip((type(self.roots[0]).__name__, "loss"), self.roots):
                 self._visit(root, path)
             for variables, names in self._absent.values():
-                self._watch(checks.none_of, variables, frozenset(names), True, f"one of {', '.join(sorted(names))}")
+                self._watch(checks.none_of, variables, frozenset(names), True, "a global")
         except Unrecordable as error:
             self.refusal = str(error)
         except RecursionError:
