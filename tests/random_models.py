@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import random
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,6 +103,54 @@ def _array(module: Setting) -> Callable[[Any], None]:
     return _stored(module, np.ones(3), lambda a: float(a[1]), lambda a, v: a.__setitem__(1, v))
 
 
+def _function(module: Setting) -> Callable[[Any], None]:
+    def read() -> Any:
+        return getattr(read, "number", 1.0)
+
+    module.read = read
+    return lambda value: setattr(read, "number", value)
+
+
+def _added_to_class(module: Setting) -> Callable[[Any], None]:
+    class Kind(Box):
+        pass
+
+    module.place = Kind()
+    module.read = lambda: getattr(module.place, "added", 1.0)
+    return lambda value: setattr(Kind, "added", value)
+
+
+def _python_module(module: Setting) -> Callable[[Any], None]:
+    settings = types.ModuleType("random_settings")
+    module.read = lambda: getattr(settings, f"number{module.kind}", 1.0)
+    return lambda value: setattr(settings, f"number{module.kind}", value)
+
+
+def _chosen(module: Setting) -> Callable[[Any], None]:
+    """A method whose name is computed, of an object whose attribute has a name that modules use, too."""
+
+    class Chosen:
+        training: Any = 1.0
+
+        def run(self) -> Any:
+            return self.training
+
+    chosen = Chosen()
+    module.read = lambda: getattr(chosen, "".join(("r", "un")))()
+    return lambda value: setattr(chosen if value > 1 else Chosen, "training", value)
+
+
+def _ordered(module: Setting) -> Callable[[Any], None]:
+    @dataclass(order=True)
+    class Stage:
+        rank: Any
+        value: Any = 1.0
+
+    stages = [Stage(0.75), Stage(1.0, 2.0)]
+    module.read = lambda: min(stages).value
+    return lambda value: setattr(stages[1], "rank", value)
+
+
 PLACES: list[Callable[[Setting], Callable[[Any], None]]] = [
     lambda m: _stored(m, Box(), lambda o: o.__dict__.get("number", 1.0), lambda o, v: setattr(o, "number", v)),
     lambda m: _stored(m, [1.0, 2.0], lambda o: o[0], lambda o, v: o.__setitem__(0, v)),
@@ -116,7 +165,7 @@ PLACES: list[Callable[[Setting], Callable[[Any], None]]] = [
     lambda m: _stored(m, Slots(1.0), lambda o: o.value, lambda o, v: setattr(o, "value", v)),
     lambda m: _stored(m, functools.partial(float, 1.0), lambda o: o(), lambda o, v: setattr(m, "place", lambda: v)),
     lambda m: _stored(m, (1.0, [1.0]), lambda o: o[1][0], lambda o, v: o[1].__setitem__(0, v)),
-    _closure, _default, _global, _class, _array,
+    _closure, _default, _global, _class, _array, _function, _added_to_class, _python_module, _chosen, _ordered,
 ]  # fmt: skip
 
 

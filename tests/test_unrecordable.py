@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
+import datetime
 import random
+import secrets
+import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from minidl import nn, ops
+from minidl.engine import random as random_numbers
 from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.program.replay import Gradient, Prediction
@@ -63,6 +69,51 @@ def overwritten(self: Odd, y: Tensor) -> float:
     return 1.0
 
 
+def refused(self: Odd, y: Tensor) -> Any:
+    try:
+        return y + LIMITS
+    except Exception:
+        return 1.0
+
+
+def replaced(self: Odd, y: Tensor) -> float:
+    try:
+        return float(y.numpy().max())
+    except Exception as error:
+        raise ValueError("no maximum") from error
+
+
+def toggled(self: Odd, y: Tensor) -> float:
+    self.training = not self.training
+    return 1.0 if self.training else 2.0
+
+
+def by_other_thread(self: Odd, y: Tensor) -> Any:
+    """Normalise in a thread that no list of functions names."""
+    found: list[Any] = []
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def work() -> None:
+        try:
+            found.append(self.norm(y.detach()))
+        except Exception as error:
+            found.append(error)
+        done.release()
+
+    _thread.start_new_thread(work, ())
+    done.acquire()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0].sum()
+
+
+LIMITS = np.ones(3, np.float32)
+POOL = ThreadPoolExecutor(1)
+TEACHER = Prediction(nn.Linear(4, 3))
+TODAY = datetime.date.today
+
+
 ODD: dict[str, Callable[[Odd, Tensor], Any]] = {
     "np.random": lambda self, y: 1.0 if np.random.random() < 0.5 else 2.0,
     "rare": lambda self, y: 1.0 if np.random.random() < 0.9 else 2.0,
@@ -90,6 +141,36 @@ ODD: dict[str, Callable[[Odd, Tensor], Any]] = {
     "state_dict": lambda self, y: float(self.state_dict()["fc.weight"].max()),
     "requires_grad": switched,
     "overwritten": overwritten,
+    "refused and caught": refused,
+    "another exception": replaced,
+    "training": toggled,
+    "theta": lambda self, y: float(np.asarray(self.arena.theta).max()),
+    "theta by view": lambda self, y: float(self.arena.theta.view(np.ndarray).max()),
+    "theta by memoryview": lambda self, y: float(max(memoryview(self.arena.theta))),
+    "statistics by memoryview": lambda self, y: 1 + float(max(memoryview(self.statistics.theta))),
+    "version": lambda self, y: 1.0 + self.fc.weight.arena.version,
+    "copied tensor": lambda self, y: float(np.asarray(Tensor(y).data).max()),
+    "drawn, bits": lambda self, y: 1.0 + (random_numbers.draw(1)[1] & 1),
+    "drawn, shift": lambda self, y: 1.0 + (random_numbers.draw(1)[1] >> 1),
+    "drawn, divmod": lambda self, y: 1.0 + divmod(random_numbers.draw(1)[1], 2)[1],
+    "drawn, comparison": lambda self, y: 1.0 if random_numbers.draw(1)[1] > 2 else 2.0,
+    "drawn, equality": lambda self, y: 1.0 if random_numbers.draw(1)[1] == 2 else 2.0,
+    "drawn, boolean": lambda self, y: 1.0 if random_numbers.draw(1)[1] else 2.0,
+    "drawn, hash": lambda self, y: 1.0 + hash(random_numbers.draw(1)) % 3,
+    "drawn, float": lambda self, y: 1.0 + float(random_numbers.draw(1)[1]),
+    "drawn, power": lambda self, y: 1.0 + random_numbers.draw(1)[1] ** 2,
+    "drawn, text": lambda self, y: float(f"1{random_numbers.draw(1)[1]}"),
+    "drawn, index": lambda self, y: float(np.arange(100)[random_numbers.draw(1)[1]]),
+    "drawn, array": lambda self, y: float(np.asarray(random_numbers.draw(1)[1], np.float32)),
+    "executor": lambda self, y: POOL.submit(self.norm, y).result().sum(),
+    "value by an executor": lambda self, y: POOL.submit(lambda: float(self.fc.weight.numpy().max())).result(),
+    "thread": by_other_thread,
+    "prediction": lambda self, y: float(TEACHER(np.ones((6, 4), np.float32))[0, 0]),
+    "local time": lambda self, y: 1.0 if time.localtime().tm_year else 2.0,
+    "formatted time": lambda self, y: 1.0 if time.strftime("%Y") else 2.0,
+    "date": lambda self, y: 1.0 if datetime.datetime.now() else 2.0,
+    "method of a date": lambda self, y: 1.0 if TODAY() else 2.0,
+    "token": lambda self, y: 1.0 if secrets.token_urlsafe() else 2.0,
 }
 
 
@@ -129,6 +210,16 @@ def test_a_loss_that_reads_labels_runs_on_the_tape(name: str) -> None:
     with pytest.warns(UserWarning, match="runs without a recorded program"):
         for step in range(3):
             twins.step(*batch(seed=step))
+
+
+def test_labels_are_an_array_for_isinstance() -> None:
+    def loss(logits: Tensor, y: np.ndarray) -> Tensor:
+        return ops.cross_entropy(logits, y, 0.3 if isinstance(y, np.ndarray) else 0.0)
+
+    twins = Twins(lambda: (nn.Linear(4, 3), loss))
+    for step in range(2):
+        twins.step(*batch(seed=step))
+    assert twins.replayed.programs
 
 
 def test_labels_for_each_token_are_recorded() -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl.engine.device import ALIGNMENT, aligned
+from minidl.engine.device import ALIGNMENT, aligned, forbid_recording
 from minidl.engine.parameter import Parameter
 from minidl.errors import MinidlError, ShapeError
 
@@ -41,7 +41,7 @@ class Arena:
     buffer: the memory for theta: a writable, contiguous vector of the parameters' type, 64-byte aligned, with
         `Arena.required_size(parameters)` elements. The parameters' values are copied into it. None: a new vector.
 
-    theta, grad: the vectors.
+    theta, grad: the vectors. The code of a step that is being recorded cannot read them, or `version`.
     version: increases with each write to theta through minidl. Caches of data computed from theta (packed weights, a
         published copy) compare versions. After a direct write, call `touch`.
     dissolved: whether the parameters have left the arena. A dissolved arena stores nothing that a model uses.
@@ -60,19 +60,19 @@ class Arena:
         if len(dtypes) != 1:
             raise ShapeError(f"arena: parameters of {len(dtypes)} types; expected one or more parameters of one type")
         self.dtype = dtypes.pop()
-        self.theta = aligned(size, self.dtype) if buffer is None else self._checked(buffer, size)
-        self.grad = aligned(size, self.dtype)
-        self.version = 0
+        self._theta = aligned(size, self.dtype) if buffer is None else self._checked(buffer, size)
+        self._grad = aligned(size, self.dtype)
+        self._version = 0
         self.dissolved = False
         self.cleared: set[Parameter] = set()
         for parameter in self.parameters.values():
             if parameter.arena is not None:
                 parameter.arena.dissolve()
         for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
-            self.view(self.theta, slot)[...] = parameter.numpy()
+            self.view(self._theta, slot)[...] = parameter.numpy()
             if parameter.grad is not None:
-                self.view(self.grad, slot)[...] = parameter.grad
-            parameter.move_into(self, self.view(self.theta, slot), self.view(self.grad, slot))
+                self.view(self._grad, slot)[...] = parameter.grad
+            parameter.move_into(self, self.view(self._theta, slot), self.view(self._grad, slot))
 
     def _checked(self, buffer: np.ndarray, size: int) -> np.ndarray:
         good = buffer.shape == (size,) and buffer.dtype == self.dtype
@@ -90,9 +90,24 @@ class Arena:
         return _layout(dict(parameters))[1]
 
     @property
+    def theta(self) -> np.ndarray:
+        forbid_recording()
+        return self._theta
+
+    @property
+    def grad(self) -> np.ndarray:
+        forbid_recording()
+        return self._grad
+
+    @property
+    def version(self) -> int:
+        forbid_recording()
+        return self._version
+
+    @property
     def size(self) -> int:
         """The number of elements of each vector, gaps included."""
-        return self.theta.size
+        return self._theta.size
 
     @property
     def layout_hash(self) -> str:
@@ -110,7 +125,7 @@ class Arena:
         self.dissolved = True
         for slot, parameter in zip(self.slots, self.parameters.values(), strict=True):
             if parameter.arena is self:
-                parameter.move_into(None, self.view(self.theta, slot).copy(), self.view(self.grad, slot).copy())
+                parameter.move_into(None, self.view(self._theta, slot).copy(), self.view(self._grad, slot).copy())
 
     def __reduce__(self) -> Any:
         """Describe a copy for deepcopy and pickle: a new arena with its own memory and with copies of the parameters.
@@ -136,12 +151,12 @@ class Arena:
             yield slot.name, self.view(vector, slot)
 
     def zero_grad(self) -> None:
-        self.grad[:] = 0
+        self._grad[:] = 0
         self.cleared = set(self.parameters.values())
 
     def touch(self) -> None:
         """Increase the version. Call this after each write to theta."""
-        self.version += 1
+        self._version += 1
 
 
 def _copied(
@@ -154,7 +169,7 @@ def _copied(
         arena.parameters = parameters
     else:
         arena = kind(parameters)
-    arena.cleared, arena.version = cleared, version
+    arena.cleared, arena._version = cleared, version
     return arena
 
 

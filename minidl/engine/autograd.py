@@ -127,6 +127,8 @@ class Function:
         arrays = [tensor._data for tensor in inputs]
         y = function.forward(*(arrays if device is first.device else map(device.hidden, arrays)), **options)
         output: TensorT = type(first).wrap(np.asanyarray(y, first.dtype, order="C"), first.device)
+        if device is not first.device:
+            device.made(output)
         if any(function.needs) and grad_enabled():
             function.inputs, function.order = inputs, next(_clock)
             output.requires_grad, output.creator = True, function

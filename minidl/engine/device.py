@@ -80,6 +80,9 @@ class Device:
         """Copy source into target. Both are contiguous and have the same shape."""
         target[...] = source
 
+    def made(self, tensor: Any) -> None:
+        """Called for each new tensor. A recorder checks that none of them outlives the recording."""
+
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
 
@@ -140,6 +143,20 @@ def require_values(device: Device) -> None:
     recorder: Any = acting(device)
     if recorder is not device:
         recorder.refuse()
+
+
+def undo_after_recording(owner: object, name: str) -> None:
+    """If this thread records a step, restore an attribute at the end of the recording. Called before it is changed."""
+    recorder = getattr(recording, "recorder", None)
+    if recorder is not None:
+        recorder.changed.append((owner, name, getattr(owner, name)))
+
+
+def forbid_recording(*reason: str) -> None:
+    """Raise Unrecordable while this thread records a step. reason: what the step does; default: it reads values."""
+    recorder = getattr(recording, "recorder", None)
+    if recorder is not None:
+        recorder.refuse(*reason)
 
 
 def aligned(size: int, dtype: DTypeLike, make: Callable[..., np.ndarray] = np.zeros) -> np.ndarray:

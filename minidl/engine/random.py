@@ -16,7 +16,9 @@ import numpy as np
 
 from minidl.checked import whole
 from minidl.engine.concurrency import new_lock
-from minidl.engine.device import recording
+from minidl.engine.device import forbid_recording, recording
+
+REFUSAL = "it uses minidl's random generator"  # a replay can only draw dropout's numbers
 
 
 class _Source:
@@ -58,13 +60,13 @@ def seed(value: int) -> None:
 
     Raises ConfigError unless the value is a whole number of 0 or more.
     """
-    _refuse_recording()
+    forbid_recording(REFUSAL)
     vars(_source()).update(vars(_Source(whole("seed", "value", value))))
 
 
 def generator() -> np.random.Generator:
     """Return the generator that draws initial weights."""
-    _refuse_recording()
+    forbid_recording(REFUSAL)
     return _source().generator
 
 
@@ -83,22 +85,15 @@ def draw(count: int) -> tuple[int, int]:
     return start
 
 
-def _refuse_recording() -> None:
-    """Raise Unrecordable while a step is being recorded: a replay can only draw dropout's numbers."""
-    recorder = getattr(recording, "recorder", None)
-    if recorder is not None:
-        recorder.refuse("it uses minidl's random generator")
-
-
 def random_state() -> dict[str, int]:
     """Return the position in dropout's sequence: seed and offset."""
-    _refuse_recording()
+    forbid_recording(REFUSAL)
     source = _source()
     return {"seed": source.seed, "offset": source.offset}
 
 
 def set_random_state(state: dict[str, int]) -> None:
     """Continue dropout's sequence at a position that `random_state` returned."""
-    _refuse_recording()
+    forbid_recording(REFUSAL)
     source = _source()
     source.seed, source.offset = int(state["seed"]), int(state["offset"])

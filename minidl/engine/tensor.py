@@ -46,16 +46,20 @@ class Tensor:
     creator: Function | None
 
     def __init__(self, data: Any, requires_grad: bool = False, device: str | Device = "cpu") -> None:
-        array = np.asarray(data._data if isinstance(data, Tensor) else data)
+        if copied := isinstance(data, Tensor):
+            data = data._data
+        array = data if copied else np.asarray(data)
         if array.dtype.kind not in "fiub":
             raise ShapeError(f"Tensor: an array of {array.dtype}; expected floats, integers or booleans")
-        if array.dtype not in FLOATS or not isinstance(data, np.ndarray | Tensor):
+        if array.dtype not in FLOATS or not isinstance(data, np.ndarray):
             array = array.astype(np.float32)
-        self._data = np.asarray(array, order="C")  # np.ascontiguousarray would turn the shape () into (1,)
+        self._data = np.asanyarray(array, order="C")  # np.ascontiguousarray would turn the shape () into (1,)
         self.requires_grad = requires_grad
         self.device = device if isinstance(device, Device) else Device(device)
         self.grad = None
         self.creator = None
+        if copied:
+            acting(self.device).made(self)
 
     @classmethod
     def wrap(cls, array: np.ndarray, on: Device) -> Tensor:
@@ -205,7 +209,9 @@ class Tensor:
 
     def detach(self) -> Tensor:
         """Return a leaf with the same values, in the same memory."""
-        return Tensor.wrap(self._data, self.device)
+        leaf = Tensor.wrap(self._data, self.device)
+        acting(self.device).made(leaf)
+        return leaf
 
     def zero_grad(self) -> None:
         self.grad = None

@@ -26,7 +26,8 @@ from minidl.nn.layers import (
     Softmax,
     Tanh,
 )
-from minidl.nn.module import Module, ModuleList, Sequential, evaluating, watching
+from minidl.nn.modes import evaluating, watching
+from minidl.nn.module import Module, ModuleList, Sequential
 
 __all__ = [
     "GELU", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Buffer", "Conv2d", "CrossEntropyLoss", "Dropout", "Flatten",

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from types import MemberDescriptorType
 from typing import Any, TypeVar
 
@@ -14,99 +11,16 @@ import numpy as np
 
 from minidl.checked import shown
 from minidl.engine.arena import Arena
-from minidl.engine.autograd import no_grad
-from minidl.engine.concurrency import new_lock
+from minidl.engine.device import undo_after_recording
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor, float_type
 from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest
+from minidl.nn.modes import count_change, evaluating, watchers, watching
 from minidl.nn.summary import Row, checked_shape, table
 
-Watcher = Callable[["Module", Tensor], None]
 Self = TypeVar("Self", bound="Module")
 
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-
-_counter = itertools.count(1)
-_changes = _mode_changes = 0  # numbers of the latest changes, from `_count_change`
-
-
-class _Thread(threading.local):
-    """State that each thread has separately."""
-
-    def __init__(self) -> None:
-        self.watchers: list[Watcher] = []
-
-
-_thread = _Thread()
-_evaluations: dict[int, dict[object, bool]] = {}  # id of a module -> {`evaluating` block: mode before it}
-_switching = new_lock()  # held while a mode is changed
-
-
-@contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
-    """Within the `with` block, call watcher(module, output) after each forward pass of a module in this thread."""
-    _thread.watchers.append(watcher)
-    try:
-        yield
-    finally:
-        _thread.watchers.remove(watcher)
-
-
-def changes() -> int:
-    """Return a number that changes whenever an attribute of any module changes, except `training`."""
-    return _changes
-
-
-def mode_changes() -> int:
-    """Return a number that changes whenever `training` changes in any module."""
-    return _mode_changes
-
-
-def _count_change(mode: bool = False) -> None:
-    global _changes, _mode_changes  # += 1 in two threads at the same time could lose a change
-    if mode:
-        _mode_changes = next(_counter)
-    else:
-        _changes = next(_counter)
-
-
-def watched() -> bool:
-    """Return whether a watcher is registered in this thread."""
-    return bool(_thread.watchers)
-
-
-@contextmanager
-def evaluating(model: Module) -> Iterator[None]:
-    """Within the `with` block, keep the model in evaluation mode, and record no graph.
-
-    Several threads may evaluate the same modules. Each module returns to its own previous mode when the last block that
-    contains it ends.
-    """
-    modules, block = {id(module): module for _, module in model.named_modules()}, object()
-    with _switching:
-        for key, module in modules.items():
-            _evaluations.setdefault(key, {})[block] = module.training
-            module.training = False
-    try:
-        with no_grad():
-            yield
-    finally:
-        with _switching:
-            for key, module in modules.items():
-                _end_evaluation(key, module, block)
-
-
-def _end_evaluation(key: int, module: Module, block: object) -> None:
-    """Restore the mode from before the block. If a later block has not ended, that block restores this mode."""
-    blocks = _evaluations[key]
-    later = [*blocks][[*blocks].index(block) + 1 :]
-    before = blocks.pop(block)
-    if later:
-        blocks[later[0]] = before  # the block that began next takes over
-    else:
-        module.training = before
-    if not blocks:
-        del _evaluations[key]
 
 
 def _contains_modules(value: Any) -> bool:
@@ -166,7 +80,7 @@ class Module:
         except ShapeError as error:
             error.name_layer(self, repr(self).partition("\n")[0].removesuffix("("), self.named_modules())
             raise
-        for watcher in _thread.watchers:
+        for watcher in watchers():
             watcher(self, output)
         return output
 
@@ -179,13 +93,17 @@ class Module:
             raise ConfigError(f"{type(self).__name__}.{name}: modules in __slots__ are not found: remove it from them")
         self._refuse_hidden(name, value)
         changed = name not in vars(self) or vars(self)[name] is not value
+        if changed and name == "training":
+            undo_after_recording(self, name)
         super().__setattr__(name, value)
         if changed:
-            _count_change(mode=name == "training")
+            count_change(mode=name == "training")
 
     def __delattr__(self, name: str) -> None:
+        if name == "training":
+            undo_after_recording(self, name)
         super().__delattr__(name)
-        _count_change(mode=name == "training")
+        count_change(mode=name == "training")
 
     def _refuse_hidden(self, name: str, value: Any) -> None:
         """Raise ConfigError for modules or parameters in a plain container: they would be neither trained nor saved."""

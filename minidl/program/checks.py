@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextvars
 import operator
 import random
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MISSING = object()
+Keep = Callable[[Any, Any], bool]
 
 
 class Check(NamedTuple):
@@ -68,14 +70,29 @@ def variable(owner: contextvars.ContextVar[Any], _: Any) -> Any:
     return owner.get(MISSING)
 
 
-def absent(owner: dict[str, Any], name: str) -> Any:
-    """Return None while a dictionary has no such key."""
-    return None if name not in owner else owner
+absent = dict.__contains__  # False while a dictionary has no such key
+
+
+def none_of(owner: dict[str, Any], names: frozenset[str]) -> bool:
+    """Return True while a dictionary has none of these keys."""
+    return owner.keys().isdisjoint(names)
+
+
+def function(owner: types.FunctionType, before: tuple[Any, ...]) -> Any:
+    """Return `before`, which is (code, defaults, keyword defaults, whether it has no attributes), if it still holds."""
+    code, defaults, keyword_defaults, plain = before
+    same = owner.__code__ is code and owner.__defaults__ is defaults and owner.__kwdefaults__ is keyword_defaults
+    return before if same and not (plain and owner.__dict__) else None
 
 
 def elements(container: Any, before: tuple[Any, ...]) -> Any:
     """Return `before` if the container has exactly these elements, in this order; for a dictionary, these keys."""
     return before if len(container) == len(before) and all(map(operator.is_, container, before)) else None
+
+
+def names(attributes: Any, before: tuple[str, ...]) -> Any:
+    """Return `before` if a class or a module has exactly these attributes, in this order."""
+    return before if tuple(attributes) == before else None
 
 
 def entries(mapping: Any, before: tuple[tuple[Any, ...], tuple[Any, ...]]) -> Any:
@@ -98,6 +115,8 @@ def first_change(checks: Iterable[Check]) -> str:
     """Return the path of the first place that has changed, or an empty string."""
     for check in checks:
         if not unchanged([check]):
+            if check.read is none_of:
+                return min(check.owner.keys() & check.key)
             if check.read is not entries:
                 return check.path
             keys, values = check.value
@@ -116,30 +135,42 @@ def renewed(check: Check) -> Check:
     return check._replace(key=now, value=now)
 
 
-def restore(checks: Iterable[Check]) -> None:
-    """Write the old values to all places that have changed and can be written."""
+def restore(checks: Iterable[Check], but: Keep = lambda key, value: False) -> None:
+    """Write the old values to all places that have changed and can be written.
+
+    but: (key, value) -> whether an entry of a mapping is left as it is.
+    """
     for check in checks:
         if not unchanged([check]):
             with suppress(AttributeError, TypeError, ValueError):  # such as a view of a read-only mapping
-                _write(check)
+                _write(check, but)
 
 
-def _write(check: Check) -> None:
+def _write(check: Check, but: Keep) -> None:
     read, owner, key, value = check[:4]
     if read is dict.get:
         owner[key] = value
     elif read is absent:
-        owner.pop(key, None)
+        if owner is not sys.modules:  # an import is not undone
+            owner.pop(key, None)
+    elif read is none_of:
+        for name in key:
+            owner.pop(name, None)
+    elif read is function:
+        owner.__code__, owner.__defaults__, owner.__kwdefaults__, plain = value
+        if plain:
+            owner.__dict__.clear()
     elif read is cell:
         owner.cell_contents = value
     elif read is variable:
         owner.set(value)
-    elif check.home is not None and value is None:
-        delattr(check.home, key)
+    elif read is names and check.home is not None:
+        for name in [name for name in owner if name not in value]:
+            delattr(check.home, name)
     elif check.home is not None or read in (getattr, slot):
         setattr(check.home or owner, key, value)
     elif read is entries:
-        _write_entries(owner, dict(zip(*value, strict=True)))
+        _write_entries(owner, dict(zip(*value, strict=True)), but)
     elif read is contents:
         bytes_now = np.frombuffer(value, np.uint8)
         if isinstance(owner, np.ndarray):
@@ -148,13 +179,16 @@ def _write(check: Check) -> None:
             memoryview(owner).cast("B")[:] = bytes_now.data
     elif isinstance(owner, dict):  # the names of attributes, whose values have separate checks
         for name in [name for name in owner if name not in value]:
-            del owner[name]
+            if not isinstance(owner[name], types.ModuleType):  # an import is not undone
+                del owner[name]
     else:
         owner.clear()
         (owner.update if isinstance(owner, set) else owner.extend)(value)
 
 
-def _write_entries(owner: dict[Any, Any], before: dict[Any, Any]) -> None:
+def _write_entries(owner: dict[Any, Any], before: dict[Any, Any], but: Keep) -> None:
+    before = {name: value for name, value in before.items() if name in owner or not but(name, value)}
+    before |= {name: value for name, value in owner.items() if but(name, value)}
     for name in [name for name in owner if name not in before]:
         del owner[name]
     for name, value in before.items():

@@ -1,128 +1,137 @@
-"""The names of attributes and globals in a function's code, and functions whose results differ from call to call."""
+"""The names that a function's code contains: attributes, globals, imported modules, and parts of computed names."""
 
 from __future__ import annotations
 
-import builtins
-import datetime
 import dis
 import functools
-import importlib
-import os
-import random
-import secrets
-import site
-import sys
-import time
 import types
-import uuid
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
+from minidl.program.libraries import COMPARES, CONSTRUCTS, TEXTS
 
-LIBRARIES = {"minidl", "numpy", "scipy", "numba", "builtins", *sys.stdlib_module_names}
-INSTALLED = (*site.getsitepackages(), site.getusersitepackages())
-
-# Functions that read attributes by names that are not in the code.
-DYNAMIC_FUNCTIONS = {"getattr", "setattr", "hasattr", "delattr", "vars", "attrgetter", "locals", "globals", "eval",
-                     "exec", "asdict", "astuple"}  # fmt: skip
-DYNAMIC_ATTRIBUTES = {"__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"}
-
-# Special methods that the code of a step does not call. It calls CONSTRUCTORS only if it reads the class itself.
-CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
-NOT_CALLED = CONSTRUCTORS | {"__init_subclass__", "__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__",
-                             "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__dir__"}  # fmt: skip
-COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__contains__"}
-
-VARYING = [  # objects whose results differ from call to call, without a change that the fingerprint can find
-    np.random.default_rng, np.random.RandomState, np.random.SeedSequence, np.random.PCG64, np.random.PCG64DXSM,
-    np.random.Philox, np.random.MT19937, np.random.SFC64, random.Random, random.SystemRandom, os.urandom, uuid.uuid1,
-    uuid.uuid4, secrets.token_bytes, secrets.token_hex, secrets.randbelow, secrets.choice, secrets.randbits, time.time,
-    time.time_ns, time.perf_counter, time.perf_counter_ns, time.monotonic, time.monotonic_ns, time.process_time,
-    builtins.input, os.environ, os.getenv, builtins.__import__, importlib.import_module,
-]  # fmt: skip
-_VARYING = {id(function) for function in VARYING}
-_CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
-
-
-def varies(value: object, names: set[str]) -> bool:
-    """Return whether an object is in VARYING, or is a date class that the code may ask for the current time.
-
-    names: the attributes that the code reads.
-    """
-    is_date = value is datetime.datetime or value is datetime.date
-    return id(value) in _VARYING or (is_date and not names.isdisjoint(_CLOCKS))
-
-
-@functools.cache
-def is_library(module: str | None) -> bool:
-    """Return whether a module belongs to Python, to an installed package or to minidl."""
-    if module in (None, "", "__main__"):  # in a notebook, the file of __main__ belongs to an installed package
-        return False
-    if module.partition(".")[0] in LIBRARIES:
-        return True
-    return (getattr(sys.modules.get(module), "__file__", None) or "").startswith(INSTALLED)
+OPTIONAL = "finds out whether attributes exist"
+READERS = {"getattr", "setattr", "hasattr", "delattr"}
+FOLLOWED = READERS | {"type"}  # functions whose effects `names_of` finds
+_ALL = {"__dict__", "__getattribute__"}  # attributes that give access to all attributes
+_EFFECTS = {
+    "COMPARE_OP": COMPARES, "CONTAINS_OP": COMPARES, "FORMAT_VALUE": TEXTS, "FORMAT_SIMPLE": TEXTS,
+    "FORMAT_WITH_SPEC": TEXTS, "CONVERT_VALUE": TEXTS,
+}  # fmt: skip
+_ATTRIBUTES = {"sort": COMPARES, "index": COMPARES, "count": COMPARES, "remove": COMPARES, "format": TEXTS,
+               "join": TEXTS}  # fmt: skip
 
 
 class Names(NamedTuple):
     """The names in the code of a function and of the functions inside it.
 
-    dynamic: whether the code computes names of attributes. compares: whether it compares values (perhaps objects).
+    imports: (level, name) of modules. prefixes: the code computes names of attributes that begin with one of these; ""
+    if nothing is known about a name. effects: what the code does, from `libraries` and OPTIONAL.
     """
 
     attributes: frozenset[str]
     globals: frozenset[str]
-    imports: frozenset[str]
-    dynamic: bool
-    compares: bool
+    imports: frozenset[tuple[int, str]]
+    prefixes: frozenset[str]
+    effects: frozenset[str]
 
 
 @functools.lru_cache(4096)
 def names_of(code: types.CodeType) -> Names:
     attributes: set[str] = set()
     variables: set[str] = set()
-    imports: set[str] = set()
-    dynamic = compares = False
-    for instruction in dis.get_instructions(code):
-        name = instruction.opname
-        dynamic |= name == "MATCH_CLASS"  # the names are in constants, or in the class
-        compares |= name in ("COMPARE_OP", "CONTAINS_OP")
-        if "GLOBAL" in name or name in ("LOAD_NAME", "STORE_NAME"):
-            variables.add(instruction.argval)
+    imports: set[tuple[int, str]] = set()
+    prefixes: set[str] = set()
+    effects = {OPTIONAL} if code.co_exceptiontable else set()
+    instructions = [i for i in dis.get_instructions(code) if i.opname != "EXTENDED_ARG"]
+    for at, instruction in enumerate(instructions):
+        name, value = instruction.opname, instruction.argval
+        if name == "MATCH_CLASS":  # the names are in constants, or in the class
+            prefixes.add("")
+        elif name in _EFFECTS:
+            effects.add(_EFFECTS[name])
+        elif name == "BINARY_OP" and instruction.argrepr.startswith("%"):
+            effects.add(TEXTS)
+        elif "GLOBAL" in name or name in ("LOAD_NAME", "STORE_NAME"):
+            variables.add(value)
+            if value in READERS:
+                effects.add(OPTIONAL)
+                computed, known = _computed_name(_call(instructions[at:]))
+                (attributes if known else prefixes).add(computed)
+            elif value == "type" and not _is_inspected(_call(instructions[at:]).following):
+                effects.add(CONSTRUCTS)
         elif name == "IMPORT_NAME":
-            imports.add(instruction.argval)
+            imports.add((instructions[at - 2].argval, value))
         elif instruction.opcode in dis.hasname:
-            attributes.add(instruction.argval)
+            attributes.add(value)
+            if value == "__class__" and (name == "LOAD_METHOD" or not _is_inspected(instructions[at + 1 :])):
+                effects.add(CONSTRUCTS)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner = names_of(constant)
             attributes |= inner.attributes
             variables |= inner.globals
             imports |= inner.imports
-            dynamic, compares = dynamic or inner.dynamic, compares or inner.compares
-    dynamic = dynamic or bool(variables & DYNAMIC_FUNCTIONS or attributes & DYNAMIC_ATTRIBUTES)
-    return Names(frozenset(attributes), frozenset(variables), frozenset(imports), dynamic, compares)
+            prefixes |= inner.prefixes
+            effects |= inner.effects
+    if attributes & _ALL:
+        prefixes.add("")
+    effects |= {_ATTRIBUTES[name] for name in attributes & _ATTRIBUTES.keys()}
+    return Names(*map(frozenset, (attributes, variables, imports, prefixes, effects)))  # type: ignore[arg-type]
 
 
-def function_of(member: Any) -> types.FunctionType | None:
-    """Return the function of a method or property, as a class stores it; None for other attributes of a class."""
-    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    return function if isinstance(function, types.FunctionType) else None
+def _is_inspected(following: list[dis.Instruction]) -> bool:
+    """Return whether the instructions only read an attribute of a class or compare it, and do not call the class."""
+    names = [instruction.opname for instruction in following[:3]]
+    if names[:1] == ["LOAD_ATTR"] or names[:1] == ["LOAD_METHOD"] or names[:1] == ["IS_OP"]:
+        return True
+    return names == ["LOAD_FAST", "LOAD_ATTR", "IS_OP"] and following[1].argval == "__class__"
 
 
-def library_names(bases: list[type], names: set[str], not_called: set[str]) -> set[str]:
-    """Return the attributes that methods of library classes read, if code with these names may call the methods.
+class _Call(NamedTuple):
+    """A call of a function.
 
-    bases: the library classes. not_called: special methods that the code does not call.
+    arguments: the instructions that compute the arguments. depths: the number of values on the stack before each.
+    number: the number of arguments; 0 if the instructions cannot be followed. following: what comes after the call.
     """
-    called = [name for base in bases for name in vars(base)
-              if name in names or (name[:2] == name[-2:] == "__" and name not in not_called)]  # fmt: skip
-    found: set[str] = set()
-    while called:
-        name = called.pop()
-        for base in bases:
-            function = function_of(vars(base).get(name))
-            if function is not None:
-                new = names_of(function.__code__).attributes - found
-                found |= new
-                called += new
-    return found
+
+    arguments: list[dis.Instruction]
+    depths: list[int]
+    number: int
+    following: list[dis.Instruction]
+
+
+def _call(instructions: list[dis.Instruction]) -> _Call:
+    """Return the call that begins at the instruction which loads the function."""
+    depth = 0
+    depths: list[int] = []
+    for at, instruction in enumerate(instructions[1:], 1):
+        if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs or instruction.is_jump_target:
+            break
+        if instruction.opname in ("PRECALL", "CALL") and instruction.arg == depth:
+            end = at + (2 if instruction.opname == "PRECALL" else 1)
+            return _Call(instructions[1:at], depths, depth, instructions[end:])
+        depths.append(depth)
+        depth += dis.stack_effect(instruction.opcode, instruction.arg)
+    return _Call([], [], 0, [])
+
+
+def _computed_name(call: _Call) -> tuple[str, bool]:
+    """Return the name that a call of `getattr` reads, and True; or the beginning of the name, and False.
+
+    The beginning is known in `getattr(self, f"layer{i}")`, `"layer" + kind` and `"layer%d" % i`. Else it is "".
+    """
+    depths, count = call.depths, call.number
+    starts = [max((at for at, depth in enumerate(depths) if depth == i), default=0) for i in range(count)] + [None]
+    if count < 2 or depths[starts[1] or 0] != 1:  # or one instruction puts both arguments on the stack
+        return "", False
+    second, inside = call.arguments[starts[1] : starts[2]], depths[starts[1] : starts[2]]
+    text = second[0].argval if second and second[0].opname == "LOAD_CONST" else None
+    if not isinstance(text, str):
+        return "", False
+    if len(second) == 1:
+        return text, True
+    first_is_kept = min(inside[2:], default=0) > 2  # on the stack, until the last instruction
+    last = second[-1].opname, second[-1].argrepr
+    if first_is_kept and (last[0] == "BUILD_STRING" or last == ("BINARY_OP", "+")):
+        return text, False
+    return (text.partition("%")[0] if first_is_kept and last == ("BINARY_OP", "%") else ""), False

@@ -18,94 +18,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
+from weakref import ref
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from minidl.engine.device import ALIGNMENT, Device, address, recording
-from minidl.errors import MinidlError
+from minidl.engine.tensor import Tensor
+from minidl.program.hidden import READ, Drawn, Labels, Lost, Recorded, Running, Unrecordable
 
 CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, because each allocation takes time
-
-
-class Unrecordable(MinidlError, RuntimeError):
-    """The model does something that cannot be recorded."""
-
-
-def _refuse(*_: Any, **__: Any) -> Any:
-    recorder = getattr(recording, "recorder", None)
-    reason = "values are read or computed outside minidl's operations"
-    if recorder is not None:
-        recorder.refuse(reason)
-    raise Unrecordable(reason)
-
-
-class Recorded(np.ndarray):
-    """An array whose values must not be read during recording. It can be sliced and reshaped."""
-
-    def __getitem__(self, key: Any) -> Any:
-        part = super().__getitem__(key)
-        return part if isinstance(part, np.ndarray) else _refuse()
-
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        allowed = function in (np.broadcast_to, np.shape, np.ndim, np.size)
-        return super().__array_function__(function, types, args, kwargs) if allowed else _refuse()
-
-    __array_ufunc__ = __setitem__ = __iter__ = __bool__ = __float__ = __int__ = __contains__ = __index__ = _refuse
-    __complex__ = __reduce__ = __reduce_ex__ = __copy__ = __deepcopy__ = __format__ = _refuse
-    flat = data = property(_refuse)
-
-
-_COMPUTING = """
-    all any argmax argmin argpartition argsort astype byteswap choose clip compress conj conjugate copy cumprod cumsum
-    diagonal dot dump dumps fill getfield item max mean min nonzero partition prod put repeat resize round searchsorted
-    setfield sort std sum take tobytes tofile tolist trace var
-"""
-for _name in _COMPUTING.split():
-    setattr(Recorded, _name, _refuse)
-
-
-class Labels:
-    """The labels of a batch during recording: a shape and a type. Code that reads values raises Unrecordable.
-
-    This is no array, because NumPy would read its values. Losses may reshape it and pass it to `ops.cross_entropy`.
-    """
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array.view(Recorded)
-        self.shape, self.dtype, self.ndim, self.size = array.shape, array.dtype, array.ndim, array.size
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def reshape(self, *shape: Any) -> Labels:
-        return Labels(self.array.reshape(*shape))
-
-    def ravel(self) -> Labels:
-        return Labels(self.array.reshape(-1))
-
-    flatten = ravel
-
-    def squeeze(self, axis: Any = None) -> Labels:
-        return Labels(self.array.squeeze(axis))
-
-    def astype(self, dtype: DTypeLike, *_: Any, **__: Any) -> Labels:
-        return self if np.dtype(dtype) == self.dtype else _refuse()
-
-    def __getitem__(self, key: Any) -> Labels:
-        parts = key if isinstance(key, tuple) else (key,)
-        basic = all(part is None or part is ... or isinstance(part, slice) for part in parts)
-        return Labels(self.array[key]) if basic else _refuse()
-
-    def __getattr__(self, name: str) -> Any:
-        return _refuse()
-
-    __array_ufunc__ = __setitem__ = __iter__ = __bool__ = __float__ = __int__ = __contains__ = __index__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __floordiv__ = _refuse
-    __truediv__ = __pow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __invert__ = __neg__ = __abs__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __copy__ = __deepcopy__ = __reduce_ex__ = _refuse
-    __repr__ = __str__ = __format__ = __hash__ = _refuse
 
 
 class Memory:
@@ -177,22 +100,6 @@ class Call:
         return Call(self.name, self.function, {**self.arguments, **arguments})
 
 
-class Drawn(int):
-    """A placeholder for a number that each replay sets: the seed of dropout's random sequence, or an offset in it.
-
-    During the recording, an offset counts from the position at which the step begins.
-    """
-
-    kind: str  # "seed" or "offset"
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __xor__ = _refuse
-
-    @classmethod
-    def make(cls, kind: str, value: int) -> Drawn:
-        number = cls(value)
-        number.kind = kind
-        return number
-
-
 @contextmanager
 def paused_collector() -> Iterator[None]:
     """Pause Python's garbage collector within the `with` block.
@@ -220,22 +127,27 @@ class Recorder(Device):
         self.calls: list[Call] = []
         self.drawn = 0
         self.refused = ""  # why this step cannot be recorded; stays set even if the step's code catches the exception
+        self.changed: list[tuple[object, str, Any]] = []  # objects, attributes, earlier values; oldest first
+        self._tensors: list[ref[Tensor]] = []  # the tensors of the step
         self._places: dict[int, Place] = {}  # by the id of the array
         self._regions: list[tuple[int, Place]] = []  # with their addresses
         self._chunk, self._used = np.empty(CHUNK, np.uint8), 0  # memory of temporaries, and how much of it is used
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Record the kernel calls of this thread during the `with` block."""
+        """Record the kernel calls of this thread during the `with` block. At its end, undo changes of layers' modes."""
         before, recording.recorder = getattr(recording, "recorder", None), self
+        running, Running.recorder = Running.recorder, self
         try:
             yield
         finally:
-            recording.recorder = before
+            recording.recorder, Running.recorder = before, running
+            for owner, name, value in reversed(self.changed):
+                setattr(owner, name, value)
             for op in [name for name, value in vars(self).items() if isinstance(value, _Table)]:
                 delattr(self, op)  # it refers to this recorder: the cycle would keep the model's memory alive
 
-    def refuse(self, reason: str = "values are read or computed outside minidl's operations") -> None:
+    def refuse(self, reason: str = READ) -> NoReturn:
         """Raise Unrecordable."""
         self.refused = self.refused or reason
         raise Unrecordable(reason)
@@ -265,7 +177,7 @@ class Recorder(Device):
         return array
 
     def labels(self, values: Any) -> np.ndarray:
-        return values.array if isinstance(values, Labels) else np.asarray(values)
+        return Labels.array_of(values)
 
     def hidden(self, array: np.ndarray) -> np.ndarray:
         return array if type(array) is Recorded else array.view(Recorded)
@@ -287,15 +199,39 @@ class Recorder(Device):
                         where = memory.array.tobytes()
                     found.append((where, offset, like.shape, like.dtype))
                 else:
-                    found.append(value)
+                    found.append((value.kind, value.value) if type(value) is Drawn else value)
         return found
+
+    # -- the tensors of the step -------------------------------------------------------------------------
+
+    def made(self, tensor: Tensor) -> None:
+        self._tensors.append(ref(tensor))
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """Return a tensor for a region, as the step's input."""
+        tensor = Tensor.wrap(array, self.device)
+        self.made(tensor)
+        return tensor
+
+    def kept(self) -> bool:
+        """Return whether an object outside the step still refers to a tensor of the step."""
+        if any(made() is not None for made in self._tensors):
+            gc.collect(0)  # a recursive function inside `forward` and its variables refer to each other
+        return any(made() is not None for made in self._tensors)
+
+    def invalidate(self) -> None:
+        """Take the arrays from all tensors of the step that still exist: using one of them raises Unrecordable."""
+        for made in self._tensors:
+            if (tensor := made()) is not None:
+                tensor._data = Lost()  # type: ignore[assignment]
+                tensor._grad = tensor.creator = None
 
     # -- recording ---------------------------------------------------------------------------------------
 
     def region(self, name: str, array: np.ndarray) -> np.ndarray:
         """Register memory that each replay provides; return the array to pass to ops. array: contiguous."""
         if not array.flags.c_contiguous:
-            raise Unrecordable(f"{name} is not contiguous")
+            self.refuse(f"{name} is not contiguous")
         view = array.view(Recorded)
         region = Place(Memory(view, name), 0, view)
         self._places[id(array)] = self._places[id(view)] = region
@@ -305,13 +241,16 @@ class Recorder(Device):
     def draw(self, seed: int, count: int) -> tuple[int, int]:
         """Return placeholders for the (seed, offset) that `random.draw` returns."""
         self.drawn += count
-        return Drawn.make("seed", seed), Drawn.make("offset", self.drawn - count)
+        return Drawn("seed", seed), Drawn("offset", self.drawn - count)  # type: ignore[return-value]
 
     def record(self, name: str, function: Any, *arguments: Any) -> None:
         """Append a call. Raises Unrecordable if the kernel is not a Numba function, or if `place` refuses an array."""
+        names = _parameters(function)
+        if names is None:
+            self.refuse(f"{name} is not a Numba function")
         constants = name == "movement.copy"
         values = [self.place(a, constants) if isinstance(a, np.ndarray) else a for a in arguments]
-        self.calls.append(Call(name, function, dict(zip(_parameters(name, function), values, strict=True))))
+        self.calls.append(Call(name, function, dict(zip(names, values, strict=True))))
 
     def place(self, array: np.ndarray, constants: bool = False) -> Place:
         """Return the memory and the offset of an array.
@@ -323,7 +262,7 @@ class Recorder(Device):
         if known is not None:
             return known
         if not array.flags.c_contiguous:
-            raise Unrecordable("an array is not contiguous")
+            self.refuse("an array is not contiguous")
         if not array.size:  # an optional argument that is not used
             return Place(_EMPTY, 0, array)
         whole = self._places.get(id(array.base))
@@ -337,15 +276,13 @@ class Recorder(Device):
                 return place
         if constants and array.dtype == np.int64:
             return Place(Memory(array.copy(), "constant"), 0, array)
-        raise Unrecordable("an array is not a result of minidl's operations")
+        self.refuse("an array is not a result of minidl's operations")
 
 
 @functools.cache
-def _parameters(name: str, kernel: Any) -> tuple[str, ...]:
-    """Return the names of a kernel's parameters. Raises Unrecordable if it is not a Numba function."""
-    if not hasattr(kernel, "py_func"):
-        raise Unrecordable(f"{name} is not a Numba function")
-    return tuple(inspect.signature(kernel.py_func).parameters)
+def _parameters(kernel: Any) -> tuple[str, ...] | None:
+    """Return the names of a kernel's parameters, or None if it is not a Numba function."""
+    return tuple(inspect.signature(kernel.py_func).parameters) if hasattr(kernel, "py_func") else None
 
 
 class _Table:

@@ -23,6 +23,7 @@ Recordings run with other random states than the training (the second also with 
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -33,21 +34,24 @@ import numpy as np
 
 from minidl.engine.autograd import grad_enabled
 from minidl.engine.concurrency import check_fork
-from minidl.engine.device import Device, address
+from minidl.engine.device import Device, address, forbid_recording
 from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError, ShapeError
-from minidl.nn.module import Module, evaluating, mode_changes, watched
+from minidl.nn.modes import evaluating, mode_changes, watchers
+from minidl.nn.module import Module
 from minidl.ops.conv import uses_winograd
 from minidl.program.call import run as run_calls
 from minidl.program.fingerprint import Fingerprint
-from minidl.program.guard import observed
+from minidl.program.guard import active, observed
+from minidl.program.hidden import Labels, Unrecordable
 from minidl.program.precompile import Kernel, OnProgress
-from minidl.program.record import Labels, Recorder, Unrecordable, paused_collector
+from minidl.program.record import Recorder, paused_collector
 from minidl.program.table import WORKSPACE, Program
 from minidl.program.workspace import Workspace
 
 Loss = Callable[[Tensor, np.ndarray], Tensor]
 PROGRAMS = 64  # the most that an instance keeps; the least recently used one is discarded first
+NESTED = "it calls a Gradient or a Prediction"
 PATIENCE = 3  # the most recordings in a row that follow a change of settings; after the next change, the tape is used
 
 
@@ -91,6 +95,7 @@ class Replayed:
         self.refused: dict[Hashable, str] = {}  # shape of batch -> the reason why the step cannot be recorded
         self.warned: set[str] = set()  # reasons
         self.unsettled = 0  # the number of calls in a row that found a changed setting
+        self.changed = ""  # the latest such setting
         self.bound: dict[str, np.ndarray] = {}  # vectors that replace the model's
         self.forget()
 
@@ -127,7 +132,7 @@ class Replayed:
         arrays = {"theta": self.arena.theta, "grad": self.arena.grad}
         if self.model.statistics is not None:
             arrays["statistics"] = self.model.statistics.theta
-        return {name: np.asarray(array) for name, array in arrays.items()}  # while a thread records, a subclass
+        return arrays
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("modules", "parameters", "arena", "vectors", "arrays", "fingerprint")  # `forget` computes them
@@ -139,8 +144,8 @@ class Replayed:
         vars(self).update(state)
         self.forget()
 
-    def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
-        """Record the step for a batch; return the recorder and the results."""
+    def record(self, recorder: Recorder, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run the step's code with a recorder for a batch of its regions; return the results."""
         raise NotImplementedError
 
     def roots(self) -> tuple[Any, ...]:
@@ -160,7 +165,7 @@ class Replayed:
         check_fork()
         fingerprint = self._renewed()
         self.not_recorded = fingerprint.refusal
-        if self.not_recorded or watched() or not batch["x"].size:
+        if self.not_recorded or watchers() or not batch["x"].size:
             return None
         key = self.mode(), *((array.shape, array.dtype.str) for array in batch.values())
         program = self.programs.pop(key, None)
@@ -214,13 +219,9 @@ class Replayed:
     def _observed(
         self, fingerprint: Fingerprint, batch: dict[str, np.ndarray]
     ) -> tuple[Recorder, dict[str, np.ndarray]]:
-        arenas = [arena for arena in (self.model.arena, self.model.statistics) if arena is not None]
-        recorder, results = observed(
-            lambda: self.record(batch), fingerprint, self.mode, self.parameters, arenas
-        )
-        if recorder.refused:  # the code caught the exception
-            raise Unrecordable(recorder.refused)
-        return recorder, results
+        recorder, regions = self.recorder(batch)
+        record = functools.partial(self.record, recorder, regions)
+        return recorder, observed(record, recorder, fingerprint, self.parameters)
 
     def warn(self, stacklevel: int) -> None:
         """Warn, once for each reason, that a step ran on the tape because it cannot be recorded."""
@@ -264,22 +265,24 @@ class Gradient(Replayed):
 
     def forget(self) -> None:
         self.model.flatten()  # as the tape does; again if a layer was replaced
-        self.modes = -1  # mode_changes() when `training` was last read
+        self.modes: tuple[int, Hashable] = -1, b""  # mode_changes() when `training` was last read, and what it was
         super().forget()
 
     def roots(self) -> tuple[Any, ...]:
         return self.model, self.loss
 
     def mode(self) -> tuple[Hashable, ...]:
-        if self.modes != mode_changes():
-            self.modes, self.training = mode_changes(), bytes([bool(module.training) for module in self.modules])
-        return *super().mode(), grad_enabled(), self.training
+        if self.modes[0] != (now := mode_changes()):
+            modes = [module.training for module in self.modules]
+            self.modes = now, bytes(modes) if all(type(mode) is bool for mode in modes) else repr(modes)
+        return *super().mode(), grad_enabled(), self.modes[1]
 
     def __call__(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Return the loss and the number of correct predictions for images x (B, H, W, C) and integer labels y (B,).
 
         Overwrites arena.grad with the gradient. Raises ShapeError if shapes, types or labels do not fit.
         """
+        forbid_recording(NESTED)
         with self.workspace.lock:
             for _ in self.parts(x, y):
                 pass
@@ -301,7 +304,7 @@ class Gradient(Replayed):
             yield from ((start, stop, 1.0) for start, stop in parts)
             return
         assert self.arena is not None
-        bases, size, calls, made = self.bases(batch), self.arena.grad.itemsize, len(program.table), 0
+        bases, size, calls, made = self.bases(batch), self.arena.dtype.itemsize, len(program.table), 0
         for start, stop in parts:
             last = max(made, program.final("grad", start * size, stop * size) if "grad" in self.vectors else calls)
             if last > made:
@@ -354,14 +357,13 @@ class Gradient(Replayed):
                 self.bound[name][:] = self.vectors[name]
         return result
 
-    def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
+    def record(self, recorder: Recorder, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         assert self.arena is not None
-        recorder, batch = self.recorder(batch)
         arena, cleared = self.arena, self.arena.cleared
         arena.cleared = set(arena.parameters.values())
         try:
-            with recorder.active():
-                logits = self.model(Tensor.wrap(batch["x"], recorder.device))
+            with active(recorder, self.mode):
+                logits = self.model(recorder.tensor(batch["x"]))
                 loss = self.loss(logits, Labels(batch["y"]))  # type: ignore[arg-type]
                 correct = recorder.empty((1,), np.int64)
                 _check_rows(logits, batch["y"])
@@ -373,7 +375,7 @@ class Gradient(Replayed):
                         recorder.elementwise.fill(0.0, parameter._grad.reshape(-1))
         finally:
             arena.cleared = cleared
-        return recorder, {"loss": loss._data.reshape(1), "correct": correct, "logits": logits._data}
+        return {"loss": loss._data.reshape(1), "correct": correct, "logits": logits._data}
 
 
 class Prediction(Replayed):
@@ -381,6 +383,7 @@ class Prediction(Replayed):
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the outputs (B, classes), a new array, for images x (B, H, W, C)."""
+        forbid_recording(NESTED)
         x = np.ascontiguousarray(Tensor(x)._data)
         with self.workspace.lock:
             program = self.program({"x": x})
@@ -392,7 +395,6 @@ class Prediction(Replayed):
         self.warn(stacklevel=2)
         return found
 
-    def record(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
-        recorder, batch = self.recorder(batch)
-        with recorder.active(), evaluating(self.model):
-            return recorder, {"logits": self.model(Tensor.wrap(batch["x"], recorder.device))._data}
+    def record(self, recorder: Recorder, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with evaluating(self.model), active(recorder, self.mode):
+            return {"logits": self.model(recorder.tensor(batch["x"]))._data}

@@ -22,9 +22,10 @@ from minidl.program.call import run as run_calls
 from minidl.program.call import slots as slots_of
 from minidl.program.dependence import Calls
 from minidl.program.fuse import fuse
+from minidl.program.hidden import Drawn, Unrecordable
 from minidl.program.plan import plan, work_in_place, write_gradients_directly
 from minidl.program.precompile import Kernel, OnProgress, compile_all
-from minidl.program.record import Call, Drawn, Memory, Place, Recorder, Unrecordable
+from minidl.program.record import Call, Memory, Place, Recorder
 
 WORKSPACE = "workspace"
 
@@ -85,9 +86,9 @@ class Program:
             for argument in call.arguments.values():
                 at = len(slots)
                 if type(argument) is not Place:
-                    slots += slots_of(argument)
-                    if isinstance(argument, Drawn):
-                        self._counters[argument.kind].append((at, int(argument)))
+                    slots += slots_of(_number(argument))
+                    if type(argument) is Drawn:
+                        self._counters[argument.kind].append((at, argument.value))
                 else:
                     memory, offset, like = argument
                     slots += array_slots(like.shape, like.itemsize)
@@ -152,9 +153,13 @@ def _kind(argument: Any) -> Any:
 
 
 def _kernel(device: str, call: Call) -> Kernel:
-    values = (argument.like if type(argument) is Place else argument for argument in call.arguments.values())
+    values = (argument.like if type(argument) is Place else _number(argument) for argument in call.arguments.values())
     op, name = call.name.split(".")
     return Kernel(device, op, name, tuple(map(numba_type, values)))
+
+
+def _number(argument: Any) -> Any:
+    return argument.value if type(argument) is Drawn else argument
 
 
 def _like(place: Place) -> np.ndarray:

@@ -17,7 +17,7 @@ from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, DataError, DivergedError
 from minidl.nn import Module, evaluating, watching
-from minidl.nn.module import watched
+from minidl.nn.modes import watchers
 from minidl.program.replay import Prediction, correct_answers
 from minidl.program.workspace import Workspace
 
@@ -84,7 +84,7 @@ def kept_prediction(model: Module) -> Prediction:
     If a model kept a Prediction of itself, this cycle would delay the release of its memory until the garbage collector
     runs. So the Prediction is of a stand-in: another object of the same class that shares the model's attribute dict.
     """
-    if watched() or any(vars(kind).get("__slots__") for kind in type(model).__mro__ if kind is not Module):
+    if watchers() or any(vars(kind).get("__slots__") for kind in type(model).__mro__ if kind is not Module):
         return Prediction(model)  # watchers must see the model itself; attributes in slots cannot be shared
     kept: Prediction | None = getattr(model, "kept_prediction", None)
     if kept is None or type(kept.model) is not type(model) or vars(kept.model) is not vars(model):

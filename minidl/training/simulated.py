@@ -24,7 +24,6 @@ from minidl.comm.fabric.sim import SimFabric, Simulation
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine
-from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, MinidlError
 from minidl.program.replay import Prediction
 from minidl.run import checkpoint as files
@@ -333,7 +332,7 @@ def flops_per_image(model: nn.Module, shape: tuple[int, ...]) -> float:
 
     recorder, batch = Prediction(model).recorder({"x": np.zeros((1, *shape), np.float32)})
     with recorder.active(), nn.watching(note), nn.evaluating(model):  # records, and compiles nothing
-        model(Tensor.wrap(batch["x"], recorder.device))
+        model(recorder.tensor(batch["x"]))
     return found
 
 
