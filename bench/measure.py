@@ -119,9 +119,11 @@ def replay(kernel: Any, *arguments: Any, calls: int = 1) -> Callable[[], object]
     words = [call.kernel_address(kernel, signature)]
     for value in arguments:
         at = len(words)
-        words += call.slots(value)
         if isinstance(value, np.ndarray):
+            words += call.array_slots(value.shape, value.itemsize)
             words[at + call.DATA] = value.ctypes.data
+        else:
+            words += call.slots(value)
     block = np.array(words, np.int64)
     table = np.full((calls, 2), (call.entry_address(signature), block.ctypes.data), np.int64)
 

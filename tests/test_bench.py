@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from bench import measure
+from minidl.engine.device import Device
 
 BENCH = Path(__file__).parent.parent / "bench"
 ONE_FOR_EACH_OP = sorted(path.name for path in BENCH.glob("bench_*.py"))
@@ -32,6 +36,12 @@ def check_values(rows: list[dict[str, Any]]) -> None:
 
 def test_measure(root: Path) -> None:
     check_values(rows_of(root, "measure.py"))
+
+
+def test_a_kernel_without_python_in_between() -> None:
+    theta, other = np.zeros(8, np.float32), np.full(8, 4, np.float32)
+    measure.replay(Device("cpu").mix.mix, theta, other, 0.5, calls=2)()
+    assert (theta == 3).all()
 
 
 def test_training(root: Path) -> None:

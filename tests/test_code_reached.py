@@ -82,6 +82,20 @@ def forward_of_a_subclass_of_sequential() -> Case:
 
 
 @CASES.add
+def bases_of_a_class() -> Case:
+    class One:
+        p = 1.0
+
+    class Two:
+        p = 2.0
+
+    class Child(One):
+        pass
+
+    return reading(lambda m: m.child.p, lambda: setattr(Child, "__bases__", (Two,)), child=Child())
+
+
+@CASES.add
 def call_of_a_subclass() -> Case:
     class Mine(Net):
         pass
@@ -256,6 +270,12 @@ def attribute_of_a_subclass_of_a_generator() -> Case:
 
     info = Info(0)
     return reading(lambda m: m.info.scale(), lambda: setattr(info, "gain", 2.0), info=info)
+
+
+@CASES.add
+def shape_of_an_array() -> Case:
+    array = np.zeros((2, 3))
+    return reading(lambda m: m.array.shape[0], lambda: array.resize((3, 2), refcheck=False), array=array)
 
 
 @CASES.add

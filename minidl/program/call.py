@@ -43,10 +43,10 @@ def numba_type(value: Any) -> types.Type:
 
 
 @functools.lru_cache(maxsize=10_000)
-def array_slots(shape: tuple[int, ...], itemsize: int) -> list[int]:
+def array_slots(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the slots of a contiguous array in a block. The address of its data is 0; the caller fills it in."""
     strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return [0, 0, math.prod(shape), itemsize, 0, *shape, *strides]
+    return 0, 0, math.prod(shape), itemsize, 0, *shape, *strides
 
 
 def slots(value: Any) -> list[int]:

@@ -51,6 +51,7 @@ class CodeWalk(Walk):
             constructed = constructed or by_class or CONSTRUCTS in self.effects
         if constructed:
             read |= CONSTRUCTORS
+        self._watch(getattr, kind, "__mro__", kind.__mro__, f"{kind.__name__}.__bases__")
         for base in own:
             attributes, where = base.__dict__, base.__name__
             names = tuple(attributes)

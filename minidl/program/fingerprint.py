@@ -16,7 +16,7 @@ Libraries (Python's, installed packages, minidl) are assumed to stay as they are
 - attributes of a library that are replaced, such as `ops.relu = ops.tanh`
 - the state of objects of extension modules that offer neither attributes nor a buffer, and the contents of files
 - attributes that a method of an installed package reads from the user's objects
-- the shape of an array that is assigned (`array.shape = 3, 2`)
+- `register` of an abstract class
 - random generators of libraries other than Python's, NumPy's and minidl's
 - values that a user's own `Function` reads by `np.asarray` of its arguments
 """
@@ -167,6 +167,8 @@ class Fingerprint(CodeWalk):
             if values.dtype.hasobject:
                 raise Unrecordable(f"{path} is an array of objects, which cannot be compared")
             self.values.append((values.dtype.str, values.shape, values.strides))
+            layout = values.dtype, values.shape
+            self._watch(checks.layout, values, layout, layout, path)
         self.values.append(before)
         self._watch(checks.contents, values, before, before, path)
         self._subclass(values, path)

@@ -1,7 +1,7 @@
-"""Libraries: whose code belongs to Python, to minidl or to an installed package; what some of their functions do.
+"""Libraries: which code belongs to Python, to minidl or to an installed package, and what some of its functions do.
 
-The fingerprint reads the code of the user. It does not read the code of libraries, so this table states the effects of
-their functions that matter. Functions are found by identity, under any name.
+The fingerprint does not read the code of libraries. Instead, a table lists functions whose effects it must know. They
+are compared by identity, so another name (`from operator import attrgetter as read`) makes no difference.
 """
 
 from __future__ import annotations
