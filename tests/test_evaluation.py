@@ -13,6 +13,7 @@ from minidl import models
 from minidl.data import Dataset, load
 from minidl.errors import CheckpointError
 from minidl.run import checkpoint
+from minidl.run.checkpoint import header
 from minidl.run.trained import check_data
 from minidl.train import main
 
@@ -42,15 +43,16 @@ def data() -> Dataset:
 ])  # fmt: skip
 def test_other_data_than_in_training(tmp_path: Path, data: Dataset, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words) as caught:
-        check_data(weights(tmp_path / "a.safetensors", data, **changes), data)
+        check_data(header(weights(tmp_path / "a.safetensors", data, **changes)), data)
     assert "\n" not in str(caught.value)
 
 
 def test_data_like_those_of_the_training(tmp_path: Path, data: Dataset) -> None:
-    check_data(weights(tmp_path / "a.safetensors", data), data)
+    check_data(header(weights(tmp_path / "a.safetensors", data)), data)
     nearly = [float(data.mean[0] + 0.005 * data.std[0])]  # another part is held out for validation, for example
-    check_data(weights(tmp_path / "a.safetensors", data, mean=nearly), data)
-    check_data(weights(tmp_path / "a.safetensors", data, input_shape=None, classes=None, mean=None, std=None), data)
+    check_data(header(weights(tmp_path / "a.safetensors", data, mean=nearly)), data)
+    without = dict.fromkeys(("input_shape", "classes", "mean", "std"))
+    check_data(header(weights(tmp_path / "a.safetensors", data, **without)), data)
 
 
 def test_evaluate_on_images_of_another_size(tmp_path: Path, data: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
