@@ -74,8 +74,8 @@ def vgg(
 class Block(nn.Module):
     """relu(x + f(x)), where f is a 3x3 convolution, batch norm, relu, a second 3x3 convolution and batch norm.
 
-    The first convolution may halve the image and double the channels. Then every second pixel of x is added, with zeros
-    for the new channels. This shortcut has no weights (He et al. 2016, option A).
+    The first convolution may halve the image and double the channels. In this case, every second pixel of x is added,
+    with zeros for the new channels. This shortcut has no weights (He et al. 2016, option A).
     """
 
     def __init__(self, channels: int, outputs: int, stride: int) -> None:

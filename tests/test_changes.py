@@ -80,7 +80,7 @@ def raising(value: float) -> tuple[Callable[[], float], Callable[[float], None]]
 
 
 class Smoothed:
-    """A loss object, and a trainer: `steps` changes at every step but is not read by the loss."""
+    """A loss object. The loss reads all its attributes except `steps`."""
 
     def __init__(self) -> None:
         self.smoothing, self.steps, self.factors = 0.0, 0, [1.0]
