@@ -1,4 +1,4 @@
-"""Cases of code that reads settings. A case is a model that calls a function, and a change of what the function reads."""
+"""Cases of code that reads settings. A case is a model that calls a function, and a change of what this code reads."""
 
 from __future__ import annotations
 

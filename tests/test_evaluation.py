@@ -18,7 +18,7 @@ from minidl.train import main
 
 
 def weights(path: Path, data: Dataset, **changes: Any) -> Path:
-    """Save a resnet20 with the metadata of a run on this data; replace those in `changes` (None: leave out)."""
+    """Save a resnet20 with the metadata of a run on this data. `changes` replaces entries of it; None removes one."""
     about = {"input_shape": data.input_shape, "classes": data.classes, "mean": data.mean.tolist(),
              "std": data.std.tolist()} | changes  # fmt: skip
     told = {name: json.dumps(value) for name, value in about.items() if value is not None}
@@ -48,7 +48,7 @@ def test_other_data_than_in_training(tmp_path: Path, data: Dataset, changes: dic
 
 def test_data_like_those_of_the_training(tmp_path: Path, data: Dataset) -> None:
     check_data(weights(tmp_path / "a.safetensors", data), data)
-    nearly = [float(data.mean[0] + 0.005 * data.std[0])]  # another part is held out for validation, for example
+    nearly = [float(data.mean[0] + 0.005 * data.std[0])]  # as if another part was held out for validation
     check_data(weights(tmp_path / "a.safetensors", data, mean=nearly), data)
     check_data(weights(tmp_path / "a.safetensors", data, input_shape=None, classes=None, mean=None, std=None), data)
 

@@ -43,7 +43,7 @@ def run(stopped: Path, tmp_path: Path) -> Path:
 
 
 def change(run: Path, edit: Callable[[dict[str, Any]], Any], step: int = 10) -> None:
-    """Edit the state of the last checkpoint, and save it with valid checksums. step: the number in the new folder's name."""
+    """Edit the state of the last checkpoint, and save it with valid checksums. step: for the name of the new folder."""
     checkpoint = files.load(files.folder_of(run / "checkpoints", 10))
     state = copy.deepcopy(checkpoint.state)
     edit(state)
