@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: which folders are safe, how processes share it without locks, and how problems are reported."""
+"""The cache of compiled kernels: which folders are safe, how processes share one, and how problems are reported."""
 
 from __future__ import annotations
 
