@@ -229,7 +229,7 @@ class Beside(Generic[T]):
     def wait(self) -> T:
         began = self.meter.now()
         try:
-            return _apart(self.pending.wait)  # `_apart`, because the time is added to MAIN below
+            return _apart(self.pending.wait)  # waits inside count as BESIDE; this wait is added to MAIN below
         finally:
             self.meter.waited(began, self.meter.now())
 

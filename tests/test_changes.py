@@ -1,4 +1,4 @@
-"""What a user changes between two steps is noticed: the recorded step equals the tape, or is refused with a warning."""
+"""What a user changes between two steps is noticed: the step has the tape's result, or is refused with a warning."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_stride_and_other_settings_of_layers_are_noticed() -> None:
 
 
 def test_what_the_code_does_not_read_does_not_record_again() -> None:
-    """A trainer's count of steps, a history in the model, other modules: the recorded step remains valid."""
+    """The trainer's counts and history, a note in the model, and other modules may change."""
 
     class Trainer:
         def __init__(self) -> None:

@@ -89,7 +89,7 @@ def toggled(self: Odd, y: Tensor) -> float:
 
 
 def by_other_thread(self: Odd, y: Tensor) -> Any:
-    """Normalise in a thread that only `_thread`, the lowest level of Python's threads, knows."""
+    """Normalise in a thread of `_thread`, which minidl/program/libraries.py does not list."""
     found: list[Any] = []
     done = _thread.allocate_lock()
     done.acquire()

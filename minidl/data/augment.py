@@ -1,7 +1,7 @@
 """Augmentation: random changes of training images that keep their labels. Each function processes a whole batch.
 
 x (N, H, W, C): standardised images, which the function may overwrite. border: the value of a black pixel. The padding
-and the cutout square are proportional to the image; for 32x32 images they have the sizes of the papers.
+and the cutout square are proportional to the image; for 32x32 images they have the sizes in the papers.
 """
 
 from __future__ import annotations

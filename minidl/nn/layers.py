@@ -165,7 +165,7 @@ class GlobalAvgPool2d(Module):
 
 
 class Flatten(Module):
-    """Images (N, H, W, C) -> (N, C * H * W): PyTorch's order, which its weights of a following linear layer need."""
+    """Images (N, H, W, C) -> (N, C * H * W), in PyTorch's order: the next layer's weights depend on it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x)

@@ -105,5 +105,5 @@ def _end_evaluation(key: int, module: Any, block: object) -> None:
 
 
 def _switch(module: Any, mode: bool) -> None:
-    vars(module)["training"] = mode  # a recording undoes setattr, but other threads may be evaluating
+    vars(module)["training"] = mode  # not setattr: a recording restores a value that other threads may have changed
     count_change(mode=True)

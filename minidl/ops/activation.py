@@ -66,7 +66,7 @@ def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Return x * Phi(x): Phi is the normal distribution function, without approximation (Hendrycks, Gimpel 2016)."""
+    """Return x * Phi(x) with the exact normal distribution function Phi, not by tanh (Hendrycks, Gimpel 2016)."""
     return GELU.apply(x)
 
 

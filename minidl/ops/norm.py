@@ -81,7 +81,7 @@ class BatchNormEval(Norm):
         y = self.device.empty(x.shape, x.dtype)
         self.device.norm.fold(weight, bias, eps, running_mean, running_var, self.scale, self.shift)
         self.device.norm.affine(_rows(x), self.scale, self.shift, False, _rows(y))
-        # Backward needs the values of now, but a training step may update the running statistics before backward.
+        # Backward needs the statistics that forward used, but a training step may update them before backward.
         self.statistics = [strided_copy(self.device, a, a) for a in (running_mean, running_var) if any(self.needs)]
         return y
 
@@ -128,7 +128,7 @@ def batch_norm(
 
     training: if False, mean and var are the running statistics (Ioffe and Szegedy 2015). If True, they are those of the
     batch, and the running statistics are updated in place: running <- (1 - momentum) * running + momentum * batch.
-    As in PyTorch, only this update divides by n - 1 instead of n to compute the variance.
+    As in PyTorch, the variance in this update has the divisor n - 1, and that in the formula above n.
     Raises ShapeError if the shapes do not fit or, in training, if a channel has fewer than two values.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:
