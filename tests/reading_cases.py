@@ -56,7 +56,7 @@ def module(name: str, source: str, file: str | None = None, **variables: Any) ->
 
 
 def assert_noticed(case: Case) -> None:
-    """Assert that the step is recorded, that the change affects the tape's result, and that replay has this result, too."""
+    """Assert that the step is recorded, that the change affects the tape's result, and that the step follows it."""
     build, change = case
     twins = Twins(lambda: (build(), plain))
     twins.step(*batch())
