@@ -1,4 +1,4 @@
-"""Objects behave: memory is freed at once, modules are found or refused, `astype`, comparisons, `predict`."""
+"""Objects behave: memory is freed at once, modules in containers are refused; `astype` and `predict`."""
 
 from __future__ import annotations
 
