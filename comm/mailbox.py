@@ -198,13 +198,13 @@ class Mailbox:
     def carry(self, channel: Channel, peer: int) -> np.ndarray:
         """Return the bytes (header and data) of this rank's message to a peer, so that MPI can send them.
 
-        Until `carried`, the bytes do not change, and the message counts as one that the peer is reading.
+        Until `carried` is called, the bytes do not change, and the message counts as one that the peer is reading.
         """
         slot = atomic.take(self.cells[channel], peer, self.rank, 1) & 0xFFFFFFFF
         return self._bytes(self.plan.pools[self.rank][channel].slot(slot))
 
     def carried(self, channel: Channel, peer: int) -> None:
-        """Free the slot of this rank's message to a peer, because the peer has released its copy."""
+        """Free the slot of this rank's message to a peer. Call this after the peer has released its copy."""
         cells = self.cells[channel]
         atomic.give_back(cells, peer, self.rank, -1 - int(cells[peer, self.rank]))
 

@@ -3,7 +3,7 @@
     a replica's time, on the clock      gradient | waiting | mix | update | gradient | waiting | mix | ...
                                         `--------------- the rest is "other" ---------------´
     wait_fraction                       waiting / (waiting + gradient + update + mix)
-    edges                               sender, receiver: bytes, messages
+    edges                               for each pair (sender, receiver): bytes, messages
     staleness                           age of a vector when it is mixed in: histogram over 0, 1, 2, 3-4, ... steps
 
 Each rank has one Meter. The fabric reports messages and waits to the meter, the replica reports work, and the method
@@ -112,7 +112,8 @@ class Meter:
     def stale(self, steps: float) -> None:
         """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it.
 
-        A parameter server calls this for each gradient: it has made this many steps since it sent the worker its model.
+        A parameter server calls this for each gradient. In this case, steps is the number of steps that the server has
+        made since it sent its model to the worker.
         """
         self.ages[_bin(steps)] += 1
         self.age_sum += steps
@@ -228,7 +229,7 @@ class Beside(Generic[T]):
     def wait(self) -> T:
         began = self.meter.now()
         try:
-            return _apart(self.pending.wait)  # `_apart`, because the time is added to MAIN below
+            return _apart(self.pending.wait)  # waits inside count as BESIDE; this wait is added to MAIN below
         finally:
             self.meter.waited(began, self.meter.now())
 
@@ -287,7 +288,7 @@ def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Re
     """Combine the reports of many ranks into one.
 
     Sender and receiver both count the messages of an edge, and the larger count is used. The receiver's count lacks the
-    messages in flight. There is no sender's count for servers, dead replicas and states published in shared memory.
+    messages in flight. The sender's count is missing for servers, dead replicas and states published in shared memory.
     nodes[r]: the node of rank r, for bytes_between_nodes; without it, all ranks are on one node.
     """
     sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before", "held",

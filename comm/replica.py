@@ -32,7 +32,7 @@ from minidl.run.config import Config
 from minidl.run.evaluation import first_not_finite
 
 Batch = tuple[np.ndarray, np.ndarray]  # x (B, H, W, C), y (B,)
-SPEED_PERIOD = 32  # steps: how often a replica writes its speed to the status table
+SPEED_PERIOD = 32  # steps between two updates of a replica's speed in the status table
 
 
 class Engine:
@@ -156,7 +156,7 @@ class Replica:
         self.images += len(batch[1])
 
     def _publish_speed(self, images: int, seconds: float) -> None:
-        """Write the images/s of gradients to the status table every SPEED_PERIOD steps, for --peer speed."""
+        """Every SPEED_PERIOD steps, write the gradient's speed in images/s to the status table, for --peer speed."""
         self._timed = self._timed[0] + images, self._timed[1] + seconds
         if self.steps % SPEED_PERIOD == 1 and self._timed[1] > 0:
             self.fabric.announce(Column.SPEED, self._timed[0] / self._timed[1])

@@ -74,8 +74,8 @@ def vgg(
 class Block(nn.Module):
     """relu(x + f(x)), where f is a 3x3 convolution, batch norm, relu, a second 3x3 convolution and batch norm.
 
-    The first convolution may halve the image and double the channels. Then every second pixel of x is added, with zeros
-    for the new channels. This shortcut has no weights (He et al. 2016, option A).
+    The first convolution may halve the image and double the channels. In this case, every second pixel of x is added,
+    with zeros for the new channels. This shortcut has no weights (He et al. 2016, option A).
     """
 
     def __init__(self, channels: int, outputs: int, stride: int) -> None:
@@ -208,7 +208,7 @@ def check_images(where: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     built = model.built_for
     if built is None or shape[1:] == built:
         return
-    flat = (math.prod(built),)  # features (N, D): with one channel, or one pixel, their order is that of the images
+    flat = (math.prod(built),)  # features (N, D), in the order of the images if these have one channel or one pixel
     if (built[2] == 1 and shape[1:] in (built[:2], flat)) or (built[:2] == (1, 1) and shape[1:] == flat):
         return
     advice = f"expected (N, {built[0]}, {built[1]}, {built[2]}), for which the model was built"

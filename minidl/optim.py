@@ -1,4 +1,4 @@
-"""Optimizers: each update is one fused pass over the arena's flat vectors. Clipping and LARS compute norms before it.
+"""Optimizers: each update is one fused pass over the arena's flat vectors. Clipping and LARS first compute norms.
 
 A parameter group is a set of parameters with one learning rate and one weight decay. The kernels do not know
 parameters: they update segments [start, stop) of the vectors, with a rate and a decay for each.
@@ -55,7 +55,7 @@ class Optimizer:
         self.state = {name: self.arena.new_vector() for name in self.state_names}
         self.bound: dict[str, np.ndarray] = {}  # vectors that replace theta and grad of the arena
         self.device = Device("cpu")
-        self.options = {  # (rate relative to lr, weight decay)
+        self.options = {  # parameter -> (rate relative to lr, weight decay)
             parameter: (group["lr"] / lr if "lr" in group and lr else 1.0, group.get("weight_decay", weight_decay))
             for group in groups
             for parameter in group["params"]
@@ -155,7 +155,7 @@ class Optimizer:
         self.arena.zero_grad()
 
     def state_dict(self) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """Return copies of the rule's vectors, and numbers: what the next step needs besides theta and grad."""
+        """Return (vectors, numbers): copies of all that the next step needs besides theta and grad."""
         return {name: vector.copy() for name, vector in self.state.items()}, {"steps": self.steps}
 
     def load_state_dict(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, float]) -> None:
@@ -174,10 +174,10 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """v <- momentum v + g;  theta <- theta - lr v.   nesterov: theta <- theta - lr (g + momentum v)
+    """v <- momentum * v + g;  theta <- theta - lr * v.   nesterov: theta <- theta - lr * (g + momentum * v)
 
-    Weight decay is coupled (g + decay theta replaces g, as in PyTorch's SGD), or decoupled: theta is multiplied by
-    1 - lr decay, independently of the gradient (Loshchilov and Hutter 2019).
+    Weight decay is coupled (g + decay * theta replaces g, as in PyTorch's SGD), or decoupled: theta is multiplied by
+    1 - lr * decay, independently of the gradient (Loshchilov and Hutter 2019).
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  theta <- theta - lr m' / (sqrt(v') + eps)
+    """m <- b1 * m + (1 - b1) * g;  v <- b2 * v + (1 - b2) * g^2;  theta <- theta - lr * m' / (sqrt(v') + eps)
 
     with m' = m / (1 - b1^t) and v' = v / (1 - b2^t) (Kingma and Ba 2015). Weight decay is coupled (see SGD).
     """
@@ -239,9 +239,9 @@ class AdamW(Adam):
 
 
 class LARS(SGD):
-    """v <- momentum v + lr r (g + decay w);  w <- w - v   for each parameter w (You, Gitman, Ginsburg 2017)
+    """v <- momentum * v + lr * r * (g + decay * w);  w <- w - v   for each parameter w (You, Gitman, Ginsburg 2017)
 
-    with r = trust |w| / (|g| + decay |w|), or 1 if w has at most one axis (a bias, for example) or if |w| or |g| is 0.
+    with r = trust * |w| / (|g| + decay * |w|), or 1 if w has at most one axis (such as a bias) or if |w| or |g| is 0.
     """
 
     fuses_neighbours = False  # each parameter needs separate norms
@@ -264,7 +264,7 @@ class LARS(SGD):
 
     def update(self, lr: np.ndarray, scale: float) -> None:
         self.norms(self.theta, self.theta_squares)
-        if not self.clip:  # with clipping, `scale` has computed them
+        if not self.clip:  # with clipping, `scale` has computed these norms
             self.norms(self.grad, self.grad_squares)
         vectors = self.theta, self.grad, self.state["velocity"]
         options = self.momentum, self.trust, self.theta_squares, self.grad_squares, scale
@@ -272,7 +272,7 @@ class LARS(SGD):
 
 
 def parameter_groups(model: Module) -> list[dict[str, Any]]:
-    """Return two groups: weights; and norms and biases (at most one axis), without weight decay."""
+    """Return two groups: the weights, and the parameters without weight decay (at most one axis: norms, biases)."""
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.ndim > 1]},

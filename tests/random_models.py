@@ -127,7 +127,7 @@ def _python_module(module: Setting) -> Callable[[Any], None]:
 
 
 def _chosen(module: Setting) -> Callable[[Any], None]:
-    """A method whose name is computed, of an object whose attribute has a name that modules use, too."""
+    """A method with a computed name reads an attribute that is called `training`, as that of a module."""
 
     class Chosen:
         training: Any = 1.0
@@ -200,7 +200,7 @@ class Siamese(nn.Module):
 
 
 class Odd(nn.Module):
-    """A layer with code because of which no step, or only some steps, can be recorded."""
+    """A layer whose code prevents the recording of all steps, or of some."""
 
     def __init__(self, kind: Variant) -> None:
         self.kind, self.count, self.last, self.rng = kind % 8, 0, None, np.random.default_rng(1)

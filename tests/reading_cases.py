@@ -1,4 +1,4 @@
-"""Cases of code that reads settings: a model whose output depends on a function, and how to change what it reads."""
+"""Cases of code that reads settings. A case is a model that calls a function, and a change of what this code reads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def module(name: str, source: str, file: str | None = None, **variables: Any) ->
 
 
 def assert_noticed(case: Case) -> None:
-    """Assert that the step is recorded, and that it equals the tape after the change, which the tape notices."""
+    """Assert that the step is recorded, that the change affects the tape's result, and that the step follows it."""
     build, change = case
     twins = Twins(lambda: (build(), plain))
     twins.step(*batch())

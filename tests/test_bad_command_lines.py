@@ -164,7 +164,7 @@ TRAIN = [
     ("--evaluate file --lr 1", "--lr cannot be given with --evaluate"),
     ("--evaluate nowhere", "nowhere does not exist"),
     ("--data nowhere.npz", "nowhere.npz"),
-    # --help.
+    # --help, and a few more of all kinds.
     ("-help", "Did you mean '--help'?"),
     ("'--lr 0.1'", "the option and its value are separate words"),
     ("--optimizer SGD", "unknown optimizer 'SGD'. Did you mean 'sgd'?"),

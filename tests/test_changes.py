@@ -1,4 +1,4 @@
-"""What a user changes between two steps is noticed: the recorded step equals the tape, or is refused with a warning."""
+"""What a user changes between two steps is noticed: the step has the tape's result, or is refused with a warning."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def raising(value: float) -> tuple[Callable[[], float], Callable[[float], None]]
 
 
 class Smoothed:
-    """A loss object, and a trainer: `steps` changes at every step but is not read by the loss."""
+    """A loss object. The loss reads all its attributes except `steps`."""
 
     def __init__(self) -> None:
         self.smoothing, self.steps, self.factors = 0.0, 0, [1.0]
@@ -202,7 +202,7 @@ def test_stride_and_other_settings_of_layers_are_noticed() -> None:
 
 
 def test_what_the_code_does_not_read_does_not_record_again() -> None:
-    """A trainer's count of steps, a history in the model, other modules: the recorded step remains valid."""
+    """The trainer's counts and history, a note in the model, and other modules may change."""
 
     class Trainer:
         def __init__(self) -> None:

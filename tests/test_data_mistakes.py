@@ -17,7 +17,7 @@ LABELS = np.arange(2000) % 10
 
 
 def saved(path: Path, shape: tuple[int, ...] = (8, 8), names: tuple[str, ...] = (), **changes: Any) -> Path:
-    """Save 2,000 and 20 images of this shape; replace the arrays in `changes`."""
+    """Save 2,000 training and 20 test images of this shape. `changes` replaces arrays; `names` renames all four."""
     x = np.zeros((2000, *shape), np.uint8)
     arrays = {"x_train": x, "y_train": LABELS, "x_test": x[:20], "y_test": LABELS[:20], **changes}
     np.savez(path, **{names[i] if names else name: array for i, (name, array) in enumerate(arrays.items())})

@@ -19,7 +19,7 @@ from minidl.train import main
 
 
 def weights(path: Path, data: Dataset, **changes: Any) -> Path:
-    """Save a resnet20 with the metadata of a run on this data; replace those in `changes` (None: leave out)."""
+    """Save a resnet20 with the metadata of a run on this data. `changes` replaces entries of it; None removes one."""
     about = {"input_shape": data.input_shape, "classes": data.classes, "mean": data.mean.tolist(),
              "std": data.std.tolist()} | changes  # fmt: skip
     told = {name: json.dumps(value) for name, value in about.items() if value is not None}

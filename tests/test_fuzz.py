@@ -44,7 +44,7 @@ def test_a_parser_raises_only_minidls_errors(name: str, tmp_path: Path) -> None:
         assert error is None, f"python -m bench.fuzz --repeat {name!r} {seed}: {error!r}"
 
 
-# Small files that claim or unpack to much data.
+# Small files that claim to hold much data, or unpack to much.
 
 LIMITED = """
 import resource, sys
@@ -234,8 +234,8 @@ def test_npy_headers_of_numpy_are_read(array: np.ndarray, version: tuple[int, in
 
 
 @pytest.mark.parametrize("header", [
-    "(" * 1000,  # MemoryError or SyntaxError in NumPy's reader
-    "'''",  # TokenError
+    "(" * 1000,  # NumPy's reader raises MemoryError or SyntaxError,
+    "'''",  # TokenError,
     "{'descr': 1, 'fortran_order': False, 'shape': (1,)}",  # TypeError
     "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}",
     "{'descr': '<f4', 'fortran_order': False, 'shape': 1}",
@@ -283,7 +283,7 @@ def test_weights_with_holes_that_exceed_the_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("about", "words"), [
-    ({"classes": "[" * 3000}, "nested deeper"),  # RecursionError
+    ({"classes": "[" * 3000}, "nested deeper"),  # without a check, a RecursionError
     ({"std": "[0.0]"}, "a positive std"),  # ZeroDivisionError
     ({"mean": "[0.5, 0.5]"}, "for each of 1 channels"),
     ({"mean": "[1e300]"}, r"mean\[0\] is 1e\+300"),

@@ -38,7 +38,7 @@ def rows() -> list[float]:
 
 
 class Scaled(nn.Module):
-    """A model with the given function in its forward pass: it returns a factor of the output."""
+    """A model whose forward pass multiplies the output by the result of the given function."""
 
     def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
         self.fc, self.drop, self.scale = nn.Linear(4, 3), nn.Dropout(0.5), Parameter(np.full((6, 3), 2.0, np.float32))
@@ -162,7 +162,7 @@ def test_a_layer_that_keeps_its_own_mode_is_recorded() -> None:
 def test_a_recording_keeps_the_mode_that_another_thread_restores() -> None:
     prediction = Prediction(Scaled(lambda self, y: 1.0))
     other, record = nn.evaluating(prediction.model), prediction.record
-    other.__enter__()  # another thread evaluates the model, and ends during the recording
+    other.__enter__()  # stands for another thread, whose evaluation ends during the recording
 
     def recorded(*batch: Any) -> Any:
         results = record(*batch)
@@ -177,7 +177,7 @@ def test_a_recording_keeps_the_mode_that_another_thread_restores() -> None:
 
 
 def test_recordings_of_two_threads_do_not_overlap() -> None:
-    """Otherwise the one that ends last would restore the random states of the other one's recording."""
+    """Otherwise the recording that ends last would restore random states that it found during the other one."""
     first, second = (Prediction(Scaled(lambda self, y: 1.0)) for _ in range(2))
     inside, over = threading.Event(), threading.Event()
     record_first, record_second = first.record, second.record

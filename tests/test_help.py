@@ -1,4 +1,4 @@
-"""--help: quick, complete, narrow; a page for each topic, option, model, optimizer and method."""
+"""The pages of --help are quick, complete and narrow. Each topic, option, model, optimizer and method has one."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def run(stopped: Path, tmp_path: Path) -> Path:
 
 
 def change(run: Path, edit: Callable[[dict[str, Any]], Any], step: int = 10) -> None:
-    """Edit the state of the last checkpoint; the checksums become right. step: of the folder after it."""
+    """Edit the state of the last checkpoint, and save it with valid checksums. step: for the name of the new folder."""
     checkpoint = files.load(files.folder_of(run / "checkpoints", 10))
     state = copy.deepcopy(checkpoint.state)
     edit(state)
@@ -53,7 +53,7 @@ def change(run: Path, edit: Callable[[dict[str, Any]], Any], step: int = 10) -> 
 
 
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the error, which is one line, of a command line that is refused within 10 s."""
+    """Run a command line that must be refused within 10 s. Return its error, which must be one line."""
     began = time.monotonic()
     assert main(argv) == 2
     out, err = capsys.readouterr()
@@ -128,7 +128,7 @@ def test_the_best_checkpoint_is_missing(run: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("name", ["step-99999999999999999999", "step-000000012", "step-٠٠٠٠٠٠٠٠", "step-٩٩٩٩٩٩٩٩"])
 def test_other_names_are_no_checkpoints(run: Path, name: str) -> None:
     shutil.copytree(files.folder_of(run / "checkpoints", 10), run / "checkpoints" / name)
-    (run / "checkpoints" / "step-99999999").touch()  # no folder
+    (run / "checkpoints" / "step-99999999").touch()  # a file, not a folder
     assert files.steps(run / "checkpoints")[-1] == 10
 
 
@@ -179,7 +179,7 @@ def test_arrays_that_the_model_does_not_have_are_not_read(run: Path, monkeypatch
         minidl.load_model(run / "many.safetensors")
 
 
-# The result, and what a signal says.
+# The summary of a run, and what is printed.
 
 
 @pytest.mark.parametrize("change", [
@@ -191,7 +191,7 @@ def test_a_summary_has_limits(tmp_path: Path, change: dict[str, Any]) -> None:
     good = {"test_accuracy": 0.5, "test_loss": 1, "epochs": 1, "steps": 1, "seconds": 1, "images_per_second": 1,
             "out": "x\x1b[31m"}  # fmt: skip
     (tmp_path / "summary.json").write_text(json.dumps(good))
-    assert result_of(tmp_path) == good | {"out": str(tmp_path)}  # where it is now
+    assert result_of(tmp_path) == good | {"out": str(tmp_path)}  # `out` becomes the folder where the summary is now
     (tmp_path / "summary.json").write_text(json.dumps(good | change))
     assert result_of(tmp_path) is None
 
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_created(
     assert words in refused([*SMALL, "--out", out], capsys)
 
 
-# The limits of files are those of training.
+# Extreme inputs, options that do not fit the data, and the class of an error.
 
 
 @pytest.mark.parametrize("scale", [1e38, 1e-38])

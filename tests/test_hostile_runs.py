@@ -39,7 +39,7 @@ def trainer() -> Trainer:
 
 
 def of_replicas(trainer: Trainer) -> files.Checkpoint:
-    """Return the checkpoint of a run of one replica that was one of several."""
+    """Return a checkpoint like that of a run with several replicas, but with the state of only one."""
     return make_checkpoint(trainer, [replace(own_state(trainer), meter=trainer.fabric.meter.vector())])
 
 
@@ -127,7 +127,7 @@ def test_replicas_with_hostile_vectors(trainer: Trainer, change: Change, words: 
 @pytest.mark.parametrize("batch", [3, 4])
 def test_a_batch_beyond_the_epoch(trainer: Trainer, batch: int) -> None:
     checkpoint = make_checkpoint(trainer)
-    checkpoint.state["progress"]["batch"] = batch  # of 3
+    checkpoint.state["progress"]["batch"] = batch  # an epoch has 3
     with pytest.raises(CheckpointError, match=f"batch is {batch}, with 0 images; an epoch has 3 batches of 16"):
         restore(trainer, checkpoint)
 
@@ -152,7 +152,7 @@ def test_a_local_snapshot_of_another_replica(trainer: Trainer, tmp_path: Path) -
     checkpoint = files.load(files.folder_of(tmp_path, 1))
     folder = tmp_path / local_snapshots.FOLDER / "3"
     folder.mkdir(parents=True)
-    files.save(folder, 0, of_replicas(trainer))  # it says replica 0
+    files.save(folder, 0, of_replicas(trainer))  # a state of replica 0 in the folder of replica 3
     with pytest.raises(CheckpointError, match="expected the state of replica 3"):
         local_snapshots.add(tmp_path, checkpoint)
 
@@ -178,7 +178,7 @@ def test_hostile_lines_of_metrics_are_removed(tmp_path: Path) -> None:
     assert run.metrics.read_text().splitlines() == good
 
 
-# What a user meets: a run is named in any way, or is too large for the machine.
+# The ways to name a run, and runs that are too large for the machine.
 
 
 @pytest.fixture(scope="module")

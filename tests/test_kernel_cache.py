@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: processes share it without locks, problems are reported, and folders are trusted."""
+"""The cache of compiled kernels: which folders are safe, how processes share one, and how problems are reported."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_files_loops_and_links_to_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may always write
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # chmod would not do: root may always write
     assert refusal(tmp_path / "cache") == f"{tmp_path / 'cache'}: is not writable"
 
 
@@ -169,7 +169,7 @@ class Program:
         )  # fmt: skip
 
     def run(self, *kinds: str, before: str = "", after: str = "") -> tuple[str, list[str]]:
-        """Return what is printed, "hits misses", and the lines on standard error."""
+        """Return the output, which is "HITS MISSES", and the lines on standard error."""
         process = self.start(*kinds, before=before, after=after)
         output, errors = process.communicate()
         assert process.returncode == 0, errors

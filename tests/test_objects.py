@@ -1,4 +1,4 @@
-"""Objects behave: memory is freed at once, modules are found or refused, `astype`, comparisons, `predict`."""
+"""Objects behave: memory is freed at once, modules in containers are refused; `astype` and `predict`."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_discarded_model_frees_its_memory_at_once(use: Callable[[nn.Module], l
         del model, others, kept
         alive.append([name for name, reference in references if reference() is not None])
         gc.collect()
-    # The first two compile the kernels. Exceptions that Numba catches meanwhile refer to all functions that run.
+    # The first two models compile the kernels. Exceptions that Numba catches meanwhile keep the local variables alive.
     assert alive[2:] == [[], []]
 
 
@@ -172,7 +172,7 @@ def test_overlapping_evaluations_restore_the_modes() -> None:
         ending[1].__exit__(None, None, None)
         assert modes() == before
     with nn.evaluating(model):
-        model.train()  # a block inside restores what it found
+        model.train()  # the nested block must restore the mode that it found
         with nn.evaluating(model):
             assert not any(modes())
         assert all(modes())
@@ -270,7 +270,7 @@ def test_the_store_of_programs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     programs = kept_prediction(model).programs
     assert len(programs) == 3
     before = list(programs.values())
-    minidl.predict(model, X[:3]), minidl.predict(model, X[:1])  # the two that were used before the last one
+    minidl.predict(model, X[:3]), minidl.predict(model, X[:1])  # both are still stored, and the program for 4 images
     assert set(map(id, programs.values())) == set(map(id, before))
 
 

@@ -81,7 +81,7 @@ class Descriptor:
 
 
 class Net(nn.Module):
-    """A model whose output is multiplied by read(setting)."""
+    """A model whose output is multiplied by read(model)."""
 
     __slots__ = ("in_slot",)
     described: Any = Descriptor()

@@ -74,7 +74,7 @@ def missing(layer: str) -> bool:
 
 
 def run(script: str, layer: str, **variables: str) -> str:
-    """Run a script; return what it prints. Fail if it does not end, or fails."""
+    """Run a script; return what it prints. The test fails if the script fails or does not end."""
     if missing(layer):
         pytest.skip(f"Numba cannot load {layer}")
     environment = os.environ | {"NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
@@ -86,7 +86,7 @@ def run(script: str, layer: str, **variables: str) -> str:
 
 
 def layers(*quick: str) -> pytest.MarkDecorator:
-    """Run a test with each layer; only those in `quick` in the quick tests."""
+    """Run a test with each threading layer. The quick tests use only the layers in `quick`."""
     slow = [pytest.param(layer, marks=pytest.mark.slow) for layer in ("omp", "workqueue", "tbb") if layer not in quick]
     return pytest.mark.parametrize("layer", [*quick, *slow])
 

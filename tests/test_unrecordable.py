@@ -24,7 +24,7 @@ from tests.twins import Loss, Twins, batch, plain
 
 
 class Odd(nn.Module):
-    """A model with the given function in its forward pass: it returns a factor of the output."""
+    """A model whose forward pass multiplies the output by the result of the given function."""
 
     def __init__(self, function: Callable[[Odd, Tensor], Any]) -> None:
         self.fc, self.norm, self.function = nn.Linear(4, 3), nn.BatchNorm1d(3), function
@@ -89,7 +89,7 @@ def toggled(self: Odd, y: Tensor) -> float:
 
 
 def by_other_thread(self: Odd, y: Tensor) -> Any:
-    """Normalise in a thread that no list of functions names."""
+    """Normalise in a thread of `_thread`, which minidl/program/libraries.py does not list."""
     found: list[Any] = []
     done = _thread.allocate_lock()
     done.acquire()

@@ -1,7 +1,7 @@
 """Augmentation: random changes of training images that keep their labels. Each function processes a whole batch.
 
-x (N, H, W, C): standardised images, which the function may overwrite. border: the value of a black pixel. Sizes are
-proportional to the image size; for 32x32 images they equal the papers'.
+x (N, H, W, C): standardised images, which the function may overwrite. border: the value of a black pixel. The padding
+and the cutout square are proportional to the image; for 32x32 images they have the sizes in the papers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {"pad-crop": pad_crop, "flip": flip, "c
 
 
 class Augment(NamedTuple):
-    """Names of AUGMENTATIONS, applied in this order, and the value of a black pixel, a number or (C,)."""
+    """names: of AUGMENTATIONS, in the order of application. border: the value of a black pixel, a number or (C,)."""
 
     names: str | Sequence[str] = ()
     border: np.ndarray | float = 0.0

@@ -18,7 +18,7 @@ CLASSES = 10
 LARGEST = 60_000 * RECORD  # all of CIFAR-10: no file can be larger
 TRAIN = [f"data_batch_{number}.bin" for number in range(1, 6)]
 TEST = "test_batch.bin"
-GROUPS = [[TEST], TRAIN]  # TEST first: `extract` writes it last, so if it exists, all others do
+GROUPS = [[TEST], TRAIN]  # `search` looks for TEST first; `extract` writes it last, so if it exists, all others do
 ARCHIVE = Published("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530")
 MIRRORS = [
     "https://www.cs.toronto.edu/~kriz/",

@@ -59,7 +59,7 @@ class Dataset:
         return -self.mean / self.std
 
     def standardise(self, images: np.ndarray) -> np.ndarray:
-        """Standardise new images (N, H, W, C), of the original set's type and scale, like the training images.
+        """Standardise images (N, H, W, C) like the training images. They must have the original set's type and scale.
 
         Raises DataError if they are not an array of numbers, or have another number of channels.
         """
@@ -87,7 +87,8 @@ def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
 def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> Dataset:
     """Make a Dataset from (x, y) or (x, y, x_test, y_test). Images are not standardised: mean is 0, std is 1.
 
-    Raises DataError for invalid images or labels, ConfigError if their number or `validation` is invalid.
+    Raises DataError for invalid images or labels, ConfigError if the number of arrays or of labels, or `validation`, is
+    invalid.
     """
     if not isinstance(arrays, tuple | list):
         raise ConfigError(f"{shown(arrays)} in place of arrays; expected (x, y) or (x, y, x_test, y_test)")

@@ -14,7 +14,7 @@ from minidl.errors import DataError
 
 BLOCK = 1 << 16
 TIMEOUT = 20  # seconds without data
-ATTEMPTS = 5  # at most, per mirror; after an attempt that fails and adds no bytes, there is no other
+ATTEMPTS = 5  # the maximum per mirror; an attempt that fails and adds no bytes is the last one
 
 
 class Published(NamedTuple):

@@ -24,7 +24,7 @@ from minidl.schema import shown
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 LAYOUTS = ("channels-last", "channels-first")
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # compression that NumPy writes; others may need much memory
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the compression methods of NumPy; others may need much memory
 AT_ONCE = 1 << 20  # bytes; limits the directory of an archive, which zipfile reads at once
 
 
@@ -75,7 +75,7 @@ def _require_names(path: Path, held: list[str]) -> None:
 
 
 class _Limited(io.BufferedReader):
-    """A file that refuses to read more than AT_ONCE bytes at once: a directory of millions of members, for example."""
+    """A file that refuses a `read` of more than AT_ONCE bytes, such as a directory with millions of members."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         super().__init__(file.raw)

@@ -15,7 +15,7 @@ from minidl.errors import ConfigError
 
 
 class Sampler:
-    """Batches for replica number `place` of `replicas`.
+    """Batches for one replica. replicas: how many there are. place: the number of this one, from 0.
 
     Each epoch, every replica gets the same number of images, and therefore the same number of batches.
 

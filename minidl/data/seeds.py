@@ -29,7 +29,8 @@ class Purpose(IntEnum):
 def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:
     """Return a new generator. The same arguments give the same numbers, regardless of earlier draws.
 
-    epoch, batch: or two other numbers, such as rank and step. Raises ConfigError if the seed is not in [0, 2^32).
+    epoch, batch: callers may pass two other numbers, such as rank and step. Raises ConfigError if the seed is not in
+    [0, 2^32).
     """
     # NumPy splits a number of 2^32 or more into two words, which would shift the words of epoch, batch and purpose.
     if not 0 <= whole("data", "seed", seed, -math.inf) < 2**32:

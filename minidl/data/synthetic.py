@@ -15,7 +15,7 @@ from minidl.resources import size as text_of
 
 DEFAULT = "4096x8x8x1:10"
 NOISE = 2.0
-COPIES = 3  # of the images in memory: float32, an operand of a sum, and standardised
+COPIES = 3  # arrays as large as all images: the images, `prototypes[labels]` and the standardised images
 
 
 def read_synthetic(size: str, seed: int) -> Splits:

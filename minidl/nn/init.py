@@ -80,7 +80,7 @@ def kaiming_uniform(parameter: Parameter, gain: float = math.sqrt(2)) -> None:
 
 
 def xavier_uniform(parameter: Parameter, gain: float = 1.0) -> None:
-    """Draw from `uniform` with bound = gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
+    """Draw from `uniform` with bound = gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
     uniform(parameter, gain * math.sqrt(6 / sum(fans(parameter))))
 
 

@@ -18,7 +18,7 @@ from minidl.ops.conv import Pair, pair
 
 
 class Linear(Module):
-    """x (..., in) -> x w + b (..., out). weight (in, out); PyTorch stores its transpose."""
+    """x (..., in) -> x @ weight + bias (..., out). weight (in, out); PyTorch stores its transpose."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         in_features = whole("Linear", "in_features", in_features)
@@ -165,7 +165,7 @@ class GlobalAvgPool2d(Module):
 
 
 class Flatten(Module):
-    """Images (N, H, W, C) -> (N, C H W). This is PyTorch's order: the weights of a following linear layer need it."""
+    """Images (N, H, W, C) -> (N, C * H * W), in PyTorch's order: the next layer's weights depend on it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x)

@@ -16,7 +16,7 @@ Watcher = Callable[[Any, Tensor], None]
 
 
 class HasModes(Protocol):
-    """A Module."""
+    """A Module, which this file cannot import: module.py imports this file."""
 
     def named_modules(self) -> Iterator[tuple[str, Any]]: ...
 
@@ -58,7 +58,7 @@ def mode_changes() -> int:
 
 
 def count_change(mode: bool = False) -> None:
-    global _changes, _mode_changes  # += 1 in two threads at the same time could lose a change
+    global _changes, _mode_changes  # not += 1: two threads could get the same number
     if mode:
         _mode_changes = next(_counter)
     else:
@@ -105,5 +105,5 @@ def _end_evaluation(key: int, module: Any, block: object) -> None:
 
 
 def _switch(module: Any, mode: bool) -> None:
-    vars(module)["training"] = mode  # not setattr, which a recording undoes: other threads may be in such blocks
+    vars(module)["training"] = mode  # not setattr: a recording restores a value that other threads may have changed
     count_change(mode=True)

@@ -49,7 +49,7 @@ class Module:
 
     __slots__ = ("__dict__", "__weakref__", "kept_prediction")
 
-    kept_prediction: Any  # of run/evaluation.py; not part of vars(module), and not copied
+    kept_prediction: Any  # run/evaluation.py stores it here; a slot, because it must not be in vars(module)
 
     training = True
     arena: Arena | None = None  # the parameters, after `flatten`
@@ -162,8 +162,8 @@ class Module:
         A second call returns the same arena. If a layer was replaced, or a part of the model is in another arena, a
         new arena with the same values replaces the old one. An optimizer of the old arena fails at its next step.
 
-        buffer: memory for the parameters (see `Arena`), for example shared memory. Raises MinidlError if a buffer is
-        given but the model already has an arena with all its parameters.
+        buffer: memory for the parameters (see `Arena`), for example shared memory. Raises MinidlError if `buffer`
+        is given but the model already has an arena with all its parameters.
         """
         parameters, buffers = dict(self.named_parameters()), dict(self.named_buffers())
         if self.arena is None or not self.arena.holds(parameters):
@@ -181,7 +181,7 @@ class Module:
     def astype(self: Self, dtype: np.typing.DTypeLike) -> Self:
         """Convert all parameters and buffers, and their gradients, to float32 or float64.
 
-        Raises ShapeError if a parameter or buffer is in an arena, ConfigError for any other type. Nothing changes then.
+        Raises, before any change, ShapeError if a parameter or buffer is in an arena, ConfigError for any other type.
         """
         wanted = float_type(dtype)
         tensors = dict(self.named_parameters()) | dict(self.named_buffers())
@@ -315,4 +315,3 @@ def _once(named: Iterator[tuple[str, Parameter]]) -> Iterator[tuple[str, Paramet
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-

@@ -19,7 +19,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def table(rows: list[Row], parameters: int, input_shape: tuple[int, ...]) -> str:
-    """Format the rows as a table. parameters: their number in the whole model."""
+    """Format the rows as a table. parameters: the number of parameters of the whole model."""
     header = ("name", "layer", "output")
     widths = [max(len(text) for text in column) for column in zip(header, *(row[:3] for row in rows), strict=True)]
     lines = [f"{'name':<{widths[0]}}  {'layer':<{widths[1]}}  {'output':<{widths[2]}}  parameters         FLOPs"]

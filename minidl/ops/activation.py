@@ -61,17 +61,17 @@ def relu(x: Tensor) -> Tensor:
 
 
 def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
-    """Return x if x > 0, else slope x."""
+    """Return x if x > 0, else slope * x."""
     return LeakyReLU.apply(x, slope=float(slope))
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Return x Phi(x), with the normal distribution function Phi; no tanh approximation (Hendrycks, Gimpel 2016)."""
+    """Return x * Phi(x) with the exact normal distribution function Phi, not by tanh (Hendrycks, Gimpel 2016)."""
     return GELU.apply(x)
 
 
 def silu(x: Tensor) -> Tensor:
-    """Return x sigmoid(x), also called swish."""
+    """Return x * sigmoid(x), also called swish."""
     return SiLU.apply(x)
 
 

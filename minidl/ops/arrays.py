@@ -8,7 +8,7 @@ import numpy as np
 
 from minidl.engine.device import Device, address
 
-CHUNKS = 32  # the maximum number of parts of a sum: a constant, so that bits do not depend on the number of threads
+CHUNKS = 32  # the maximum number of parts of a sum: a constant, so that sums do not depend on the number of threads
 ROWS = 64  # the minimum number of rows per part: with fewer, the partial sums need much memory
 NUMBERS = 8192  # the minimum number of elements per part: with fewer, a thread costs more than it saves
 

@@ -86,7 +86,7 @@ class Conv2d(Function):
 def pair(value: int | Pair) -> Pair:
     """Convert a number to a pair: 3 -> (3, 3). A sequence of two numbers becomes a tuple.
 
-    Raises ShapeError for anything else but whole numbers.
+    Raises ShapeError for any other value, such as a fraction.
     """
     both = value if isinstance(value, tuple | list) else (value, value)
     if len(both) != 2 or not all(isinstance(one, Integral) and one is not True and one is not False for one in both):
@@ -106,7 +106,7 @@ def conv2d(
 ) -> Tensor:
     """Cross-correlate images x (N, H, W, C) with weight (kh, kw, C / groups, O), and add bias (O,).
 
-    Returns (N, Ho, Wo, O) with Ho = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, and Wo likewise.
+    Returns (N, Ho, Wo, O) with Ho = (H + 2 * padding - dilation * (kh - 1) - 1) // stride + 1, and Wo likewise.
     Raises ShapeError if shapes do not fit or options are out of range.
     """
     stride, padding, dilation = pair(stride), pair(padding), pair(dilation)

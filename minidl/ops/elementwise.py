@@ -1,7 +1,7 @@
 """Elementwise arithmetic. Shapes broadcast as in NumPy.
 
-`add`, `subtract` and `multiply` pass a number to `affine`, without an array for it. `divide` and `maximum` convert the
-number to an array. `divide` does not use `affine`: x times 1 / n rounds differently from x / n.
+If one operand is a number, `add`, `subtract` and `multiply` call `affine`. `divide` and `maximum` convert the
+number to an array. `divide` does not use `affine` because x * (1 / n) rounds differently from x / n.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def maximum(a: Operand, b: Operand) -> Tensor:
 
 
 def affine(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
-    """Return scale x + shift, where scale and shift are numbers."""
+    """Return scale * x + shift, where scale and shift are numbers."""
     return Affine.apply(x, scale=float(scale), shift=float(shift))
 
 

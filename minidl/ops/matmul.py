@@ -38,7 +38,7 @@ class MatMul(Function):
 
 
 class Linear(Function):
-    """y = x w + b: x (rows, in), w (in, out), b (out,), y (rows, out)."""
+    """y = x @ w + b: x (rows, in), w (in, out), b (out,), y (rows, out)."""
 
     def forward(self, x: np.ndarray, w: np.ndarray, *bias: np.ndarray) -> np.ndarray:
         self.x, self.w = x, w
@@ -58,19 +58,19 @@ class Linear(Function):
 
 
 def product(device: Device, a: np.ndarray, b: np.ndarray, bias: np.ndarray, out: np.ndarray) -> None:
-    """Compute out (M, N) = a (M, K) b (K, N) + bias (N,). An empty bias (0,) is not added."""
+    """Compute out = a @ b + bias: a (M, K), b (K, N), bias (N,), out (M, N). An empty bias (0,) is not added."""
     scratch = device.empty((device.matmul.nn_scratch(*out.shape, a.shape[1]),), a.dtype)
     device.matmul.nn(a, b, bias, False, scratch, out)
 
 
 def product_with_transposed(device: Device, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """Compute out (M, N) = a (M, K) b^T, with b (N, K)."""
+    """Compute out = a @ b^T: a (M, K), b (N, K), out (M, N)."""
     scratch = device.empty((device.matmul.nt_scratch(*out.shape, a.shape[1]),), a.dtype)
     device.matmul.nt(a, b, scratch, out)
 
 
 def transposed_product(device: Device, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """Compute out (M, N) = a^T b (K, N), with a (K, M)."""
+    """Compute out = a^T @ b: a (K, M), b (K, N), out (M, N)."""
     scratch = device.empty((device.matmul.tn_scratch(*out.shape, a.shape[0]),), a.dtype)
     device.matmul.tn(a, b, scratch, out)
 

@@ -81,7 +81,7 @@ class BatchNormEval(Norm):
         y = self.device.empty(x.shape, x.dtype)
         self.device.norm.fold(weight, bias, eps, running_mean, running_var, self.scale, self.shift)
         self.device.norm.affine(_rows(x), self.scale, self.shift, False, _rows(y))
-        # Backward needs the present values, but a training step may update the running statistics before backward.
+        # Backward needs the statistics that forward used, but a training step may update them before backward.
         self.statistics = [strided_copy(self.device, a, a) for a in (running_mean, running_var) if any(self.needs)]
         return y
 
@@ -124,11 +124,11 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return (x - mean) / sqrt(var + eps) weight + bias for each channel (the last axis of x (N, ..., C)).
+    """Return weight * (x - mean) / sqrt(var + eps) + bias for each channel (the last axis of x (N, ..., C)).
 
     training: if False, mean and var are the running statistics (Ioffe and Szegedy 2015). If True, they are those of the
-    batch, and the running statistics are updated in place: running <- (1 - momentum) running + momentum batch. As in
-    PyTorch, the variance in this update, and only there, is computed with n - 1 instead of n.
+    batch, and the running statistics are updated in place: running <- (1 - momentum) * running + momentum * batch.
+    As in PyTorch, the variance in this update has the divisor n - 1, and that in the formula above n.
     Raises ShapeError if the shapes do not fit or, in training, if a channel has fewer than two values.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:
@@ -143,7 +143,7 @@ def batch_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Return (x - mean) / sqrt(var + eps) weight + bias, with mean and var over the last axis (Ba et al. 2016)."""
+    """Return weight * (x - mean) / sqrt(var + eps) + bias, with mean and var over the last axis (Ba et al. 2016)."""
     if not x.ndim or not x.shape[-1:] == weight.shape == bias.shape:
         raise ShapeError(f"layer_norm: input {x.shape} for {weight.shape} features; expected the last axis to be equal")
     return LayerNorm.apply(x, weight, bias, eps=eps)

@@ -73,7 +73,7 @@ def _with_classes(name: str, x: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: np.ndarray, label_smoothing: float = 0.0) -> Tensor:
-    """Return the mean over the batch of -sum target ln softmax(logits), a scalar.
+    """Return the mean over the batch of -sum(target * ln softmax(logits)), a scalar.
 
     logits (N, classes); labels (N,): integers in [0, classes). With label_smoothing s, the target of the correct class
     is 1 - s + s / classes, and the target of every other class is s / classes (Szegedy et al. 2016).
