@@ -28,10 +28,9 @@ from minidl.errors import ConfigError, MinidlError
 from minidl.program.replay import Prediction
 from minidl.run import checkpoint as files
 from minidl.run.config import Config
-from minidl.run.config_file import to_toml
 from minidl.run.display import Display
 from minidl.run.evaluation import Score, evaluate
-from minidl.run.folder import CLUSTER, RunFolder, write
+from minidl.run.folder import RunFolder, write
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training import forecast
@@ -60,11 +59,9 @@ def execute(config: Config, given: Mapping[str, Any], signals: Signals) -> Entry
     path = given.get("cluster", "uniform")
     if given.get("measure"):
         return measure(path, config)
-    simulated = SimulatedRun(config, clusters.load(path), given.get("ranks", 8), signals)
-    with RunFolder.create(simulated.config) as run:
-        head = HEAD.format(cluster=path, ranks=simulated.ranks)
-        write(run.config, (head + to_toml(simulated.config)).encode())
-        write(run.folder / CLUSTER, clusters.read(path).encode())
+    ranks, cluster = given.get("ranks", 8), clusters.read(path)
+    simulated = SimulatedRun(config, clusters.parse(cluster, path), ranks, signals)
+    with RunFolder.create(simulated.config, HEAD.format(cluster=path, ranks=ranks), cluster) as run:
         return simulated.train(run)
 
 
