@@ -246,9 +246,11 @@ def test_any_text_is_a_value_or_an_error_that_names_the_option(text: str, name: 
 
 
 def test_fit_refuses_an_option_without_effect() -> None:
+    from minidl import nn
     from minidl.training.fit import fit
 
+    model = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="momentum is an option of the optimizers sgd, nesterov, sgdw, lars"):
-        fit(None, "digits", optimizer="adam", momentum=0.5)  # type: ignore[arg-type]
+        fit(model, "digits", optimizer="adam", momentum=0.5)
     with pytest.raises(ConfigError, match="steps and epochs exclude each other"):
-        fit(None, "digits", steps=3, epochs=1)  # type: ignore[arg-type]
+        fit(model, "digits", steps=3, epochs=1)

@@ -183,7 +183,7 @@ def test_the_measured_part_of_a_file():
 @pytest.mark.parametrize("options, words", [
     (["--cluster", "nowhere.toml"], "there is no cluster file 'nowhere.toml'"),
     (["--rank", "3"], "unknown option --rank. Did you mean '--ranks'?"),
-    (["--ranks", "0"], "ranks: expected a whole number of 1 or more, got 0"),
+    (["--ranks", "0"], "ranks: expected a whole number between 1 and 65536, got 0"),
     (["--cluster", "two-racks", "--ranks", "17"], "cluster file 'two-racks': 17 ranks on 16 devices"),
     (["--workers", "2"], "unknown option --workers"),
     (["--method", "gosip"], "unknown method 'gosip'. Did you mean 'gossip'?"),

@@ -153,5 +153,6 @@ def described_options(weights: ArrayFile, given: Mapping[str, Any]) -> dict[str,
     if data and data not in DATASETS and not data.startswith("synthetic:"):
         raise ConfigError(f"{weights.path} was trained on a file {data[:60]!r}: give --data with the path of this file")
     with blaming(f"{weights.path}: its metadata", CheckpointError):
-        found |= {name: _described(about, name) for name in ("seed", "validation") if name in about and name not in given}
+        others = [name for name in ("seed", "validation") if name in about and name not in given]
+        found |= {name: _described(about, name) for name in others}
     return found

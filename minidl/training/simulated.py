@@ -21,8 +21,6 @@ from minidl.comm import cluster as clusters
 from minidl.comm import meter, trace
 from minidl.comm.fabric.base import Column, PeerLost, State
 from minidl.comm.fabric.sim import SimFabric, Simulation
-from minidl.comm.methods import method
-from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine
 from minidl.errors import ConfigError, MinidlError
 from minidl.program.replay import Prediction
@@ -37,7 +35,7 @@ from minidl.training import forecast
 from minidl.training.output import distance, parameter_count
 from minidl.training.replica_state import ReplicaState, averaged
 from minidl.training.resume import make_checkpoint
-from minidl.training.session import prepare
+from minidl.training.session import chosen, prepare
 from minidl.training.trainer import Entry, Trainer
 
 HEAD = ("# The options of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
@@ -69,15 +67,8 @@ class SimulatedRun:
     """A run of all replicas of a virtual cluster, from the first step to the result."""
 
     def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
-        forecast.require_ranks(ranks)
-        kind = method(config.method)
-        kind.needs(1, config)  # refuse contradictory options, also with a single replica
-        kind.roles(ranks)
-        kind = kind if ranks > 1 else Local
-        roles = kind.roles(ranks)
-        if not roles.replicas:
-            raise ConfigError(f"no replicas: of {ranks} ranks, method {config.method} needs {kind.servers} as servers")
-        self.config, self.ranks, self.signals = replace(config, workers=len(roles.replicas)), ranks, signals
+        kind, replicas = chosen(config, ranks)
+        self.config, self.ranks, self.signals = replace(config, workers=len(replicas)), ranks, signals
         self.data, self.model = prepare(self.config)
         self.work = f"{Path(config.model).stem} {Path(config.data).stem}"
         forecast.require_memory(ranks, parameter_count(self.model), len(self.data.y_train))
@@ -93,7 +84,7 @@ class SimulatedRun:
         needs = kind.needs(arena.size, self.config)
         self.trainers = []
         for fabric in self.simulation.fabrics:
-            fabric.replicas, fabric.fail_fast = roles.replicas, self.synchronous
+            fabric.replicas, fabric.fail_fast = replicas, self.synchronous
             fabric.join(needs, arena.layout_hash)
             self.trainers.append(Trainer(self.model, self.data, self.config, fabric=fabric, engine=self.engine))
         self.steps = self.logged = 0  # of all replicas together
