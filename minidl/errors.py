@@ -63,7 +63,7 @@ class ShapeError(MinidlError, ValueError):
 EXPECTED = (MinidlError, MemoryError, OSError)  # a command line reports these in one line; others are faults of minidl
 
 
-def described(error: BaseException, less: str) -> str:
+def explained(error: BaseException, less: str) -> str:
     """Return the message for one of the EXPECTED errors. less: how to need less memory."""
     if isinstance(error, MemoryError):
         return f"out of memory ({error}): {less}"

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from minidl.cli.arguments import allow, check
 from minidl.engine.environment import prepare
-from minidl.errors import EXPECTED, described, report
+from minidl.errors import EXPECTED, explained, report
 from minidl.resources import MOST_RANKS
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import file_options
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stopped.report()
             return stopped.code
         except EXPECTED as error:
-            return report(described(error, "use fewer --ranks or a smaller model"))
+            return report(explained(error, "use fewer --ranks or a smaller model"))
     return 0
 
 

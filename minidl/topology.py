@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from minidl.errors import EXPECTED, ConfigError, described, printable, report
+from minidl.errors import EXPECTED, ConfigError, explained, printable, report
 from minidl.resources import MOST_RANKS
 from minidl.run.config import ONE_OR_MORE, SEED
 from minidl.run.help import plain_page
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except EXPECTED as error:
-        return report(described(error, "use fewer replicas"))
+        return report(explained(error, "use fewer replicas"))
     return 0
 
 

@@ -13,7 +13,7 @@ from minidl.cli.job import Job, find_job
 from minidl.comm import launch
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
-from minidl.errors import EXPECTED, AbortedError, MinidlError, described, printable, report
+from minidl.errors import EXPECTED, AbortedError, MinidlError, explained, printable, report
 from minidl.resources import cores
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import file_options
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except AbortedError:
             return 2
         except EXPECTED as error:
-            message = described(error, "use a lower --batch-size or a smaller model")
+            message = explained(error, "use a lower --batch-size or a smaller model")
             return job.fail(message, everywhere and isinstance(error, MinidlError)) if job else report(message)
     return 0
 

@@ -11,13 +11,14 @@
     min, max, above, below      the limits of a number
     needs       {other option: value}: the option has an effect only if the other option has this value
     instead_of  the option that has no effect if this one is set
-    like        the file of comm/methods, the model or the optimizer that declares an option of this name; the
-                declaration is used here, except for the keys that are given here
+    like        the name of a model, an optimizer or a file in comm/methods that declares the option: its declaration
+                is used here, too, and the keys that are given here replace those of that declaration
 
-Each method is a file with OPTIONS and a docstring. models.py and optim.py declare several models and optimizers: the
-keys of OPTIONS and ABOUT there are their names. The files are parsed, but not imported, so --help needs neither NumPy
-nor the methods. The closing bracket of a literal must be at the beginning of a line.
-A new method needs its file and a line in comm/methods/__init__.py.
+Each method is a file with OPTIONS and a docstring. models.py declares all models, and optim.py all optimizers: in these
+two files, the keys of OPTIONS and ABOUT are the names of the models and optimizers.
+
+The files are parsed, but not imported, so --help needs neither NumPy nor the methods. The closing bracket of a literal
+must be at the beginning of a line. A new method needs its file and a line in comm/methods/__init__.py.
 """
 
 from __future__ import annotations

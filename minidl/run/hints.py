@@ -8,7 +8,7 @@ from typing import Any
 
 from minidl.errors import ConfigError
 
-# Names that other tools use -> options of minidl. The first one that the command has is suggested.
+# Names that other tools use -> options of minidl. Those that the command has are suggested.
 ALIASES = {
     "learning-rate learningrate eta alpha step-size base-lr max-lr initial-lr": ("lr",),
     "batch bs batchsize mini-batch minibatch mini-batch-size batch-sz train-batch-size per-device-batch-size":

@@ -61,8 +61,8 @@ class Option:
     choices: the allowed values or forms (see WORDS), each with its meaning or ""; empty: all values.
     saved: written to config.toml; False for options of a single command, such as --quiet.
     needs: {other option: value or form}: this option has an effect only if the other one has this value.
-    used_with: {other option: values or forms}: likewise, but files may hold the option in any case, and it keeps its
-        value; it is only refused on the command line.
+    used_with: {other option: values or forms}: likewise, but an option without effect is refused only on the command
+        line. A file may hold it, and it keeps its value.
     instead_of: the name of another option; it has no effect if this one is neither 0 nor False.
     """
 

@@ -16,7 +16,7 @@ PRESETS: tuple[Row, ...] = (
     ({"data": "mnist"}, dict(epochs=10, batch_size=64)),
     ({"data": "fashion-mnist"}, dict(epochs=15, batch_size=64, augment=("flip",))),
     ({"data": "cifar10"}, dict(epochs=60, batch_size=128, augment=("pad-crop", "flip"))),
-    # VGG has no normalisation: on MNIST it diverges with 0.05 and without a rise of the rate (in step 22).
+    # VGG has no normalisation: on MNIST it diverges (in step 22) with lr 0.05 and a rate that does not first rise.
     ({"model": "vgg"}, dict(lr=0.02, schedule="one-cycle")),
     ({"model": "resnet20"}, dict(lr=0.1)),
     # Deep networks need a low rate in the first steps (He et al. 2016, 4.2). On the digits, 150 steps: without clipping
