@@ -60,7 +60,7 @@ class ShapeError(MinidlError, ValueError):
         return f"{where}: {self.message}" if where else self.message
 
 
-EXPECTED = (MinidlError, MemoryError, OSError)  # a command line reports these in one line; others are faults of minidl
+EXPECTED = (MinidlError, MemoryError, OSError)  # command lines report these; any other exception is a fault of minidl
 
 
 def explained(error: BaseException, less: str) -> str:

@@ -84,12 +84,12 @@ def text(path: str | PathLike[str], limit: int) -> str:
 
 
 @contextmanager
-def blaming(what: str, error: type[MinidlError], hint: str = "") -> Iterator[None]:
-    """Convert the errors of this module and of schema.py into `error`, whose message begins with `what`."""
+def blaming(what: str, error: type[MinidlError]) -> Iterator[None]:
+    """Convert Unreadable, schema.Mismatch and OSError into `error`. what: the file, as its message names it."""
     try:
         yield
     except (Unreadable, schema.Mismatch) as problem:
-        raise error(f"{what}: {problem}{hint}") from None
+        raise error(f"{what}: {problem}") from None
     except FileNotFoundError:
         raise error(f"{what} does not exist") from None
     except OSError as problem:

@@ -28,9 +28,7 @@ from minidl.training.session import Session, prepare
 from minidl.training.trainer import Entry
 
 
-def execute(
-    config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None
-) -> Entry | None:  # fmt: skip
+def execute(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None) -> Entry | None:
     """Execute a command line. With several replicas, the leader returns the result, ready for JSON.
 
     config: the options of the run (--evaluate does not use it). given: the options of the command line.
@@ -66,7 +64,7 @@ def resume(config: Config, given: Mapping[str, Any], signals: Signals, fabric: F
         return result
     session = Session(config, signals, fabric)
     session.resumed = True
-    with session.output.opened(lambda: reopen(folder)):  # the leader first: the others then read the folder
+    with session.output.opened(lambda: reopen(folder)):  # the leader opens it first; then all ranks read it
         if made := files.steps(folder / "checkpoints"):
             _restore(session, folder / "checkpoints", made)
         if session.output.run:

@@ -1,7 +1,8 @@
 """Presets: values of options that are not given, for combinations of data set, model and optimizer.
 
-A row applies if all its conditions hold; later rows override earlier ones. What the rows for VGG and the deep ResNets
-are based on, and what each combination reaches, is in bench/RESULTS.md; `bench/presets.py` measures it again.
+A row applies if all its conditions hold; later rows override earlier ones. bench/RESULTS.md has the measurements on
+which the rows for VGG and the deep ResNets are based, and the result of each combination. bench/presets.py repeats
+them.
 """
 
 from __future__ import annotations
