@@ -70,7 +70,7 @@ class SimulatedRun:
         kind, replicas = chosen(config, ranks)
         self.config, self.ranks, self.signals = replace(config, workers=len(replicas)), ranks, signals
         self.data, self.model = prepare(self.config)
-        self.work = f"{Path(config.model).stem} {Path(config.data).stem}"
+        self.work = work_of(config)
         forecast.require_memory(ranks, parameter_count(self.model), len(self.data.y_train))
         flops = flops_per_image(self.model, self.data.input_shape)
         self.batch_flops = flops * config.batch_size
@@ -324,6 +324,11 @@ def flops_per_image(model: nn.Module, shape: tuple[int, ...]) -> float:
     return found
 
 
+def work_of(config: Config) -> str:
+    """Return the key under [measured] in a cluster's file: "model data"."""
+    return f"{Path(config.model).stem} {Path(config.data).stem}"
+
+
 def measure(path: str, config: Config) -> Entry:
     """Time gradients on this machine, and write the seconds per image under [measured] in the cluster's file."""
     cluster = clusters.load(path)
@@ -340,7 +345,7 @@ def measure(path: str, config: Config) -> Entry:
         engine.gradient(x, y)
         times.append((perf_counter() - began) / len(y))
     seconds = float(np.median(times[1:]))  # the first one compiles
-    work = f"{Path(config.model).stem} {Path(config.data).stem}"
+    work = work_of(config)
     text = with_measured(Path(path).read_text(encoding="utf-8"), work, seconds)
     clusters.parse(text, path)  # may raise, so it comes before the write
     write(Path(path), text.encode())
@@ -357,6 +362,3 @@ def with_measured(text: str, work: str, seconds: float) -> str:
     else:
         lines += ["", "[measured]  # seconds for an image's gradient, at speed 1", line]
     return "\n".join(lines) + "\n"
-
-
-__all__ = ["SimulatedRun", "execute", "flops_per_image", "measure", "with_measured"]
