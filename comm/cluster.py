@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from minidl import errors, reading
 from minidl.errors import ConfigError, nearest
-from minidl.reading import Unreadable
+from minidl.reading import Unreadable, blaming
 from minidl.run.options import Limits, limits, option, options
 from minidl.schema import shown
 
@@ -240,15 +240,12 @@ def read(path: str | Path) -> str:
     known = sorted(example.stem for example in EXAMPLES.glob("*.toml"))
     if str(path) in known:
         file = EXAMPLES / f"{path}.toml"
-    try:
-        return reading.text(file, reading.TOML_LIMIT)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no cluster file {str(path)!r}.{nearest(str(path), known)} "
-                          f"Examples that come with minidl: {', '.join(known)}") from None  # fmt: skip
-    except Unreadable as error:
-        raise ConfigError(f"cluster file {str(path)!r}: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"cluster file {str(path)!r}: {error.strerror}") from None
+    with blaming(f"cluster file {str(path)!r}", ConfigError):
+        try:
+            return reading.text(file, reading.TOML_LIMIT)
+        except FileNotFoundError:
+            raise ConfigError(f"there is no cluster file {str(path)!r}.{nearest(str(path), known)} "
+                              f"Examples that come with minidl: {', '.join(known)}") from None  # fmt: skip
 
 
 def parse(text: str, file: str = "cluster") -> Cluster:

@@ -2,7 +2,7 @@
 
     self.p = real("Dropout", "p", p, below=1)        ConfigError: Dropout: p = 2; expected 0 <= p < 1
 
-NumPy's numbers are numbers, too. Booleans are none.
+NumPy's numbers are accepted as numbers. Booleans are not.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def one_of(what: str, value: Any, known: Collection[str], others: str = "") -> s
 
 
 def shown(value: Any) -> str:
-    """Format a value for a message, in one line: short ones as Python writes them, others by their type."""
+    """Format a value for a message, in one line: text and numbers as Python writes them, others by their type."""
     plain = value is None or isinstance(value, str | bytes | Real)
     if plain or (isinstance(value, tuple | list) and len(value) <= 4 and all(isinstance(v, str | Real) for v in value)):
         try:

@@ -60,6 +60,18 @@ class ShapeError(MinidlError, ValueError):
         return f"{where}: {self.message}" if where else self.message
 
 
+EXPECTED = (MinidlError, MemoryError, OSError)  # command lines report these; any other exception is a fault of minidl
+
+
+def explained(error: BaseException, less: str) -> str:
+    """Return the message for one of the EXPECTED errors. less: how to need less memory."""
+    if isinstance(error, MemoryError):
+        return f"out of memory ({error}): {less}"
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename or 'a file'}"
+    return str(error)
+
+
 def report(message: str) -> int:
     """Print an error as one line to standard error. Return the exit code 2."""
     words = " ".join(message.split())

@@ -17,7 +17,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
 from os import PathLike
@@ -84,12 +84,12 @@ def text(path: str | PathLike[str], limit: int) -> str:
 
 
 @contextmanager
-def blaming(what: str, error: type[MinidlError], hint: str = "") -> Iterator[None]:
-    """Convert the errors of this module and of schema.py into `error`, whose message begins with `what`."""
+def blaming(what: str, error: type[MinidlError]) -> Iterator[None]:
+    """Convert Unreadable, schema.Mismatch and OSError into `error`. what: the file, as its message names it."""
     try:
         yield
     except (Unreadable, schema.Mismatch) as problem:
-        raise error(f"{what}: {problem}{hint}") from None
+        raise error(f"{what}: {problem}") from None
     except FileNotFoundError:
         raise error(f"{what} does not exist") from None
     except OSError as problem:
@@ -172,21 +172,13 @@ def _require_plain(value: Any, finite: bool) -> None:
             else:
                 stack += [(one, depth + 1, name) for one in value]
         elif isinstance(value, str):
-            if "\0" in value or not _is_unicode(value):
+            if not schema.is_plain(value):
                 raise Unreadable(f"{name} contains {schema.shown(value)}; expected Unicode without null characters")
         elif isinstance(value, float):
             if finite and not math.isfinite(value):
                 raise Unreadable(f"{name} contains {value}; expected finite numbers")
         elif isinstance(value, int) and value.bit_length() > BITS:
             raise Unreadable(f"{name} contains a number of {value.bit_length():,} bits; expected at most {BITS}")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # an escape such as \\ud800 without its second half
-        return False
-    return True
 
 
 NPY_KEY = r"""\s* (?: '(\w+)' | "(\w+)" ) \s* : \s*"""
@@ -247,12 +239,15 @@ def _npy_value(item: re.Match[str]) -> str | bool | tuple[int, ...] | None:
     return tuple(int(word) for word in words) if all(re.fullmatch(r"\d{1,18}", word) for word in words) else None
 
 
-def require_shape(shape: tuple[int, ...] | list[int]) -> None:
-    """Raise Unreadable if a shape has too many axes, or if an axis has the length 0 and others are too long."""
+def require_shape(shape: Sequence[int], array: str = "") -> None:
+    """Raise Unreadable if a shape has too many axes, or if an axis has the length 0 and others are too long.
+
+    array: the beginning of the message, such as "weight "; "" if the caller puts the array's name before it.
+    """
     if len(shape) > AXES:
-        raise Unreadable(f"has a shape of {len(shape):,} axes; expected at most {AXES}")
+        raise Unreadable(f"{array}has a shape of {len(shape):,} axes; expected at most {AXES}")
     if 0 in shape and math.prod(filter(None, shape)) > ELEMENTS:  # NumPy cannot represent such an array
-        raise Unreadable(f"has the shape {shape}: one axis is empty, and the others are too long")
+        raise Unreadable(f"{array}has the shape {shape}: one axis is empty, and the others are too long")
 
 
 class Stored(NamedTuple):
@@ -298,7 +293,7 @@ def safetensors_header(file: BinaryIO) -> tuple[dict[str, Stored], dict[str, str
         label = schema.named(name)
         STORED(entry, label)
         (start, stop), shape, kind = entry["data_offsets"], entry["shape"], entry["dtype"]
-        require_shape(shape)
+        require_shape(shape, f"{label} ")
         if kind not in KINDS:
             raise Unreadable(f"{label} has the unknown type {schema.shown(kind)}")
         if start != at or stop - start != math.prod(shape) * KINDS[kind]:

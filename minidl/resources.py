@@ -1,4 +1,4 @@
-"""The memory and the cores that this process may use. Work that needs more is refused before it begins."""
+"""The memory and the cores that this process may use, and the limit of ranks. Larger work is refused at its start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+MOST_RANKS = 65_536  # replicas and servers of a topology or a simulation
 LIMIT_AND_USE = ("memory.max", "memory.current")  # files of a cgroup (version 2)
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-LARGEST = 2**53  # whole numbers up to this one are exact as float64
+LARGEST = 2**53  # whole numbers up to this one are exact as float64, which statistics use
 
 
 class Mismatch(ValueError):
@@ -123,6 +123,15 @@ def sequence(*kinds: Kind) -> Kind:
             kind(one, f"{name}[{number}]")
 
     return check
+
+
+def is_plain(text: str) -> bool:
+    """Return whether a text is valid Unicode without null characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, from JSON or from a file name that is not UTF-8
+        return False
+    return "\0" not in text
 
 
 def named(name: str) -> str:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import field, fields, make_dataclass
 from typing import Any, get_type_hints
 
 from minidl.cli.arguments import allow, check
 from minidl.engine.environment import prepare
-from minidl.errors import MinidlError, report
-from minidl.run.config import ONE_OR_MORE, Config, resolve
-from minidl.run.config_file import read_toml
+from minidl.errors import EXPECTED, explained, report
+from minidl.resources import MOST_RANKS
+from minidl.run.config import Config, resolve
+from minidl.run.config_file import file_options
 from minidl.run.help import Command, show
-from minidl.run.options import HelpWanted, option, options, parse
+from minidl.run.options import HelpWanted, limits, option, options, parse
 from minidl.run.signals import Signals, Stopped
 
 DESCRIPTION = "Train a neural network on a simulated cluster, with a virtual clock."
@@ -44,7 +44,8 @@ def _options() -> type:
     own = [
         ("cluster", str, option("uniform", "a TOML file that describes the cluster, or the name of an example",
                                 group="method")),
-        ("ranks", int, option(8, "replicas, and servers if the method has any", group="method", limits=ONE_OR_MORE)),
+        ("ranks", int, option(8, "replicas, and servers if the method has any", group="method",
+                              limits=limits(min=1, max=MOST_RANKS))),
         ("measure", bool, option(False, "only measure a gradient of this model on this machine, and write its time "
                                  "to the cluster's file", group="command", saved=False)),
     ]  # fmt: skip
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             training = {name: value for name, value in given.items() if name in options(Config)}
             if given.get("ranks") == 1:
                 training["workers"] = 1
-            config = resolve(read_toml(given["config"]) if given.get("config") else {}, training)
+            config = resolve(file_options(given), training)
             prepare(config.threads)
             from minidl.training.simulated import execute  # slow: imports NumPy and Numba
 
@@ -79,15 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except HelpWanted as wanted:
             return show(COMMAND, wanted.topic)
         except Stopped as stopped:
-            with suppress(OSError):  # the terminal may be gone
-                print(f"minidl: {stopped.message}", file=sys.stderr, flush=True)
+            stopped.report()
             return stopped.code
-        except MinidlError as error:
-            return report(str(error))
-        except MemoryError as error:
-            return report(f"out of memory ({error}): use fewer --ranks or a smaller model")
-        except OSError as error:
-            return report(f"{error.strerror or error}: {error.filename or 'a file'}")
+        except EXPECTED as error:
+            return report(explained(error, "use fewer --ranks or a smaller model"))
     return 0
 
 

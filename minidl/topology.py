@@ -10,7 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from minidl.errors import ConfigError, MinidlError, printable, report
+from minidl.errors import EXPECTED, ConfigError, explained, printable, report
+from minidl.resources import MOST_RANKS
 from minidl.run.config import ONE_OR_MORE, SEED
 from minidl.run.help import plain_page
 from minidl.run.options import HelpWanted, Limits, option, options, parse, plain_number, unmet
@@ -57,10 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(plain_page("python -m minidl.topology NAME REPLICAS [options]", Options, DESCRIPTION, EXAMPLES))
     except KeyboardInterrupt:
         return 130
-    except MinidlError as error:
-        return report(str(error))
-    except OSError as error:
-        return report(f"{error.strerror or error}: {error.filename or 'a file'}")
+    except EXPECTED as error:
+        return report(explained(error, "use fewer replicas"))
     return 0
 
 
@@ -88,7 +87,7 @@ def _run(name: str, size: int, chosen: Options) -> None:
     from minidl.comm.topology import build  # slow: imports NumPy
     from minidl.comm.topology.picture import MOST_REPLICAS, draw
 
-    nodes = [rank * chosen.nodes // size for rank in range(min(size, 2**16))] if name == "hierarchical" else []
+    nodes = [rank * chosen.nodes // size for rank in range(min(size, MOST_RANKS))] if name == "hierarchical" else []
     topology = build(name, size, seed=chosen.seed, nodes=nodes)
     lines = list(table(topology))
     path = chosen.out or _file_name(name, topology.size)

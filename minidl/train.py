@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +13,10 @@ from minidl.cli.job import Job, find_job
 from minidl.comm import launch
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
-from minidl.errors import AbortedError, MinidlError, printable, report
+from minidl.errors import EXPECTED, AbortedError, MinidlError, explained, printable, report
 from minidl.resources import cores
 from minidl.run.config import Config, resolve
-from minidl.run.config_file import read_toml
+from minidl.run.config_file import file_options
 from minidl.run.display import count, speed
 from minidl.run.folder import read_run, resuming
 from minidl.run.help import Command, show
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from minidl.cli.commands import execute  # slow: imports NumPy and Numba
 
             fabric = job.join(config) if job else None
-            result = execute(given, signals, fabric)
+            result = execute(config, given, signals, fabric)
             if result is not None and (job is None or job.leads):
                 print(json.dumps(result) if given.get("json") else _text(result), flush=True)
             if fabric is not None:
@@ -71,20 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return show(COMMAND, wanted.topic)
         except Stopped as stopped:
             if job is None or job.leads:
-                with suppress(OSError):  # the terminal may be gone
-                    print(f"minidl: {printable(stopped.message)}", file=sys.stderr, flush=True)
+                stopped.report()
             # Closing waits for the other ranks. Before `defer`, they may not know of the signal: do not wait.
             if job is not None and job.fabric is not None and signals.deferred:
                 job.fabric.close()
             return stopped.code
         except AbortedError:
             return 2
-        except MinidlError as error:
-            return _error(str(error), job, everywhere)
-        except MemoryError as error:
-            return _error(f"out of memory ({error}): use a lower --batch-size or a smaller model", job)
-        except OSError as error:
-            return _error(f"{error.strerror or error}: {error.filename or 'a file'}", job)
+        except EXPECTED as error:
+            message = explained(error, "use a lower --batch-size or a smaller model")
+            return job.fail(message, everywhere and isinstance(error, MinidlError)) if job else report(message)
     return 0
 
 
@@ -94,18 +89,13 @@ def read_config(given: Mapping[str, Any]) -> Config:
         return resolve(read_run(given["resume"]), given)
     if given.get("evaluate"):
         return replace(Config(), workers=1, **{name: given[name] for name in ("threads", "quiet") if name in given})
-    return resolve(read_toml(given["config"]) if given.get("config") else {}, given)
+    return resolve(file_options(given), given)
 
 
 def processes(config: Config) -> int:
     """Return the number of processes to start: replicas and servers."""
     workers = config.workers or number("MINIDL_WORKERS") or min(2, cores())
     return workers + SERVERS.get(config.method, 0)
-
-
-def _error(message: str, job: Job | None = None, everywhere: bool = False) -> int:
-    """Report an error in one line, only once if several replicas have it. Return the exit code."""
-    return report(message) if job is None else job.fail(message, everywhere)
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from minidl.comm.fabric.sim import Simulation
 from minidl.errors import AbortedError, MinidlError
 from minidl.run import checkpoint as files
 from minidl.run.signals import Signals, Stopped
+from minidl.train import read_config
 
 CLUSTER = """
 devices.core = {flops = 1e6, jitter = 0.3}
@@ -56,7 +57,7 @@ class Sessions:
     def main(self, rank: int) -> Callable[[], Any]:
         def work() -> Any:
             try:
-                return execute(self.given, Signals(), self.simulation.fabric(rank))
+                return execute(read_config(self.given), self.given, Signals(), self.simulation.fabric(rank))
             except Stopped as stopped:
                 return stopped
             except MinidlError as error:

@@ -250,7 +250,6 @@ def test_fit_refuses_an_option_without_effect() -> None:
     from minidl.training.fit import fit
 
     model = models.build("mlp", (8, 8, 1), 10)
-
     with pytest.raises(ConfigError, match="momentum is an option of the optimizers sgd, nesterov, sgdw, lars"):
         fit(model, "digits", optimizer="adam", momentum=0.5)
     with pytest.raises(ConfigError, match="steps and epochs exclude each other"):

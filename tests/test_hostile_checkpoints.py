@@ -179,6 +179,16 @@ def test_arrays_that_the_model_does_not_have_are_not_read(run: Path, monkeypatch
         minidl.load_model(run / "many.safetensors")
 
 
+@pytest.mark.parametrize(("shape", "words"), [
+    ([1] * 40, r"it is damaged.*: w has a shape of 40 axes"), ([0, 2**50], "w has the shape .* one axis is empty"),
+])  # fmt: skip
+def test_a_shape_that_numpy_cannot_represent(tmp_path: Path, shape: list[int], words: str) -> None:
+    text = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "w.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with pytest.raises(CheckpointError, match=words):
+        files.header(tmp_path / "w.safetensors")
+
+
 # The summary of a run, and what is printed.
 
 

@@ -202,6 +202,16 @@ def test_load_model_takes_a_run_a_checkpoint_or_a_file(finished: Path, tmp_path:
         minidl.load_model(tmp_path / "empty")
 
 
+def test_load_model_draws_nothing_from_the_generator(finished: Path) -> None:
+    drawn = []
+    for path in (None, finished):
+        nn.seed(0)
+        if path:
+            minidl.load_model(path)
+        drawn.append(nn.Linear(2, 2).weight.numpy().copy())
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+
+
 def test_a_copied_file_is_evaluated_on_the_data_that_it_names(finished: Path, tmp_path: Path,
                                                               capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     shutil.copy(finished / "model.safetensors", tmp_path / "copied.safetensors")
@@ -231,7 +241,7 @@ def test_too_many_workers_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_a_simulation_that_does_not_fit_is_refused_before_it_begins(root: Path) -> None:
-    for ranks, words in ((10**12, "expected at most 65,536"), (60_000, "need about")):
+    for ranks, words in ((10**12, "expected a whole number between 1 and 65536"), (60_000, "need about")):
         command = [sys.executable, "-m", "minidl.simulate", *SMALL, "--ranks", str(ranks)]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
         assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1

@@ -279,7 +279,7 @@ def test_signal_saves_and_says_how_to_resume(tmp_path: Path, root: Path, number:
 
 def test_signal_before_training(tmp_path: Path, root: Path) -> None:
     code = "import os, signal; from minidl import train; from minidl.cli import commands\n"
-    code += "commands.begin = lambda given, signals, fabric: os.kill(os.getpid(), signal.SIGINT)\n"
+    code += "commands.begin = lambda *arguments: os.kill(os.getpid(), signal.SIGINT)\n"
     code += "raise SystemExit(train.main([]))"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 130 and done.stderr == "minidl: stopped; there was nothing to save yet\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,9 +14,11 @@ import pytest
 
 from minidl import data, nn, train
 from minidl.comm.cluster import load
+from minidl.errors import CheckpointError
 from minidl.models import mlp
 from minidl.run.config import resolve
 from minidl.run.evaluation import predict
+from minidl.run.folder import read_run
 from minidl.run.signals import Signals
 from minidl.run.trained import load_model
 from minidl.simulate import main
@@ -179,7 +183,7 @@ def test_the_measured_part_of_a_file():
 @pytest.mark.parametrize("options, words", [
     (["--cluster", "nowhere.toml"], "there is no cluster file 'nowhere.toml'"),
     (["--rank", "3"], "unknown option --rank. Did you mean '--ranks'?"),
-    (["--ranks", "0"], "ranks: expected a whole number of 1 or more, got 0"),
+    (["--ranks", "0"], "ranks: expected a whole number between 1 and 65536, got 0"),
     (["--cluster", "two-racks", "--ranks", "17"], "cluster file 'two-racks': 17 ranks on 16 devices"),
     (["--workers", "2"], "unknown option --workers"),
     (["--method", "gosip"], "unknown method 'gosip'. Did you mean 'gossip'?"),
@@ -221,6 +225,22 @@ def test_a_model_with_batch_norm(tmp_path, capsys):
     """Each replica has its own batch-norm statistics. For the average model, they are computed again."""
     result = simulate(tmp_path, capsys, "--ranks", "3", "--steps", "2", "--model", "resnet20", "--batch-size", "8")
     assert result["replicas_alive"] == 3
+
+
+def test_a_simulation_that_is_killed_at_its_beginning_is_no_run_to_resume(tmp_path, capsys, monkeypatch):
+    replace, killed = os.replace, []
+
+    def replace_and_copy(*paths):
+        replace(*paths)
+        killed.append(tmp_path / f"killed-{len(killed)}")
+        shutil.copytree(tmp_path / "run", killed[-1])
+
+    monkeypatch.setattr(os, "replace", replace_and_copy)
+    simulate(tmp_path, capsys, "--ranks", "2", "--steps", "2")
+    for folder in killed:
+        with pytest.raises(CheckpointError, match=r"is not the folder of a run|is a simulated run"):
+            read_run(folder)
+    assert len(killed) > 2 and (killed[0] / "cluster.toml").exists()
 
 
 def test_training_does_not_resume_a_simulation(tmp_path, capsys):

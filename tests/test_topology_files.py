@@ -24,7 +24,7 @@ def test_graphs_from_files(tmp_path: Path) -> None:
     want = metropolis_hastings(networkx.to_numpy_array(petersen))
     for path in (edges, typed, links, graphml):
         assert np.allclose(build("file:" + path, 10).matrix(0), want)
-        assert build("file", 0, file=path).size == 10
+        assert build("file:" + path, 0).size == 10
     # W = (I + A) / 4, and the eigenvalues of A are 3, 1 and -2.
     assert build("file:" + edges, 10).spectral_gap() == pytest.approx(1 - (1 + 1) / 4)
 

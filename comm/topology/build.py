@@ -12,8 +12,7 @@ from minidl.comm.topology.base_graph import base_graph
 from minidl.comm.topology.graph_file import read_graph
 from minidl.comm.topology.mixing import Drawn, Repeating, Topology
 from minidl.errors import ConfigError, nearest
-
-LARGEST = 65_536  # the maximum number of replicas
+from minidl.resources import MOST_RANKS
 
 
 @dataclass(frozen=True)
@@ -73,19 +72,18 @@ TOPOLOGIES: dict[str, Callable[[Request], Topology]] = {
 }
 
 
-def build(name: str, size: int, seed: int = 0, nodes: Sequence[int] = (), file: str = "") -> Topology:
+def build(name: str, size: int, seed: int = 0, nodes: Sequence[int] = ()) -> Topology:
     """Build the topology `name` over `size` replicas.
 
     name: one of TOPOLOGIES, or torus:ROWSxCOLUMNS, base-N (at most N - 1 partners per round), file:PATH.
     size: with a graph file, 0 selects the number of replicas in the graph. seed: for matching and uniform.
-    nodes: the node of each replica, for hierarchical. file: the path of the graph, if `name` is "file".
+    nodes: the node of each replica, for hierarchical.
     Raises ConfigError for an unknown name, a size that the topology does not support, or a file without a valid,
     connected graph.
     """
     family, argument = split(name)
-    argument = argument or file
-    if not (1 if family != "file" else 0) <= size <= LARGEST:
-        raise ConfigError(f"{name} over {size} replicas: expected 1 to {LARGEST}")
+    if not (1 if family != "file" else 0) <= size <= MOST_RANKS:
+        raise ConfigError(f"{name} over {size} replicas: expected 1 to {MOST_RANKS}")
     return TOPOLOGIES[family](Request(name, argument, size, seed, tuple(nodes)))
 
 

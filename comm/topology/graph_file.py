@@ -14,8 +14,8 @@ from typing import Any
 
 from minidl.errors import ConfigError
 from minidl.reading import Unreadable, blaming, json_value, text
+from minidl.resources import MOST_RANKS
 
-LARGEST = 65_536  # ranks
 EDGES = 150_000  # lines of an edge list
 LIMIT = 4 << 20  # bytes of an edge list
 NETWORKX_LIMIT = 2 << 20  # bytes of other files: NetworkX needs much more memory for an edge
@@ -42,8 +42,8 @@ def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
         raise ConfigError(f"graph {path!r} has ranks 0 to {highest}: it is for {highest + 1} replicas, not for {size}")
     if highest > len(edges):  # checked before a set per rank is allocated: n connected nodes have n - 1 edges or more
         raise ConfigError(f"graph {path!r} is not connected: {highest + 1} ranks, {len(edges)} edges")
-    if highest >= LARGEST:
-        raise ConfigError(f"graph {path!r} has ranks 0 to {highest}: at most {LARGEST} replicas are supported")
+    if highest >= MOST_RANKS:
+        raise ConfigError(f"graph {path!r} has ranks 0 to {highest}: at most {MOST_RANKS} replicas are supported")
     graph: list[set[int]] = [set() for _ in range(highest + 1)]
     for source, reader in edges:
         if source != reader:  # every rank reads from itself anyway

@@ -1,4 +1,4 @@
-"""Checks of the options of a command line that need neither NumPy nor the files that they name."""
+"""Checks of a command line's options. They need no NumPy, and open none of the files that the options name."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from minidl.comm.fabric.base import Fabric
 from minidl.comm.meter import Meter
 from minidl.errors import CheckpointError, ConfigError, printable
 from minidl.run import checkpoint as files
-from minidl.run.config import resolve
-from minidl.run.config_file import read_toml
+from minidl.run.config import Config, resolve
+from minidl.run.config_file import file_options
 from minidl.run.evaluation import evaluate
-from minidl.run.folder import RunFolder, read_run, result_of
+from minidl.run.folder import RunFolder, result_of
 from minidl.run.signals import Signals
 from minidl.run.trained import check_data, described_options, find_weights, load_weights, run_options
 from minidl.training import local_snapshots
@@ -28,23 +28,22 @@ from minidl.training.session import Session, prepare
 from minidl.training.trainer import Entry
 
 
-def execute(given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None) -> Entry | None:
-    """Execute the options of the command line. With several replicas, the leader returns the result, ready for JSON.
+def execute(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None) -> Entry | None:
+    """Execute a command line. With several replicas, the leader returns the result, ready for JSON.
 
-    Raises ConfigError if the options contradict each other, and the MinidlErrors of the command that they select.
+    config: the options of the run (--evaluate does not use it). given: the options of the command line.
+    Raises the MinidlErrors of the command that the options select.
     """
     fabric = fabric or Alone(Meter(trace=bool(given.get("trace"))))
-    arguments.check(given)
     if given.get("resume"):
-        return resume(given, signals, fabric)
+        return resume(config, given, signals, fabric)
     if given.get("evaluate"):
         return evaluate_checkpoint(given, signals)
-    return begin(given, signals, fabric)
+    return begin(config, given, signals, fabric)
 
 
-def begin(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
+def begin(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
     """Start a new run and train it; the leader returns the result."""
-    config = resolve(_config_file(given), given)
     session = Session(config, signals, fabric)  # before the folder is created: data and model may not match
     if config.workers and "workers" in given and config.workers != session.config.workers:
         raise ConfigError(f"--workers {config.workers}, but mpiexec has started {session.config.workers} replicas: "
@@ -53,7 +52,7 @@ def begin(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry |
         return session.train()
 
 
-def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
+def resume(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
     """Resume the run in --resume from its last checkpoint, or from the start if it has none yet.
 
     A finished run is not trained again: its result is returned.
@@ -61,11 +60,11 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
     folder = Path(given["resume"])
     if result := result_of(folder):
         if fabric.rank == 0 and not given.get("quiet"):
-            print(printable(_already_finished(folder)), file=sys.stderr, flush=True)
+            print(printable(_already_finished(folder, config)), file=sys.stderr, flush=True)
         return result
-    session = Session(resolve(read_run(folder), given), signals, fabric)
+    session = Session(config, signals, fabric)
     session.resumed = True
-    with session.output.opened(lambda: reopen(folder)):  # the leader first: the others then read the folder
+    with session.output.opened(lambda: reopen(folder)):  # the leader opens it first; then all ranks read it
         if made := files.steps(folder / "checkpoints"):
             _restore(session, folder / "checkpoints", made)
         if session.output.run:
@@ -73,8 +72,8 @@ def resume(given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry 
         return session.train()
 
 
-def _already_finished(folder: Path) -> str:
-    length = "steps" if read_run(folder)["steps"] else "epochs"
+def _already_finished(folder: Path, config: Config) -> str:
+    length = "steps" if config.steps else "epochs"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime((folder / "summary.json").stat().st_mtime))
     command = f"python -m minidl.train --config {quote(str(folder / 'config.toml'))} --{length} N"
     return (f"minidl: {folder} finished on {when} and is not trained again; this is its result. "
@@ -118,7 +117,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     if known := run_options(weights.path):
         # With another seed, for example, the data would be split differently: training images could be test images.
         arguments.allow(given, arguments.OF_A_RUN, "--evaluate of a run: it is tested with the options of its training")
-    file = _config_file(given)
+    file = file_options(given)
     config = resolve(known or described_options(weights, {**file, **given}), file, given)
     dataset, model = prepare(config)
     check_data(weights, dataset)
@@ -136,7 +135,3 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
         "data": config.data,
         "checkpoint": str(weights.path),
     }
-
-
-def _config_file(given: Mapping[str, Any]) -> dict[str, Any]:
-    return read_toml(given["config"]) if given.get("config") else {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from minidl.errors import DataError, MinidlError
-from minidl.reading import Unreadable
+from minidl.reading import Unreadable, blaming
 from minidl.reading import opened as open_regular
 
 SUFFIXES = ("", ".gz", ".xz")
@@ -76,23 +76,20 @@ def _find(folder: Path, stem: str) -> Path | None:
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
     """Convert the standard library's errors about a damaged file into a DataError that names the file."""
-    try:
-        yield
-    except MinidlError:
-        raise
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist") from error
-    except Unreadable as error:
-        raise DataError(f"{path}: {error}") from None
-    except MemoryError as error:
-        raise DataError(f"{path} needs more memory than there is") from error
-    except DAMAGE as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} is damaged or cut short ({reason}): get the file again") from error
-    except OSError as error:
-        if error.errno == errno.EINVAL:  # an offset in the file is negative
-            raise DataError(f"{path} is damaged: get the file again") from error
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    with blaming(str(path), DataError):
+        try:
+            yield
+        except (MinidlError, Unreadable):
+            raise
+        except MemoryError as error:
+            raise DataError(f"{path} needs more memory than there is") from error
+        except DAMAGE as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"{path} is damaged or cut short ({reason}): get the file again") from error
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # an offset in the file is negative
+                raise DataError(f"{path} is damaged: get the file again") from error
+            raise
 
 
 @contextmanager

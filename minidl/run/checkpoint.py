@@ -1,7 +1,7 @@
 """Checkpoints: folders that are complete or absent, and contain everything needed to resume a run.
 
     checkpoints/step-00000480/
-        model.safetensors   the weights under PyTorch's names, in PyTorch's layouts; metadata: what the weights are for
+        model.safetensors   the weights under PyTorch's names, in PyTorch's layouts; metadata: model and data set
         state.safetensors   the optimizer's flat vectors; metadata: progress, random state, options and layout
         sha256sums.txt      checksums of both files: nothing else detects a flipped byte in a weight
 
@@ -40,7 +40,6 @@ TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32":
          "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}  # fmt: skip
 
 
-
 def _state(most: int) -> Kind:
     """Return the description of a checkpoint's state, whose counters are at most `most`: see training/resume.py."""
     count, at = whole(0, most), progress(most)
@@ -57,7 +56,7 @@ def _state(most: int) -> Kind:
 
 
 VALID = _state(LARGEST)
-RESUMABLE = _state(LARGEST >> 6)  # while a run continues, its counters stay below the limit of VALID
+RESUMABLE = _state(LARGEST >> 6)  # a lower limit: when the run has continued, its counters must still be VALID
 
 Arrays = dict[str, np.ndarray]
 
@@ -165,7 +164,8 @@ def best_step(folder: Path) -> int:
 def verify(folder: Path) -> tuple[ArrayFile, ArrayFile]:
     """Compare the files of a checkpoint with their checksums; return model.safetensors and state.safetensors.
 
-    The headers are read first: they tell how large the files must be. So no byte of a file of another size is hashed.
+    The headers are read first. They state the sizes of the files, so a file of another size is refused before it is
+    hashed.
     Raises CheckpointError if a file is missing or damaged.
     """
     with _part_of(folder, SUMS):

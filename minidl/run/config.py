@@ -83,7 +83,7 @@ ConfigT = TypeVar("ConfigT", bound=type)
 
 
 def _with_declared(config: ConfigT) -> ConfigT:
-    """Add a field for each option that models, optimizers or methods declare, with the choices of each of them."""
+    """Add a field for each option that models, optimizers or methods declare, with the choices of all declarations."""
     found: dict[str, Option] = {}
     for chooser in CHOOSERS:
         for choice in declared.choices(chooser).values():
@@ -220,7 +220,7 @@ def no_effect(name: str, values: Mapping[str, Any]) -> str:
 
 
 def unused(name: str, values: Mapping[str, Any]) -> str:
-    """Return why an option of the command line changes nothing, although a file may hold it, or "" otherwise."""
+    """Return why an option changes nothing, or "" if it has an effect. Such an option is refused, except in a file."""
     entry = options_of(values)[name]
     of_replicas = entry.group.partition(".")[0] == "method" and name not in ("method", "workers")
     if of_replicas and values["workers"] == 1:
@@ -288,7 +288,7 @@ def _with_presets(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _outdated(given: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
-    """Return the options in `given` to drop: `new` replaces the data set, model, optimizer or method that has them."""
+    """Return the options in `given` that are dropped, because `new` replaces the option that they belong to."""
     before, after = complete(given), complete({**given, **new})
     found = {entry.name for entry in options(Config).values() if entry.instead_of in new}
     for name in ("data", *CHOOSERS):

@@ -10,6 +10,7 @@ every method. `from_toml` reads all these files.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ class FileOptions(dict[str, Any]):
     """Options of a file. source: the beginning of an error message about them."""
 
     source = ""
+
+
+def file_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options in the file that --config names; empty without --config. given: those of the command line."""
+    return read_toml(given["config"]) if given.get("config") else {}
 
 
 def read_toml(path: str | Path) -> FileOptions:

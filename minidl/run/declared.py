@@ -11,13 +11,14 @@
     min, max, above, below      the limits of a number
     needs       {other option: value}: the option has an effect only if the other option has this value
     instead_of  the option that has no effect if this one is set
-    like        the file of comm/methods, the model or the optimizer that declares an option of this name; the
-                declaration is used here, except for the keys that are given here
+    like        the name of a model, an optimizer or a file in comm/methods that declares the option: its declaration
+                is used here, too, and the keys that are given here replace those of that declaration
 
-Each method is a file with OPTIONS and a docstring. models.py and optim.py declare several models and optimizers: the
-keys of OPTIONS and ABOUT there are their names. The files are parsed, but not imported, so --help needs neither NumPy
-nor the methods. The closing bracket of a literal must be at the beginning of a line.
-A new method needs its file and a line in comm/methods/__init__.py.
+Each method is a file with OPTIONS and a docstring. models.py declares all models, and optim.py all optimizers: in these
+two files, the keys of OPTIONS and ABOUT are the names of the models and optimizers.
+
+The files are parsed, but not imported, so --help needs neither NumPy nor the methods. The closing bracket of a literal
+must be at the beginning of a line. A new method needs its file and a line in comm/methods/__init__.py.
 """
 
 from __future__ import annotations
@@ -48,15 +49,13 @@ class Choice(NamedTuple):
 def choices(chooser: str) -> dict[str, Choice]:
     """Return the models, optimizers or methods by name. chooser: model, optimizer or method."""
     if chooser in FILES:
-        file = _File(FILES[chooser])
-        table = file.literal("OPTIONS")
-        return {name: Choice(file.literal("ABOUT")[name], "", _options(f"{chooser}.{name}", table[name], table))
-                for name in table}  # fmt: skip
+        abouts, table = (_literal(FILES[chooser], name) for name in ("ABOUT", "OPTIONS"))
+        return {name: Choice(abouts[name], "", _options(f"{chooser}.{name}", table[name], table)) for name in table}
     found = {}
-    for name, target in _File(METHODS).literal("METHODS").items():
-        file = _method(target.partition(".")[0])
-        about, papers = described(file.docstring)
-        found[name] = Choice(about, papers, _options(f"{chooser}.{name}", file.literal("OPTIONS"), {}))
+    for name, target in _literal(METHODS, "METHODS").items():
+        module = f"{METHODS}.{target.partition('.')[0]}"
+        about, papers = described(_text(module).split('"""')[1])
+        found[name] = Choice(about, papers, _options(f"{chooser}.{name}", _literal(module, "OPTIONS"), {}))
     return found
 
 
@@ -65,36 +64,28 @@ def _options(group: str, table: Mapping[str, Any], others: Mapping[str, Any]) ->
     for name, declaration in table.items():
         entry = dict(declaration)
         if other := entry.pop("like", ""):
-            entry = (others or {other: _method(other).literal("OPTIONS")})[other][name] | entry
+            entry = (others or {other: _literal(f"{METHODS}.{other}", "OPTIONS")})[other][name] | entry
         found[name] = declared(name, group, **entry)
     return found
 
 
 @cache
-def _method(name: str) -> _File:
-    return _File(f"{METHODS}.{name}")
+def _text(module: str) -> str:
+    """Return the text of a module without importing it."""
+    spec = find_spec(module)
+    assert spec and spec.origin, module
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
-class _File:
-    """The text of a module that is not imported."""
+@cache
+def _literal(module: str, name: str) -> Any:
+    """Return the dict that a module assigns to this name: `NAME = {}`, or lines up to one that begins with }.
 
-    def __init__(self, module: str) -> None:
-        spec = find_spec(module)
-        assert spec and spec.origin, module
-        self.text = Path(spec.origin).read_text(encoding="utf-8")
-
-    @property
-    def docstring(self) -> str:
-        return self.text.split('"""')[1]
-
-    def literal(self, name: str) -> Any:
-        """Return the dict that the module assigns to this name: `NAME = {}`, or lines up to one that begins with }.
-
-        Only this part of the file is parsed, which is faster than to parse all of it.
-        """
-        found = re.search(rf"^{name}\b[^=\n]*= (\{{\}}|\{{.*?^\}})", self.text, re.MULTILINE | re.DOTALL)
-        assert found, name
-        return ast.literal_eval(found[1])
+    Only this part of the file is parsed, which is faster than to parse all of it.
+    """
+    found = re.search(rf"^{name}\b[^=\n]*= (\{{\}}|\{{.*?^\}})", _text(module), re.MULTILINE | re.DOTALL)
+    assert found, (module, name)
+    return ast.literal_eval(found[1])
 
 
 def described(docstring: str) -> tuple[str, str]:

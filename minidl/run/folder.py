@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
@@ -69,8 +69,11 @@ class RunFolder:
         os.close(self._lock)
 
     @classmethod
-    def create(cls, config: Config) -> RunFolder:
-        """Create a run in `config.out`, or the next free runs/DATA-MODEL-N. Raises ConfigError if a run is there."""
+    def create(cls, config: Config, head: str = HEAD, cluster: str = "") -> RunFolder:
+        """Create a run in `config.out`, or the next free runs/DATA-MODEL-N. Raises ConfigError if a run is there.
+
+        head: the first lines of config.toml. cluster: the content of cluster.toml, which marks a simulated run.
+        """
         with _creating(config.out or "runs"):
             if config.out:
                 folder = Path(config.out)
@@ -81,7 +84,7 @@ class RunFolder:
                 made = True
             run = cls(folder)
         try:
-            run._begin(HEAD + to_toml(config))
+            run._begin(({CLUSTER: cluster} if cluster else {}) | {"config.toml": head + to_toml(config)})
         except BaseException:
             os.close(run._lock)
             if made:
@@ -90,8 +93,11 @@ class RunFolder:
             raise
         return run
 
-    def _begin(self, text: str) -> None:
-        """Make the folder a run folder, or leave it unchanged. config.toml is written last: it marks a run folder."""
+    def _begin(self, texts: Mapping[str, str]) -> None:
+        """Make the folder a run folder, or leave it unchanged. texts: files to write, by name.
+
+        config.toml must be the last one, because it marks a run folder: a process may be killed between two files.
+        """
         if self.config.exists():
             raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} continues it, "
                               "another --out begins a new one")  # fmt: skip
@@ -101,12 +107,17 @@ class RunFolder:
             except FileExistsError:
                 raise ConfigError(f"{self.checkpoints} exists, but {self.folder} is not the folder of a run: "
                                   "give another --out") from None  # fmt: skip
+        paths = [self.folder / name for name in texts]
+        new = [path for path in paths if not path.exists()]
         try:
-            write(self.config, text.encode())
+            for path, text in zip(paths, texts.values()):
+                write(path, text.encode())
         except BaseException as error:
+            for made in new:
+                made.unlink(missing_ok=True)
             self.checkpoints.rmdir()
             if isinstance(error, OSError):
-                raise ConfigError(f"cannot write {self.config}: {error.strerror}") from None
+                raise ConfigError(f"cannot write {path}: {error.strerror}") from None
             raise
 
     @classmethod

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from minidl.errors import ConfigError
 
-# Names that other tools use -> options of minidl. The first one that the command has is suggested.
+# Names that other tools use -> options of minidl. Those that the command has are suggested.
 ALIASES = {
     "learning-rate learningrate eta alpha step-size base-lr max-lr initial-lr": ("lr",),
     "batch bs batchsize mini-batch minibatch mini-batch-size batch-sz train-batch-size per-device-batch-size":
@@ -108,6 +107,8 @@ def meant(bare: str, known: Mapping[str, Collection[str]]) -> str:
     for words, choices in known.items():
         if bare in choices:
             return f"--{words} {bare}"
+    from difflib import get_close_matches  # here, because --help does not need it
+
     reasons = " ".join(REASONS).split()
     close = get_close_matches(bare, known, n=1, cutoff=0.85 if bare in reasons else 0.65)
     return "--" + close[0] if close else ""

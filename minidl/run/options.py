@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, get_type_hints
 
 from minidl.errors import ConfigError, nearest
 from minidl.run.hints import shown, unknown_option
+from minidl.schema import LARGEST, is_plain
 
-LARGEST = 2**53  # whole numbers up to this one are exact in float64, which statistics use
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text",
          tuple: "names separated by commas"}  # fmt: skip
 # A choice with capital letters is a form: torus:RxC allows torus:2x3. These words stand for a path, a file or a number
@@ -61,8 +61,8 @@ class Option:
     choices: the allowed values or forms (see WORDS), each with its meaning or ""; empty: all values.
     saved: written to config.toml; False for options of a single command, such as --quiet.
     needs: {other option: value or form}: this option has an effect only if the other one has this value.
-    used_with: {other option: values or forms}: likewise, but files may hold the option in any case, and it keeps its
-        value; it is only refused on the command line.
+    used_with: {other option: values or forms}: likewise, but an option without effect is refused only on the command
+        line. A file may hold it, and it keeps its value.
     instead_of: the name of another option; it has no effect if this one is neither 0 nor False.
     """
 
@@ -128,7 +128,7 @@ class Option:
         return tuple(value)
 
     def _check_text(self, value: str) -> None:
-        if "\0" in value or not _is_unicode(value):
+        if not is_plain(value):
             raise self._wrong(value)
         if self.choices:
             self._check_choice(value)
@@ -183,21 +183,8 @@ def _float(value: int) -> float:
         return math.inf
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # bytes of a file name that are not UTF-8 are decoded as lone surrogates
-        return False
-    return True
-
-
 def option(default: Any, help: str, *, group: str, **more: Any) -> Any:
-    """Return a dataclass field that defines an option. more: other fields of `Option`.
-
-    choices may also be a sequence of names, without their meanings.
-    """
-    if not isinstance(more.get("choices", {}), Mapping):
-        more["choices"] = dict.fromkeys(more["choices"], "")
+    """Return a dataclass field that defines an option. more: other fields of `Option`."""
     plain: dict[str, Any] = dict(choices={}, limits=None, saved=True, needs={}, used_with={}, instead_of="")
     return field(default=default, metadata=plain | dict(help=help, group=group) | more)
 

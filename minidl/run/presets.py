@@ -1,7 +1,8 @@
 """Presets: values of options that are not given, for combinations of data set, model and optimizer.
 
-A row applies if all its conditions hold; later rows override earlier ones. What the rows for VGG and the deep ResNets
-are based on, and what each combination reaches, is in bench/RESULTS.md; `bench/presets.py` measures it again.
+A row applies if all its conditions hold; later rows override earlier ones. bench/RESULTS.md has the measurements on
+which the rows for VGG and the deep ResNets are based, and the result of each combination. bench/presets.py repeats
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PRESETS: tuple[Row, ...] = (
     ({"data": "mnist"}, dict(epochs=10, batch_size=64)),
     ({"data": "fashion-mnist"}, dict(epochs=15, batch_size=64, augment=("flip",))),
     ({"data": "cifar10"}, dict(epochs=60, batch_size=128, augment=("pad-crop", "flip"))),
-    # VGG has no normalisation: on MNIST it diverges with 0.05 and without a rise of the rate (in step 22).
+    # VGG has no normalisation: on MNIST it diverges (in step 22) with lr 0.05 and a rate that does not first rise.
     ({"model": "vgg"}, dict(lr=0.02, schedule="one-cycle")),
     ({"model": "resnet20"}, dict(lr=0.1)),
     # Deep networks need a low rate in the first steps (He et al. 2016, 4.2). On the digits, 150 steps: without clipping

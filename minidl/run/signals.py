@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from contextlib import suppress
 from types import FrameType, TracebackType
+
+from minidl.errors import printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -21,6 +24,11 @@ class Stopped(BaseException):
         super().__init__(signal.Signals(signum).name)
         self.code = 128 + signum
         self.message = message
+
+    def report(self) -> None:
+        """Print the message to standard error."""
+        with suppress(OSError):  # the terminal may be gone
+            print(f"minidl: {printable(self.message)}", file=sys.stderr, flush=True)
 
 
 class Signals:

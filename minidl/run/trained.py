@@ -15,6 +15,7 @@ import numpy as np
 
 from minidl import models
 from minidl.data.dataset import Dataset, standardise
+from minidl.engine.random import isolated
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import Module, init
 from minidl.reading import blaming, json_value
@@ -32,6 +33,8 @@ DESCRIBED: dict[str, Kind] = {
     "classes": whole(1),
     "mean": several(FLOAT32, 1),
     "std": several(FLOAT32, 1),
+    "seed": whole(0, 2**32 - 1),
+    "validation": number(0.0, 1.0),
 }  # metadata that a run writes, as JSON except for `model`: see training/resume.py
 
 
@@ -44,7 +47,7 @@ def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndar
     weights = find_weights(Path(path))
     about = weights.metadata
     with blaming(f"{weights.path} does not name its model, as a file written by a run does", CheckpointError):
-        found = {name: _described(about, name) for name in DESCRIBED}
+        found = {name: _described(about, name) for name in ("model", "input_shape", "classes", "mean", "std")}
     shape, classes, name = tuple(found["input_shape"]), found["classes"], found["model"]
     mean, std = np.array(found["mean"], np.float32), np.array(found["std"], np.float32)
     if not len(mean) == len(std) == shape[2] or not (np.isfinite(mean).all() and (std > 0).all()):
@@ -52,7 +55,7 @@ def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndar
     # The model is compared with the header before its memory is allocated.
     sizes = sum(math.prod(stored.shape) for stored in weights.arrays.values() if stored.kind in FLOATS)
     try:
-        with init.limit(sizes):
+        with init.limit(sizes), isolated(0):  # the initial weights are not used: draw none from the user's generator
             model = models.build(name, shape, classes)
     except init.TooLarge:
         raise CheckpointError(f"{weights.path} holds {sizes:,} values, too few for {name} with images {shape} and "
@@ -150,8 +153,6 @@ def described_options(weights: ArrayFile, given: Mapping[str, Any]) -> dict[str,
     if data and data not in DATASETS and not data.startswith("synthetic:"):
         raise ConfigError(f"{weights.path} was trained on a file {data[:60]!r}: give --data with the path of this file")
     with blaming(f"{weights.path}: its metadata", CheckpointError):
-        for name, kind in (("seed", whole(0, 2**32 - 1)), ("validation", number(0.0, 1.0))):
-            if name in about and name not in given:
-                found[name] = json_value(about[name])
-                kind(found[name], name)
+        others = [name for name in ("seed", "validation") if name in about and name not in given]
+        found |= {name: _described(about, name) for name in others}
     return found

@@ -5,19 +5,12 @@ from __future__ import annotations
 from minidl import resources
 from minidl.errors import ConfigError
 
-LARGEST = 65_536  # replicas and servers together
-VECTORS = 4  # of a replica, as long as the parameters: weights, gradient, and those of the optimizer
+VECTORS = 4  # of a replica, each with one value per parameter: the weights, the gradient, the optimizer's vectors
 OBJECTS = 60_000  # bytes of a replica's Python objects
 PER_PAIR = 40  # bytes of statistics for each pair of ranks
 INDEX = 8  # bytes for each training image, in the shuffled order of a replica
 SPEED = 10e9  # FLOP/s that a core reaches in a step of a small model
 STEP = 1e-3  # seconds of a step besides its arithmetic
-
-
-def require_ranks(ranks: int) -> None:
-    """Raise ConfigError for more ranks than any simulation supports."""
-    if ranks > LARGEST:
-        raise ConfigError(f"ranks: {ranks:,}; expected at most {LARGEST:,}")
 
 
 def require_memory(ranks: int, parameters: int, images: int) -> None:

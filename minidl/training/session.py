@@ -8,6 +8,7 @@ from dataclasses import replace
 from minidl import data, models, nn
 from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
 from minidl.comm.methods import method
+from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
 from minidl.engine.jit import set_threads, threads
 from minidl.errors import ConfigError
@@ -38,13 +39,7 @@ class Session:
     """
 
     def __init__(self, config: Config, signals: Signals, fabric: Fabric) -> None:
-        kind = method(config.method)
-        kind.needs(1, config)  # raises ConfigError for contradictory options, also for one replica
-        kind.roles(fabric.size)
-        kind = kind if fabric.size > 1 else Local
-        fabric.replicas = kind.roles(fabric.size).replicas
-        if not fabric.replicas:
-            raise ConfigError(f"{fabric.size} processes: {config.method} needs {kind.servers} as servers, and replicas")
+        kind, fabric.replicas = chosen(config, fabric.size)
         self.config = config = replace(config, workers=len(fabric.replicas))
         self.signals, self.fabric = signals, fabric
         self.data, self.model = prepare(config, fabric.rank)
@@ -180,6 +175,19 @@ class Session:
         self.output.write_trace()
         self.output.finish(summary)
         return summary
+
+
+def chosen(config: Config, ranks: int) -> tuple[type[Method], tuple[int, ...]]:
+    """Return the class of the method, which is Local for one rank, and the ranks that train; the others are servers.
+
+    Raises ConfigError for contradictory options, also with one rank, and if the method needs more ranks.
+    """
+    kind = method(config.method)
+    kind.needs(1, config)
+    replicas = kind.roles(ranks).replicas
+    if not replicas:
+        raise ConfigError(f"{ranks} ranks: {config.method} needs {kind.servers} as servers, and replicas")
+    return kind if ranks > 1 else Local, replicas
 
 
 def prepare(config: Config, rank: int = 0) -> tuple[data.Dataset, nn.Module]:

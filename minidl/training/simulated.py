@@ -21,24 +21,21 @@ from minidl.comm import cluster as clusters
 from minidl.comm import meter, trace
 from minidl.comm.fabric.base import Column, PeerLost, State
 from minidl.comm.fabric.sim import SimFabric, Simulation
-from minidl.comm.methods import method
-from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine
 from minidl.errors import ConfigError, MinidlError
 from minidl.program.replay import Prediction
 from minidl.run import checkpoint as files
 from minidl.run.config import Config
-from minidl.run.config_file import to_toml
 from minidl.run.display import Display
 from minidl.run.evaluation import Score, evaluate
-from minidl.run.folder import CLUSTER, RunFolder, write
+from minidl.run.folder import RunFolder, write
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training import forecast
 from minidl.training.output import distance, parameter_count
 from minidl.training.replica_state import ReplicaState, averaged
 from minidl.training.resume import make_checkpoint
-from minidl.training.session import prepare
+from minidl.training.session import chosen, prepare
 from minidl.training.trainer import Entry, Trainer
 
 HEAD = ("# The options of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
@@ -60,11 +57,9 @@ def execute(config: Config, given: Mapping[str, Any], signals: Signals) -> Entry
     path = given.get("cluster", "uniform")
     if given.get("measure"):
         return measure(path, config)
-    simulated = SimulatedRun(config, clusters.load(path), given.get("ranks", 8), signals)
-    with RunFolder.create(simulated.config) as run:
-        head = HEAD.format(cluster=path, ranks=simulated.ranks)
-        write(run.config, (head + to_toml(simulated.config)).encode())
-        write(run.folder / CLUSTER, clusters.read(path).encode())
+    ranks, cluster = given.get("ranks", 8), clusters.read(path)
+    simulated = SimulatedRun(config, clusters.parse(cluster, path), ranks, signals)
+    with RunFolder.create(simulated.config, HEAD.format(cluster=path, ranks=ranks), cluster) as run:
         return simulated.train(run)
 
 
@@ -72,17 +67,10 @@ class SimulatedRun:
     """A run of all replicas of a virtual cluster, from the first step to the result."""
 
     def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
-        forecast.require_ranks(ranks)
-        kind = method(config.method)
-        kind.needs(1, config)  # refuse contradictory options, also with a single replica
-        kind.roles(ranks)
-        kind = kind if ranks > 1 else Local
-        roles = kind.roles(ranks)
-        if not roles.replicas:
-            raise ConfigError(f"no replicas: of {ranks} ranks, method {config.method} needs {kind.servers} as servers")
-        self.config, self.ranks, self.signals = replace(config, workers=len(roles.replicas)), ranks, signals
+        kind, replicas = chosen(config, ranks)
+        self.config, self.ranks, self.signals = replace(config, workers=len(replicas)), ranks, signals
         self.data, self.model = prepare(self.config)
-        self.work = f"{Path(config.model).stem} {Path(config.data).stem}"
+        self.work = work_of(config)
         forecast.require_memory(ranks, parameter_count(self.model), len(self.data.y_train))
         flops = flops_per_image(self.model, self.data.input_shape)
         self.batch_flops = flops * config.batch_size
@@ -96,7 +84,7 @@ class SimulatedRun:
         needs = kind.needs(arena.size, self.config)
         self.trainers = []
         for fabric in self.simulation.fabrics:
-            fabric.replicas, fabric.fail_fast = roles.replicas, self.synchronous
+            fabric.replicas, fabric.fail_fast = replicas, self.synchronous
             fabric.join(needs, arena.layout_hash)
             self.trainers.append(Trainer(self.model, self.data, self.config, fabric=fabric, engine=self.engine))
         self.steps = self.logged = 0  # of all replicas together
@@ -336,6 +324,11 @@ def flops_per_image(model: nn.Module, shape: tuple[int, ...]) -> float:
     return found
 
 
+def work_of(config: Config) -> str:
+    """Return the key under [measured] in a cluster's file: "model data"."""
+    return f"{Path(config.model).stem} {Path(config.data).stem}"
+
+
 def measure(path: str, config: Config) -> Entry:
     """Time gradients on this machine, and write the seconds per image under [measured] in the cluster's file."""
     cluster = clusters.load(path)
@@ -352,7 +345,7 @@ def measure(path: str, config: Config) -> Entry:
         engine.gradient(x, y)
         times.append((perf_counter() - began) / len(y))
     seconds = float(np.median(times[1:]))  # the first one compiles
-    work = f"{Path(config.model).stem} {Path(config.data).stem}"
+    work = work_of(config)
     text = with_measured(Path(path).read_text(encoding="utf-8"), work, seconds)
     clusters.parse(text, path)  # may raise, so it comes before the write
     write(Path(path), text.encode())
@@ -369,6 +362,3 @@ def with_measured(text: str, work: str, seconds: float) -> str:
     else:
         lines += ["", "[measured]  # seconds for an image's gradient, at speed 1", line]
     return "\n".join(lines) + "\n"
-
-
-__all__ = ["SimulatedRun", "execute", "flops_per_image", "measure", "with_measured"]

@@ -47,7 +47,7 @@ class Snapshots:
                     output.write(checkpoint, step)
         if last and not trainer.method.synchronous and trainer.data.x_validation is not None:
             self._validate_average(last, at.step, at.epoch, at.seconds)
-            output.keep(last, None)  # again: the validation may have found a better step, which is stored
+            output.keep(last, None)  # saves the best step, which the validation may have changed
 
     def _validate_average(self, states: Sequence[ReplicaState], step: int, epoch: int, seconds: float) -> Checkpoint:
         """Validate and log an average; return its checkpoint."""
