@@ -175,7 +175,7 @@ class Fingerprint(CodeWalk):
 
     def _generator(self, generator: Any, path: str) -> None:
         if isinstance(generator, random.SystemRandom):
-            raise Unrecordable(f"it uses {path}, whose results differ from call to call")
+            self._take_effects(random.SystemRandom, path)
         self.generators[path] = generator
         self._subclass(generator, path)
 

@@ -26,7 +26,7 @@ class Running:
 
 def refuse(*_: Any, **__: Any) -> Any:
     """Raise Unrecordable. The step that is being recorded remains refused even if its code catches the exception."""
-    recorder = getattr(recording, "recorder", None) or Running.recorder  # the latter: the code uses other threads
+    recorder = recording.recorder or Running.recorder  # the latter: the code uses other threads
     if recorder is None:
         raise Unrecordable("this array or tensor was made while a step was recorded, and has no values: "
                            "do not keep tensors of one step for another")  # fmt: skip

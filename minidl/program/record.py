@@ -136,7 +136,7 @@ class Recorder(Device):
     @contextmanager
     def active(self) -> Iterator[None]:
         """Record the kernel calls of this thread during the `with` block. At its end, undo changes of layers' modes."""
-        before, recording.recorder = getattr(recording, "recorder", None), self
+        before, recording.recorder = recording.recorder, self
         running, Running.recorder = Running.recorder, self
         try:
             yield
@@ -180,6 +180,7 @@ class Recorder(Device):
         return Labels.array_of(values)
 
     def hidden(self, array: np.ndarray) -> np.ndarray:
+        """Return the array to pass to a Function: a view whose values cannot be read."""
         return array if type(array) is Recorded else array.view(Recorded)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:

@@ -36,7 +36,10 @@ MOST = 100_000  # values in a fingerprint
 
 LEAVES = (int, bool, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range)
 BY_TEXT = (float, complex, slice)  # nan equals nan, and 0.0 differs from -0.0
-SKIPPED = ("builtins", "minidl.nn.module", "minidl.engine.tensor", "minidl.engine.parameter", "minidl.program.replay")
+SKIPPED = (
+    "builtins", "minidl.nn.module", "minidl.engine.tensor", "minidl.engine.parameter", "minidl.program.replay",
+    "minidl.program.replayed",
+)  # fmt: skip
 
 
 class Walk:

@@ -11,7 +11,8 @@ from minidl.engine.device import aligned
 class Workspace:
     """Memory for programs. It grows to the size that the largest program needs.
 
-    lock: held by a thread while a program runs in this memory, and until its results are copied.
+    lock: held by a thread while a program runs in this memory, and until its results are copied. A step that runs in
+        parts (`Gradient.parts`) holds it only during each part: the caller prevents other programs between the parts.
     """
 
     def __init__(self) -> None:
