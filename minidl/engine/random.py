@@ -77,8 +77,7 @@ def draw(count: int) -> tuple[int, int]:
     """
     source = _source()
     if recording.recorder is not None:
-        drawn: tuple[int, int] = recording.recorder.draw(source.seed, count)
-        return drawn
+        return recording.recorder.draw(source.seed, count)
     with _advance:
         start = source.seed, source.offset
         source.offset += count

@@ -109,7 +109,7 @@ class Fingerprint(CodeWalk):
                 self._kept.append(value)
                 if not is_library(type(value).__module__):
                     self._tensor(value, f"{path}.{name}")
-            elif name == "training" or (name in ("arena", "statistics") and isinstance(value, Arena | None)):
+            elif is_engines(name, value):
                 continue  # the key of a program contains the mode, and `Replayed` compares the arenas
             elif isinstance(value, Module) or everything or self._counts(name, kind):
                 self.values.append(name)
@@ -178,6 +178,11 @@ class Fingerprint(CodeWalk):
             self._take_effects(random.SystemRandom, path)
         self.generators[path] = generator
         self._subclass(generator, path)
+
+
+def is_engines(name: Any, value: Any) -> bool:
+    """Return whether the engine, and not the user, sets this attribute of a module."""
+    return name == "training" or (name in ("arena", "statistics") and isinstance(value, Arena | None))
 
 
 Visit = Callable[[Fingerprint, Any, str], None]

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from minidl.engine.arena import Arena
 from minidl.engine.concurrency import new_lock
 from minidl.engine.parameter import Parameter
 from minidl.program import checks
-from minidl.program.fingerprint import Fingerprint
+from minidl.program.fingerprint import Fingerprint, is_engines
 from minidl.program.hidden import Unrecordable
 from minidl.program.record import Recorder
 
@@ -88,13 +87,8 @@ def _settings_kept(fingerprint: Fingerprint, recorder: Recorder) -> Iterator[Non
                 raise Unrecordable("it keeps tensors of a step, perhaps in a cache such as functools.lru_cache")
         finally:
             checks.restore(settings)
-            checks.restore(modules, but=_is_engines)
+            checks.restore(modules, but=is_engines)  # other threads may evaluate or flatten the model
             for cache, before in zip(caches, misses, strict=True):
                 if cache.cache_info().misses != before:
                     cache.cache_clear()  # its new values may be tensors of the recording
             recorder.invalidate()
-
-
-def _is_engines(name: Any, value: Any) -> bool:
-    """Return whether an attribute of a module is the engine's. Other threads may evaluate or flatten the model."""
-    return name == "training" or (name in ("arena", "statistics") and isinstance(value, Arena | None))

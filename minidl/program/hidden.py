@@ -11,8 +11,6 @@ from numpy.typing import DTypeLike
 from minidl.engine.device import recording
 from minidl.errors import MinidlError
 
-READ = "values are read or computed outside minidl's operations"
-
 
 class Unrecordable(MinidlError, RuntimeError):
     """The model does something that cannot be recorded."""
@@ -30,7 +28,7 @@ def refuse(*_: Any, **__: Any) -> Any:
     if recorder is None:
         raise Unrecordable("this array or tensor was made while a step was recorded, and has no values: "
                            "do not keep tensors of one step for another")  # fmt: skip
-    return recorder.refuse(READ)
+    return recorder.refuse()
 
 
 class Recorded(np.ndarray):

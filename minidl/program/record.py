@@ -26,9 +26,10 @@ from numpy.typing import DTypeLike
 
 from minidl.engine.device import ALIGNMENT, Device, address, recording
 from minidl.engine.tensor import Tensor
-from minidl.program.hidden import READ, Drawn, Labels, Lost, Recorded, Running, Unrecordable
+from minidl.program.hidden import Drawn, Labels, Lost, Recorded, Running, Unrecordable
 
 CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, because each allocation takes time
+READ = "values are read or computed outside minidl's operations"
 
 
 class Memory:

@@ -21,7 +21,7 @@ from minidl.ops.conv import uses_winograd
 from minidl.program.fingerprint import Fingerprint
 from minidl.program.guard import observed
 from minidl.program.hidden import Unrecordable
-from minidl.program.precompile import Kernel, OnProgress
+from minidl.program.precompile import Kernel, OnProgress, silent
 from minidl.program.record import Recorder, paused_collector
 from minidl.program.table import WORKSPACE, Program
 from minidl.program.workspace import Workspace
@@ -29,10 +29,6 @@ from minidl.program.workspace import Workspace
 PROGRAMS = 64  # the most that an instance keeps; the least recently used one is discarded first
 PATIENCE = 3  # the most recordings in a row that fail for a shape of batch, or that follow a change of settings
 LONGEST_PAUSE = 64  # steps without a comparison of the settings
-
-
-def silent(ready: int, total: int) -> None:
-    """Report no progress."""
 
 
 class Replayed:
@@ -56,8 +52,8 @@ class Replayed:
         self.refused: dict[Hashable, tuple[str, int]] = {}  # shape of batch -> reason, failed recordings
         self.warned: set[str] = set()  # reasons
         self.unsettled = 0  # the number of comparisons in a row that found a changed setting
-        self.pause = 0  # the number of next steps on the tape, without a comparison
         self.changed = ""  # the latest such setting
+        self.pause = 0  # the number of steps that follow on the tape, without a comparison
         self.bound: dict[str, np.ndarray] = {}  # vectors that replace the model's
         self.forget()
 
@@ -123,7 +119,7 @@ class Replayed:
 
         Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
         watcher must see the forward passes (`watched`). A recording may fail by chance, for example if another thread
-        draws random numbers. So the next steps try again, until PATIENCE recordings for this shape have failed.
+        draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed.
         """
         check_fork()
         fingerprint = self._renewed()
@@ -143,6 +139,7 @@ class Replayed:
             try:
                 program = self.programs[key] = self._recorded(fingerprint, batch)
                 self.workspace.reserve(program.workspace_size)
+                self.refused.pop(key, None)
                 self.not_recorded = ""
             except Unrecordable as error:
                 self.not_recorded = str(error)
