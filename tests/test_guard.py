@@ -203,6 +203,24 @@ def test_recordings_that_always_fail_end() -> None:
     assert len(calls) == PATIENCE and len(caught) == 1
 
 
+def test_a_step_whose_calls_differ_is_not_recorded_again() -> None:
+    """Two equal recordings would prove nothing: the step depends on something that the fingerprint does not contain."""
+    factors = [1.0, 2.0]
+    prediction = Prediction(Scaled(lambda self, y: 1.0))
+    record = prediction.record
+
+    def varying(recorder: Any, batch: Any) -> Any:
+        results = record(recorder, batch)
+        recorder.calls[-1] = recorder.calls[-1].replaced(varying=factors.pop() if factors else 3.0)
+        return results
+
+    prediction.record = varying  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="calls differ"):
+        prediction(batch()[0])
+    prediction(batch()[0])
+    assert not prediction.programs and not factors
+
+
 def test_recordings_of_two_threads_do_not_overlap() -> None:
     """Otherwise the one that ends last would restore the random states of the other one's recording."""
     first, second = (Prediction(Scaled(lambda self, y: 1.0)) for _ in range(2))

@@ -6,7 +6,7 @@ An op looks up a kernel by name on its device and passes it arrays:
 
 The op is the same for every device. `Device("cpu")` finds `nn` in kernels/matmul/cpu.py, compiled by Numba.
 `Device("reference")` finds it in kernels/matmul/reference.py: plain loops, slow but easy to verify. A new kind of
-device needs a name in DEVICES, and for each operation a third file with the same functions.
+device needs a name in DEVICES, and for each operation another file with the same functions.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def observed(
         except Exception as error:
             if recorder.refused:  # the code raised another exception instead
                 raise Unrecordable(recorder.refused) from error
-            reason = str(error).partition("\n")[0]  # perhaps only because arrays have no values: the tape will show
+            reason = str(error).partition("\n")[0]  # if the recording is not the cause, the tape fails, too
             raise Unrecordable(f"its code fails during a recording: {type(error).__name__}: {reason}") from error
         finally:
             for parameter, flag in zip(parameters, flags, strict=True):
@@ -82,7 +82,7 @@ def _settings_kept(fingerprint: Fingerprint, recorder: Recorder) -> Iterator[Non
                 raise Unrecordable(f"it draws random numbers from {drawn()}, not by minidl's dropout")
             changed = checks.first_change([*settings, *modules])
             if changed and not fingerprint.equals(Fingerprint(fingerprint.roots, fingerprint)):
-                raise Unrecordable(f"{changed} changes from step to step")  # not only to an equal value
+                raise Unrecordable(f"{changed} changes from step to step")  # the new value is not equal
             if recorder.kept():
                 raise Unrecordable("it keeps tensors of a step, perhaps in a cache such as functools.lru_cache")
         finally:

@@ -24,7 +24,7 @@ class Running:
 
 def refuse(*_: Any, **__: Any) -> Any:
     """Raise Unrecordable. The step that is being recorded remains refused even if its code catches the exception."""
-    recorder = recording.recorder or Running.recorder  # the latter: the code uses other threads
+    recorder = recording.recorder or Running.recorder  # the latter in other threads that the code uses
     if recorder is None:
         raise Unrecordable("this array or tensor was made while a step was recorded, and has no values: "
                            "do not keep tensors of one step for another")  # fmt: skip
@@ -93,7 +93,7 @@ class Labels(Hidden):
     """The labels of a batch during recording: a shape and a type.
 
     This is no array, because NumPy would read its values. Losses may reshape it and pass it to `ops.cross_entropy`.
-    For `isinstance`, it is an array, as labels are on the tape. (For `type(y) is np.ndarray`, it is none.)
+    `isinstance(y, np.ndarray)` is true, as on the tape. (`type(y) is np.ndarray` is false.)
     """
 
     __slots__ = ("_array", "dtype", "ndim", "shape", "size")

@@ -1,10 +1,10 @@
 """Recording of a step: a device that computes nothing and lists the kernel calls it receives.
 
 While a Recorder is active, ops use it in place of their device (`device.acting`). Python runs the model as usual, but
-each kernel call only becomes an entry in a list. New arrays have their real sizes; nothing is written to them. A
-recording takes a millisecond or two. Results of kernels do not exist during a recording, so code that reads them
-(`item`, `numpy`, `data`, NumPy's functions, a comparison) raises `Unrecordable`. So does code that reads labels or
-parameters, because their values may differ in each replay.
+each kernel call only becomes an entry in a list. New arrays have their real sizes; nothing is written to them. Results
+of kernels do not exist during a recording, so code that reads them (`item`, `numpy`, `data`, NumPy's functions, a
+comparison) raises `Unrecordable`. So does code that reads labels or parameters, because their values may differ in each
+replay.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ step is recorded again. While a setting changes at every step, the tape computes
 
 A step cannot be recorded if its code reads values of tensors, parameters or labels, draws random numbers other than
 dropout's, or changes settings that the next step reads. Such a step runs on the tape, with one warning per reason.
-Recordings run with other random states than the training (the second also with other images), and leave no trace.
+A recording uses other random states than the training, the second one also other images. It leaves no trace.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Gradient(Replayed):
         self.result = (0.0, 0)
 
     def forget(self) -> None:
-        self.model.flatten()  # as the tape does; again if a layer was replaced
+        self.model.flatten()  # the tape does so, too; needed again after a layer was replaced
         self.modes: tuple[int, Hashable] = -1, b""  # mode_changes() when `training` was last read, and what it was
         super().forget()
 

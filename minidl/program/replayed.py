@@ -29,6 +29,7 @@ from minidl.program.workspace import Workspace
 PROGRAMS = 64  # the most that an instance keeps; the least recently used one is discarded first
 PATIENCE = 3  # the most recordings in a row that fail for a shape of batch, or that follow a change of settings
 LONGEST_PAUSE = 64  # steps without a comparison of the settings
+DIFFER = "its calls differ from one recording to the next"
 
 
 class Replayed:
@@ -36,7 +37,7 @@ class Replayed:
 
     workspace: memory to share with other instances; they then run one at a time. progress, also: see `Program`.
 
-    A copy (copy, deepcopy, pickle) records its own programs. It does not copy `progress` and `also`.
+    A copy (copy, deepcopy, pickle) records its own programs, and has neither `progress` nor `also`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Replayed:
         self.model, self.progress, self.also = model, progress, also
         self.workspace = workspace or Workspace()
         self.programs: dict[Hashable, Program] = {}
-        self.refused: dict[Hashable, tuple[str, int]] = {}  # shape of batch -> reason, failed recordings
+        self.refused: dict[Hashable, tuple[str, int]] = {}  # shape of batch -> (first reason, failed recordings)
         self.warned: set[str] = set()  # reasons
         self.unsettled = 0  # the number of comparisons in a row that found a changed setting
         self.changed = ""  # the latest such setting
@@ -103,7 +104,7 @@ class Replayed:
         self.forget()
 
     def record(self, recorder: Recorder, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run the step's code with a recorder for a batch of its regions; return the results."""
+        """Run the step's code while the recorder is active; return the results. batch: regions of the recorder."""
         raise NotImplementedError
 
     def roots(self) -> tuple[Any, ...]:
@@ -119,7 +120,8 @@ class Replayed:
 
         Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
         watcher must see the forward passes (`watched`). A recording may fail by chance, for example if another thread
-        draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed.
+        draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed. They do not
+        if the calls differ: this proves that the step depends on something unknown.
         """
         check_fork()
         fingerprint = self._renewed()
@@ -142,8 +144,8 @@ class Replayed:
                 self.refused.pop(key, None)
                 self.not_recorded = ""
             except Unrecordable as error:
-                self.not_recorded = str(error)
-                self.refused[key] = self.not_recorded, failures + 1
+                self.not_recorded = self.not_recorded or str(error)  # the first: others may only follow from it
+                self.refused[key] = self.not_recorded, PATIENCE if str(error) == DIFFER else failures + 1
             for store in (self.programs, self.refused):
                 if len(store) > PROGRAMS:
                     del store[next(iter(store))]
@@ -152,8 +154,8 @@ class Replayed:
     def _renewed(self) -> Fingerprint:
         """Return the fingerprint of the present settings. If it differs from the last one, forget the programs.
 
-        While a setting changes at every step, do so only after pauses of 2, 4, 8 ... steps. In a pause, the tape
-        computes the steps: it always uses the present settings.
+        While a setting changes at every step, compare only after pauses of 2, 4, 8 ... steps. During a pause, the tape
+        computes the steps, because it always uses the present settings.
         """
         before, roots = self.fingerprint, self.roots()
         moved = any([tensor._data is not array for tensor, array in self.arrays])
@@ -163,7 +165,7 @@ class Replayed:
             return self.fingerprint
         if self.pause and not self.bound:  # bound vectors must fit the present layers, which `forget` checks
             self.pause -= 1
-            if not self.pause:  # the next step is compared with this one
+            if not self.pause:  # the next step's settings are compared with this one's
                 self.forget()
                 self.fingerprint = Fingerprint(roots, before)
             return before
@@ -188,7 +190,7 @@ class Replayed:
         first, results = self._observed(fingerprint, batch)
         second, _ = self._observed(fingerprint, {**batch, "x": 1 - batch["x"]})
         if first.digest() != second.digest():
-            raise Unrecordable("its calls differ from one recording to the next")
+            raise Unrecordable(DIFFER)
         return Program(first, results, self.progress, self.also)
 
     def _observed(

@@ -29,7 +29,7 @@ from minidl.program.record import Call, Memory, Place, Recorder
 
 WORKSPACE = "workspace"
 
-_addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel and kinds of arguments -> addresses: kernel, entry
+_addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel, kinds of arguments -> (kernel's address, entry's)
 
 
 class Program:

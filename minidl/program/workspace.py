@@ -20,7 +20,7 @@ class Workspace:
         self.lock = kernel_lock()
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
-        return Workspace, ()  # a copy is other memory: nothing in it outlasts a run
+        return Workspace, ()  # a copy has new memory, because a run leaves nothing to keep
 
     def reserve(self, size: int) -> None:
         if size > self.memory.size:
