@@ -82,7 +82,7 @@ def _settings_kept(fingerprint: Fingerprint, recorder: Recorder) -> Iterator[Non
                 raise Unrecordable(f"it draws random numbers from {drawn()}, not by minidl's dropout")
             changed = checks.first_change([*settings, *modules])
             if changed and not fingerprint.equals(Fingerprint(fingerprint.roots, fingerprint)):
-                raise Unrecordable(f"{changed} changes from step to step")  # the new value is not equal
+                raise Unrecordable(f"{changed} changes from step to step")  # and the new value is not equal
             if recorder.kept():
                 raise Unrecordable("it keeps tensors of a step, perhaps in a cache such as functools.lru_cache")
         finally:

@@ -14,7 +14,7 @@ Each shape of batch needs a separate program, which is recorded in a few millise
 
 A program is never silently out of date. Before each run, `Fingerprint` compares what the code of the model and the
 loss reads: attributes, containers, closures, defaults, globals (fingerprint.py states the limits). After a change, the
-step is recorded again. While a setting changes at every step, the tape computes the steps.
+step is recorded again. While a setting changes at every step, the tape computes the steps (replayed.py).
 
 A step cannot be recorded if its code reads values of tensors, parameters or labels, draws random numbers other than
 dropout's, or changes settings that the next step reads. Such a step runs on the tape, with one warning per reason.
