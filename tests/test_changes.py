@@ -14,6 +14,8 @@ import pytest
 
 from minidl import nn, ops
 from minidl.engine.tensor import Tensor
+from minidl.program import replayed
+from minidl.program.fingerprint import Fingerprint
 from minidl.program.replay import Gradient, Prediction
 from tests.twins import Loss, Twins, batch, plain
 
@@ -241,9 +243,35 @@ def test_a_setting_that_changes_at_every_step_leaves_it_to_the_tape() -> None:
             twins.step(*batch())
     assert len(caught) == 1
     assert not twins.replayed.programs
-    twins.step(*batch())
-    twins.step(*batch())
+    for _ in range(4):  # the rest of a pause, and the step that finds equal settings
+        twins.step(*batch())
     assert len(twins.replayed.programs) == 1 and not twins.replayed.not_recorded
+
+
+@pytest.mark.filterwarnings("ignore:this model runs without")
+def test_settings_that_change_at_every_step_are_compared_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[Any] = []
+    monkeypatch.setattr(replayed, "Fingerprint", lambda *roots: walks.append(roots) or Fingerprint(*roots))
+    twins = Twins(build)
+    for step in range(36):
+        twins.change(lambda g, step=step: setattr(g.model.options, "factor", 1.0 + step))
+        twins.step(*batch())
+    assert len(walks) <= 12
+
+
+@pytest.mark.filterwarnings("ignore:this model runs without")
+def test_a_layer_replaced_during_a_pause_is_noticed() -> None:
+    twins = Twins(lambda: (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)), plain))
+    for step in range(5):
+        twins.change(lambda g, step=step: setattr(g.model[1], "p", 0.1 * step))
+        twins.step(*batch())
+        twins.predict(batch()[0])
+    assert twins.replayed.pause
+    twins.change(lambda g: setattr(g.model, "0", nn.Linear(4, 4)))
+    for _ in range(5):
+        twins.step(*batch())
+        twins.predict(batch()[0])
+    assert twins.replayed.programs and twins.prediction.programs
 
 
 def test_a_prediction_notices_changes() -> None:

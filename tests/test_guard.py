@@ -17,6 +17,7 @@ from minidl.engine.parameter import Parameter
 from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError
 from minidl.program.replay import Gradient, Prediction
+from minidl.program.replayed import PATIENCE
 from tests.twins import Twins, batch, plain
 
 QUEUE: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
@@ -174,6 +175,50 @@ def test_a_recording_keeps_the_mode_that_another_thread_restores() -> None:
     prediction.record = recorded  # type: ignore[method-assign]
     prediction(batch()[0])
     assert ended and all(module.training for module in prediction.modules)
+
+
+def test_a_recording_that_fails_by_chance_is_repeated() -> None:
+    prediction = Prediction(Scaled(lambda self, y: 1.0))
+    record, drawn = prediction.record, []
+
+    def disturbed(*batch: Any) -> Any:
+        if not drawn:
+            drawn.append(np.random.random())  # as another thread may do
+        return record(*batch)
+
+    prediction.record = disturbed  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match=r"np\.random"):
+        prediction(batch()[0])
+    prediction(batch()[0])
+    assert prediction.programs and not prediction.not_recorded
+
+
+def test_recordings_that_always_fail_end() -> None:
+    prediction = Prediction(Scaled(lambda self, y: y.sum().item()))
+    record, calls = prediction.record, []
+    prediction.record = lambda *batch: calls.append(batch) or record(*batch)  # type: ignore[method-assign,assignment]
+    with pytest.warns(UserWarning, match="values are read") as caught:
+        for _ in range(2 * PATIENCE):
+            prediction(batch()[0])
+    assert len(calls) == PATIENCE and len(caught) == 1
+
+
+def test_a_step_whose_calls_differ_is_not_recorded_again() -> None:
+    """Two equal recordings would prove nothing: the step depends on something that the fingerprint does not contain."""
+    factors = [1.0, 2.0]
+    prediction = Prediction(Scaled(lambda self, y: 1.0))
+    record = prediction.record
+
+    def varying(recorder: Any, batch: Any) -> Any:
+        results = record(recorder, batch)
+        recorder.calls[-1] = recorder.calls[-1].replaced(varying=factors.pop() if factors else 3.0)
+        return results
+
+    prediction.record = varying  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="calls differ"):
+        prediction(batch()[0])
+    prediction(batch()[0])
+    assert not prediction.programs and not factors
 
 
 def test_recordings_of_two_threads_do_not_overlap() -> None:

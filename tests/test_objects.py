@@ -17,7 +17,7 @@ from minidl import nn, ops, optim
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, MinidlError, ShapeError
-from minidl.program import replay
+from minidl.program import replayed
 from minidl.program.replay import Gradient, Prediction
 from minidl.run.evaluation import kept_prediction
 
@@ -263,7 +263,7 @@ def test_predict_keeps_its_programs() -> None:
 
 
 def test_the_store_of_programs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "PROGRAMS", 3)
+    monkeypatch.setattr(replayed, "PROGRAMS", 3)
     model = network()
     for count in (1, 2, 3, 1, 4):
         minidl.predict(model, X[:count])

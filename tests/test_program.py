@@ -20,7 +20,8 @@ from minidl.engine.tensor import Tensor
 from minidl.errors import ShapeError
 from minidl.program.plan import plan
 from minidl.program.record import Call, Memory, Place, Recorder, Unrecordable
-from minidl.program.replay import Gradient, Prediction, Program
+from minidl.program.replay import Gradient, Prediction
+from minidl.program.table import Program
 
 
 def cross_entropy(logits: Tensor, y: np.ndarray) -> Tensor:

@@ -6,7 +6,7 @@ An op looks up a kernel by name on its device and passes it arrays:
 
 The op is the same for every device. `Device("cpu")` finds `nn` in kernels/matmul/cpu.py, compiled by Numba.
 `Device("reference")` finds it in kernels/matmul/reference.py: plain loops, slow but easy to verify. A new kind of
-device needs a name in DEVICES, and for each operation a third file with the same functions.
+device needs a name in DEVICES, and for each operation another file with the same functions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from minidl.errors import ConfigError
 DEVICES = ("cpu", "reference")
 ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load
 
-recording = threading.local()  # .recorder replaces the device while this thread records a step (program/record.py)
+
+class _Recording(threading.local):
+    """recorder: replaces the device while this thread records a step (program/record.py); else None."""
+
+    recorder: Any = None
+
+
+recording = _Recording()
 
 
 class Device:
@@ -71,10 +78,6 @@ class Device:
     def labels(self, values: Any) -> np.ndarray:
         """Return labels as an array. A recorder also accepts the labels of the recorded batch, which have no values."""
         return np.asarray(values)
-
-    def hidden(self, array: np.ndarray) -> np.ndarray:
-        """Return the array to pass to a Function. A recorder returns a view whose values cannot be read."""
-        return array
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy source into target. Both are contiguous and have the same shape."""
@@ -127,7 +130,7 @@ os.register_at_fork(after_in_child=_forget_kernels)
 
 def acting(device: Device) -> Device:
     """Return the device, or the recorder that replaces it while this thread records a step."""
-    return getattr(recording, "recorder", None) or device
+    return recording.recorder or device
 
 
 def address(array: np.ndarray) -> int:
@@ -135,28 +138,20 @@ def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def require_values(device: Device) -> None:
-    """Raise Unrecordable while a step is being recorded. Called before values of tensors are read or written.
-
-    While recording, results have no values, and parameters' values would become constants of the recorded step.
-    """
-    recorder: Any = acting(device)
-    if recorder is not device:
-        recorder.refuse()
-
-
 def undo_after_recording(owner: object, name: str) -> None:
     """If this thread records a step, restore an attribute at the end of the recording. Called before it is changed."""
-    recorder = getattr(recording, "recorder", None)
-    if recorder is not None:
-        recorder.changed.append((owner, name, getattr(owner, name)))
+    if recording.recorder is not None:
+        recording.recorder.changed.append((owner, name, getattr(owner, name)))
 
 
 def forbid_recording(*reason: str) -> None:
-    """Raise Unrecordable while this thread records a step. reason: what the step does; default: it reads values."""
-    recorder = getattr(recording, "recorder", None)
-    if recorder is not None:
-        recorder.refuse(*reason)
+    """Raise Unrecordable while this thread records a step. Called before values of tensors are read or written.
+
+    While recording, results have no values, and parameters' values would become constants of the recorded step.
+    reason: what the step does; default: it reads values.
+    """
+    if recording.recorder is not None:
+        recording.recorder.refuse(*reason)
 
 
 def aligned(size: int, dtype: DTypeLike, make: Callable[..., np.ndarray] = np.zeros) -> np.ndarray:

@@ -7,7 +7,7 @@ from weakref import ref
 
 import numpy as np
 
-from minidl.engine.device import acting, require_values
+from minidl.engine.device import acting, forbid_recording
 from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError, ShapeError
 
@@ -64,7 +64,7 @@ class Parameter(Tensor):
     @property
     def data(self) -> np.ndarray:
         """The array; read-only in an arena. Assigning to it in an arena raises MinidlError."""
-        require_values(self.device)
+        forbid_recording()
         if self.arena is None:
             return self._data
         view = self._data.view()
@@ -86,7 +86,7 @@ class Parameter(Tensor):
 
         Reading it removes the parameter from arena.cleared, since the caller may then modify the array.
         """
-        require_values(self.device)
+        forbid_recording()
         if (arena := self.arena) is not None:
             arena.cleared.discard(self)
         return self._grad
@@ -107,7 +107,7 @@ class Parameter(Tensor):
     def replace_grad(self, array: np.ndarray | None) -> None:
         """Implement `parameter.grad = array`: in an arena, copy the values, since grad is a view into arena.grad."""
         if array is not None:
-            require_values(self.device)
+            forbid_recording()
         if (arena := self.arena) is None:
             super().replace_grad(array)
         elif self._grad is not None:
@@ -123,7 +123,7 @@ class Parameter(Tensor):
         Do not call it between a forward pass and its `backward`: backward may need the old values, and does not detect
         the change. The same is true of an optimizer's step, and of any other write to a tensor's array.
         """
-        require_values(self.device)
+        forbid_recording()
         array = values.numpy() if isinstance(values, Tensor) else np.asarray(values)
         if array.shape != self.shape:
             raise ShapeError(f"copy_: values of shape {array.shape} for a parameter of shape {self.shape}")
@@ -133,7 +133,7 @@ class Parameter(Tensor):
 
     def to_torch(self) -> np.ndarray:
         """Return a copy of the values in PyTorch's layout."""
-        require_values(self.device)
+        forbid_recording()
         return np.array(self._data if self.torch_axes is None else self._data.transpose(self.torch_axes), order="C")
 
     @property

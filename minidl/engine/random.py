@@ -75,10 +75,9 @@ def draw(count: int) -> tuple[int, int]:
 
     While a step is recorded, return placeholders and do not advance. Each replay of the step advances the offset.
     """
-    recorder = getattr(recording, "recorder", None)
-    if recorder is not None:
-        return recorder.draw(_source().seed, count)
     source = _source()
+    if recording.recorder is not None:
+        return recording.recorder.draw(source.seed, count)
     with _advance:
         start = source.seed, source.offset
         source.offset += count

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from minidl.engine.autograd import Function, GraphError, backward
-from minidl.engine.device import Device, acting, require_values
+from minidl.engine.device import Device, acting, forbid_recording
 from minidl.errors import ConfigError, ShapeError
 
 Scalar = int | float | np.floating | np.integer
@@ -74,7 +74,7 @@ class Tensor:
     @property
     def data(self) -> np.ndarray:
         """The array, not a copy. It may be modified, or replaced by an array of the same shape and type."""
-        require_values(self.device)
+        forbid_recording()
         return self._data
 
     @data.setter
@@ -83,7 +83,7 @@ class Tensor:
 
     def replace_data(self, array: np.ndarray) -> None:
         """Implement `tensor.data = array`. Raises ShapeError if the shape or the type differs."""
-        require_values(self.device)
+        forbid_recording()
         if array.shape != self.shape or array.dtype != self.dtype:
             raise ShapeError(f"data: {array.dtype} {array.shape}; expected the tensor's {self.dtype} {self.shape}")
         self._data = np.asarray(array, order="C")
@@ -91,7 +91,7 @@ class Tensor:
     @property
     def grad(self) -> np.ndarray | None:
         """d(loss)/d(this), of the same shape and type, or None."""
-        require_values(self.device)
+        forbid_recording()
         return self._grad
 
     @grad.setter
@@ -122,7 +122,7 @@ class Tensor:
 
     def numpy(self) -> np.ndarray:
         """Return the values as a NumPy array (not a copy: do not write to it)."""
-        require_values(self.device)
+        forbid_recording()
         return self._data
 
     def item(self) -> float:
@@ -188,7 +188,7 @@ class Tensor:
 
     def __getstate__(self) -> Any:
         """Return the attributes for copy and pickle: (a subclass's dict or None, the values in slots by name)."""
-        require_values(self.device)
+        forbid_recording()
         state: Any = super().__getstate__()
         others, slots = state
         if self.creator is not None:

@@ -50,8 +50,8 @@ def unchanged(checks: Iterable[Check]) -> bool:
     return True
 
 
-# The functions that read a place. Checks also read by `dict.get`, `getattr` and `MappingProxyType.get`. The last reads
-# the attributes of a class as they are stored.
+# The functions that read a place. Others are `dict.get`, `getattr`, and `MappingProxyType.get`, which reads the
+# attributes of a class as they are stored.
 
 
 def cell(owner: types.CellType, _: Any) -> Any:

@@ -29,7 +29,7 @@ DESCRIPTORS = types.MemberDescriptorType | types.GetSetDescriptorType
 
 class CodeWalk(Walk):
     def _class(self, kind: type, constructed: bool = False) -> None:
-        """The methods of a class that the code may call, and the class attributes that the code names.
+        """Visit the methods of a class that the code may call, and the class attributes that the code names.
 
         constructed: the code may construct instances.
         """
@@ -107,7 +107,7 @@ class CodeWalk(Walk):
                     self._take_effects(getattr(builtins, name), name)
 
     def _import(self, level: int, name: str, variables: dict[str, Any]) -> None:
-        """A module that a function imports when it runs. level: the number of dots before the name."""
+        """Visit a module that a function imports when it runs. level: the number of dots before the name."""
         if level:
             name = importlib.util.resolve_name("." * level + name, variables.get("__package__") or "")
         if name in sys.modules:
@@ -139,13 +139,13 @@ class CodeWalk(Walk):
         self._visit(partial.keywords, path)
 
     def _wrapper(self, wrapper: Any, path: str) -> None:
-        """A property, a static method or a class method."""
+        """Visit the functions of a property, a static method or a class method."""
         for name in ("fget", "fset", "fdel", "__func__", "func"):
             if getattr(wrapper, name, None) is not None:
                 self._visit(getattr(wrapper, name), path)
 
     def _namespace(self, module: types.ModuleType, path: str) -> None:
-        """A Python module: the names that the code reads. Of a library, only code, generators and their effects."""
+        """Visit what the code reads of a Python module; of a library, code, generators and functions with effects."""
         attributes = vars(module)
         if is_library(module.__name__):
             functions = (types.FunctionType,) if is_installed(module.__name__) else ()
@@ -179,9 +179,9 @@ def function_of(member: Any) -> types.FunctionType | None:
 
 
 def library_names(bases: list[type], names: set[str], not_called: set[str]) -> set[str]:
-    """Return the attributes that methods of library classes read, if code with these names may call the methods.
+    """Return the attributes that methods of library classes read. Methods that the code cannot call are left out.
 
-    bases: the library classes. not_called: special methods that the code does not call.
+    bases: the library classes. names: the names in the code. not_called: special methods that the code does not call.
     """
     called = [name for base in bases for name in vars(base)
               if name in names or (name[:2] == name[-2:] == "__" and name not in not_called)]  # fmt: skip

@@ -115,7 +115,10 @@ class Calls:
         _update(self._writers, i, *({place.memory for place, w in found if w} for found in (before, after)))
 
     def depends(self, call: Call, until: Call, besides: Memory) -> bool:
-        """Return whether a later call, up to and including `until`, depends on the call by memory except `besides`."""
+        """Return whether a later call, up to and including `until`, depends on the call.
+
+        besides: memory that does not count.
+        """
         i, end = self._positions[call], self._positions[until] + 1
         for place, written in self._accesses[i]:
             if place.memory is not besides and self._touched(place, i + 1, end, by_reading=written):

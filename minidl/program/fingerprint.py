@@ -6,7 +6,7 @@ reach: attributes, elements of containers, bytes of arrays, closures, defaults, 
 
 An attribute of an object counts only if its name occurs in the code. The code is the model, the loss, and each function
 that they can reach by the names of attributes and globals. If the loss is a method of a trainer, the trainer's number
-of steps counts only if the loss reads it. If the code computes names, each attribute counts that may have such a name:
+of steps counts only if the loss reads it. If the code computes names, every attribute that may have such a name counts:
 all that begin with "layer" for `getattr(self, f"layer{i}")`, all attributes for `vars(self)`. All attributes of objects
 of installed packages count. Code that can read anything, such as `eval` and `globals`, is refused.
 
@@ -16,7 +16,7 @@ Libraries (Python's, installed packages, minidl) are assumed to stay as they are
 - attributes of a library that are replaced, such as `ops.relu = ops.tanh`
 - the state of objects of extension modules that offer neither attributes nor a buffer, and the contents of files
 - attributes that a method of an installed package reads from the user's objects
-- `register` of an abstract class
+- classes that are registered with an abstract class (`ABC.register`)
 - random generators of libraries other than Python's, NumPy's and minidl's
 - values that a user's own `Function` reads by `np.asarray` of its arguments
 """
@@ -55,7 +55,8 @@ VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 class Fingerprint(CodeWalk):
     """The settings of a step, as they are at construction.
 
-    roots: the model, and the loss if there is one. earlier: a fingerprint of the same step, whose names are used again.
+    roots: the model, and the loss if there is one. earlier: an older fingerprint of the same step, to start with
+    the names found there.
 
     refusal: the reason why the settings cannot be compared, or "". generators: path -> random generator.
     """
@@ -88,7 +89,7 @@ class Fingerprint(CodeWalk):
     # -- objects and containers ---------------------------------------------------------------------------
 
     def _tensor(self, tensor: Tensor, path: str) -> None:
-        """A tensor: its identity, and attributes that the user added. `Replayed` compares the arrays of parameters."""
+        """Visit the attributes that the user added to a tensor. `Replayed` compares the arrays of parameters."""
         if not is_library(type(tensor).__module__):
             self._class(type(tensor))
             self._attributes(tensor, path)
@@ -109,7 +110,7 @@ class Fingerprint(CodeWalk):
                 self._kept.append(value)
                 if not is_library(type(value).__module__):
                     self._tensor(value, f"{path}.{name}")
-            elif name == "training" or (name in ("arena", "statistics") and isinstance(value, Arena | None)):
+            elif is_engines(name, value):
                 continue  # the key of a program contains the mode, and `Replayed` compares the arenas
             elif isinstance(value, Module) or everything or self._counts(name, kind):
                 self.values.append(name)
@@ -155,7 +156,7 @@ class Fingerprint(CodeWalk):
         self._subclass(container, path)
 
     def _subclass(self, container: Any, path: str) -> None:
-        """The attributes and methods of a named tuple, or of another subclass of a type of a library."""
+        """Visit the attributes and methods of a named tuple, or of another subclass of a type of a library."""
         if not is_library(type(container).__module__):
             self._class(type(container))
             self._attributes(container, path)
@@ -175,13 +176,18 @@ class Fingerprint(CodeWalk):
 
     def _generator(self, generator: Any, path: str) -> None:
         if isinstance(generator, random.SystemRandom):
-            raise Unrecordable(f"it uses {path}, whose results differ from call to call")
+            self._take_effects(random.SystemRandom, path)
         self.generators[path] = generator
         self._subclass(generator, path)
 
 
+def is_engines(name: Any, value: Any) -> bool:
+    """Return whether the engine, and not the user, sets this attribute of a module."""
+    return name == "training" or (name in ("arena", "statistics") and isinstance(value, Arena | None))
+
+
 Visit = Callable[[Fingerprint, Any, str], None]
-VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether equal values are the same, how to visit them
+VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether an equal object may replace one of them, how to visit them
     (Tensor, False, Fingerprint._tensor),
     (Module, False, Fingerprint._module),
     (np.ndarray | np.void | bytearray | memoryview | array.array, True, Fingerprint._array),

@@ -13,7 +13,7 @@ So neither the consumer nor a call between the two may depend on the producer in
     da -> relu backward -> dy -> batch norm backward -> dx      becomes      da -> batch norm backward -> dx
 
     dp -> max pool backward -> relu backward -> dy      becomes      dp -> relu backward -> max pool backward -> dy
-    (relu backward then processes fewer numbers)
+    (in this order, relu backward processes fewer numbers)
 """
 
 from __future__ import annotations

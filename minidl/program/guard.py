@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from minidl.engine.arena import Arena
 from minidl.engine.concurrency import new_lock
 from minidl.engine.parameter import Parameter
 from minidl.program import checks
-from minidl.program.fingerprint import Fingerprint
+from minidl.program.fingerprint import Fingerprint, is_engines
 from minidl.program.hidden import Unrecordable
 from minidl.program.record import Recorder
 
@@ -51,7 +50,7 @@ def observed(
         except Exception as error:
             if recorder.refused:  # the code raised another exception instead
                 raise Unrecordable(recorder.refused) from error
-            reason = str(error).partition("\n")[0]  # perhaps only because arrays have no values: the tape will show
+            reason = str(error).partition("\n")[0]  # if the recording is not the cause, the tape fails, too
             raise Unrecordable(f"its code fails during a recording: {type(error).__name__}: {reason}") from error
         finally:
             for parameter, flag in zip(parameters, flags, strict=True):
@@ -83,18 +82,13 @@ def _settings_kept(fingerprint: Fingerprint, recorder: Recorder) -> Iterator[Non
                 raise Unrecordable(f"it draws random numbers from {drawn()}, not by minidl's dropout")
             changed = checks.first_change([*settings, *modules])
             if changed and not fingerprint.equals(Fingerprint(fingerprint.roots, fingerprint)):
-                raise Unrecordable(f"{changed} changes from step to step")  # not only to an equal value
+                raise Unrecordable(f"{changed} changes from step to step")  # and the new value is not equal
             if recorder.kept():
                 raise Unrecordable("it keeps tensors of a step, perhaps in a cache such as functools.lru_cache")
         finally:
             checks.restore(settings)
-            checks.restore(modules, but=_is_engines)
+            checks.restore(modules, but=is_engines)  # other threads may evaluate or flatten the model
             for cache, before in zip(caches, misses, strict=True):
                 if cache.cache_info().misses != before:
                     cache.cache_clear()  # its new values may be tensors of the recording
             recorder.invalidate()
-
-
-def _is_engines(name: Any, value: Any) -> bool:
-    """Return whether an attribute of a module is the engine's. Other threads may evaluate or flatten the model."""
-    return name == "training" or (name in ("arena", "statistics") and isinstance(value, Arena | None))

@@ -11,8 +11,6 @@ from numpy.typing import DTypeLike
 from minidl.engine.device import recording
 from minidl.errors import MinidlError
 
-READ = "values are read or computed outside minidl's operations"
-
 
 class Unrecordable(MinidlError, RuntimeError):
     """The model does something that cannot be recorded."""
@@ -26,11 +24,11 @@ class Running:
 
 def refuse(*_: Any, **__: Any) -> Any:
     """Raise Unrecordable. The step that is being recorded remains refused even if its code catches the exception."""
-    recorder = getattr(recording, "recorder", None) or Running.recorder  # the latter: the code uses other threads
+    recorder = recording.recorder or Running.recorder  # the latter in other threads that the code uses
     if recorder is None:
         raise Unrecordable("this array or tensor was made while a step was recorded, and has no values: "
                            "do not keep tensors of one step for another")  # fmt: skip
-    return recorder.refuse(READ)
+    return recorder.refuse()
 
 
 class Recorded(np.ndarray):
@@ -95,7 +93,7 @@ class Labels(Hidden):
     """The labels of a batch during recording: a shape and a type.
 
     This is no array, because NumPy would read its values. Losses may reshape it and pass it to `ops.cross_entropy`.
-    For `isinstance`, it is an array, as labels are on the tape. (For `type(y) is np.ndarray`, it is none.)
+    `isinstance(y, np.ndarray)` is true, as on the tape. (`type(y) is np.ndarray` is false.)
     """
 
     __slots__ = ("_array", "dtype", "ndim", "shape", "size")

@@ -86,7 +86,7 @@ for _effect, _values in _OBJECTS.items():
 UNBOUNDED_NAMES = {"__globals__", "f_globals", "f_locals", "f_back", "__subclasses__"}
 CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
 
-# Special methods that Python does not call in a step, except by code with the given effect.
+# Effect -> special methods that Python calls only in code with this effect; "": that it never calls in a step.
 COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__contains__"}
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
 NOT_CALLED: dict[str, set[str]] = {
@@ -118,7 +118,7 @@ def is_installed(module: str) -> bool:
 
 
 def is_users(function: types.FunctionType) -> bool:
-    """Return whether a function was written by the user. A decorator may have given it the name of another."""
+    """Return whether the user wrote a function. Its `__module__` may be false, as a decorator can change it."""
     return not is_library(function.__globals__.get("__name__"))
 
 

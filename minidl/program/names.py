@@ -82,7 +82,7 @@ def names_of(code: types.CodeType) -> Names:
 def _is_inspected(following: list[dis.Instruction]) -> bool:
     """Return whether the instructions only read an attribute of a class or compare it, and do not call the class."""
     names = [instruction.opname for instruction in following[:3]]
-    if names[:1] == ["LOAD_ATTR"] or names[:1] == ["LOAD_METHOD"] or names[:1] == ["IS_OP"]:
+    if names[:1] in (["LOAD_ATTR"], ["LOAD_METHOD"], ["IS_OP"]):
         return True
     return names == ["LOAD_FAST", "LOAD_ATTR", "IS_OP"] and following[1].argval == "__class__"
 

@@ -40,6 +40,10 @@ SECONDS = {"conv.forward": 9, "conv.backward_weight": 5, "movement.copy": 3, "ma
 OnProgress = Callable[[int, int], None]  # called with (kernels ready, all kernels)
 
 
+def silent(ready: int, total: int) -> None:
+    """Report no progress."""
+
+
 class Kernel(NamedTuple):
     """A kernel, and the types of its arguments."""
 
@@ -79,7 +83,7 @@ class _CollectorOp(NamedTuple):
         return collect
 
 
-def compile_all(kernels: Iterable[Kernel], progress: OnProgress = lambda ready, total: None) -> None:
+def compile_all(kernels: Iterable[Kernel], progress: OnProgress = silent) -> None:
     """Compile these kernels, or load them from the cache. progress: called with (kernels ready, all kernels)."""
     kernels = list(dict.fromkeys(kernels))
     missing = [kernel for kernel in kernels if not kernel.ready()]

@@ -1,10 +1,10 @@
 """Recording of a step: a device that computes nothing and lists the kernel calls it receives.
 
 While a Recorder is active, ops use it in place of their device (`device.acting`). Python runs the model as usual, but
-each kernel call only becomes an entry in a list. New arrays have their real sizes; nothing is written to them. A
-recording takes a millisecond or two. Results of kernels do not exist during a recording, so code that reads them
-(`item`, `numpy`, `data`, NumPy's functions, a comparison) raises `Unrecordable`. So does code that reads labels or
-parameters, because their values may differ in each replay.
+each kernel call only becomes an entry in a list. New arrays have their real sizes; nothing is written to them. Results
+of kernels do not exist during a recording, so code that reads them (`item`, `numpy`, `data`, NumPy's functions, a
+comparison) raises `Unrecordable`. So does code that reads labels or parameters, because their values may differ in each
+replay.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from numpy.typing import DTypeLike
 
 from minidl.engine.device import ALIGNMENT, Device, address, recording
 from minidl.engine.tensor import Tensor
-from minidl.program.hidden import READ, Drawn, Labels, Lost, Recorded, Running, Unrecordable
+from minidl.program.hidden import Drawn, Labels, Lost, Recorded, Running, Unrecordable
 
 CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, because each allocation takes time
+READ = "values are read or computed outside minidl's operations"
 
 
 class Memory:
@@ -136,7 +137,7 @@ class Recorder(Device):
     @contextmanager
     def active(self) -> Iterator[None]:
         """Record the kernel calls of this thread during the `with` block. At its end, undo changes of layers' modes."""
-        before, recording.recorder = getattr(recording, "recorder", None), self
+        before, recording.recorder = recording.recorder, self
         running, Running.recorder = Running.recorder, self
         try:
             yield
@@ -180,6 +181,7 @@ class Recorder(Device):
         return Labels.array_of(values)
 
     def hidden(self, array: np.ndarray) -> np.ndarray:
+        """Return the array to pass to a Function: a view whose values cannot be read."""
         return array if type(array) is Recorded else array.view(Recorded)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:

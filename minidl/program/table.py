@@ -24,12 +24,12 @@ from minidl.program.dependence import Calls
 from minidl.program.fuse import fuse
 from minidl.program.hidden import Drawn, Unrecordable
 from minidl.program.plan import plan, work_in_place, write_gradients_directly
-from minidl.program.precompile import Kernel, OnProgress, compile_all
+from minidl.program.precompile import Kernel, OnProgress, compile_all, silent
 from minidl.program.record import Call, Memory, Place, Recorder
 
 WORKSPACE = "workspace"
 
-_addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel and kinds of arguments -> addresses: kernel, entry
+_addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel, kinds of arguments -> (kernel's address, entry's)
 
 
 class Program:
@@ -47,7 +47,7 @@ class Program:
         self,
         recorder: Recorder,
         results: Mapping[str, np.ndarray],
-        progress: OnProgress = lambda ready, total: None,
+        progress: OnProgress = silent,
         also: Sequence[Kernel] = (),
     ) -> None:
         places = _place_results(recorder, results)

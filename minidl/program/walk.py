@@ -31,12 +31,15 @@ from minidl.program.libraries import (
 )
 from minidl.program.names import Names
 
-LARGEST = 2_000  # elements of containers that are compared at every step; 32 bytes of an array count as one element
-MOST = 100_000  # values in a fingerprint
+LARGEST = 2_000  # the most elements of containers to compare at every step; 32 bytes of an array count as one element
+MOST = 100_000  # the most values in a fingerprint
 
 LEAVES = (int, bool, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range)
 BY_TEXT = (float, complex, slice)  # nan equals nan, and 0.0 differs from -0.0
-SKIPPED = ("builtins", "minidl.nn.module", "minidl.engine.tensor", "minidl.engine.parameter", "minidl.program.replay")
+SKIPPED = (
+    "builtins", "minidl.nn.module", "minidl.engine.tensor", "minidl.engine.parameter", "minidl.program.replay",
+    "minidl.program.replayed",
+)  # fmt: skip
 
 
 class Walk:
@@ -62,7 +65,7 @@ class Walk:
     def _walk(self) -> None:
         self.values: list[Any] = []  # types, leaves and identities: comparable with ==
         self.watched: list[Check] = []  # places to compare at every step
-        self.modules: list[Check] = []  # places to compare if the counter of changes has moved
+        self.modules: list[Check] = []  # to compare if `changes()` has increased
         self.generators: dict[str, Any] = {}
         self.refusal = ""
         self._kept: list[Any] = []  # alive, so that no other object gets the same id
@@ -70,7 +73,7 @@ class Walk:
         self._library_names: dict[type, set[str]] = {}
         self._everything: dict[type, bool] = {}
         self._slot_names: dict[type, list[str]] = {}
-        self._absent: dict[int, tuple[dict[str, Any], set[str]]] = {}  # id of global variables -> them, absent names
+        self._absent: dict[int, tuple[dict[str, Any], set[str]]] = {}  # id of globals -> (globals, absent names)
         self._beginnings = tuple(self.prefixes)
         self._not_called = set().union(*(names for effect, names in NOT_CALLED.items() if effect not in self.effects))
         self._size = 0
@@ -107,7 +110,7 @@ class Walk:
             visit(self, value, path)
 
     def visit_of(self, kind: type) -> tuple[bool, Callable[[Any, Any, str], None]]:
-        """Return whether equal values of a type are the same to the step, and the method that visits a value."""
+        """Return whether an equal object may replace an object of this type, and the method that visits objects."""
         raise NotImplementedError
 
     def _watch(self, read: Callable[..., Any], owner: Any, key: Any, value: Any, path: str, home: Any = None) -> None:
@@ -125,7 +128,7 @@ class Walk:
             raise Unrecordable(f"{path} is too large to compare at every step")
 
     def _counts(self, name: Any, kind: type = object) -> bool:
-        """Return whether an attribute of an object of this class counts."""
+        """Return whether the code may read an attribute with this name of an object of this class."""
         if name in self.names or name in self._library_names.get(kind, ()):
             return True
         computed = bool(self._beginnings) and isinstance(name, str) and name.startswith(self._beginnings)
@@ -156,7 +159,7 @@ class Walk:
     # -- attributes --------------------------------------------------------------------------------------
 
     def _attributes(self, value: Any, path: str) -> None:
-        """The attributes that the code names; all of them if the code that reads them is not known."""
+        """Visit the attributes that the code names; all of them if the code that reads them is not known."""
         kind = type(value)
         everything = self._reads_everything(kind)
         try:

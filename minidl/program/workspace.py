@@ -11,7 +11,8 @@ from minidl.engine.device import aligned
 class Workspace:
     """Memory for programs. It grows to the size that the largest program needs.
 
-    lock: held by a thread while a program runs in this memory, and until its results are copied.
+    lock: held by a thread while a program runs in this memory, and until its results are copied. A step that runs in
+        parts (`Gradient.parts`) holds it only during each part: the caller prevents other programs between the parts.
     """
 
     def __init__(self) -> None:
@@ -19,7 +20,7 @@ class Workspace:
         self.lock = kernel_lock()
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
-        return Workspace, ()  # a copy is other memory: nothing in it outlasts a run
+        return Workspace, ()  # a copy has new memory, because a run leaves nothing to keep
 
     def reserve(self, size: int) -> None:
         if size > self.memory.size:

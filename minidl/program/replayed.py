@@ -1,0 +1,226 @@
+"""The programs of a model: when they are recorded, when they are discarded, and when the tape is used instead.
+
+`Replayed` is the base class of `Gradient` and `Prediction` (replay.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidl.engine.concurrency import check_fork
+from minidl.engine.device import Device, address
+from minidl.errors import MinidlError
+from minidl.nn.modes import watchers
+from minidl.nn.module import Module
+from minidl.ops.conv import uses_winograd
+from minidl.program.fingerprint import Fingerprint
+from minidl.program.guard import observed
+from minidl.program.hidden import Unrecordable
+from minidl.program.precompile import Kernel, OnProgress, silent
+from minidl.program.record import Recorder, paused_collector
+from minidl.program.table import WORKSPACE, Program
+from minidl.program.workspace import Workspace
+
+PROGRAMS = 64  # the most that an instance keeps; the least recently used one is discarded first
+PATIENCE = 3  # the most recordings in a row that fail for a shape of batch, or that follow a change of settings
+LONGEST_PAUSE = 64  # steps without a comparison of the settings
+DIFFER = "its calls differ from one recording to the next"
+
+
+class Replayed:
+    """The base class of `Gradient` and `Prediction`: a model, and a program for each shape of batch.
+
+    workspace: memory to share with other instances; they then run one at a time. progress, also: see `Program`.
+
+    A copy (copy, deepcopy, pickle) records its own programs, and has neither `progress` nor `also`.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        workspace: Workspace | None = None,
+        progress: OnProgress = silent,
+        also: Sequence[Kernel] = (),
+    ) -> None:
+        self.model, self.progress, self.also = model, progress, also
+        self.workspace = workspace or Workspace()
+        self.programs: dict[Hashable, Program] = {}
+        self.refused: dict[Hashable, tuple[str, int]] = {}  # shape of batch -> (first reason, failed recordings)
+        self.warned: set[str] = set()  # reasons
+        self.unsettled = 0  # the number of comparisons in a row that found a changed setting
+        self.changed = ""  # the latest such setting
+        self.pause = 0  # the number of steps that follow on the tape, without a comparison
+        self.bound: dict[str, np.ndarray] = {}  # vectors that replace the model's
+        self.forget()
+
+    def forget(self) -> None:
+        """Discard all programs, so that the next call records again."""
+        self.programs.clear()
+        self.refused.clear()
+        self.not_recorded = ""  # the reason why the latest step was not recorded
+        self.fingerprint: Fingerprint | None = None
+        self.modules = [module for _, module in self.model.named_modules()]
+        self.parameters = list(self.model.parameters())
+        self.arena = self.model.arena
+        self.vectors = self._own_vectors()
+        tensors = [*self.parameters, *(buffer for _, buffer in self.model.named_buffers())]
+        self.arrays = [(tensor, tensor._data) for tensor in tensors]
+        for name, vector in self.bound.items():
+            if name not in self.vectors or vector.size != self.vectors[name].size:
+                raise MinidlError(f"{name}: the model's layers have changed, and vectors of the old layout are in use; "
+                                  "bind vectors of the new one")  # fmt: skip
+
+    def bind(self, **vectors: np.ndarray | None) -> None:
+        """Run on other vectors than the model's, in the same layout: theta (the weights), grad, statistics.
+
+        Used if several replicas share one model (comm/replica.py). Vectors that are not given remain the model's.
+        """
+        self.bound = {name: vector for name, vector in vectors.items() if vector is not None}
+
+    def _own_vectors(self) -> dict[str, np.ndarray]:
+        """Return the memory of the model's arrays: the arena's vectors, or one array for each parameter and buffer."""
+        named = dict(self.model.named_parameters())
+        if self.arena is None or not self.arena.holds(named):
+            tensors = [*named.items(), *self.model.named_buffers()]
+            return {f"parameter {name}": tensor._data for name, tensor in tensors}
+        arrays = {"theta": self.arena.theta, "grad": self.arena.grad}
+        if self.model.statistics is not None:
+            arrays["statistics"] = self.model.statistics.theta
+        return arrays
+
+    def __getstate__(self) -> dict[str, Any]:
+        derived = ("modules", "parameters", "arena", "vectors", "arrays", "fingerprint")  # `forget` computes them
+        state = {name: value for name, value in vars(self).items() if name not in derived}
+        # A program contains addresses of the original.
+        return {**state, "progress": silent, "also": (), "programs": {}, "refused": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.forget()
+
+    def record(self, recorder: Recorder, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run the step's code while the recorder is active; return the results. batch: regions of the recorder."""
+        raise NotImplementedError
+
+    def roots(self) -> tuple[Any, ...]:
+        """Return the objects whose code runs in a step."""
+        return (self.model,)
+
+    def mode(self) -> tuple[Hashable, ...]:
+        """Return settings that select one of several programs."""
+        return uses_winograd(), bytes(map(bool, [parameter.requires_grad for parameter in self.parameters]))
+
+    def program(self, batch: dict[str, np.ndarray]) -> Program | None:
+        """Return the program for this shape of batch. Record it at its first use.
+
+        Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
+        watcher must see the forward passes (`watched`). A recording may fail by chance, for example if another thread
+        draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed. They do not
+        if the calls differ: this proves that the step depends on something unknown.
+        """
+        check_fork()
+        fingerprint = self._renewed()
+        self.not_recorded = fingerprint.refusal
+        if self.not_recorded or watchers() or not batch["x"].size:
+            return None
+        if self.unsettled > PATIENCE:
+            self.not_recorded = f"{self.changed} changes from step to step"
+            return None
+        key = self.mode(), *((array.shape, array.dtype.str) for array in batch.values())
+        program = self.programs.pop(key, None)
+        if program is not None:
+            self.programs[key] = program  # the last one used is the last in the dict
+            return program
+        self.not_recorded, failures = self.refused.get(key, ("", 0))
+        if failures < PATIENCE:
+            try:
+                program = self.programs[key] = self._recorded(fingerprint, batch)
+                self.workspace.reserve(program.workspace_size)
+                self.refused.pop(key, None)
+                self.not_recorded = ""
+            except Unrecordable as error:
+                self.not_recorded = self.not_recorded or str(error)  # the first: others may only follow from it
+                self.refused[key] = self.not_recorded, PATIENCE if str(error) == DIFFER else failures + 1
+            for store in (self.programs, self.refused):
+                if len(store) > PROGRAMS:
+                    del store[next(iter(store))]
+        return program
+
+    def _renewed(self) -> Fingerprint:
+        """Return the fingerprint of the present settings. If it differs from the last one, forget the programs.
+
+        While a setting changes at every step, compare only after pauses of 2, 4, 8 ... steps. During a pause, the tape
+        computes the steps, because it always uses the present settings.
+        """
+        before, roots = self.fingerprint, self.roots()
+        moved = any([tensor._data is not array for tensor, array in self.arrays])
+        if before is None or moved or self.model.arena is not self.arena:
+            self.forget()
+            self.fingerprint = Fingerprint(roots)
+            return self.fingerprint
+        if self.pause and not self.bound:  # bound vectors must fit the present layers, which `forget` checks
+            self.pause -= 1
+            if not self.pause:  # the next step's settings are compared with this one's
+                self.forget()
+                self.fingerprint = Fingerprint(roots, before)
+            return before
+        if before.unchanged(roots):
+            self.unsettled = 0
+            return before
+        found = Fingerprint(roots, before)
+        if found.equals(before):
+            self.unsettled = 0
+        else:
+            self.unsettled += 1
+            self.changed = before.first_change() or "the loss"
+            self.forget()
+            if self.unsettled > PATIENCE:
+                self.pause = min(2 ** (self.unsettled - PATIENCE), LONGEST_PAUSE)
+        self.fingerprint = found
+        return found
+
+    @paused_collector()
+    def _recorded(self, fingerprint: Fingerprint, batch: dict[str, np.ndarray]) -> Program:
+        """Record the step twice, compare, and compile. Raises Unrecordable."""
+        first, results = self._observed(fingerprint, batch)
+        second, _ = self._observed(fingerprint, {**batch, "x": 1 - batch["x"]})
+        if first.digest() != second.digest():
+            raise Unrecordable(DIFFER)
+        return Program(first, results, self.progress, self.also)
+
+    def _observed(
+        self, fingerprint: Fingerprint, batch: dict[str, np.ndarray]
+    ) -> tuple[Recorder, dict[str, np.ndarray]]:
+        recorder, regions = self.recorder(batch)
+        record = functools.partial(self.record, recorder, regions)
+        return recorder, observed(record, recorder, fingerprint, self.parameters)
+
+    def warn(self, stacklevel: int) -> None:
+        """Warn, once for each reason, that a step ran on the tape because it cannot be recorded."""
+        if self.not_recorded and self.not_recorded not in self.warned:
+            self.warned.add(self.not_recorded)
+            warnings.warn(
+                f"this model runs without a recorded program, which is slower: {self.not_recorded}",
+                stacklevel=stacklevel + 1,
+            )
+
+    def bases(self, batch: dict[str, np.ndarray]) -> dict[str, int]:
+        """Return the address of each region for a run."""
+        vectors = {WORKSPACE: self.workspace.memory, **self.vectors, **self.bound, **batch}
+        return {name: address(array) for name, array in vectors.items()}
+
+    def results(self, program: Program) -> dict[str, np.ndarray]:
+        """Return the results of a program that has run: views, valid until the next run in this workspace."""
+        return {name: self.workspace.view(*place) for name, place in program.results.items()}
+
+    def recorder(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
+        """Return a recorder with the model's memory and the batch as regions, and the batch to pass to ops."""
+        recorder = Recorder(self.parameters[0].device if self.parameters else Device("cpu"))
+        for name, vector in self.vectors.items():
+            recorder.region(name, vector)
+        return recorder, {name: recorder.region(name, array) for name, array in batch.items()}
