@@ -10,7 +10,7 @@ a program: a table of machine addresses (table.py, call.py). Later calls of `gra
 graph and allocate no array. Nothing is compiled specifically for the model. The results are bit-identical to those of
 the tape, the graph of functions that the engine builds otherwise.
 
-Each shape of batch needs a separate program, which is recorded separately.
+Each shape of batch needs a separate recording.
 
 A program is never silently out of date. Before each run, `Fingerprint` compares what the code of the model and the
 loss reads: attributes, containers, closures, defaults, globals (fingerprint.py states the limits). After a change, the
