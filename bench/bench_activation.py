@@ -1,4 +1,4 @@
-"""Speed of activations: arithmetic in the L1 cache, the ladder (versions) of tanh, and all kernels.
+"""Speed of activations: in the L1 cache, each version of tanh (kernels/activation/ladder.py), and all kernels.
 
     python bench/bench_activation.py [--quick] [--json] [--threads 1]
 

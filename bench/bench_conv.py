@@ -1,4 +1,4 @@
-"""Convolutions: the ladder from plain loops to the micro-kernel, and layers of real networks compared with PyTorch.
+"""Convolutions: every version from plain loops to the micro-kernel, and layers of real networks beside PyTorch.
 
     python bench/bench_conv.py [--quick] [--json] [--threads 2]
 
@@ -92,7 +92,7 @@ def calls(layer: tuple[tuple[int, int, int, int], int, int, int, int, int, int])
 
 
 def rungs() -> tuple[dict[str, Call], float]:
-    """Return (the versions of the ladder, the number of operations of each)."""
+    """Return (the versions in kernels/conv/ladder.py, the number of operations of each)."""
     random = np.random.default_rng(0)
     x, weight = (random.standard_normal(shape, np.float32) for shape in ((16, 16, 16, 64), (3, 3, 64, 64)))
     found: dict[str, Call] = {}

@@ -1,4 +1,4 @@
-"""Speed of elementwise kernels relative to memory bandwidth, and the ladder (versions) of `affine`.
+"""Speed of elementwise kernels relative to memory bandwidth, and of each version of `affine`.
 
     python bench/bench_elementwise.py [--quick] [--json] [--threads 1]
 """

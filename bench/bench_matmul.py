@@ -1,4 +1,4 @@
-"""Speed of matrix products: the ladder from plain loops to the micro-kernel, and products of real networks.
+"""Speed of matrix products: every version from plain loops to the micro-kernel, and products of real networks.
 
     python bench/bench_matmul.py [--quick] [--json] [--threads 2]
 
@@ -32,7 +32,7 @@ except ImportError:
 SQUARES = ((128, ">= 75"), (256, ">= 92"), (512, ">= 92"), (1024, ">= 92"), (2048, ">= 92"))
 LAYERS = [(rows, depth, columns) for depth, columns in ((784, 512), (512, 512), (512, 10)) for rows in (128, 32, 8)]
 LAYERS += [(64, 3136, 512)]  # the first fully connected layer of LeNet
-STEP = 512  # rows, columns and depth of the ladder
+STEP = 512  # rows, columns and depth of the product that `rungs` measures
 
 Call = Callable[[], object]
 
@@ -58,7 +58,7 @@ def calls(kind: str, rows: int, depth: int, columns: int) -> dict[str, Call]:
 
 
 def rungs() -> dict[str, Call]:
-    """Return the versions of the ladder, and cpu.nn on all threads."""
+    """Return the versions in kernels/matmul/ladder.py, and cpu.nn on all threads."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((STEP, STEP), np.float32) for _ in range(2))
     found: dict[str, Call] = {}

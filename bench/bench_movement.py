@@ -24,7 +24,7 @@ LAST = list(ladder.RUNGS)[-1]
 
 
 def steps(x: np.ndarray, view: np.ndarray, target: np.ndarray) -> dict[str, Callable[[], object]]:
-    """Return the ladder for copying `view`, which starts at the first element of x, to `target`."""
+    """Return each version of the copy of `view`, which starts at the first element of x, to `target`."""
     strides, into = (np.array(array.strides) // array.itemsize for array in (view, target))
     shape = np.array(view.shape)
     return measure.rungs(ladder.RUNGS, x.reshape(-1), 0, strides, shape, 0, into, target.reshape(-1))

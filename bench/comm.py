@@ -49,7 +49,7 @@ def publish(report: measure.Report, args: argparse.Namespace) -> None:
     middle = {name: statistics.median(each) for name, each in times.items()}
     for name in ("between", "both"):
         alone = "alone" if name == "between" else "both_alone"
-        moved = 5 * size * (1 if name == "between" else 2)  # a copy reads 1 and writes 1; a mix reads 2 and writes 1
+        moved = 5 * size * (1 if name == "between" else 2)  # a copy reads 1 vector, writes 1; a mix reads 2, writes 1
         pairs = [b / a for a, b in zip(times[name], times[alone])]
         print(f"publish and mix {size / 1e6:.0f} MB, {name}: {1e3 * middle[name]:.2f} ms "
               f"({moved / middle[name] / 1e9:.1f} GB/s); in one process {1e3 * middle[alone]:.2f} ms; median of pairs "
@@ -111,7 +111,7 @@ OURS = {
 
 
 def ddp(report: measure.Report, args: argparse.Namespace) -> None:
-    """Measure images/s in turns, then make a complete run of each method for the time to the target accuracy."""
+    """Measure images/s in turns, then the time to the target accuracy in a complete run of each method."""
     from bench import ddp_twin
 
     steps, turns = (12, 1) if args.quick else (args.steps, args.turns)

@@ -50,7 +50,7 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
     both          each rank publishes its vector, then mixes the other rank's; both ranks do so at the same time
     both_alone    each rank copies and mixes its own vector; both ranks do so at the same time
 
-    options: bytes of the vector, turns. Returns {name: seconds of each turn}.
+    options: `bytes`, the size of the vector; `turns`, the number of measurements. Returns {name: seconds of each turn}.
     """
     from minidl.comm import launch
     from minidl.comm.mailbox import _copy
@@ -82,7 +82,7 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
         fabric.barrier()
         return began, ended
 
-    works: dict[str, list[Callable[[], None]]] = {  # for rank 0, rank 1
+    works: dict[str, list[Callable[[], None]]] = {  # name: [work of rank 0, work of rank 1]
         "between": [publish, mix_latest],
         "alone": [copy_and_mix, lambda: None],
         "both": [lambda: (publish(), mix_latest())[0]] * 2,
@@ -98,7 +98,7 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
             ends = flat.reshape(2, 2)
             used = ends[:1] if name == "alone" else ends
             if number >= 2:
-                began = used[0, 0] if name == "between" else used[:, 0].min()  # "between" starts on rank 0
+                began = used[0, 0] if name == "between" else used[:, 0].min()  # "between" starts when rank 0 publishes
                 times[name].append(float(used[:, 1].max() - began))
     return times
 
@@ -106,8 +106,8 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
 def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
     """Publish, read and send vectors as fast as possible on all ranks; count the torn vectors.
 
-    Every vector has a checksum, which the reader verifies twice. options: elements: the largest length of a
-    vector; exchanges: how many vectors all ranks together must verify.
+    Every vector has a checksum, which the reader verifies twice. options: `elements`, the largest length of a
+    vector; `exchanges`, the number of vectors that all ranks together must verify.
     """
     fabric, elements = job.join(Config()), int(options["elements"])
     fabric.join(Needs(elements=elements, mail=3, publish=True), "torn")

@@ -22,10 +22,10 @@ from typing import Any
 from minidl.run.folder import write
 
 ROOT = Path(__file__).parent.parent
-LONGEST = 2.0  # seconds for an input
+LONGEST = 2.0  # goal for the slowest input, in seconds
 ALARM = 20  # seconds after which an input is given up
-MEMORY = 200 * 2**20  # bytes above the idle process
-CHUNK = 5000  # inputs of one process
+MEMORY = 200 * 2**20  # goal for the peak memory, in bytes above the idle process
+CHUNK = 5000  # inputs per process
 
 
 class TooSlow(Exception):
@@ -43,7 +43,7 @@ def work(name: str, start: int, count: int) -> dict[str, Any]:
     escapes, slowest = [], (0.0, -1)
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         case = PARSERS[name](Path(folder))
-        for seed in (-1, -2, -3):  # imports, and compiles kernels
+        for seed in (-1, -2, -3):  # warm-up: imports modules and compiles kernels
             attempt(case, seed, name)
         idle = peak_memory()
         for seed in range(start, start + count):

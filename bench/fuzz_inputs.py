@@ -44,7 +44,7 @@ def _overwrite(rng: random.Random, data: bytearray) -> None:
 
 
 def _number(rng: random.Random, data: bytearray) -> None:
-    """Overwrite with a whole number as a header stores it."""
+    """Overwrite bytes with a whole number, in one of the forms in which headers store numbers."""
     form = rng.choice(("<H", "<I", ">I", "<Q"))
     bits = 8 * struct.calcsize(form)
     at = _place(rng, data)

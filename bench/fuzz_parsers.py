@@ -1,8 +1,8 @@
 """Every parser of files in minidl, with valid inputs and ways to change them: the table PARSERS.
 
-Each entry is a function of a folder that returns `case`. `case(rng)` writes a changed input into the folder and returns
-a function that reads it. That function may raise only the errors in ALLOWED. Modules that import Numba are imported
-where they are used.
+Each entry is a function that takes a folder and returns `case`. `case(rng)` writes a changed input into the folder and
+returns a function that reads it. That function may raise only the errors in ALLOWED. Modules that import Numba are
+imported where they are used.
 """
 
 from __future__ import annotations

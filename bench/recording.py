@@ -1,4 +1,4 @@
-"""Time to record a training step for a new batch size: two recordings, comparison, fusion, planning, the table.
+"""Time to record a training step for a new batch size: two recordings, comparison, fusion, planning, table of calls.
 
     python bench/recording.py
     python bench/recording.py resnet20 --profile       where the time goes, by function

@@ -80,7 +80,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """With this probability, a gradient's duration is multiplied by `factor`."""
+    """With `probability`, a gradient's duration is multiplied by `factor`."""
 
     probability: float = _entry(0.0, CHANCE)
     factor: float = _entry(10.0, POSITIVE)

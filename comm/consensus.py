@@ -1,6 +1,6 @@
 """The consensus distance: a measure of how much the replicas' weights differ.
 
-    mean = 1/P sum_i x_i        distance = sqrt(1/P sum_i |x_i - mean|^2)        relative = distance / |mean|
+    mean = 1/P * sum_i x_i      distance = sqrt(1/P * sum_i |x_i - mean|^2)      relative = distance / |mean|
 
 `distance` is the consensus distance of Kong, Lin, Koloskova, Jaggi and Stich (Consensus Control for Decentralized Deep
 Learning, ICML 2021). They find that decentralised training loses no accuracy as long as the distance stays below a
@@ -8,7 +8,7 @@ critical value. `relative` can be compared between models and between moments of
 weights differ from the mean of all replicas by about 1%.
 
 `Fabric.gather` yields one vector at a time. Each vector updates the mean and the sum of squares (Welford 1962), in
-float64. The simpler formula sum_i |x_i|^2 - P |mean|^2 would give mostly rounding error for a small distance.
+float64. The simpler formula sum_i |x_i|^2 - P * |mean|^2 would give mostly rounding error for a small distance.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Consensus:
             mean = self.mean[start : start + BLOCK]
             before = vector[start : start + BLOCK] - mean
             mean += before / self.count
-            # squares grow by (x - old mean) @ (x - new mean); x - new mean = (count - 1) / count (x - old mean)
+            # squares grow by (x - old mean) @ (x - new mean), and x - new mean = (count - 1) / count * (x - old mean).
             self.squares += float(before @ before) * (self.count - 1) / self.count
 
     @property

@@ -35,7 +35,7 @@ class Optimizer:
         one. Parameters with requires_grad = False are not updated.
     lr: the learning rate. The attribute may be changed before each step, for example by a schedule.
     weight_decay: the decay of all parameters whose group does not set one.
-    clip: the maximum norm of the gradient; a larger one is scaled down to it (Pascanu et al. 2013). None: no clipping.
+    clip: the maximum norm; a gradient with a larger norm is scaled down (Pascanu et al. 2013). None: no clipping.
 
     Raises ConfigError if a value is out of range, or if parameters repeat or are in different arenas.
     """
@@ -63,7 +63,7 @@ class Optimizer:
         self.find_segments()
 
     def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
-        """Update these vectors, in the arena's layout, instead of the arena's: for replicas (comm/replica.py)."""
+        """Make `step` update these vectors, which have the arena's layout, for one replica (comm/replica.py)."""
         self.bound, self.state = {"theta": theta, "grad": grad}, state
 
     @property

@@ -127,7 +127,7 @@ def _python_module(module: Setting) -> Callable[[Any], None]:
 
 
 def _chosen(module: Setting) -> Callable[[Any], None]:
-    """A method with a computed name reads an attribute that is called `training`, as that of a module."""
+    """Store the number in an attribute `training` of another object. A method with a computed name reads it."""
 
     class Chosen:
         training: Any = 1.0

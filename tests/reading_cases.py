@@ -1,4 +1,4 @@
-"""Cases of code that reads settings. A case is a model that calls a function, and a change of what this code reads."""
+"""Cases of code that reads settings. A case is a model that calls a function, and a change of what it reads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def module(name: str, source: str, file: str | None = None, **variables: Any) ->
 
 
 def assert_noticed(case: Case) -> None:
-    """Assert that the step is recorded, that the change affects the tape's result, and that the step follows it."""
+    """Assert that the step is recorded, that a change affects the tape's result, and that the step has this result."""
     build, change = case
     twins = Twins(lambda: (build(), plain))
     twins.step(*batch())

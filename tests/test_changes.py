@@ -1,4 +1,4 @@
-"""What a user changes between two steps is noticed: the step has the tape's result, or is refused with a warning."""
+"""A change between two steps is noticed: the step has the tape's result, or runs on the tape, with a warning."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_setting_that_changes_at_every_step_leaves_it_to_the_tape() -> None:
             twins.step(*batch())
     assert len(caught) == 1
     assert not twins.replayed.programs
-    for _ in range(4):  # the rest of a pause, and the step that finds equal settings
+    for _ in range(4):  # the rest of a pause without comparisons, and the step that finds equal settings
         twins.step(*batch())
     assert len(twins.replayed.programs) == 1 and not twins.replayed.not_recorded
 

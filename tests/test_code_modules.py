@@ -109,7 +109,7 @@ def modules() -> Iterator[None]:
     before = dict(sys.modules)
     yield
     for name, made in [*sys.modules.items()]:
-        if name not in before and made.__spec__ is None:  # not imported from a file, as Numba imports its parts
+        if name not in before and made.__spec__ is None:  # keep modules imported from files, such as parts of Numba
             del sys.modules[name]
 
 

@@ -1,4 +1,4 @@
-"""Code that reads settings by unusual names: a recorded step notices that they change, or is refused."""
+"""Code that reads settings by unusual names: changes of them are noticed, or the step is not recorded."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_the_mode_of_a_loss_is_noticed() -> None:
 def test_a_name_that_begins_with_a_constant_does_not_count_all_attributes() -> None:
     class Numbered(Net):
         def later(self) -> Any:
-            return np.random.default_rng()  # never called; if this code counted, the step would be refused
+            return np.random.default_rng()  # never called; as code of the step, it would prevent recording
 
     model = Numbered(lambda m: sum(getattr(m, f"layer{i}") for i in range(2)), layer0=1.0, layer1=1.0)
     gradient = Gradient(model, plain)

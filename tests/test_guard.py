@@ -204,7 +204,7 @@ def test_recordings_that_always_fail_end() -> None:
 
 
 def test_a_step_whose_calls_differ_is_not_recorded_again() -> None:
-    """Two equal recordings would prove nothing: the step depends on something that the fingerprint does not contain."""
+    """Two equal later recordings would prove nothing: the step depends on something that the fingerprint does not contain."""
     factors = [1.0, 2.0]
     prediction = Prediction(Scaled(lambda self, y: 1.0))
     record = prediction.record
@@ -222,7 +222,7 @@ def test_a_step_whose_calls_differ_is_not_recorded_again() -> None:
 
 
 def test_recordings_of_two_threads_do_not_overlap() -> None:
-    """Otherwise the recording that ends last would restore random states that it found during the other one."""
+    """Otherwise the recording that ends last would restore the random states from the middle of the other one."""
     first, second = (Prediction(Scaled(lambda self, y: 1.0)) for _ in range(2))
     inside, over = threading.Event(), threading.Event()
     record_first, record_second = first.record, second.record

@@ -1,4 +1,4 @@
-"""Random models, changed between two steps in every way a user can: the recorded step has the bits of the tape."""
+"""Random models, changed between two steps in every way a user can: recorded step and tape give the same bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     x = rng.standard_normal((count, 6, 7, 2)).astype(np.float32)
     y = rng.integers(CLASSES, size=count)
     if seed == 13 and count:
-        y[0] = CLASSES  # not a class
+        y[0] = CLASSES  # an invalid label
     return x, y[: count - 1] if seed == 14 else y
 
 

@@ -136,7 +136,7 @@ class Courier:
 
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
-        time.sleep(0.2)  # when a job aborts, mpiexec discards output that it has not forwarded
+        time.sleep(0.2)  # lets mpiexec forward the output: it discards the rest when the job aborts
         self._orders.put(lambda: self.world.Abort(code))
         self._thread.join(10)
         os._exit(code)

@@ -64,7 +64,7 @@ class ShmFabric(BoxedFabric):
             raise ConfigError("this replica's model, or the memory that it requests, differs from replica 0's: "
                               "give all replicas the same options")  # fmt: skip
         if (self.layouts != self.layouts[0]).any():
-            raise Aborted  # the replica that differs reports it
+            raise Aborted  # the rank whose layout differs from that of rank 0 reports the error
 
     def now(self) -> float:
         return time.monotonic()  # the same clock for all processes of a node

@@ -33,8 +33,8 @@ class Column(IntEnum):
     STEP = 1  # the number of the current or last step, from 1; 0 before the first step
     STOP = 2  # 1 + the number of steps after which this rank can stop; 0: it has not noticed a request to stop
     SPEED = 3  # recent speed in images/s
-    ACCURACY = 4  # on the training images of this rank's latest finished epoch, 0 to 1
-    LOSS = 5  # mean on the same images, written after ACCURACY; 0: no epoch is finished yet
+    ACCURACY = 4  # training accuracy in this rank's latest finished epoch, 0 to 1
+    LOSS = 5  # mean training loss in the same epoch, written after ACCURACY; 0: no epoch is finished yet
 
 
 class State(IntEnum):

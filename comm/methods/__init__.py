@@ -1,4 +1,4 @@
-"""The training methods, by name. A new method needs a file with its options, and a line here (two with servers)."""
+"""The training methods, by name. A new method needs a file with its options, and one line here (two if it has servers)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Synchronous SGD: every replica makes the same step, with the mean gradient of all batches.
 
-    g <- 1/P sum_i g_i(x),        x <- x - eta g        x is always the same on all replicas
+    g <- 1/P * sum_i g_i(x),      x <- x - eta * g      x is always the same on all replicas
 
 Without batch norm and dropout, this equals (up to rounding) one replica with a batch P times as large. Goyal et al.
 2017 multiply the learning rate by P. The backward pass completes the gradient of the last layer first. Layers are

@@ -1,15 +1,15 @@
 """Decentralised parallel SGD (Lian, Zhang, Zhang, Hsieh, Zhang, Liu: NeurIPS 2017).
 
-    adapt, then combine     x_i <- sum_j W_ij (x_j - eta g_j(x_j))
-    --overlap               x_i <- sum_j W_ij x_j - eta g_i(x_i)        the exchange overlaps the gradient
+    adapt, then combine     x_i <- sum_j W_ij * (x_j - eta * g_j(x_j))
+    --overlap               x_i <- sum_j W_ij * x_j - eta * g_i(x_i)    the exchange overlaps the gradient
 
-         x_0 - eta g_0 ──────── W_00 ───> (+) ───> x_0
+       x_0 - eta * g_0 ──────── W_00 ───> (+) ───> x_0
                         ╲    ╱
                          ╲  ╱  W_01
                           ╳
                          ╱  ╲  W_10
                         ╱    ╲
-         x_1 - eta g_1 ──────── W_11 ───> (+) ───> x_1
+       x_1 - eta * g_1 ──────── W_11 ───> (+) ───> x_1
 
 W is the topology's mixing matrix for this round, and each step is a round. All replicas make the same number of steps,
 but each waits only for its neighbours.
@@ -65,7 +65,7 @@ class DPSGD(Method):
         return self.fabric.exchange(sources, targets, *self.momentum.parts(), note=Note(round=round))
 
     def combine(self, letters: Callable[[], Iterator[Letter]], round: int) -> None:
-        """x_i <- sum_j W_ij x_j, computed as a running weighted mean of x_i and the models received so far."""
+        """x_i <- sum_j W_ij * x_j, computed as a running weighted mean of x_i and the models received so far."""
         row = self.graph.weights(self.place, round)
         seen = row[self.place]
         for letter in letters():

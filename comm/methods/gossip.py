@@ -2,7 +2,7 @@
 
     each step of replica i:
         for each received model x_s:        x_i <- x_i + weight * (x_s - x_i)       --mix      weighing.py
-        x_i <- x_i - eta g_i(x_i)                                                   --velocity momentum.py
+        x_i <- x_i - eta * g_i(x_i)                                                 --velocity momentum.py
         in some steps, with a peer:         push | pull | push-pull                 --peer     peers.py
 
         push         i sends x_i. The peer mixes x_i into its model.

@@ -1,6 +1,6 @@
 """Independent replicas, the baseline for all other methods. With one replica this is plain SGD.
 
-    x_i <- x_i - eta g_i(x_i)
+    x_i <- x_i - eta * g_i(x_i)
 """
 
 from __future__ import annotations

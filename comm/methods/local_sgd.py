@@ -1,7 +1,7 @@
 """Local SGD (McDonald, Hall, Mann: NAACL 2010; Stich: ICLR 2019): independent steps, and an average every tau steps.
 
-    x_i <- x_i - eta g_i(x_i)                every step
-    x_i <- 1/P sum_j x_j                     every tau steps, tau = --period
+    x_i <- x_i - eta * g_i(x_i)              every step
+    x_i <- 1/P * sum_j x_j                   every tau steps, tau = --period
 
         x_0  ─o──o──o──┐          ┌──o──o──o──┐
         x_1  ─o──o──o──┼─ mean ───┼──o──o──o──┼─ mean ─ ...        tau = 3

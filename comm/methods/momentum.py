@@ -8,9 +8,9 @@ Momentum accumulates the recent gradients. If the replicas have different data, 
 towards the optimum for its own data, even after mixing. Quasi-global momentum (QG-DSGDm; Lin, Karimireddy, Stich,
 Jaggi: ICML 2021) accumulates the movement of the mixed model instead. With D-PSGD, step t computes:
 
-    x'           <- x_i^(t) - eta (mu m_i^(t-1) + g_i)
-    x_i^(t+1)    <- sum_j W_ij x'_j
-    m_i^(t)      <- mu m_i^(t-1) + (1 - mu) (x_i^(t) - x_i^(t+1)) / eta
+    x'           <- x_i^(t) - eta * (mu * m_i^(t-1) + g_i)
+    x_i^(t+1)    <- sum_j W_ij * x'_j
+    m_i^(t)      <- mu * m_i^(t-1) + (1 - mu) * (x_i^(t) - x_i^(t+1)) / eta
 """
 
 from __future__ import annotations

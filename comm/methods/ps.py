@@ -1,7 +1,7 @@
 """A parameter server: asynchronous SGD with a center (Dean et al.: NeurIPS 2012, "Downpour").
 
     worker i      computes g_i(x_i), sends it, and waits for the reply: x_i <- c
-    server        handles one request at a time: c <- c - eta g_i, then replies with c
+    server        handles one request at a time: c <- c - eta * g_i, then replies with c
 
         worker 0 ──g_0──>┌────────┐<──g_1── worker 1          g_i was computed from a center older than c, by about
                  <───c───│ center │────c──>                   P - 1 steps if all P workers are equally fast
@@ -68,7 +68,7 @@ class ParameterServer(Method):
         return self.fabric.post(Channel.MAIL, self.fabric.survivors(), (vector,), note) or None
 
     def answer(self, letter: Letter) -> tuple[tuple[np.ndarray], Note]:
-        """c <- c - eta g_i. Returns c as the reply."""
+        """c <- c - eta * g_i. Returns c as the reply."""
         center, note = self.replica, letter.note
         self.fabric.meter.stale(center.optimizer_steps - note.round)
         center.grad[:] = letter.vector

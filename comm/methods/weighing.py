@@ -10,7 +10,7 @@ mass with its model, m = w_s / 2, and the receiver adds m to its mass (Kempe, Do
 Picard, Cord, Thome: "GoSGD", 2016):
 
         w_s = 1 ──── 1/2, x_s ───>  w_r = 1           w_s = 1/2                   w_r = 3/2
-        x_s                         x_r               x_s                         x_r <- (1 x_r + 1/2 x_s) / (3/2)
+        x_s                         x_r               x_s                         x_r <- (x_r + 1/2 * x_s) / (3/2)
 
 A replica that receives less than it sends loses mass, so its model gets less weight. Masses are multiples of 2^-32, so
 their sums are exact. Unless a replica dies, the masses of all P replicas and of the messages in flight sum to P.

@@ -78,7 +78,7 @@ def extract(archive: Path, folder: Path) -> dict[str, Path]:
     missing = [path.name for path in members.values() if path not in contents]
     if missing:
         raise DataError(f"{archive} does not contain {', '.join(missing)}: get the file again")
-    for path in members.values():  # the test batch last: without it, a later run treats the set as incomplete
+    for path in members.values():  # the test batch comes last: without it, later runs treat the set as incomplete
         part = path.with_name(path.name + ".part")
         part.write_bytes(contents[path])
         os.replace(part, path)

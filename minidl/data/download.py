@@ -14,7 +14,7 @@ from minidl.errors import DataError
 
 BLOCK = 1 << 16
 TIMEOUT = 20  # seconds without data
-ATTEMPTS = 5  # the maximum per mirror; an attempt that fails and adds no bytes is the last one
+ATTEMPTS = 5  # the maximum per mirror; after an attempt that adds no bytes, the next mirror is tried
 
 
 class Published(NamedTuple):
@@ -115,7 +115,7 @@ def _append(url: str, file: Published, part: Path) -> None:
         if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             raise _MirrorFailed("sent a different part of the file than requested")
         if response.status != 206:
-            have = 0  # a server without ranges sends the whole file
+            have = 0  # the server does not support ranges: it sends the whole file
         length = response.headers.get("Content-Length", "")
         if length.isdigit() and have + int(length) != file.size:
             raise _MirrorFailed(f"offers {have + int(length)} bytes, expected {file.size}")

@@ -68,7 +68,7 @@ def _require_names(path: Path, held: list[str]) -> None:
         if name not in held:
             others = [other for other in held if other not in NAMES]
             hint = nearest(name, others)
-            if len(others) == len(held):  # not one of the four names
+            if len(others) == len(held):  # the file contains none of the four names
                 hint = " Save them by name: np.savez(file, x_train=..., y_train=..., x_test=..., y_test=...)"
             raise DataError(f"{path} has no array {name!r}: expected {', '.join(NAMES)}, "
                             f"found {', '.join(repr(other[:40]) for other in held[:8]) or 'none'}.{hint}")  # fmt: skip

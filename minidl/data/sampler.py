@@ -15,12 +15,12 @@ from minidl.errors import ConfigError
 
 
 class Sampler:
-    """Batches for one replica. replicas: how many there are. place: the number of this one, from 0.
+    """The batches of one replica. replicas: the number of replicas. place: the index of this replica, from 0.
 
     Each epoch, every replica gets the same number of images, and therefore the same number of batches.
 
-    shards    "iid": the images are shuffled and divided again each epoch; "skewed:ALPHA": each replica keeps the same
-              images, mostly of some classes
+    shards    "iid": the images are shuffled and divided again each epoch; "skewed:ALPHA": each replica has its
+              own images in all epochs, and some classes are over-represented in them
     augment   names of AUGMENTATIONS. prefetch: number of batches that a thread prepares in advance
 
     Raises ConfigError if there are fewer images than replicas.
@@ -43,7 +43,7 @@ class Sampler:
         self.images = len(data.y_train) // replicas
         if self.images < 1:
             raise ConfigError(f"{len(data.y_train)} training images cannot be divided among {replicas} replicas")
-        self.own: np.ndarray | None = None  # skewed: the indices of this replica's images
+        self.own: np.ndarray | None = None  # the indices of this replica's images; None unless shards are skewed
         if shards != "iid" and replicas > 1:
             self.own = dirichlet_shards(data.y_train, replicas, parse_skew(shards), seed)[place]
         self.batches = len(self._loader(0))

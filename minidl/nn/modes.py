@@ -75,7 +75,7 @@ def evaluating(model: HasModes) -> Iterator[None]:
     """Within the `with` block, keep the model in evaluation mode, and record no graph.
 
     Several threads may evaluate the same modules. Each module returns to its own previous mode when the last block that
-    contains it ends.
+    evaluates it ends.
     """
     modules, block = {id(module): module for _, module in model.named_modules()}, object()
     with _switching:
@@ -97,7 +97,7 @@ def _end_evaluation(key: int, module: Any, block: object) -> None:
     later = [*blocks][[*blocks].index(block) + 1 :]
     before = blocks.pop(block)
     if later:
-        blocks[later[0]] = before  # the block that began next takes over
+        blocks[later[0]] = before  # the block that began next restores it instead
     else:
         _switch(module, before)
     if not blocks:
@@ -105,5 +105,6 @@ def _end_evaluation(key: int, module: Any, block: object) -> None:
 
 
 def _switch(module: Any, mode: bool) -> None:
-    vars(module)["training"] = mode  # not setattr: a recording restores a value that other threads may have changed
+    # Not setattr: a recording would undo it at its end, and could overwrite a change by another thread.
+    vars(module)["training"] = mode
     count_change(mode=True)

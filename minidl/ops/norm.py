@@ -128,7 +128,7 @@ def batch_norm(
 
     training: if False, mean and var are the running statistics (Ioffe and Szegedy 2015). If True, they are those of the
     batch, and the running statistics are updated in place: running <- (1 - momentum) * running + momentum * batch.
-    As in PyTorch, the variance in this update has the divisor n - 1, and that in the formula above n.
+    As in PyTorch, the divisor of the variance is n - 1 in this update, but n in the formula above.
     Raises ShapeError if the shapes do not fit or, in training, if a channel has fewer than two values.
     """
     if x.ndim < 2 or not x.shape[-1:] == weight.shape == bias.shape == running_mean.shape == running_var.shape:
