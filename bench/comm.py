@@ -204,7 +204,7 @@ class AverageTester:
 def timed(
     start: Callable[[dict[str, Any]], jobs.Found], argv: list[str], target: float, every: int, args: argparse.Namespace,
 ) -> tuple[float | None, float]:  # fmt: skip
-    """Run training; return (seconds until the average reaches the target accuracy or None, accuracy at the end).
+    """Run training; return (seconds until the average reaches the target, None if never; accuracy at the end).
 
     start: a function that runs the job with given options. every: number of steps between two copies of a replica's
     weights. The k-th average is that of the replicas' k-th copies. Its time runs from the first step of any replica
@@ -280,7 +280,7 @@ def time_of_synchronous(
     over_the_link: Callable[[dict[str, Any]], jobs.Found], argv: list[str], target: float, steps: int, every: int,
     args: argparse.Namespace,
 ) -> tuple[float | None, float]:  # fmt: skip
-    """Return (seconds to the target accuracy over the link or None, accuracy at the end). See `two_hosts`."""
+    """Return (seconds to the target accuracy over the link, None if never; accuracy at the end). See `two_hosts`."""
     needed, final = steps_to(argv, target, steps, every, args)
     made = min(needed or steps, args.link_steps or steps)
     found = over_the_link({"argv": [*argv, "--steps", str(made)], "every": 1 if made < every else every})
@@ -293,7 +293,7 @@ def time_of_synchronous(
 def steps_to(
     argv: list[str], target: float, steps: int, every: int, args: argparse.Namespace
 ) -> tuple[int | None, float]:  # fmt: skip
-    """Make a synchronous run. Return (steps until the average reaches the target or None, accuracy at the end)."""
+    """Make a synchronous run. Return (steps until the average reaches the target, None if never; accuracy at the end)."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"argv": [*argv, "--steps", str(steps)], "every": min(every, steps), "keep": folder}
         found = jobs.launched(4, "train", options)

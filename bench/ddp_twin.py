@@ -76,10 +76,10 @@ def batches(data: Any, rank: int, size: int) -> Any:
 def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """Train LeNet as this rank; return images/s, seconds to the target accuracy (0: not reached), and test accuracy.
 
-    options: steps, batch, lr, data_dir, channels_last; tuned: use faster settings of DDP and, in `run`, of malloc;
-    every: number of steps between copies of the weights (0: no copies); target: accuracy to reach; topology and bucket:
-    for decent-dp. After the run, the average of both ranks' k-th copies is tested for k = 1, 2, ... until it reaches
-    the target. The returned accuracy is that of the last tested average.
+    options: steps, batch, lr, data_dir, channels_last; `tuned`: use faster settings of DDP and, in `run`, of malloc;
+    `every`: number of steps between copies of the weights (0: no copies); `target`: accuracy to reach; `topology` and
+    `bucket`: for decent-dp. After the run, the average of both ranks' k-th copies is tested for k = 1, 2, ... until it
+    reaches the target. The returned accuracy is that of the last tested average.
     """
     import torch
     import torch.distributed as dist

@@ -47,9 +47,9 @@ def pytorch_net(name: str) -> Any:
 def compare(name: str, size: int) -> dict[str, Any]:
     """Return errors relative to PyTorch in float64. size: images in the batch.
 
-    loss, gradient: errors of minidl's recorded step in float32. gradient64: error of its gradients in float64.
-    pytorch_gradient: error of PyTorch's gradients in float32. worst: the name of the parameter whose gradient has the
-    largest error in minidl in float32.
+    "loss", "gradient": errors of minidl's recorded step in float32. "gradient64": error of its gradients in float64.
+    "pytorch_gradient": error of PyTorch's gradients in float32. "worst": the name of the parameter whose gradient has
+    the largest error in minidl in float32.
 
     The error of a parameter's gradient is the largest error of an element, divided by the largest exact element. The
     largest of these errors is returned. In float32, rounding can change the sign of a ReLU's input. In both libraries
@@ -68,8 +68,8 @@ def compare(name: str, size: int) -> dict[str, Any]:
     for kind, model in (("minidl64", copy.deepcopy(ours).astype("float64")), ("minidl", ours)):
         gradient = Gradient(model.train(), ops.cross_entropy)
         images = x.astype(next(model.parameters()).dtype)
-        gradient(images, y)  # recorded here ...
-        losses[kind], _ = gradient(images, y)  # ... and replayed
+        gradient(images, y)  # the step is recorded here ...
+        losses[kind], _ = gradient(images, y)  # ... and the recorded step runs here
         found[kind] = {name: np.transpose(p.grad, p.torch_axes) for name, p in model.named_parameters()}
     for kind, dtype in (("float32", torch.float32), ("float64", torch.float64)):
         twin = pytorch_net(name).to(dtype)

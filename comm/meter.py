@@ -112,8 +112,8 @@ class Meter:
     def stale(self, steps: float) -> None:
         """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it.
 
-        A parameter server calls this for each gradient. In this case, steps is the number of steps that the server has
-        made since it sent its model to the worker.
+        A parameter server calls this for each gradient. In this case, `steps` is the number of steps that the server
+        has made since it sent its model to the worker.
         """
         self.ages[_bin(steps)] += 1
         self.age_sum += steps

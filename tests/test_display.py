@@ -113,7 +113,7 @@ def test_lines_of_epochs_are_means_of_all_replicas(tmp_path: Path, method: str) 
     losses = [member["progress"]["train_loss"] for member in run.last().state["members"].values()]
     assert len(losses) == (3 if method == "ps" else 4) and len(set(losses)) == len(losses)
     assert run.summary and run.summary["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-12)
-    if method == "dpsgd":  # without waiting, as in the other methods, a line may contain losses of earlier epochs
+    if method == "dpsgd":  # in the other methods, no replica waits: a line may contain a loss of an earlier epoch
         assert last["loss"] == pytest.approx(run.summary["train_loss"], rel=1e-12)
     assert last["loss"] != losses[0] and "4 replicas" in legend(4)
 

@@ -204,7 +204,7 @@ def test_recordings_that_always_fail_end() -> None:
 
 
 def test_a_step_whose_calls_differ_is_not_recorded_again() -> None:
-    """Two equal later recordings would prove nothing: the step depends on something that the fingerprint does not contain."""
+    """Two equal recordings later would prove nothing: the step depends on something that is not in the fingerprint."""
     factors = [1.0, 2.0]
     prediction = Prediction(Scaled(lambda self, y: 1.0))
     record = prediction.record

@@ -38,7 +38,7 @@ class Column(IntEnum):
 
 
 class State(IntEnum):
-    """The state of a rank. (leader): the meaning for the leader, which is the replica that writes all results."""
+    """The state of a rank. (leader): the meaning if the leader is in this state. The leader writes all results."""
 
     JOINING = 0
     READY = 1  # its kernels are compiled

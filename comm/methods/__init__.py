@@ -1,4 +1,4 @@
-"""The training methods, by name. A new method needs a file with its options, and one line here (two if it has servers)."""
+"""The training methods, by name. A new method needs a file with its options, and a line here (with servers, two lines)."""
 
 from __future__ import annotations
 

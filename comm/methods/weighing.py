@@ -56,7 +56,7 @@ class Half:
         """Subtract the mass of a message that was sent."""
 
     def weight(self, note: Note, block: int) -> float:
-        """Return the weight of a received model. Call this once per message, because Mass also adds its mass."""
+        """Return the weight of a received model. Call this once per message: Mass.weight also adds its mass."""
         return 0.5
 
 

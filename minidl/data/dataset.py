@@ -87,8 +87,8 @@ def prepare(name: str, splits: Splits, validation: float, seed: int) -> Dataset:
 def from_arrays(arrays: Sequence[np.ndarray], validation: float, seed: int) -> Dataset:
     """Make a Dataset from (x, y) or (x, y, x_test, y_test). Images are not standardised: mean is 0, std is 1.
 
-    Raises DataError for invalid images or labels, ConfigError if the number of arrays or of labels, or `validation`, is
-    invalid.
+    Raises DataError for invalid images or labels, ConfigError for a wrong number of arrays or labels, or if
+    `validation` is out of range.
     """
     if not isinstance(arrays, tuple | list):
         raise ConfigError(f"{shown(arrays)} in place of arrays; expected (x, y) or (x, y, x_test, y_test)")
@@ -164,7 +164,7 @@ def check_same_start(train: np.ndarray, test: np.ndarray, where: str) -> None:
 
 
 def check_numbering(train: np.ndarray, test: np.ndarray, where: str) -> None:
-    """Raise DataError if labels (N,) are numbered from 1, or if a rare label is separated from the others by a gap.
+    """Raise DataError if labels (N,) are numbered from 1, or if the largest label is rare and there is a gap below it.
 
     where: the beginning of the message.
     """

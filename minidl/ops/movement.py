@@ -133,7 +133,7 @@ def flatten(x: Tensor, start: int = 1) -> Tensor:
     With start = 1, images (N, H, W, C) become (N, C * H * W), so that the weights of a following linear layer have the
     same order as in PyTorch.
     """
-    if x.ndim == 4 and start == 1 and 1 not in (x.shape[3], x.shape[1] * x.shape[2]):  # else both layouts have the same order
+    if x.ndim == 4 and start == 1 and 1 not in (x.shape[3], x.shape[1] * x.shape[2]):  # else both layouts are equal
         x = transpose(x, (0, 3, 1, 2))
     return reshape(x, (*x.shape[:start], math.prod(x.shape[start:])))
 
