@@ -293,7 +293,7 @@ def time_of_synchronous(
 def steps_to(
     argv: list[str], target: float, steps: int, every: int, args: argparse.Namespace
 ) -> tuple[int | None, float]:  # fmt: skip
-    """Make a synchronous run. Return (steps until the average reaches the target, None if never; accuracy at the end)."""
+    """Make a synchronous run. Return (steps until the average reaches the target, None if never; final accuracy)."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"argv": [*argv, "--steps", str(steps)], "every": min(every, steps), "keep": folder}
         found = jobs.launched(4, "train", options)

@@ -154,7 +154,7 @@ class StepRecorder:
     def __init__(self, trainer: Trainer, every: int = 0) -> None:
         self.losses: list[str] = []
         self.snapshots: list[tuple[float, np.ndarray]] = []  # (time, theta)
-        self.began = self.excluded = 0.0  # start of the first step; seconds that are not counted
+        self.began = self.excluded = 0.0  # began: start of the first step; excluded: seconds that do not count
         self.ends: list[float] = []  # time at the end of each step
         step = trainer.method.step
 

@@ -113,7 +113,7 @@ def train(kind: str, options: dict[str, Any]) -> dict[str, Any]:
 
         model = DecentralizedDataParallel(plain, optimizer_of, topology=options["topology"],
                                           bucket_size_in_mb=options.get("bucket", 25))  # fmt: skip
-        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # backward() makes their steps
+        optimizers: Callable[[], list[Any]] = partial(getattr, model, "_optims")  # backward() calls their step()
     else:
         own = optimizer_of(plain.named_parameters())
         optimizers = partial(list, [own])

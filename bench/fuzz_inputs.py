@@ -81,7 +81,7 @@ CHANGES: tuple[Callable[[random.Random, bytearray], None], ...] = (
 
 
 def _place(rng: random.Random, data: bytearray) -> int:
-    """Return a random index, more often in the first 300 bytes or the last 300 bytes, which are headers."""
+    """Return a random index, more often in the first or last 300 bytes, which often hold headers."""
     length = max(1, len(data))
     where = rng.random()
     if where < 0.4:

@@ -68,7 +68,7 @@ class Device:
 class Link:
     """A link: a message of n bytes takes alpha + n * beta seconds.
 
-    `drop` is the probability that a message between nodes is lost. It is sent again after `timeout` seconds.
+    `drop` is the probability that a message between nodes is lost. Lost messages are sent again after `timeout` seconds.
     """
 
     alpha: float = _entry(0.0, NATURAL)
@@ -120,7 +120,7 @@ class Cluster:
     """A cluster, as a file describes it.
 
     links: (group, group) -> link, in both orders. measured: "model data" -> seconds per image at speed 1.
-    repeat: if there are more ranks than devices, the list of nodes repeats. file: for error messages.
+    repeat: whether the list of nodes repeats if there are more ranks than devices. file: for error messages.
     """
 
     groups: tuple[Group, ...]

@@ -79,7 +79,7 @@ def require_room(ranks: int) -> None:
 
 
 def _share(cores: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
-    """Return the cores of a rank: its own cores, or all cores if there are fewer cores than ranks."""
+    """Return the cores that a rank may use: cores of its own, or all if there are fewer cores than ranks."""
     if ranks > len(cores):
         return cores
     return cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]

@@ -34,7 +34,7 @@ class Terminal(io.StringIO):
 
 
 def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Replace standard error by a terminal. Call it in the test: after fixtures, pytest replaces it again."""
+    """Replace standard error by a terminal. Not a fixture: between fixtures and test, pytest replaces it again."""
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(display, "INTERVAL", 0.0)

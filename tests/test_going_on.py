@@ -17,7 +17,7 @@ IMAGES = 120  # training images in SMALL
 
 
 def stopped(folder: Path, ranks: int, part: float, **options: Any) -> Sessions:
-    """Complete a run in folder/whole; return it. Stop an equal run, in folder/run, after `part` of its time."""
+    """Make a run in folder/whole; return it. In folder/run, stop the same run at the fraction `part` of its time."""
     whole = Sessions(folder / "whole", ranks, {}, **SMALL, **options)
     run = Sessions(folder / "run", ranks, {}, stop=part * whole.simulation.time, **SMALL, **options)
     assert run.summary is None and not run.errors

@@ -1,4 +1,4 @@
-"""Random models, changed between two steps in every way a user can: recorded step and tape give the same bits."""
+"""Random models, changed between two steps in every way a user can: recorded steps give the same bits as the tape."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 OPEN_MPI, HYDRA, SRUN = "Open MPI's mpiexec", "MPICH's mpiexec", "srun"
-LAST_STEP = 0xFFFFFF00  # smaller numbers are steps of srun; others are batch scripts or interactive shells
+LAST_STEP = 0xFFFFFF00  # step numbers below this belong to srun, others to batch scripts or interactive shells
 
 
 class MpiJob(NamedTuple):

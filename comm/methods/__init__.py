@@ -1,4 +1,4 @@
-"""The training methods, by name. A new method needs a file with its options, and a line here (with servers, two lines)."""
+"""The training methods, by name. A new method needs a file with its options, and an entry in METHODS below."""
 
 from __future__ import annotations
 

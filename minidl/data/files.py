@@ -55,7 +55,7 @@ def search(name: str, groups: Sequence[Sequence[str]], data_dir: str | Path | No
     for root in roots:
         for folder in [*(root / subfolder for subfolder in SUBFOLDERS[name]), root]:
             if folder.resolve().name in others:
-                continue  # mnist and fashion-mnist have the same file names
+                continue  # the folder of another set: mnist and fashion-mnist have the same file names
             found = {stem: path for group in groups for stem in group if (path := _find(folder, stem))}
             missing = [group[0] for group in groups if not any(stem in found for stem in group)]
             if not missing:

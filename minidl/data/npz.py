@@ -1,6 +1,6 @@
 """The user's own data: one .npz file (NumPy's `savez`) with x_train, y_train, x_test, y_test.
 
-Read without `np.load`, which allocates the size given in a header before it checks the length of the file.
+This file does not use `np.load`, which allocates the size in a header before it checks the length of the file.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from minidl.errors import ConfigError
 def apportion(total: int, weights: ArrayLike) -> np.ndarray:
     """Divide `total` in proportion to `weights` (P,): return whole numbers (P,) that sum to `total`.
 
-    Largest-remainder method: each gets the integer part of its quota. The rest goes, one each, to the largest
-    fractional parts; if several are equal, to the first ones. Raises ConfigError if a weight is negative or not finite,
-    or all are 0.
+    Largest-remainder method: each number is the integer part of its quota. Those with the largest fractional parts
+    are then increased by 1, the first ones if several are equal, until the sum is `total`. Raises ConfigError if a
+    weight is negative or not finite, or all are 0.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not (weights.size and np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):

@@ -16,7 +16,7 @@ from minidl.engine.parameter import Parameter
 from minidl.engine.random import generator
 from minidl.errors import MinidlError, ShapeError
 
-_left: ContextVar[float] = ContextVar("left", default=math.inf)  # values that layers may still allocate
+_left: ContextVar[float] = ContextVar("left", default=math.inf)  # how many values layers may still allocate
 
 
 class TooLarge(MinidlError):

@@ -17,7 +17,7 @@ from minidl.kernels.conv.reference import Pair, output_length
 from minidl.ops.arrays import reduce_sum
 
 _winograd = True
-_thread = threading.local()  # .winograd replaces _winograd in this thread
+_thread = threading.local()  # its attribute winograd, if set, replaces _winograd in this thread
 
 
 def uses_winograd() -> bool:
