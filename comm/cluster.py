@@ -68,7 +68,7 @@ class Device:
 class Link:
     """A link: a message of n bytes takes alpha + n * beta seconds.
 
-    `drop` is the probability that a message between nodes is lost. Lost messages are sent again after `timeout` seconds.
+    `drop` is the probability that a message between nodes is lost. A lost message is repeated after `timeout` seconds.
     """
 
     alpha: float = _entry(0.0, NATURAL)
