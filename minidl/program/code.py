@@ -31,7 +31,7 @@ class CodeWalk(Walk):
     def _class(self, kind: type, constructed: bool = False) -> None:
         """Visit the methods of a class that the code may call, and the class attributes that the code names.
 
-        constructed: the code may construct instances.
+        constructed: whether the code may construct instances.
         """
         if (kind, constructed) in self._seen:
             return
@@ -145,7 +145,7 @@ class CodeWalk(Walk):
                 self._visit(getattr(wrapper, name), path)
 
     def _namespace(self, module: types.ModuleType, path: str) -> None:
-        """Visit what the code reads of a Python module; of a library, code, generators and functions with effects."""
+        """Visit what the code reads of a module. In a library: only modules, generators, functions, and effects."""
         attributes = vars(module)
         if is_library(module.__name__):
             functions = (types.FunctionType,) if is_installed(module.__name__) else ()

@@ -35,7 +35,7 @@ LARGEST = 2_000  # the most elements of containers to compare at every step; 32 
 MOST = 100_000  # the most values in a fingerprint
 
 LEAVES = (int, bool, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range)
-BY_TEXT = (float, complex, slice)  # nan equals nan, and 0.0 differs from -0.0
+BY_TEXT = (float, complex, slice)  # compared as text, so that nan equals nan, and 0.0 differs from -0.0
 SKIPPED = (
     "builtins", "minidl.nn.module", "minidl.engine.tensor", "minidl.engine.parameter", "minidl.program.replay",
     "minidl.program.replayed",
@@ -65,7 +65,7 @@ class Walk:
     def _walk(self) -> None:
         self.values: list[Any] = []  # types, leaves and identities: comparable with ==
         self.watched: list[Check] = []  # places to compare at every step
-        self.modules: list[Check] = []  # to compare if `changes()` has increased
+        self.modules: list[Check] = []  # of the model's layers; to compare only if nn.modes.changes() has increased
         self.generators: dict[str, Any] = {}
         self.refusal = ""
         self._kept: list[Any] = []  # alive, so that no other object gets the same id
