@@ -127,7 +127,7 @@ def first_change(checks: Iterable[Check]) -> str:
             keys, values = check.value
             before, now = dict(zip(keys, values, strict=True)), dict(check.owner)
             names = [key for key in {**before, **now} if before.get(key, MISSING) is not now.get(key, MISSING)]
-            names.sort(key=lambda name: name in ("training", "arena", "statistics"))  # these follow from other changes
+            names.sort(key=lambda name: name in ("training", "arena", "statistics"))  # last: they follow from others
             return f"{check.path}.{names[0]}" if names else check.path
     return ""
 

@@ -135,7 +135,7 @@ class Calls:
         return not self._touched(place, self._positions[since], self._positions[until], by_reading=True)
 
     def _touched(self, place: Place, first: int, end: int, by_reading: bool) -> bool:
-        """Return whether a call at a position in [first, end) writes bytes of an array, or (by_reading) reads them."""
+        """Return whether a call at a position in [first, end) writes bytes of an array; by_reading: or reads them."""
         positions = (self._users if by_reading else self._writers)[place.memory]
         if positions and positions[-1] >= first:
             for i in positions[bisect_left(positions, first) : bisect_left(positions, end)]:

@@ -88,7 +88,7 @@ def _match(rule: Rule, consumer: Call, name: str, calls: Calls, outputs: set[Mem
 
 
 def _forward(calls: Calls, kernel: str, pair: Match, places: Mapping[str, Place]) -> Call | None:
-    """Return an earlier call of this kernel with these arrays. None: there is none, or the arrays have changed."""
+    """Return an earlier call of this kernel with these arrays. None: no such call, or the arrays have changed."""
     memory = next(iter(places.values())).memory
     for call in calls.users(memory):
         if (

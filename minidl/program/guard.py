@@ -82,6 +82,7 @@ def _settings_kept(fingerprint: Fingerprint, recorder: Recorder) -> Iterator[Non
             if drawn():
                 raise Unrecordable(f"it draws random numbers from {drawn()}, not by minidl's dropout")
             changed = checks.first_change([*settings, *modules])
+            # A new object with an equal value is no change.
             if changed and not fingerprint.equals(Fingerprint(fingerprint.roots, fingerprint)):
                 raise Unrecordable(f"{changed} changes from step to step")
             if recorder.kept():

@@ -70,7 +70,7 @@ def _numba_type(array: Recorded, context: Any) -> Any:
 
 
 class Hidden:
-    """The base class of objects that stand for a value. Operations that a subclass does not define raise."""
+    """The base class of objects that stand for a value. Operations not defined by a subclass raise Unrecordable."""
 
     __slots__ = ()
     __array_ufunc__ = refuse

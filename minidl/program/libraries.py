@@ -124,6 +124,6 @@ def is_users(function: types.FunctionType) -> bool:
 
 @functools.cache
 def is_native(module: str) -> bool:
-    """Return whether a module is compiled, so that its objects have a state that Python's code cannot read."""
+    """Return whether a module is a library's or compiled: its objects may have a state that Python cannot read."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return is_library(module) or (bool(file) and not file.endswith((".py", ".pyc")))

@@ -25,7 +25,7 @@ class Names(NamedTuple):
     """The names in the code of a function and of the functions inside it.
 
     imports: (level, name) of modules. prefixes: the beginnings of attributes' names that the code computes; "" if a
-    beginning is not known. effects: what the code does, from `libraries` and OPTIONAL.
+    beginning is not known. effects: what the code does: constants of libraries.py, OPTIONAL.
     """
 
     attributes: frozenset[str]

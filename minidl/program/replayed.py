@@ -54,7 +54,7 @@ class Replayed:
         self.workspace = workspace or Workspace()
         self.programs: dict[Hashable, Program] = {}
         self.refused: dict[Hashable, tuple[str, int]] = {}  # shape of batch -> (first reason, failed recordings)
-        self.warned: set[str] = set()  # reasons
+        self.warned: set[str] = set()  # the reasons of earlier warnings
         self.unsettled = 0  # the number of comparisons in a row that found a changed setting
         self.changed = ""  # the name of the setting that changed last, for messages
         self.pause = 0  # how many of the next steps run on the tape, without a comparison of the settings
@@ -107,7 +107,7 @@ class Replayed:
         self.forget()
 
     def record(self, recorder: Recorder, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run the step's code while the recorder is active; return the results. batch: arrays that are regions."""
+        """Run the step's code while `recorder` is active; return the results. batch: as `self.recorder` returns it."""
         raise NotImplementedError
 
     def roots(self) -> tuple[Any, ...]:
@@ -122,8 +122,8 @@ class Replayed:
         """Return the program for this shape of batch. Record it at its first use.
 
         Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
-        watcher must see the forward passes (`watched`). A recording may fail by chance, for example if another thread
-        draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed. But if
+        watcher must see the forward passes (`nn.watching`). A recording may fail by chance, for example if another
+        thread draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed. But if
         the two recordings of a step differ, no step of this shape tries again: it depends on something unknown.
         """
         check_fork()
