@@ -46,7 +46,7 @@ class CodeWalk(Walk):
             return
         members = [item for base in bases for item in vars(base).items() if not isinstance(item[1], DESCRIPTORS)]
         read = {name for name, member in members if self._read_in_class(name, member)}
-        if not issubclass(kind, Module):  # a step does not make layers, so their constructors do not count
+        if not issubclass(kind, Module):  # layers are assumed to exist before the step
             by_class = any(isinstance(member, classmethod) for name, member in members if name in read)
             constructed = constructed or by_class or CONSTRUCTS in self.effects
         if constructed:
