@@ -1,4 +1,4 @@
-"""Checks of arguments that users give in Python. Each raises ConfigError: the value, and what was expected.
+"""Checks of arguments that users give in Python. Each raises a ConfigError that shows the value and what was expected.
 
     self.p = real("Dropout", "p", p, below=1)        ConfigError: Dropout: p = 2; expected 0 <= p < 1
 
@@ -41,7 +41,7 @@ def real(where: str, name: str, value: Any, least: float = 0.0, below: float = m
 
 
 def one_of(what: str, value: Any, known: Collection[str], others: str = "") -> str:
-    """Return a word that is in `known`. what: the kind of thing that it names. others: what else is allowed."""
+    """Return a word that is in `known`. what: the kind of thing that it names. others: added to the message."""
     if not isinstance(value, str) or value not in known:
         hint = nearest(value, list(known)) if isinstance(value, str) else ""
         raise ConfigError(f"unknown {what} {shown(value)}: expected one of {', '.join(known)}{others}.{hint}")
@@ -59,5 +59,5 @@ def shown(value: Any) -> str:
         return words if len(words) <= LONGEST else words[:LONGEST] + "..."
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    kind = type(value).__name__.removeprefix("nd")  # ndarray
+    kind = type(value).__name__.removeprefix("nd")  # "array" instead of "ndarray"
     return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"

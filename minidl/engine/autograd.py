@@ -215,10 +215,10 @@ def gradcheck(
 ) -> bool:
     """Compare `backward` with a difference quotient, along one random direction, in float64.
 
-    Let J be the Jacobian of y = f(x), and u (of x's shape) and v (of y's shape) random. v.J.u is computed twice: as
-    u.(J^T v) by a backward pass, and as v.(f(x + eps u) - f(x - eps u)) / (2 eps) by two forward passes. If `backward`
-    has a wrong element anywhere in J, the two numbers differ with probability one. The usual check needs two forward
-    passes for each element of x. The idea is from check_vjp of the library autograd.
+    Let J be the Jacobian of y = f(x). Let u (of x's shape) and v (of y's shape) be random. Compute v.(J u) twice: as
+    u.(J^T v) by a backward pass, and as v.(f(x + eps * u) - f(x - eps * u)) / (2 * eps) by two forward passes. If
+    `backward` has a wrong element anywhere in J, the two numbers differ with probability one. The usual check needs
+    two forward passes for each element of x. The idea is from check_vjp of the library autograd.
 
     inputs: float64 tensors; those with requires_grad are checked. tolerance: relative, or absolute for values below 1.
     Returns True. Raises AssertionError if the two numbers differ, ShapeError if an input is not float64.

@@ -51,7 +51,7 @@ def one_at_a_time() -> bool:
     with suppress(ValueError):  # raised before Numba has loaded a layer
         return bool(numba.threading_layer() == "workqueue")
     chosen = str(numba.config.THREADING_LAYER).lower()
-    if chosen == "default":  # Numba takes the first layer of its list that can be loaded
+    if chosen == "default":  # Numba takes the first layer of its list that it can load; tbb may be missing
         chosen = next(layer for layer in numba.config.THREADING_LAYER_PRIORITY if layer != "tbb")
         chosen = "workqueue" if chosen == "omp" and not _has_openmp() else chosen
     return chosen not in ("tbb", "omp", "safe", "threadsafe")

@@ -80,7 +80,7 @@ class Device:
         return np.asarray(values)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Copy source into target. Both are contiguous and have the same shape."""
+        """Copy source into target. Both must be contiguous and have the same shape."""
         target[...] = source
 
     def made(self, tensor: Any) -> None:

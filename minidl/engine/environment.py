@@ -1,8 +1,8 @@
 """Settings from environment variables, and variables that libraries read when they are imported.
 
-    MINIDL_THREADS=n     threads of this process, unless --threads is given; default: one per core. Replicas that minidl
+    MINIDL_THREADS=n     number of threads, unless --threads is given; default: one per core. Replicas that minidl
                          starts on one machine ignore it: each gets an equal share of the cores.
-    MINIDL_WORKERS=n     replicas, unless --workers is given; default: two, or one if there is only one core
+    MINIDL_WORKERS=n     number of replicas, unless --workers is given; default: two, or one if there is only one core
     MINIDL_ISA=avx2      (or portable) compile for an older CPU than this one
 """
 

@@ -150,9 +150,9 @@ def _prune(folder: Path) -> None:
 
 
 class KernelCache:
-    """The compiled versions of one function on disk. Replaces the cache of Numba's dispatcher, with the same methods.
+    """The compiled versions of one function on disk. It replaces the cache of Numba's dispatcher and has its methods.
 
-    folder, refused: the result of `find_folder`
+    folder, refused: the result of `find_folder`.
     """
 
     def __init__(self, function: Callable[..., Any], folder: Path | None, refused: list[str]) -> None:

@@ -18,7 +18,7 @@ from minidl.checked import whole
 from minidl.engine.concurrency import new_lock
 from minidl.engine.device import forbid_recording, recording
 
-REFUSAL = "it uses minidl's random generator"  # a replay can only draw dropout's numbers
+REFUSAL = "it uses minidl's random generator"  # dropout's are the only random numbers that a replay can draw
 
 
 class _Source:

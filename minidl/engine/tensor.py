@@ -228,7 +228,7 @@ class Tensor:
     def astype(self, dtype: DTypeLike) -> Tensor:
         """Return a new leaf with the values converted to float32 or float64.
 
-        Raises GraphError if this is not a leaf, since gradients do not pass conversions; ConfigError for other types.
+        Raises GraphError if this is not a leaf, since gradients do not pass conversions; ConfigError for another type.
         """
         if self.creator is not None:
             raise GraphError("astype: a conversion does not propagate gradients; call detach() first")

@@ -29,7 +29,8 @@ from numba.extending import intrinsic
 from minidl.engine.jit import jit
 
 SLOT = 8  # bytes
-DATA = 4  # an array's slots: meminfo, parent, number of items, item size, address of the data (slot 4), shape, strides
+# The slots of an array: meminfo, parent, number of items, item size, address of the data, shape, strides.
+DATA = 4  # the index of the data's address among them
 
 _libraries: list[Any] = []  # keep the machine code of the entries in memory
 _numbers = itertools.count()  # for names that are unique even if several threads make entries

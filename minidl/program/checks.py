@@ -2,7 +2,7 @@
 
 A place is an attribute, an entry of a dictionary, the elements of a container, or the bytes of an array. A check stores
 the value that the place held, and a function that reads the place again. `unchanged` compares about 20 places in a
-microsecond. For an equal but new value it returns False, and the fingerprint compares in full.
+microsecond. If a place holds another, perhaps equal object, it returns False; the fingerprint then compares values.
 
 Random generators are not compared at every step. A recording compares their states before and after: a forward pass
 that draws from one cannot be recorded.
@@ -28,7 +28,7 @@ Keep = Callable[[Any, Any], bool]
 class Check(NamedTuple):
     """`read(owner, key) is value` while the place is unchanged.
 
-    path: the place's name in messages, such as "Net.act". home: the class, if the owner is a view of class attributes.
+    path: the place's name in messages, such as "Net.act". home: the class whose attributes the owner shows, or None.
     """
 
     read: Callable[[Any, Any], Any]
@@ -50,15 +50,15 @@ def unchanged(checks: Iterable[Check]) -> bool:
     return True
 
 
-# The functions that read a place. Others are `dict.get`, `getattr`, and `MappingProxyType.get`, which reads the
-# attributes of a class as they are stored.
+# The functions that read a place. `dict.get`, `getattr` and `MappingProxyType.get` are used as well. The last one reads
+# the attributes of a class as they are stored.
 
 
 def cell(owner: types.CellType, _: Any) -> Any:
     """Return the value of a variable of a closure."""
     try:
         return owner.cell_contents
-    except ValueError:  # it has none yet
+    except ValueError:  # the variable has no value yet
         return MISSING
 
 
@@ -79,7 +79,7 @@ def none_of(owner: dict[str, Any], names: frozenset[str]) -> bool:
 
 
 def function(owner: types.FunctionType, before: tuple[Any, ...]) -> Any:
-    """Return `before`, which is (code, defaults, keyword defaults, whether it has no attributes), if it still holds."""
+    """Return `before` if it still describes the function: (code, defaults, keyword defaults, has it no attributes?)."""
     code, defaults, keyword_defaults, plain = before
     same = owner.__code__ is code and owner.__defaults__ is defaults and owner.__kwdefaults__ is keyword_defaults
     return before if same and not (plain and owner.__dict__) else None
@@ -127,13 +127,13 @@ def first_change(checks: Iterable[Check]) -> str:
             keys, values = check.value
             before, now = dict(zip(keys, values, strict=True)), dict(check.owner)
             names = [key for key in {**before, **now} if before.get(key, MISSING) is not now.get(key, MISSING)]
-            names.sort(key=lambda name: name in ("training", "arena", "statistics"))  # these follow from other changes
+            names.sort(key=lambda name: name in ("training", "arena", "statistics"))  # last: they follow from others
             return f"{check.path}.{names[0]}" if names else check.path
     return ""
 
 
 def renewed(check: Check) -> Check:
-    """Return a check of the present entries if this check is of the entries of a mapping, else this check."""
+    """Return this check. If it compares the entries of a mapping, it now expects the present entries."""
     if check.read is not entries:
         return check
     now = tuple(check.owner), tuple(check.owner.values())
@@ -143,11 +143,11 @@ def renewed(check: Check) -> Check:
 def restore(checks: Iterable[Check], but: Keep = lambda key, value: False) -> None:
     """Write the old values to all places that have changed and can be written.
 
-    but: (key, value) -> whether an entry of a mapping is left as it is.
+    but: (key, value) -> whether to leave an entry of a mapping as it is.
     """
     for check in checks:
         if not unchanged([check]):
-            with suppress(AttributeError, TypeError, ValueError):  # such as a view of a read-only mapping
+            with suppress(AttributeError, TypeError, ValueError):  # not every place can be written: a read-only view
                 _write(check, but)
 
 
@@ -201,7 +201,7 @@ def _write_entries(owner: dict[Any, Any], before: dict[Any, Any], but: Keep) -> 
     for name, value in before.items():
         if owner.get(name, MISSING) is not value:
             owner[name] = value
-    if list(owner) != list(before):  # not otherwise: other threads may be reading the attributes of a module
+    if list(owner) != list(before):  # only if the order differs: other threads may be reading these attributes
         owner.clear()
         owner.update(before)
 
@@ -249,7 +249,7 @@ def _comparable(state: Any) -> Any:
 def other_random_states(generators: dict[str, Any]) -> Iterator[Callable[[], str]]:
     """Change the states of the generators within the `with` block, and restore them afterwards.
 
-    generators: name -> generator. Yields a function that returns the name of the first that was drawn from, or "".
+    generators: name -> generator. Yields a function that names a generator that the block has used, or returns "".
     """
     sources = {"np.random": np.random, "random": random, **generators}
     before = {name: _get(source) for name, source in sources.items()}

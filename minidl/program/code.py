@@ -31,7 +31,7 @@ class CodeWalk(Walk):
     def _class(self, kind: type, constructed: bool = False) -> None:
         """Visit the methods of a class that the code may call, and the class attributes that the code names.
 
-        constructed: the code may construct instances.
+        constructed: whether the code may construct instances.
         """
         if (kind, constructed) in self._seen:
             return
@@ -46,7 +46,7 @@ class CodeWalk(Walk):
             return
         members = [item for base in bases for item in vars(base).items() if not isinstance(item[1], DESCRIPTORS)]
         read = {name for name, member in members if self._read_in_class(name, member)}
-        if not issubclass(kind, Module):  # the code of a step does not make layers
+        if not issubclass(kind, Module):  # layers are assumed to exist before the step
             by_class = any(isinstance(member, classmethod) for name, member in members if name in read)
             constructed = constructed or by_class or CONSTRUCTS in self.effects
         if constructed:
@@ -145,7 +145,8 @@ class CodeWalk(Walk):
                 self._visit(getattr(wrapper, name), path)
 
     def _namespace(self, module: types.ModuleType, path: str) -> None:
-        """Visit what the code reads of a Python module; of a library, code, generators and functions with effects."""
+        """Visit what the code reads of a Python module. Of a library, visit only modules, random generators, functions
+        with effects and, if it is an installed package, other functions."""
         attributes = vars(module)
         if is_library(module.__name__):
             functions = (types.FunctionType,) if is_installed(module.__name__) else ()

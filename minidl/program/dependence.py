@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from minidl.program.record import Call, Memory, Place
 
-# The argument of the first array that a kernel may write. The kernel may write all arrays from there on: results,
-# running statistics and scratch. It only reads those before (checked by tests/test_dependence.py).
+# Kernel -> the first of its arguments that it may write. It may also write the arrays after this argument (results,
+# running statistics, scratch), but only reads the arrays before it. tests/test_dependence.py checks this.
 FIRST_WRITTEN = {
     f"{op}.{kernel}": argument
     for op, kernels in {
@@ -54,7 +54,7 @@ FIRST_WRITTEN = {
 
 
 def accesses(call: Call) -> list[tuple[Place, bool]]:
-    """Return each array of a call, and whether the call may write it. A kernel that is not listed may write all."""
+    """Return each array of a call, and whether the call may write it. An unlisted kernel counts as writing all."""
     first = FIRST_WRITTEN.get(call.name)
     written, found = first is None, []
     for name, value in call.arguments.items():
@@ -85,7 +85,7 @@ class Calls:
                         positions.append(i)
 
     def __iter__(self) -> Iterator[Call]:
-        """Iterate over the calls, in order. If a call is replaced meanwhile, the new call comes."""
+        """Iterate over the calls, in order. If a later call is replaced meanwhile, the new call takes its turn."""
         return (call for call in self._calls if call)
 
     def users(self, memory: Memory) -> list[Call]:
@@ -115,9 +115,9 @@ class Calls:
         _update(self._writers, i, *({place.memory for place, w in found if w} for found in (before, after)))
 
     def depends(self, call: Call, until: Call, besides: Memory) -> bool:
-        """Return whether a later call, up to and including `until`, depends on the call.
+        """Return whether a later call, up to and including `until`, depends on `call`.
 
-        besides: memory that does not count.
+        besides: memory to ignore.
         """
         i, end = self._positions[call], self._positions[until] + 1
         for place, written in self._accesses[i]:
@@ -135,7 +135,7 @@ class Calls:
         return not self._touched(place, self._positions[since], self._positions[until], by_reading=True)
 
     def _touched(self, place: Place, first: int, end: int, by_reading: bool) -> bool:
-        """Return whether a call at a position in [first, end) writes bytes of an array, or (by_reading) reads them."""
+        """Return whether a call at a position in [first, end) writes bytes of an array; by_reading: or reads them."""
         positions = (self._users if by_reading else self._writers)[place.memory]
         if positions and positions[-1] >= first:
             for i in positions[bisect_left(positions, first) : bisect_left(positions, end)]:

@@ -1,14 +1,14 @@
 """Fingerprint: everything that the Python code of a step reads, besides the batch and the values of parameters.
 
-A recorded step contains results that Python code computed from settings: a dropout's p, a flag, a factor of the loss.
+A recorded step contains results that Python code computed from settings: a dropout's p, a flag, a weight in the loss.
 The step is valid while these settings are unchanged. A fingerprint lists all values that the model and the loss can
 reach: attributes, elements of containers, bytes of arrays, closures, defaults, global variables, attributes of classes.
 
-An attribute of an object counts only if its name occurs in the code. The code is the model, the loss, and each function
-that they can reach by the names of attributes and globals. If the loss is a method of a trainer, the trainer's number
-of steps counts only if the loss reads it. If the code computes names, every attribute that may have such a name counts:
-all that begin with "layer" for `getattr(self, f"layer{i}")`, all attributes for `vars(self)`. All attributes of objects
-of installed packages count. Code that can read anything, such as `eval` and `globals`, is refused.
+An attribute of an object is listed only if its name occurs in the code: that of the model, of the loss, and of each
+function that they can reach by the names of attributes and globals. For example, if the loss is a method of a trainer,
+the trainer's step counter is listed only if the loss reads it. If the code computes names, every attribute that may
+have such a name is listed: for `getattr(self, f"layer{i}")` all that begin with "layer", for `vars(self)` all. Of
+objects of installed packages, all attributes are listed. Code that can read anything (`eval`, `globals`) is refused.
 
 Libraries (Python's, installed packages, minidl) are assumed to stay as they are. These changes are not noticed:
 
@@ -122,7 +122,7 @@ class Fingerprint(CodeWalk):
         if any(is_native(base.__module__) for base in kind.__mro__[:-1]):
             if isinstance(value, Iterator) and is_library(kind.__module__):
                 raise Unrecordable(f"{path} is an iterator, and reading it would change it")
-            with suppress(TypeError):  # such as a number in shared memory
+            with suppress(TypeError):  # raised if it offers no buffer; a number in shared memory does
                 self._array(memoryview(value), path)
             if hasattr(kind, "__array__"):
                 raise Unrecordable(f"{path} is a {kind.__module__}.{kind.__name__}, whose values cannot be compared")

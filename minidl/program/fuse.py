@@ -41,8 +41,8 @@ class Rule(NamedTuple):
     """A rule: which calls to merge, and how.
 
     producers: kernel -> the name of the argument that it writes.
-    unused: optional arguments that the producer must not use yet. Either the merged call sets them, or its kernel would
-        apply them after the consumer's operation instead of before it.
+    unused: optional arguments that the producer must not use, because the merged call sets them, or because its kernel
+        would apply them after the consumer's operation instead of before it.
     consumer: the kernel that reads the array. inputs: the arguments of the consumer that the array may be.
     merge: (pair, all calls) -> the calls that replace the producer (None: removed) and the consumer. It returns None
         if these two calls cannot be merged.
@@ -88,7 +88,7 @@ def _match(rule: Rule, consumer: Call, name: str, calls: Calls, outputs: set[Mem
 
 
 def _forward(calls: Calls, kernel: str, pair: Match, places: Mapping[str, Place]) -> Call | None:
-    """Return an earlier call of this kernel with these arrays, or None if there is none or if they have changed."""
+    """Return an earlier call of this kernel with these arrays. None: no such call, or the arrays have changed."""
     memory = next(iter(places.values())).memory
     for call in calls.users(memory):
         if (
@@ -110,7 +110,7 @@ def _fold_affine(pair: Match, calls: Calls) -> tuple[None, Call]:
 
 
 def _add_shortcut(pair: Match, calls: Calls) -> tuple[None, Call]:
-    """Compute the sum of a residual block in the call that writes one of its terms."""
+    """Let the call that writes one summand of a residual block also add the other one."""
     producer, add = pair.producer, pair.consumer.arguments
     other = add["b" if pair.input == "a" else "a"]
     rows = other.like.reshape(-1, *producer.arguments["shortcut"].like.shape[1:])

@@ -2,7 +2,8 @@
 
 Recordings of all threads run one at a time, because they change and restore the states of random generators that the
 threads share. Other threads may use the model meanwhile. They should not change its settings: the recording would take
-this for a change that the step makes, and undo it. Numbers that they draw from `np.random` or `random` may come twice.
+this for a change that the step makes, and undo it. If they draw from `np.random` or `random` during a recording, they
+may draw the same numbers again later.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def observed(
 ) -> T:
     """Return record(), which runs the code of a step with a recorder, and undo what the code changes.
 
-    fingerprint: the settings now.
+    fingerprint: the present settings.
 
     Raises Unrecordable if the code changes anything, keeps a tensor of the step, draws random numbers from a generator,
     reads values, or raises an exception.
@@ -50,7 +51,7 @@ def observed(
         except Exception as error:
             if recorder.refused:  # the code raised another exception instead
                 raise Unrecordable(recorder.refused) from error
-            reason = str(error).partition("\n")[0]  # if the recording is not the cause, the tape fails, too
+            reason = str(error).partition("\n")[0]  # unless recording is the cause, the tape fails as well
             raise Unrecordable(f"its code fails during a recording: {type(error).__name__}: {reason}") from error
         finally:
             for parameter, flag in zip(parameters, flags, strict=True):
@@ -81,13 +82,14 @@ def _settings_kept(fingerprint: Fingerprint, recorder: Recorder) -> Iterator[Non
             if drawn():
                 raise Unrecordable(f"it draws random numbers from {drawn()}, not by minidl's dropout")
             changed = checks.first_change([*settings, *modules])
+            # A new object with an equal value is no change.
             if changed and not fingerprint.equals(Fingerprint(fingerprint.roots, fingerprint)):
-                raise Unrecordable(f"{changed} changes from step to step")  # and the new value is not equal
+                raise Unrecordable(f"{changed} changes from step to step")
             if recorder.kept():
                 raise Unrecordable("it keeps tensors of a step, perhaps in a cache such as functools.lru_cache")
         finally:
             checks.restore(settings)
-            checks.restore(modules, but=is_engines)  # other threads may evaluate or flatten the model
+            checks.restore(modules, but=is_engines)  # other threads may change modes (evaluate) and arenas (flatten)
             for cache, before in zip(caches, misses, strict=True):
                 if cache.cache_info().misses != before:
                     cache.cache_clear()  # its new values may be tensors of the recording

@@ -24,7 +24,7 @@ class Running:
 
 def refuse(*_: Any, **__: Any) -> Any:
     """Raise Unrecordable. The step that is being recorded remains refused even if its code catches the exception."""
-    recorder = recording.recorder or Running.recorder  # the latter in other threads that the code uses
+    recorder = recording.recorder or Running.recorder  # Running.recorder: in other threads of the step
     if recorder is None:
         raise Unrecordable("this array or tensor was made while a step was recorded, and has no values: "
                            "do not keep tensors of one step for another")  # fmt: skip
@@ -70,7 +70,7 @@ def _numba_type(array: Recorded, context: Any) -> Any:
 
 
 class Hidden:
-    """The base class of objects that stand for a value. All operations raise Unrecordable, except a subclass's own."""
+    """The base class of objects that stand for a value. Operations not defined by a subclass raise Unrecordable."""
 
     __slots__ = ()
     __array_ufunc__ = refuse
@@ -92,7 +92,7 @@ for _name in _SPECIAL.split():
 class Labels(Hidden):
     """The labels of a batch during recording: a shape and a type.
 
-    This is no array, because NumPy would read its values. Losses may reshape it and pass it to `ops.cross_entropy`.
+    This is not an array: NumPy would read the values of one. Losses may reshape it and pass it to `ops.cross_entropy`.
     `isinstance(y, np.ndarray)` is true, as on the tape. (`type(y) is np.ndarray` is false.)
     """
 

@@ -1,7 +1,7 @@
 """Libraries: which code belongs to Python, to minidl or to an installed package, and what some of its functions do.
 
-The fingerprint does not read the code of libraries. Instead, a table lists functions whose effects it must know. They
-are compared by identity, so another name (`from operator import attrgetter as read`) makes no difference.
+The fingerprint does not read the code of libraries. Instead, a table lists functions whose effects it must know. It
+recognises these functions under any name (`from operator import attrgetter as read`), because it compares identities.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ for _effect, _values in _OBJECTS.items():
 UNBOUNDED_NAMES = {"__globals__", "f_globals", "f_locals", "f_back", "__subclasses__"}
 CLOCKS = {"now", "utcnow", "today"}  # class methods of datetime and date
 
-# Effect -> special methods that Python calls only in code with this effect; "": that it never calls in a step.
 COMPARISONS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__contains__"}
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
+# Effect -> special methods that Python calls only in code with this effect; under "": those that no step calls.
 NOT_CALLED: dict[str, set[str]] = {
     "": {"__init_subclass__", "__del__", "__dir__", "__set_name__", *CONSTRUCTORS},
     TEXTS: {"__repr__", "__str__"},
@@ -118,12 +118,12 @@ def is_installed(module: str) -> bool:
 
 
 def is_users(function: types.FunctionType) -> bool:
-    """Return whether the user wrote a function. Its `__module__` may be false, as a decorator can change it."""
+    """Return whether the user wrote a function. Its `__module__` may be wrong, since a decorator can change it."""
     return not is_library(function.__globals__.get("__name__"))
 
 
 @functools.cache
 def is_native(module: str) -> bool:
-    """Return whether a module is compiled, so that its objects have a state that Python's code cannot read."""
+    """Return whether a module is a library's or compiled: its objects may have a state that Python cannot read."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return is_library(module) or (bool(file) and not file.endswith((".py", ".pyc")))

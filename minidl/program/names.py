@@ -24,8 +24,8 @@ _ATTRIBUTES = {"sort": COMPARES, "index": COMPARES, "count": COMPARES, "remove":
 class Names(NamedTuple):
     """The names in the code of a function and of the functions inside it.
 
-    imports: (level, name) of modules. prefixes: the code computes names of attributes that begin with one of these; ""
-    if nothing is known about a name. effects: what the code does, from `libraries` and OPTIONAL.
+    imports: (level, name) of modules. prefixes: the beginnings of attributes' names that the code computes; "" if a
+    beginning is not known. effects: what the code does: constants of libraries.py, OPTIONAL.
     """
 
     attributes: frozenset[str]
@@ -45,7 +45,7 @@ def names_of(code: types.CodeType) -> Names:
     instructions = [i for i in dis.get_instructions(code) if i.opname != "EXTENDED_ARG"]
     for at, instruction in enumerate(instructions):
         name, value = instruction.opname, instruction.argval
-        if name == "MATCH_CLASS":  # the names are in constants, or in the class
+        if name == "MATCH_CLASS":  # a pattern like `Point(x=0)` reads attributes that the instruction does not name
             prefixes.add("")
         elif name in _EFFECTS:
             effects.add(_EFFECTS[name])
@@ -116,13 +116,13 @@ def _call(instructions: list[dis.Instruction]) -> _Call:
 
 
 def _computed_name(call: _Call) -> tuple[str, bool]:
-    """Return the name that a call of `getattr` reads, and True; or the beginning of the name, and False.
+    """Return (name, True) if a call of `getattr` reads a constant name, else (beginning of the name, False).
 
     The beginning is known in `getattr(self, f"layer{i}")`, `"layer" + kind` and `"layer%d" % i`. Else it is "".
     """
     depths, count = call.depths, call.number
     starts = [max((at for at, depth in enumerate(depths) if depth == i), default=0) for i in range(count)] + [None]
-    if count < 2 or depths[starts[1] or 0] != 1:  # or one instruction puts both arguments on the stack
+    if count < 2 or depths[starts[1] or 0] != 1:  # or one instruction puts two arguments on the stack
         return "", False
     second, inside = call.arguments[starts[1] : starts[2]], depths[starts[1] : starts[2]]
     text = second[0].argval if second and second[0].opname == "LOAD_CONST" else None
@@ -130,7 +130,7 @@ def _computed_name(call: _Call) -> tuple[str, bool]:
         return "", False
     if len(second) == 1:
         return text, True
-    first_is_kept = min(inside[2:], default=0) > 2  # on the stack, until the last instruction
+    first_is_kept = min(inside[2:], default=0) > 2  # it stays on the stack until the last instruction
     last = second[-1].opname, second[-1].argrepr
     if first_is_kept and (last[0] == "BUILD_STRING" or last == ("BINARY_OP", "+")):
         return text, False

@@ -68,7 +68,7 @@ def work_in_place(calls: Calls, outputs: set[Memory]) -> list[Call]:
 
 
 def _moved(call: Call, homes: Mapping[Memory, Place]) -> Call:
-    """Return the call, with its arrays moved from each memory in `homes` to the place there."""
+    """Return the call with its arrays moved. homes: memory -> the place to which the arrays in this memory move."""
     moved = {
         name: Place(homes[memory].memory, homes[memory].offset + offset, like)
         for name, (memory, offset, like) in call.places

@@ -28,7 +28,7 @@ from minidl.engine.device import ALIGNMENT, Device, address, recording
 from minidl.engine.tensor import Tensor
 from minidl.program.hidden import Drawn, Labels, Lost, Recorded, Running, Unrecordable
 
-CHUNK = 1 << 26  # bytes: temporaries are parts of chunks of at least this size, because each allocation takes time
+CHUNK = 1 << 26  # bytes. Temporaries are cut from chunks of at least this size, because each allocation takes time.
 READ = "values are read or computed outside minidl's operations"
 
 
@@ -57,7 +57,7 @@ class Place(NamedTuple):
     like: np.ndarray
 
     def is_temporary(self, outputs: set[Memory]) -> bool:
-        """Return whether the array is a whole temporary and no result. outputs: the memory of all results."""
+        """Return whether the array fills a whole temporary that holds no result. outputs: the memory of all results."""
         whole = self.offset == 0 and self.like.nbytes == self.memory.nbytes
         return whole and not self.memory.name and self.memory not in outputs
 
@@ -130,8 +130,8 @@ class Recorder(Device):
         self.refused = ""  # why this step cannot be recorded; stays set even if the step's code catches the exception
         self.changed: list[tuple[object, str, Any]] = []  # objects, attributes, earlier values; oldest first
         self._tensors: list[ref[Tensor]] = []  # the tensors of the step
-        self._places: dict[int, Place] = {}  # by the id of the array
-        self._regions: list[tuple[int, Place]] = []  # with their addresses
+        self._places: dict[int, Place] = {}  # id of an array -> its place
+        self._regions: list[tuple[int, Place]] = []  # (address, region)
         self._chunk, self._used = np.empty(CHUNK, np.uint8), 0  # memory of temporaries, and how much of it is used
 
     @contextmanager
@@ -189,7 +189,7 @@ class Recorder(Device):
 
     def digest(self) -> list[Any]:
         """Return a description of the calls, for a comparison of two recordings."""
-        numbers: dict[Memory, int] = defaultdict(itertools.count().__next__)  # of temporaries, by their first use
+        numbers: dict[Memory, int] = defaultdict(itertools.count().__next__)  # temporary -> number, by first use
         found: list[Any] = []
         for call in self.calls:
             found.append(call.name)
@@ -218,7 +218,7 @@ class Recorder(Device):
     def kept(self) -> bool:
         """Return whether an object outside the step still refers to a tensor of the step."""
         if any(made() is not None for made in self._tensors):
-            gc.collect(0)  # a recursive function inside `forward` and its variables refer to each other
+            gc.collect(0)  # frees cycles, such as a recursive function inside `forward` that refers to itself
         return any(made() is not None for made in self._tensors)
 
     def invalidate(self) -> None:

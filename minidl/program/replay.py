@@ -8,7 +8,7 @@ The first call for a batch of some shape runs the model's Python code twice, on 
 The second recording detects calls that vary. The recorded calls are merged (fuse.py), get memory (plan.py), and become
 a program: a table of machine addresses (table.py, call.py). Later calls of `gradient` run the table: they build no
 graph and allocate no array. Nothing is compiled specifically for the model. The results are bit-identical to those of
-the tape, the graph of functions that the engine builds otherwise.
+the tape. (The tape is the graph of functions that the engine builds without a program.)
 
 Each shape of batch needs a separate recording.
 
@@ -18,7 +18,8 @@ step is recorded again. While a setting changes at every step, the tape computes
 
 A step cannot be recorded if its code reads values of tensors, parameters or labels, draws random numbers other than
 dropout's, or changes settings that the next step reads. Such a step runs on the tape, with one warning per reason.
-A recording uses other random states than the training, the second one also other images. It leaves no trace.
+Both recordings use other random states than the training does. The second one also uses other images. Neither leaves
+a trace.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class Gradient(Replayed):
         self.result = (0.0, 0)
 
     def forget(self) -> None:
-        self.model.flatten()  # the tape does so, too; needed again after a layer was replaced
-        self.modes: tuple[int, Hashable] = -1, b""  # mode_changes() when `training` was last read, and what it was
+        self.model.flatten()  # again after a layer was replaced
+        self.modes: tuple[int, Hashable] = -1, b""  # mode_changes() when the layers' modes were last read; these modes
         super().forget()
 
     def roots(self) -> tuple[Any, ...]:
@@ -142,7 +143,7 @@ class Gradient(Replayed):
         with self.workspace.lock:
             program = self.program({"x": x, "y": y})
             if program is not None:
-                run_calls(program.table, 0, 0)  # no calls: only compiles or loads `run`
+                run_calls(program.table, 0, 0)  # makes no call, but compiles or loads `run`
         self.warn(stacklevel=2)
 
     def _batch(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

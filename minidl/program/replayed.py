@@ -27,15 +27,18 @@ from minidl.program.table import WORKSPACE, Program
 from minidl.program.workspace import Workspace
 
 PROGRAMS = 64  # the most that an instance keeps; the least recently used one is discarded first
-PATIENCE = 3  # the most recordings in a row that fail for a shape of batch, or that follow a change of settings
-LONGEST_PAUSE = 64  # steps without a comparison of the settings
+# A shape of batch is no longer recorded after PATIENCE failed recordings in a row. Recording pauses after more than
+# PATIENCE steps in a row that changed a setting.
+PATIENCE = 3
+LONGEST_PAUSE = 64  # the most steps in a row whose settings are not compared
 DIFFER = "its calls differ from one recording to the next"
 
 
 class Replayed:
     """The base class of `Gradient` and `Prediction`: a model, and a program for each shape of batch.
 
-    workspace: memory to share with other instances; they then run one at a time. progress, also: see `Program`.
+    workspace: memory to share with other instances; they then run one at a time. `progress` and `also` are
+    arguments of `Program`.
 
     A copy (copy, deepcopy, pickle) records its own programs, and has neither `progress` nor `also`.
     """
@@ -51,11 +54,11 @@ class Replayed:
         self.workspace = workspace or Workspace()
         self.programs: dict[Hashable, Program] = {}
         self.refused: dict[Hashable, tuple[str, int]] = {}  # shape of batch -> (first reason, failed recordings)
-        self.warned: set[str] = set()  # reasons
+        self.warned: set[str] = set()  # the reasons of earlier warnings
         self.unsettled = 0  # the number of comparisons in a row that found a changed setting
-        self.changed = ""  # the latest such setting
-        self.pause = 0  # the number of steps that follow on the tape, without a comparison
-        self.bound: dict[str, np.ndarray] = {}  # vectors that replace the model's
+        self.changed = ""  # the name of the setting that changed last, for messages
+        self.pause = 0  # how many of the next steps run on the tape, without a comparison of the settings
+        self.bound: dict[str, np.ndarray] = {}  # the vectors that `bind` has set
         self.forget()
 
     def forget(self) -> None:
@@ -96,7 +99,7 @@ class Replayed:
     def __getstate__(self) -> dict[str, Any]:
         derived = ("modules", "parameters", "arena", "vectors", "arrays", "fingerprint")  # `forget` computes them
         state = {name: value for name, value in vars(self).items() if name not in derived}
-        # A program contains addresses of the original.
+        # A program contains memory addresses of the original.
         return {**state, "progress": silent, "also": (), "programs": {}, "refused": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -104,7 +107,7 @@ class Replayed:
         self.forget()
 
     def record(self, recorder: Recorder, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run the step's code while the recorder is active; return the results. batch: regions of the recorder."""
+        """Run the step's code while `recorder` is active; return the results. batch: as `self.recorder` returns it."""
         raise NotImplementedError
 
     def roots(self) -> tuple[Any, ...]:
@@ -119,9 +122,9 @@ class Replayed:
         """Return the program for this shape of batch. Record it at its first use.
 
         Return None if the step cannot be recorded (`not_recorded` is the reason), if the batch is empty, or while a
-        watcher must see the forward passes (`watched`). A recording may fail by chance, for example if another thread
-        draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed. They do not
-        if the calls differ: this proves that the step depends on something unknown.
+        watcher must see the forward passes (`nn.watching`). A recording may fail by chance, for example if another
+        thread draws random numbers. So the next steps try again, until PATIENCE recordings in a row have failed. But if
+        the two recordings of a step differ, no step of this shape tries again: it depends on something unknown.
         """
         check_fork()
         fingerprint = self._renewed()
@@ -144,7 +147,8 @@ class Replayed:
                 self.refused.pop(key, None)
                 self.not_recorded = ""
             except Unrecordable as error:
-                self.not_recorded = self.not_recorded or str(error)  # the first: others may only follow from it
+                # Keep the first reason: later errors may be mere consequences of it.
+                self.not_recorded = self.not_recorded or str(error)
                 self.refused[key] = self.not_recorded, PATIENCE if str(error) == DIFFER else failures + 1
             for store in (self.programs, self.refused):
                 if len(store) > PROGRAMS:
@@ -163,7 +167,7 @@ class Replayed:
             self.forget()
             self.fingerprint = Fingerprint(roots)
             return self.fingerprint
-        if self.pause and not self.bound:  # bound vectors must fit the present layers, which `forget` checks
+        if self.pause and not self.bound:  # no pause for bound vectors: `forget` must check at once that they fit
             self.pause -= 1
             if not self.pause:  # the next step's settings are compared with this one's
                 self.forget()
@@ -219,7 +223,7 @@ class Replayed:
         return {name: self.workspace.view(*place) for name, place in program.results.items()}
 
     def recorder(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
-        """Return a recorder with the model's memory and the batch as regions, and the batch to pass to ops."""
+        """Return a recorder whose regions are the model's memory and the batch, and the batch to pass to ops."""
         recorder = Recorder(self.parameters[0].device if self.parameters else Device("cpu"))
         for name, vector in self.vectors.items():
             recorder.region(name, vector)

@@ -29,7 +29,7 @@ from minidl.program.record import Call, Memory, Place, Recorder
 
 WORKSPACE = "workspace"
 
-_addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel, kinds of arguments -> (kernel's address, entry's)
+_addresses: dict[tuple[Any, ...], tuple[int, int]] = {}  # kernel, kinds of arguments -> addresses of kernel and entry
 
 
 class Program:
@@ -78,7 +78,7 @@ class Program:
         slots: list[int] = []
         starts: list[int] = []
         relocations: dict[str, list[tuple[int, int]]] = defaultdict(list)  # region -> (slot, offset in bytes)
-        self._counters: dict[str, list[tuple[int, int]]] = {"seed": [], "offset": []}  # (slot, offset in the sequence)
+        self._counters: dict[str, list[tuple[int, int]]] = {"seed": [], "offset": []}  # (slot, offset to add)
         self._constants: dict[Memory, int] = {}  # constant -> its address; keeps the constants alive
         for call, kernel in zip(calls, kernels, strict=True):
             starts.append(len(slots))

@@ -35,7 +35,7 @@ LARGEST = 2_000  # the most elements of containers to compare at every step; 32 
 MOST = 100_000  # the most values in a fingerprint
 
 LEAVES = (int, bool, str, bytes, type(None), types.EllipsisType, types.NotImplementedType, range)
-BY_TEXT = (float, complex, slice)  # nan equals nan, and 0.0 differs from -0.0
+BY_TEXT = (float, complex, slice)  # compared as text, so that nan equals nan, and 0.0 differs from -0.0
 SKIPPED = (
     "builtins", "minidl.nn.module", "minidl.engine.tensor", "minidl.engine.parameter", "minidl.program.replay",
     "minidl.program.replayed",
@@ -55,7 +55,7 @@ class Walk:
         self.prefixes: set[str] = set(earlier.prefixes) if earlier else set()
         self.effects: set[str] = set(earlier.effects) if earlier else set()
         known = None
-        while known != self._reach():  # a new name may be an attribute of an object seen before
+        while known != self._reach():  # walk again: a new name may be an attribute of an object seen before
             known = self._reach()
             self._walk()
 
@@ -63,12 +63,12 @@ class Walk:
         return len(self.names), len(self.prefixes), len(self.effects)
 
     def _walk(self) -> None:
-        self.values: list[Any] = []  # types, leaves and identities: comparable with ==
+        self.values: list[Any] = []  # types, leaves and ids; another fingerprint's must be equal
         self.watched: list[Check] = []  # places to compare at every step
-        self.modules: list[Check] = []  # to compare if `changes()` has increased
+        self.modules: list[Check] = []  # of layers; to compare only if nn.modes.changes() has increased
         self.generators: dict[str, Any] = {}
         self.refusal = ""
-        self._kept: list[Any] = []  # alive, so that no other object gets the same id
+        self._kept: list[Any] = []  # visited objects, kept alive so that no other object gets the same id
         self._seen: dict[Any, int] = {}
         self._library_names: dict[type, set[str]] = {}
         self._everything: dict[type, bool] = {}

@@ -12,7 +12,7 @@ class Workspace:
     """Memory for programs. It grows to the size that the largest program needs.
 
     lock: held by a thread while a program runs in this memory, and until its results are copied. A step that runs in
-        parts (`Gradient.parts`) holds it only during each part: the caller prevents other programs between the parts.
+        parts (`Gradient.parts`) releases it after each part. In between, the caller must not run other programs.
     """
 
     def __init__(self) -> None:
