@@ -46,7 +46,7 @@ class Job:
     def fail(self, words: str, everywhere: bool = False) -> int:
         """Report an error, once per job, and make the other ranks exit. Returns the exit code.
 
-        everywhere: whether all ranks certainly have this error; the leader reports it.
+        everywhere: whether all ranks certainly have this error; in this case, only the leader reports it.
         """
         fabric = self.fabric
         if everywhere and not self.leads:

@@ -113,7 +113,7 @@ def check_data(weights: ArrayFile, data: Dataset) -> None:
 def find_weights(path: Path) -> ArrayFile:
     """Return the weights file of the run or checkpoint at a path, or the file at this path.
 
-    A run's weights are those of its best checkpoint on the validation images, or without validation of its last one.
+    A run's weights are those of its best checkpoint on the validation images, or of its last one without validation.
     Raises CheckpointError if there is no such file, or if it is damaged.
     """
     if (path / "config.toml").is_file():

@@ -19,8 +19,8 @@ class Snapshots:
     """The weights of this replica at the end of each epoch, for asynchronous methods.
 
     The averages over all replicas are evaluated after training, so that no replica waits. Each average needs a snapshot
-    of every replica after the same epoch. A run may be resumed with replicas in different epochs: then snapshots are
-    taken only of epochs that no replica had finished before the stop.
+    of every replica after the same epoch. If a run is resumed with replicas in different epochs, snapshots are taken
+    only of epochs that no replica had finished before the stop.
     """
 
     def __init__(self, output: RunOutput) -> None:
