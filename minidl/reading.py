@@ -187,7 +187,7 @@ NPY_ITEM = re.compile(NPY_KEY + NPY_VALUE, re.VERBOSE)
 
 
 class Npy(NamedTuple):
-    """The header of an array. descr: NumPy's code of its data type, such as "<f4". fortran: whether in Fortran order."""
+    """An array's header. descr: NumPy's code of its data type, such as "<f4". fortran: whether in Fortran order."""
 
     descr: str
     fortran: bool

@@ -154,7 +154,7 @@ def table(topology: Any) -> Iterator[str]:
 
 
 def _same_rows(topology: Any, round: int) -> list[tuple[list[int], dict[int, float]]]:
-    """Return (ranks, weights) for each distinct row of weights. Last: ranks that read from no other, with weights {}."""
+    """Return (ranks, row) for each distinct row of weights. The last row, {}, has the ranks that read from no other."""
     found: dict[tuple[Any, ...], tuple[list[int], dict[int, float]]] = {}
     idle: list[int] = []
     for rank in topology.alive:

@@ -51,7 +51,7 @@ class Job:
         fabric = self.fabric
         if everywhere and not self.leads:
             return 2
-        if not self.leads:  # if all ranks have this error, the leader reports it
+        if not self.leads:  # wait: if the leader has the same error, it reports it and aborts the job
             deadline = time.monotonic() + PATIENCE
             while time.monotonic() < deadline and not (fabric and fabric.aborted()):
                 time.sleep(0.01)

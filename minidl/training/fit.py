@@ -62,7 +62,7 @@ def fit(
     given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...). The others have the command
               line's defaults. `conv` is allowed only if the model has a convolution
 
-    `fit` restores the settings of the process: random numbers, threads, the kind of convolution, each module's mode.
+    At the end, it restores the earlier settings: random numbers, threads, the kind of convolution, each module's mode.
 
     The model ends with the weights that scored best on the validation part, or with the last weights if there is none.
     Raises ConfigError for invalid options, DataError for invalid data, DivergedError if the loss is not finite.
@@ -129,7 +129,7 @@ def _library_config(model: Module, data: Data, given: dict[str, Any]) -> Config:
     if "conv" in given and not any(parameter.ndim == 4 for parameter in model.parameters()):
         raise ConfigError("fit: conv has no effect on this model, which has no convolution: leave it out")
     given = {name: _plain(value) for name, value in given.items()}
-    # A user's own Dataset may have a name that is not in DATASETS. Then no preset applies.
+    # A user's own Dataset may have a name that is not in DATASETS. In this case, no preset applies.
     name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
     return resolve({"data": name} if name in DATASETS or isinstance(data, (str, Path)) else {}, given)
 

@@ -49,7 +49,7 @@ class Session:
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, self._show_epoch)
         self.snapshots = Snapshots(self.output)
-        self.last_epoch: Entry | None = None  # with a synchronous method: the last epoch, which the shutdown reports
+        self.last_epoch: Entry | None = None  # of the last epoch, with a synchronous method: `shut_down` reports it
         self.resumed, self.origin = False, ""
 
     def check(self) -> None:
@@ -145,7 +145,7 @@ class Session:
         self.display.say(epoch_line(entry, f"/{self.trainer.epochs}"))
 
     def _epoch_done(self, entry: Entry) -> None:
-        """Report and save an epoch. With an asynchronous method, each replica saves its own state, without waiting."""
+        """Report and save an epoch. With an asynchronous method, replicas save their states without waiting for others."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
         fabric.announce(Column.ACCURACY, entry["accuracy"])
         fabric.announce(Column.LOSS, entry["loss"])

@@ -202,8 +202,9 @@ class SimulatedRun:
         self.loss = self.correct = self.images = 0.0
         if event == "epoch":
             states = self.states()
-            with averaged(self.first, states):  # `finish` validates the average after the last step
+            with averaged(self.first, states):
                 score = self.score()
+                # `finish` validates the average after the last step.
                 validated = self.validate(entry["step"]) if entry["step"] < self.first.total_steps else {}
             statistics = self.statistics(self.simulation.fabrics)
             entry |= {

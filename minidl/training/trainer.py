@@ -54,7 +54,7 @@ class Trainer:
             place=ranks.index(rank) if rank in ranks else 0,  # a server trains on no images
             replicas=len(ranks), augment=config.augment, shards=config.shards, prefetch=0 if engine else 2,
         )  # fmt: skip
-        self.planned = config.steps or config.epochs * len(self.sampler)  # each replica's, in a whole run
+        self.planned = config.steps or config.epochs * len(self.sampler)  # the steps of a replica in a whole run
         self.schedule = schedules.build(config.schedule, self.planned, config.warmup)
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
