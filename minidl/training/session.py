@@ -145,7 +145,7 @@ class Session:
         self.display.say(epoch_line(entry, f"/{self.trainer.epochs}"))
 
     def _epoch_done(self, entry: Entry) -> None:
-        """Report and save an epoch. With an asynchronous method, replicas save their states without waiting for others."""
+        """Report and save an epoch. With an asynchronous method, replicas do not wait for each other to save."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
         fabric.announce(Column.ACCURACY, entry["accuracy"])
         fabric.announce(Column.LOSS, entry["loss"])
