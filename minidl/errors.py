@@ -28,7 +28,7 @@ class CheckpointError(MinidlError, ValueError):
 
 
 class DivergedError(MinidlError, ArithmeticError):
-    """The loss became NaN or infinite."""
+    """The loss or a weight became NaN or infinite."""
 
 
 class AbortedError(MinidlError):

@@ -28,7 +28,7 @@ def mlp(input_shape: Shape = (28, 28, 1), classes: int = 10, hidden: Sequence[in
 
 
 def lenet(input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.Sequential:
-    """Return a network: two 5x5 convolutions (32, 64 channels), each with 2x2 pooling, and a hidden layer of width 512.
+    """Return a network: two 5x5 convolutions (32 and 64 channels), each with 2x2 pooling, and a hidden layer of 512.
 
     The structure follows LeCun et al. 1998; the layers are wider, as in current benchmarks.
     """
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network for small images: 3 stages of n blocks, depth = 6 n + 2 (He et al. 2016, section 4.2).
+    """A residual network for small images: 3 stages of n blocks, depth = 6 * n + 2 (He et al. 2016, section 4.2).
 
     Raises ConfigError for any other depth.
     """
@@ -208,7 +208,8 @@ def check_images(where: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     built = model.built_for
     if built is None or shape[1:] == built:
         return
-    flat = (math.prod(built),)  # features (N, D), in the order of the images if these have one channel or one pixel
+    # Images may also be given without the axis of a single channel, or as features (N, D) of one channel or one pixel.
+    flat = (math.prod(built),)
     if (built[2] == 1 and shape[1:] in (built[:2], flat)) or (built[:2] == (1, 1) and shape[1:] == flat):
         return
     advice = f"expected (N, {built[0]}, {built[1]}, {built[2]}), for which the model was built"

@@ -151,7 +151,7 @@ def toml_table(text: str) -> dict[str, Any]:
     except ValueError as error:  # TOMLDecodeError, or a number of more than 4,300 digits
         reason = error if isinstance(error, tomllib.TOMLDecodeError) else "a number has too many digits"
         raise Unreadable(f"not readable as TOML: {reason}") from None
-    _require_plain(table, finite=False)  # options.py names the option that is not finite
+    _require_plain(table, finite=False)  # `Option.check` rejects infinite numbers, and names the option
     return table
 
 
@@ -187,7 +187,7 @@ NPY_ITEM = re.compile(NPY_KEY + NPY_VALUE, re.VERBOSE)
 
 
 class Npy(NamedTuple):
-    """The header of an array: NumPy's code of its data type, such as "<f4", the order of its axes, and its shape."""
+    """An array's header. descr: NumPy's code of its data type, such as "<f4". fortran: whether in Fortran order."""
 
     descr: str
     fortran: bool

@@ -1,4 +1,4 @@
-"""The memory and the cores that this process may use, and the limit of ranks. Larger work is refused at its start."""
+"""The memory and the cores that this process may use, and the limit of ranks. Work that needs more is refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _cgroups() -> Iterator[int]:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else LIMIT_AND_USE
             folder = root / path.strip("/")
             for group in (folder, *folder.parents):
-                with suppress(OSError, ValueError):  # no such file in a container, or "max"
+                with suppress(OSError, ValueError):  # a container may lack the files; "max" means no limit
                     limit, used = (int((group / name).read_text()) for name in names)
                     yield max(0, limit - used + _reclaimable(group))
                 if group == root:
@@ -58,4 +58,4 @@ def _cgroups() -> Iterator[int]:
 def _reclaimable(group: Path) -> int:
     """Return the bytes of cached files that were not used recently: the kernel drops them if memory is needed."""
     lines = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int(lines.get("total_inactive_file", lines.get("inactive_file", 0)))  # version 1, 2
+    return int(lines.get("total_inactive_file", lines.get("inactive_file", 0)))  # in version 1, in version 2

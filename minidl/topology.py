@@ -30,8 +30,8 @@ examples:
 """
 FORMATS = (".png", ".svg", ".pdf")
 MOST_ROWS = 16  # printed per round; also the maximum number of ranks in a list
-MOST_ROUNDS = 24
-RANDOM_ROUNDS = 3
+MOST_ROUNDS = 24  # printed
+RANDOM_ROUNDS = 3  # printed if every round is random
 
 PICTURE = Limits("ending in " + ", ".join(FORMATS), lambda p: not p or Path(p).suffix.lower() in FORMATS)
 
@@ -154,7 +154,7 @@ def table(topology: Any) -> Iterator[str]:
 
 
 def _same_rows(topology: Any, round: int) -> list[tuple[list[int], dict[int, float]]]:
-    """Return (ranks, row) for each distinct row. Ranks that read from no other come last, with an empty row."""
+    """Return (ranks, row) for each distinct row of weights. The last row, {}, has the ranks that read from no other."""
     found: dict[tuple[Any, ...], tuple[list[int], dict[int, float]]] = {}
     idle: list[int] = []
     for rank in topology.alive:

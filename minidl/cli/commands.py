@@ -44,7 +44,7 @@ def execute(config: Config, given: Mapping[str, Any], signals: Signals, fabric: 
 
 def begin(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
     """Start a new run and train it; the leader returns the result."""
-    session = Session(config, signals, fabric)  # before the folder is created: data and model may not match
+    session = Session(config, signals, fabric)  # may raise, so it comes before the folder is created
     if config.workers and "workers" in given and config.workers != session.config.workers:
         raise ConfigError(f"--workers {config.workers}, but mpiexec has started {session.config.workers} replicas: "
                           "leave --workers out")  # fmt: skip
@@ -103,7 +103,8 @@ def _restore(session: Session, checkpoints: Path, made: Sequence[int]) -> None:
 def _forget_missing_best(session: Session, checkpoints: Path) -> None:
     """If the best checkpoint is missing, choose the result among the later ones.
 
-    It is missing after the user has deleted a damaged checkpoint: `prune` may have removed the best one before it.
+    If the user deletes the newest checkpoint because it is damaged, the run continues from the one before it. The best
+    checkpoint at that earlier time may be missing: `prune` has deleted it if the damaged one was better.
     """
     at = session.trainer.progress
     if at.best_step >= 0 and not files.folder_of(checkpoints, at.best_step).is_dir():

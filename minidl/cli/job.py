@@ -46,12 +46,12 @@ class Job:
     def fail(self, words: str, everywhere: bool = False) -> int:
         """Report an error, once per job, and make the other ranks exit. Returns the exit code.
 
-        everywhere: whether all ranks certainly have this error; the leader reports it.
+        everywhere: whether all ranks certainly have this error; in this case, only the leader reports it.
         """
         fabric = self.fabric
         if everywhere and not self.leads:
             return 2
-        if not self.leads:  # if all ranks have this error, the leader reports it
+        if not self.leads:  # wait: if the leader has the same error, it reports it and aborts the job
             deadline = time.monotonic() + PATIENCE
             while time.monotonic() < deadline and not (fabric and fabric.aborted()):
                 time.sleep(0.01)

@@ -56,7 +56,7 @@ def _state(most: int) -> Kind:
 
 
 VALID = _state(LARGEST)
-RESUMABLE = _state(LARGEST >> 6)  # a lower limit: when the run has continued, its counters must still be VALID
+RESUMABLE = _state(LARGEST >> 6)  # leaves room: after the run has continued, its counters must still be VALID
 
 Arrays = dict[str, np.ndarray]
 
@@ -267,7 +267,7 @@ def _array(file: BufferedReader, name: str, stored: Stored) -> np.ndarray:
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     files = {
-        # "pt": other programs require this format entry
+        # Other programs require the entry "format": "pt".
         MODEL: _serialized(checkpoint.weights, {"format": "pt", **checkpoint.about}),
         STATE: _serialized(checkpoint.vectors, {"format": FORMAT, "state": json.dumps(checkpoint.state)}),
     }

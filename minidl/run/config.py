@@ -3,8 +3,8 @@
 Most options are fields of `Config`. A model, an optimizer or a method may declare further ones in its own file
 (declared.py). These become fields of `Config`, too, and are None if another model, optimizer or method is chosen.
 
-The values of a run come from layers; later layers override earlier ones: the defaults; the presets of the data set, of
-the model and of the optimizer (presets.py); the file of --config; the command line.
+The values of a run come from four layers, of which later ones override earlier ones: the defaults; the presets of the
+data set, of the model and of the optimizer (presets.py); the file of --config; the command line.
 
 An option that has no effect is refused, for example --mix without --method gossip. One exception: if the command line
 chooses another method than the file, the options of the file's method are dropped. If the command line chooses another
@@ -220,7 +220,7 @@ def no_effect(name: str, values: Mapping[str, Any]) -> str:
 
 
 def unused(name: str, values: Mapping[str, Any]) -> str:
-    """Return why an option changes nothing, or "" if it has an effect. Such an option is refused, except in a file."""
+    """Return why an option changes nothing, or "" if it has an effect. `resolve` refuses it, except in a file."""
     entry = options_of(values)[name]
     of_replicas = entry.group.partition(".")[0] == "method" and name not in ("method", "workers")
     if of_replicas and values["workers"] == 1:
@@ -250,9 +250,9 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(*layers: Mapping[str, Any]) -> Config:
     """Combine layers of options into a config. Later layers override earlier ones; paths become absolute.
 
-    Raises ConfigError if an option has no effect in its own layer. Options that lose their effect by a later layer are
-    dropped. A layer with the attribute `source` is from a file: `source` is put before messages, and `unused` options
-    are accepted.
+    Raises ConfigError if an option has no effect in its own layer, and gains none by a later one. Options that lose
+    their effect by a later layer are dropped. A layer with the attribute `source` is from a file: `source` is put
+    before messages, and `unused` options are accepted.
     """
     given: dict[str, Any] = {}
     refused: dict[str, str] = {}  # options without effect in their layer, and the layer's source

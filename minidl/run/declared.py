@@ -11,8 +11,8 @@
     min, max, above, below      the limits of a number
     needs       {other option: value}: the option has an effect only if the other option has this value
     instead_of  the option that has no effect if this one is set
-    like        the name of a model, an optimizer or a file in comm/methods that declares the option: its declaration
-                is used here, too, and the keys that are given here replace those of that declaration
+    like        the name of a model, an optimizer or a file in comm/methods that declares the same option: that
+                declaration applies here, too, except for the keys that are given here
 
 Each method is a file with OPTIONS and a docstring. models.py declares all models, and optim.py all optimizers: in these
 two files, the keys of OPTIONS and ABOUT are the names of the models and optimizers.

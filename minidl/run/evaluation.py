@@ -23,7 +23,7 @@ from minidl.program.workspace import Workspace
 
 BATCH = 256
 
-_shared: ref[Workspace] | None = None  # the workspace of all kept predictions
+_shared: ref[Workspace] | None = None  # the workspace that all predictions of `kept_prediction` share
 
 
 class Score(NamedTuple):
@@ -81,8 +81,9 @@ def predict(model: Module, x: ArrayLike, batch_size: int = BATCH) -> np.ndarray:
 def kept_prediction(model: Module) -> Prediction:
     """Return the model's `Prediction` for `predict` and `evaluate`. The model keeps it; copies have their own.
 
-    If a model kept a Prediction of itself, this cycle would delay the release of its memory until the garbage collector
-    runs. So the Prediction is of a stand-in: another object of the same class that shares the model's attribute dict.
+    If a model kept a Prediction of itself, the two would refer to each other, and only the garbage collector could free
+    their memory. So the Prediction is of a stand-in: another object of the same class that shares the model's
+    attribute dict.
     """
     if watchers() or any(vars(kind).get("__slots__") for kind in type(model).__mro__ if kind is not Module):
         return Prediction(model)  # watchers must see the model itself; attributes in slots cannot be shared
@@ -113,7 +114,7 @@ def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Predictio
 
 
 def _images(where: str, model: Module, x: ArrayLike) -> np.ndarray:
-    """Return images as an array. Raises ConfigError if they are no floats, or if the model does not take them."""
+    """Return images as an array. Raises ConfigError if they are not floats, or if the model does not take them."""
     models.check(where, model)
     try:
         images = np.asarray(x)

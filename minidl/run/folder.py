@@ -96,7 +96,7 @@ class RunFolder:
     def _begin(self, texts: Mapping[str, str]) -> None:
         """Make the folder a run folder, or leave it unchanged. texts: files to write, by name.
 
-        config.toml must be the last one, because it marks a run folder: a process may be killed between two files.
+        config.toml must be the last one, because it marks a run folder: a process killed earlier leaves no run.
         """
         if self.config.exists():
             raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} continues it, "

@@ -69,8 +69,8 @@ def show(command: Command, topic: str) -> int:
     except ConfigError as error:
         return report(str(error))
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the rest, which Python writes at exit
-        if not isinstance(error, BrokenPipeError):  # as with --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest, which Python writes at exit
+        if not isinstance(error, BrokenPipeError):  # a pipe breaks if the reader ends early: --help | head
             return report(f"cannot print this page: {error.strerror}")
     return 0
 
@@ -136,7 +136,7 @@ def _group(known: Mapping[str, Option], group: str) -> Iterator[str]:
 
 
 def _option(known: Mapping[str, Option], entry: Option) -> Iterator[str]:
-    """Yield the page of an option. Methods may declare it differently: then each declaration has a section."""
+    """Yield the page of an option. If methods declare it differently, each declaration has its own section."""
     names = takers(entry.group).get(entry.name, []) if entry.group in CHOOSERS else []
     if not names:
         yield from _details(_current(known)[entry.name])
@@ -210,7 +210,7 @@ def _preset(values: Mapping[str, Any]) -> str:
 
 
 def _current(known: Mapping[str, Option]) -> dict[str, Option]:
-    """Return the options with the defaults of a run without options."""
+    """Return the options with the defaults that apply if no option is given."""
     config: Config = resolve({})
     defaults = {name: value for name, value in vars(config).items() if value is not None and name != "data_dir"}
     return {name: replace(entry, default=defaults.get(name, entry.default)) for name, entry in known.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from minidl.errors import ConfigError
 
-# Names that other tools use -> options of minidl. Those that the command has are suggested.
+# Names in other tools -> options of minidl. A message suggests those of the options that the command has.
 ALIASES = {
     "learning-rate learningrate eta alpha step-size base-lr max-lr initial-lr": ("lr",),
     "batch bs batchsize mini-batch minibatch mini-batch-size batch-sz train-batch-size per-device-batch-size":
@@ -41,7 +41,7 @@ ALIASES = {
     "strategy backend dist-backend sync": ("method",),
 }  # fmt: skip
 
-REASONS = {
+REASONS = {  # names in other tools -> why minidl has no such option
     "device gpu gpus cuda cpu no-cuda use-cuda accelerator mps": "minidl computes on the CPU: leave it out; --threads "
                                                                  "sets the number of cores",
     "num-workers nworkers j jobs loader-workers": "a thread of each replica loads the images: leave it out; --workers "

@@ -38,7 +38,7 @@ class Limits(NamedTuple):
 def limits(
     min: float | None = None, max: float | None = None, above: float | None = None, below: float | None = None
 ) -> Limits | None:
-    """Return the limits min <= value <= max, above < value < below; None without any."""
+    """Return the limits min <= value <= max, above < value < below; None if no bound is given."""
     bounds = [(min, f"of {min} or more"), (above, f"above {above}"), (max, f"of at most {max}"),
               (below, f"below {below}")]  # fmt: skip
     words = " and ".join(text for bound, text in bounds if bound is not None)
@@ -62,8 +62,8 @@ class Option:
     saved: written to config.toml; False for options of a single command, such as --quiet.
     needs: {other option: value or form}: this option has an effect only if the other one has this value.
     used_with: {other option: values or forms}: likewise, but an option without effect is refused only on the command
-        line. A file may hold it, and it keeps its value.
-    instead_of: the name of another option; it has no effect if this one is neither 0 nor False.
+        line. In a file it is allowed, and keeps its value.
+    instead_of: the name of another option, which has no effect if this one is neither 0 nor False.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Option:
 
 
 def unmet(entry: Option, values: Mapping[str, Any], conditions: Mapping[str, str | Sequence[str]]) -> str:
-    """Return why an option has no effect under conditions such as `Option.needs`, or "" if it has one."""
+    """Return why an option has no effect: which of `conditions` (see `Option.needs`) is not met; "" if all are met."""
     for other, needed in conditions.items():
         forms = [needed] if isinstance(needed, str) else needed
         if not any(matches(form, values[other]) for form in forms):

@@ -17,11 +17,11 @@ PRESETS: tuple[Row, ...] = (
     ({"data": "mnist"}, dict(epochs=10, batch_size=64)),
     ({"data": "fashion-mnist"}, dict(epochs=15, batch_size=64, augment=("flip",))),
     ({"data": "cifar10"}, dict(epochs=60, batch_size=128, augment=("pad-crop", "flip"))),
-    # VGG has no normalisation: on MNIST it diverges (in step 22) with lr 0.05 and a rate that does not first rise.
+    # VGG has no normalisation: on MNIST it diverges (in step 22) with lr 0.05 and a schedule that does not rise first.
     ({"model": "vgg"}, dict(lr=0.02, schedule="one-cycle")),
     ({"model": "resnet20"}, dict(lr=0.1)),
-    # Deep networks need a low rate in the first steps (He et al. 2016, 4.2). On the digits, 150 steps: without clipping
-    # the loss of ResNet-110 first rises (to 14 with lr 0.05), and ends at 1; with clipping it falls steadily, to 0.05.
+    # Deep networks need a low rate in the first steps (He et al. 2016, 4.2), and clipping: in 150 steps on the digits,
+    # the loss of ResNet-110 falls steadily to 0.05. Without clipping it first rises (to 14 with lr 0.05) and ends at 1.
     *[({"model": f"resnet{depth}"}, dict(lr=0.1, schedule="one-cycle", clip=1.0)) for depth in (32, 44, 56, 110)],
     ({"optimizer": "adam"}, dict(lr=1e-3, weight_decay=0.0)),
     ({"optimizer": "adamw"}, dict(lr=1e-3, weight_decay=0.05)),

@@ -8,7 +8,8 @@ from typing import Any
 from minidl.run.config import Config
 from minidl.schema import Kind, Mismatch, number, record, whole
 
-BEST = ("best_step", "best_accuracy", "best_loss")  # the leader measures them; a resume gives them to all replicas
+# Only the leader (the first live replica) measures these fields; a resume copies them to all replicas.
+BEST = ("best_step", "best_accuracy", "best_loss")
 
 
 @dataclass
@@ -16,21 +17,24 @@ class Progress:
     """The progress of a run.
 
     Together with the weights, the optimizer and dropout's counter, this is everything that the next step depends on.
+
+    `step - shift` is the position in the run's schedule. `shift` is 0 until a resume changes the number of replicas,
+    and with it the number of steps in an epoch (training/resume.py).
     """
 
-    step: int = 0  # steps done; if the number of replicas changes, counting continues from the largest count
-    shift: int = 0  # `step` minus the steps that the present number of replicas would have made so far
+    step: int = 0  # steps done; a resume with another number of replicas continues from the largest count
+    shift: int = 0
     epoch: int = 0  # epochs finished
     batch: int = 0  # batches done in the current epoch
     lr: float = 0.0  # learning rate of the last step
-    loss_sum: float = 0.0  # over the images of the current epoch so far; the next two likewise
+    loss_sum: float = 0.0  # over the images of the current epoch so far, like `correct` and `images`
     correct: int = 0
     images: int = 0
-    train_loss: float = 0.0  # mean of the last finished epoch, measured while the weights changed
-    best_step: int = -1  # on the validation images; -1: none yet
+    train_loss: float = 0.0  # mean loss of the last finished epoch, measured while the weights changed
+    best_step: int = -1  # step with the best score on the validation images; -1: none yet
     best_accuracy: float = 0.0
     best_loss: float = 0.0
-    seconds: float = 0.0  # of training: excludes the handling of finished epochs, and the time between stop and resume
+    seconds: float = 0.0  # this timer stops while the caller of Trainer.run handles an epoch, and from stop to resume
     timed_images: int = 0  # images trained on in timed_seconds; excludes each process's first step, which compiles
     timed_seconds: float = 0.0
 
@@ -54,7 +58,7 @@ class Progress:
 
 LARGEST_LOSS = 1e39  # of one image: float32 has no larger values
 LOSS = number(-LARGEST_LOSS, LARGEST_LOSS)
-FASTEST = 1e15  # images per second
+FASTEST = 1e15  # images per second; no machine reaches this speed
 
 
 def progress(most: int) -> Kind:
@@ -81,16 +85,18 @@ def progress(most: int) -> Kind:
 
 
 def require_position(at: Progress, batches: int, config: Config, name: str) -> None:
-    """Raise Mismatch unless a progress is a position in the run of these options.
+    """Raise Mismatch if a run with this config can never reach this progress.
 
-    batches: the batches of an epoch. name: of the progress, for the message.
+    batches: the number of batches in an epoch. name: what the message calls the progress.
     """
     position = at.step - at.shift
     beyond = at.batch > batches or (at.batch == batches and not at.images)
     if beyond or at.images > at.batch * (config.batch_size + 1):  # a single image left over joins the last batch
         raise Mismatch(f"{name}.batch is {at.batch}, with {at.images} images; an epoch has {batches} batches of "
                        f"{config.batch_size}")  # fmt: skip
-    if config.steps:  # the last epoch may be shorter, and a change of the number of replicas keeps only `position`
+    # With --steps, `epoch` and `batch` do not determine the position, so only upper limits are checked: the last epoch
+    # may be shorter, and a change of the number of replicas changes the number of steps in an epoch.
+    if config.steps:
         if position > config.steps or at.epoch > at.step:
             raise Mismatch(f"{name} is in epoch {at.epoch} after {position} steps; expected at most {config.steps} "
                            "steps")  # fmt: skip

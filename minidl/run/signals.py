@@ -37,7 +37,7 @@ class Signals:
     immediately          before `defer` is called, while there is nothing to save
     in the next `check`  after `defer` is called: between two steps, when the state of a run is complete
 
-    message: that of `Stopped` before `defer` is called.
+    message: the message of a `Stopped` that is raised before `defer` is called.
     A second signal ends the process immediately. Earlier checkpoints remain on the disk.
     """
 

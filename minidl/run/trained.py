@@ -52,7 +52,7 @@ def load_model(path: str | Path) -> tuple[Module, Callable[[np.ndarray], np.ndar
     mean, std = np.array(found["mean"], np.float32), np.array(found["std"], np.float32)
     if not len(mean) == len(std) == shape[2] or not (np.isfinite(mean).all() and (std > 0).all()):
         raise CheckpointError(f"{weights.path}: expected a mean, and a positive std, for each of {shape[2]} channels")
-    # The model is compared with the header before its memory is allocated.
+    # A model with more values than the file is refused before memory for it is allocated.
     sizes = sum(math.prod(stored.shape) for stored in weights.arrays.values() if stored.kind in FLOATS)
     try:
         with init.limit(sizes), isolated(0):  # the initial weights are not used: draw none from the user's generator
@@ -113,7 +113,7 @@ def check_data(weights: ArrayFile, data: Dataset) -> None:
 def find_weights(path: Path) -> ArrayFile:
     """Return the weights file of the run or checkpoint at a path, or the file at this path.
 
-    A run's weights are those of its best checkpoint on the validation images, or without validation of its last one.
+    A run's weights are those of its best checkpoint on the validation images, or of its last one without validation.
     Raises CheckpointError if there is no such file, or if it is damaged.
     """
     if (path / "config.toml").is_file():

@@ -59,10 +59,10 @@ def fit(
               (N, H, W, C), which `fit` does not standardise, and labels (N,)
     progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; the default prints
               a line. With None nothing is printed, not even notices of compilation on standard error
-    given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...), with the command line's defaults;
-              conv only if the model has a convolution
+    given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...). The others have the command
+              line's defaults. `conv` is allowed only if the model has a convolution
 
-    `fit` restores the settings of the process: random numbers, threads, the kind of convolution, each module's mode.
+    At the end, it restores the earlier settings: random numbers, threads, the kind of convolution, each module's mode.
 
     The model ends with the weights that scored best on the validation part, or with the last weights if there is none.
     Raises ConfigError for invalid options, DataError for invalid data, DivergedError if the loss is not finite.
@@ -116,7 +116,7 @@ def _library_config(model: Module, data: Data, given: dict[str, Any]) -> Config:
     if not isinstance(data, Dataset | str | Path | tuple | list):
         raise ConfigError(f"fit: the data are {shown(data)}; expected arrays (x, y) or (x, y, x_test, y_test), a "
                           "Dataset or the name of a data set")  # fmt: skip
-    others = ("model", "data", "keep")  # model and data are arguments; `fit` keeps no checkpoints and has one replica
+    others = ("model", "data", "keep")  # no options of `fit`: model and data are arguments, and it keeps no checkpoints
     names = [name for name, entry in options(Config).items()
              if entry.saved and entry.group != "method" and name not in others]  # fmt: skip
     for name in given:
@@ -129,13 +129,13 @@ def _library_config(model: Module, data: Data, given: dict[str, Any]) -> Config:
     if "conv" in given and not any(parameter.ndim == 4 for parameter in model.parameters()):
         raise ConfigError("fit: conv has no effect on this model, which has no convolution: leave it out")
     given = {name: _plain(value) for name, value in given.items()}
-    # A user's own Dataset may have a name that is not in DATASETS. Then no preset applies.
+    # A user's own Dataset may have a name that is not in DATASETS. In this case, no preset applies.
     name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
     return resolve({"data": name} if name in DATASETS or isinstance(data, (str, Path)) else {}, given)
 
 
 def _plain(value: Any) -> Any:
-    """Convert a number of NumPy, or a path, to the type of options."""
+    """Convert a NumPy number to a Python number, and a path to text, because options have these types."""
     return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from minidl import resources
 from minidl.errors import ConfigError
 
-VECTORS = 4  # of a replica, each with one value per parameter: the weights, the gradient, the optimizer's vectors
+VECTORS = 4  # vectors of a replica, each with one value per parameter: weights, gradient, at most two of the optimizer
 OBJECTS = 60_000  # bytes of a replica's Python objects
 PER_PAIR = 40  # bytes of statistics for each pair of ranks
 INDEX = 8  # bytes for each training image, in the shuffled order of a replica

@@ -125,7 +125,7 @@ class RunOutput:
     def keep(self, states: Sequence[ReplicaState], entry: Entry | None) -> None:
         """Write a checkpoint of all replicas with their average.
 
-        entry: the entry of an epoch that ends now (else None). The average is then validated, and the entry reported.
+        entry: the entry of an epoch if one ends now. In this case, the average is validated, and the entry is reported.
         """
         trainer = self.trainer
         with averaged(trainer, states):

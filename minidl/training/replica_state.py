@@ -27,7 +27,7 @@ REESTIMATED = 32  # batches from which batch norm statistics are estimated
 
 @dataclass
 class ReplicaState:
-    """Everything that the next step of a replica depends on, also the position in the training data."""
+    """Everything that the next step of a replica depends on, including its position in the training data."""
 
     rank: int
     vectors: dict[str, np.ndarray]  # theta (the weights), the optimizer's vectors, batch norm's statistics
@@ -65,7 +65,7 @@ def collect(trainer: Trainer) -> list[ReplicaState]:
     meters = {rank: vector.copy() for rank, vector in trainer.fabric.gather(trainer.fabric.meter.vector())}
     for state in found:
         state.numbers, state.meter = numbers.get(state.rank, {}), meters.get(state.rank)
-    return [state for state in found if state.meter is not None]  # the others died meanwhile
+    return [state for state in found if state.meter is not None]  # without a meter: the replica died meanwhile
 
 
 def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
@@ -92,8 +92,8 @@ def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
 
 
 def _as_json(vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a method's state in a form for JSON. JSON preserves every bit of a float64. The method's vectors, such as
-    push-sum's masses, are short."""
+    """Return a method's state in a form for JSON. JSON suffices here: the vectors, such as push-sum's masses, are
+    short, and it preserves every bit of a float64."""
     return [{name: vector.tolist() for name, vector in vectors.items()}, numbers]
 
 

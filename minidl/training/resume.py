@@ -28,7 +28,7 @@ METER = "books"  # in a checkpoint, the name of a replica's communication statis
 def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Checkpoint:
     """Return a checkpoint of everything that `restore` needs. Raises DivergedError if a weight is not finite.
 
-    states: with several replicas, the states to save. The weights saved are those of the model, usually the average.
+    states: with several replicas, the states to save. The saved weights are those of the model: usually the average.
     """
     weights = trainer.model.state_dict()
     for name, values in weights.items():
@@ -166,9 +166,11 @@ def _restore_other_replicas(
 
 
 def _continue_from(trainer: Trainer, before: Sequence[Progress], batches: int) -> None:
-    """Continue at the average of the positions `before`, measured in passes over the data. `batches`: the steps of a
-    pass before the stop. With --steps, the schedule continues after the average number of steps. `step` becomes the
-    largest in `before`: no replica's `step` decreases."""
+    """Continue at the average of the positions in `before`, measured in passes over the data.
+
+    batches: the steps of a pass before the stop. With --steps, the schedule continues after the average number of
+    steps. `step` becomes the largest in `before`, so that no replica's `step` decreases.
+    """
     at, own, count = trainer.progress, len(trainer.sampler), len(before)
     passes = Fraction(sum(one.epoch * batches + one.batch for one in before), batches * count)
     made = sum(one.step - one.shift for one in before) // count

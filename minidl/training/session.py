@@ -34,8 +34,8 @@ class Session:
     """One process's part in a run, from the first step to the result.
 
     The leader (the first live replica) holds the run's folder, shows the progress, and tests the average of all.
-    resumed: whether the run was begun before. origin: a note for the first printed line if the saved states are from
-        different moments.
+    resumed: whether the run was begun before. origin: a note on the saved states that the run continues from, for
+        the first printed line; "" if there is nothing to remark.
     """
 
     def __init__(self, config: Config, signals: Signals, fabric: Fabric) -> None:
@@ -49,7 +49,7 @@ class Session:
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, self._show_epoch)
         self.snapshots = Snapshots(self.output)
-        self.last_epoch: Entry | None = None  # of a synchronous method: the shutdown reports it
+        self.last_epoch: Entry | None = None  # of the last epoch, with a synchronous method: `shut_down` reports it
         self.resumed, self.origin = False, ""
 
     def check(self) -> None:
@@ -107,7 +107,7 @@ class Session:
             )
         self.trainer.prepare()
         fabric.announce(Column.STATE, State.TRAINING)
-        # All ranks begin together, even with an asynchronous method. Dead ranks delay no other, as DEAD > TRAINING.
+        # All ranks begin together, even with an asynchronous method. Dead ranks do not delay them: DEAD > TRAINING.
         fabric.wait(lambda: bool(fabric.board[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to be ready")
 
     def _train(self) -> Reason:
@@ -145,7 +145,7 @@ class Session:
         self.display.say(epoch_line(entry, f"/{self.trainer.epochs}"))
 
     def _epoch_done(self, entry: Entry) -> None:
-        """Report and save an epoch: a synchronous method saves all replicas, an asynchronous one each alone."""
+        """Report and save an epoch. With an asynchronous method, replicas do not wait for each other to save."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
         fabric.announce(Column.ACCURACY, entry["accuracy"])
         fabric.announce(Column.LOSS, entry["loss"])
@@ -167,7 +167,7 @@ class Session:
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
-            elif len(fabric.replicas) == fabric.size:  # else a server saves the result
+            elif len(fabric.replicas) == fabric.size:  # there is no server, which would save the result
                 local_snapshots.save(output.checkpoints, trainer)
 
     def _finish_alone(self) -> Entry:

@@ -76,7 +76,7 @@ def _save(
         verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
         fabric.announce(Column.STATE, verdict)
         return states, verdict
-    # Until the leader is PAUSED, it may still be collecting states for the end of an epoch.
+    # Wait until the leader is PAUSED: before, it may still be collecting states for the end of an epoch.
     fabric.wait(lambda: fabric.state(leader) >= State.PAUSED or None, (leader,), "the checkpoint")
     states = collect(trainer)
     verdict = fabric.wait(lambda: _one_of(VERDICTS, fabric.state(leader)), (leader,), "the verdict")

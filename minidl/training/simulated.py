@@ -46,7 +46,7 @@ LEGEND = ("loss, accuracy: on training images, means of all replicas; test: accu
 TESTED = 32  # at most this many replicas are tested individually
 PRINTED = 10  # about so many epochs are printed; metrics.jsonl has all of them
 LOG_EVERY = 100  # steps of a replica, on average, between two lines of metrics.jsonl
-MEASURED = 20  # gradients; the first, which compiles, is not counted
+MEASURED = 20  # gradients that --measure times; the first, which compiles, is not counted
 
 
 def execute(config: Config, given: Mapping[str, Any], signals: Signals) -> Entry:
@@ -204,7 +204,8 @@ class SimulatedRun:
             states = self.states()
             with averaged(self.first, states):
                 score = self.score()
-                validated = self.validate(entry["step"]) if entry["step"] < self.first.total_steps else {}  # see finish
+                # `finish` validates the average after the last step.
+                validated = self.validate(entry["step"]) if entry["step"] < self.first.total_steps else {}
             statistics = self.statistics(self.simulation.fabrics)
             entry |= {
                 "accuracy_average": score.accuracy,
@@ -233,7 +234,7 @@ class SimulatedRun:
         """Return the score of the present weights on the validation images, if there are any; save the best weights."""
         first = self.first
         for name, value in self.best.items():
-            setattr(first.progress, name, value)  # at the best step, another replica may have been the first
+            setattr(first.progress, name, value)  # they may be from a replica that was the first one until it died
         scores = first.validate(step)
         self.best = {name: getattr(first.progress, name) for name in BEST}
         if self.best["best_step"] == step:
@@ -307,8 +308,11 @@ class SimulatedRun:
 
 
 def flops_per_image(model: nn.Module, shape: tuple[int, ...]) -> float:
-    """Return the FLOPs of one image's gradient: three times the forward pass of the linear and convolution layers (the
-    output, the gradient of the weights, the gradient of the input). Other layers are negligible."""
+    """Return the FLOPs of one image's gradient.
+
+    In a linear or convolution layer, the output, the gradient of the weights and the gradient of the input take the
+    same number. Other layers are negligible.
+    """
     found = 0.0
 
     def note(module: nn.Module, output: Any) -> None:

@@ -19,8 +19,8 @@ class Snapshots:
     """The weights of this replica at the end of each epoch, for asynchronous methods.
 
     The averages over all replicas are evaluated after training, so that no replica waits. Each average needs a snapshot
-    of every replica after the same epoch. A run may be resumed with replicas in different epochs: then snapshots are
-    taken only of epochs that no replica had finished before the stop.
+    of every replica after the same epoch. If a run is resumed with replicas in different epochs, snapshots are taken
+    only of epochs that no replica had finished before the stop.
     """
 
     def __init__(self, output: RunOutput) -> None:
@@ -28,7 +28,7 @@ class Snapshots:
         self.taken: list[tuple[int, float, np.ndarray]] = []  # step, seconds, theta (the weights)
 
     def take(self) -> None:
-        """Take a snapshot at the end of an epoch, unless it is the last: the final weights are validated anyway."""
+        """Take a snapshot at the end of an epoch, unless it is the last one: the final weights are validated anyway."""
         trainer, at = self.trainer, self.trainer.progress
         if trainer.data.x_validation is not None and at.epoch > trainer.furthest and not trainer.finished:
             self.taken.append((at.step, at.seconds, trainer.replica.theta.copy()))
@@ -47,7 +47,7 @@ class Snapshots:
                     output.write(checkpoint, step)
         if last and not trainer.method.synchronous and trainer.data.x_validation is not None:
             self._validate_average(last, at.step, at.epoch, at.seconds)
-            output.keep(last, None)  # saves the best step, which the validation may have changed
+            output.keep(last, None)  # also saves the best step, which this validation may have changed
 
     def _validate_average(self, states: Sequence[ReplicaState], step: int, epoch: int, seconds: float) -> Checkpoint:
         """Validate and log an average; return its checkpoint."""

@@ -54,18 +54,19 @@ class Trainer:
             place=ranks.index(rank) if rank in ranks else 0,  # a server trains on no images
             replicas=len(ranks), augment=config.augment, shards=config.shards, prefetch=0 if engine else 2,
         )  # fmt: skip
-        self.planned = config.steps or config.epochs * len(self.sampler)  # steps of each of the present replicas
+        self.planned = config.steps or config.epochs * len(self.sampler)  # the steps of a replica in a whole run
         self.schedule = schedules.build(config.schedule, self.planned, config.warmup)
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
         self.replica = Replica(self.engine, self.fabric, own=engine is not None)
         kind = method(config.method) if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
-        self.furthest = 0  # after a resume: the most epochs that a replica had finished before the stop
-        self._warm = False  # False before the first step, which compiles: images/s omit it
+        self.furthest = 0  # after a resume: the largest number of epochs that a replica had finished before
+        self._warm = False  # whether the first step is done: it compiles, so images/s exclude it
 
     @property
     def total_steps(self) -> int:
+        """The value of `progress.step` at the end of the run."""
         return self.planned + self.progress.shift
 
     @property
