@@ -8,9 +8,9 @@ form, in which a tap t is one position in the window that an output reads. Along
 
 where the source is 0 beyond its ends. For a layer of stride s and dilation d:
     forward:   i goes through all output pixels (first = 0, stride = 1). The window moves by s pixels (step = s).
-    gradient:  pixel p of dx is the sum of dy[i] * weight[u] over all i and u with p = i * s + u * d - padding.
-               Pixels with the same remainder modulo s use the same u. So for each remainder there is one pass, a convolution
-               with a step of 1 and some of the taps.
+    gradient:  pixel p of dx is the sum of dy[i] * weight[u] over all i and u with
+               p = i * s + u * d - padding. Pixels with the same remainder modulo s use the same u. So for each
+               remainder there is one pass, a convolution with a step of 1 and some of the taps.
 
 If there are few output channels, a bundle of P neighbouring pixels is computed as one pixel with P times as many
 channels (P is `bundle` in the code). These channels are contiguous in memory and fill a vector. The window of a bundle

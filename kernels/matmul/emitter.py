@@ -70,7 +70,7 @@ def _received(kind: Any) -> Any:
 class Emitter:
     """Writes instructions for vectors of one float type: the type of the first array of floats among the arguments.
 
-    builder: llvmlite's IRBuilder, for instructions that have no method here. lanes: the number of numbers in a vector.
+    builder: llvmlite's IRBuilder, for instructions that have no method here. lanes: how many numbers a vector holds.
     bytes: the size of a number.
     """
 
