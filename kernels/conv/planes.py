@@ -189,7 +189,7 @@ def from_planes(
         rows, columns, there = min(m, height - down * m), min(m, width - across * m), following
         image, down, across = _next_tile(image, down, across, tiles)
         following = ((image * height + down * m) * width + across * m) * outputs
-        through = rows < m or columns < m or outputs < vector  # y ends within the tile or a vector
+        through = rows < m or columns < m or outputs < vector  # y ends within the tile or vector: write to the patch
         at, y_row = (0, m * step) if through else (there, width * outputs)
         for i in range(rows if through and adds else 0):
             for j in range(columns):

@@ -9,7 +9,7 @@ and the pixels are cut into parts (`splits` is their number). `_part` sums one p
 end, the sums of the parts are added in order. The number of pieces and the number of parts depend on the sizes alone.
 So the bits of the result depend neither on the number of threads nor on their timing.
 
-If there are few outputs, a bundle of neighbouring pixels is computed as one pixel (geometry.py). In this case, the tile's rows
+With few outputs, a bundle of neighbouring pixels is computed as one pixel (geometry.py). In this case, the tile's rows
 are the pixels and channels of the bundle's window, and `_unfold` adds up the sums that belong to the same weight.
 
 Within a part, each block of pixels (blocks.py) is summed from 0, and then added to the sum of the previous blocks. This
