@@ -1,6 +1,6 @@
 """Topologies. A topology is a sequence of mixing matrices: these define who reads from whom, and with which weight.
 
-Four replicas in a ring mix their weights x in one round: x_i <- sum_j W[i, j] x_j.
+Four replicas in a ring mix their weights x in one round: x_i <- sum_j W[i, j] * x_j.
 
                                      reads from
         0 ───── 1                   0    1    2    3

@@ -105,10 +105,10 @@ def split(name: str) -> tuple[str, str]:
 
 
 def metropolis_hastings(adjacency: np.ndarray, stationary: Sequence[float] | np.ndarray | None = None) -> np.ndarray:
-    """Return a mixing matrix W (P, P) on an undirected graph. pi W = pi, so mixing preserves sum_i pi_i x_i.
+    """Return a mixing matrix W (P, P) on an undirected graph. pi @ W = pi, so mixing preserves sum_i pi_i * x_i.
 
-    `graphs.metropolis_rows` has the formula. Replicas that train and mix by W minimise sum_i pi_i f_i, where f_i is the
-    loss of replica i.
+    `graphs.metropolis_rows` has the formula. Replicas that train and mix by W minimise sum_i pi_i * f_i, where f_i is
+    the loss of replica i.
 
     adjacency (P, P): nonzero where two replicas are joined; symmetric and connected; the diagonal is ignored.
     stationary: pi (P,), positive, with any sum. None: all pi_i are equal, and W is symmetric.

@@ -1,7 +1,7 @@
 """The graphs of the topologies, and the weights that turn a graph into a mixing matrix.
 
-A graph defines which replicas exchange. `metropolis_rows` makes a mixing matrix of an undirected graph,
-`in_degree_rows` of a directed graph. For other topologies, functions here and in base_graph.py build or draw rounds.
+A graph defines which replicas exchange. `metropolis_rows` makes a mixing matrix from an undirected graph,
+`in_degree_rows` from a directed graph. For other topologies, functions here and in base_graph.py build or draw rounds.
 
     Graph   graph[i]: the ranks that i reads from, without i itself
     Row     row[j]: the weight of rank j in the average that rank i computes; includes j = i; ranks in ascending order
@@ -51,10 +51,10 @@ def star(size: int) -> Graph:
 
 
 def metropolis_rows(graph: Graph, stationary: Sequence[float] | None = None) -> Round:
-    """Return a mixing matrix W on an undirected graph. stationary: pi (P,), positive. W satisfies pi W = pi.
+    """Return a mixing matrix W on an undirected graph. stationary: pi (P,), positive. W satisfies pi @ W = pi.
 
     For neighbours W[i, j] = min(1 / (d_i + 1), pi_j / pi_i / (d_j + 1)), where d_i is the number of neighbours of i.
-    W[i, i] is the remaining weight. So pi_i W[i, j] = pi_j W[j, i] (Metropolis et al. 1953, Hastings 1970).
+    W[i, i] is the remaining weight. So pi_i * W[i, j] = pi_j * W[j, i] (Metropolis et al. 1953, Hastings 1970).
     Without `stationary`, W is symmetric, and all weights are 1/3 on a ring of 3 ranks or more, 1/5 on a torus of 3x3 or
     more, and 1/P on a complete graph.
     """

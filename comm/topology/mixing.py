@@ -16,7 +16,7 @@ ROUNDING = 1e-9  # tolerance for rounding errors of sums of float64 weights
 
 
 class Topology(ABC):
-    """A sequence of mixing matrices W(0), W(1), ... over P replicas. In round t, vectors x (P, n) become W(t) x.
+    """A sequence of mixing matrices W(0), W(1), ... over P replicas. In round t, vectors x (P, n) become W(t) @ x.
 
     All methods are pure functions of rank and round, so all replicas compute the same results without communication.
     Rows are shared and cached: do not modify them.
@@ -27,7 +27,7 @@ class Topology(ABC):
     period: int  # number of rounds after which the sequence repeats; 0 for random matrices, which never repeat
     exact_after: int  # number of rounds after which all replicas hold the exact average; 0: no such number is known
     symmetric: bool  # whether each W equals its transpose: if i reads from j, j reads from i with the same weight
-    doubly: bool  # whether columns also sum to 1; then mixing preserves the average of all replicas
+    doubly: bool  # whether columns also sum to 1, so that mixing preserves the average of all replicas
     alive: tuple[int, ...]  # the ranks that take part, ascending; all of them unless `without` was called
 
     @abstractmethod
@@ -49,8 +49,8 @@ class Topology(ABC):
         With a gap of 0 the replicas never agree. With a gap of 1 they agree exactly after a finite number of rounds.
         For a period of T matrices f = |lambda_2|^(1/T), where lambda_2 is the second largest eigenvalue (by absolute
         value) of the product of these matrices. For random matrices the distance is the root mean square over all
-        draws, and f^2 is the largest eigenvalue of E[W' (I - J/m) W], where W' is the transpose of W, m the number of
-        live replicas, and J the matrix of ones.
+        draws, and f^2 is the largest eigenvalue of E[W' @ (I - J/m) @ W], where W' is the transpose of W, m the number
+        of live replicas, and J the matrix of ones.
         Raises ConfigError if this needs eigenvalues for more than DENSE replicas.
         """
 
@@ -67,7 +67,7 @@ class Topology(ABC):
         return dense
 
     def mix(self, x: np.ndarray, round: int) -> np.ndarray:
-        """Return W(round) x, the vectors of the replicas after this round. x (P, n): their vectors before it."""
+        """Return W(round) @ x, the vectors of the replicas after this round. x (P, n): their vectors before it."""
         mixed = x.copy()
         before, same = -1, None
         for rank in self.alive:
@@ -140,7 +140,7 @@ class Topology(ABC):
         return float(np.sqrt(((x - x.mean(axis=0)) ** 2).mean()))
 
     def _product(self) -> np.ndarray:
-        """Return the product W(period - 1) ... W(1) W(0)."""
+        """Return the product W(period - 1) @ ... @ W(1) @ W(0)."""
         if self.size > DENSE:
             raise ConfigError(f"{self.size} replicas are too many for dense matrices: expected up to {DENSE}")
         product = self.matrix(0)
@@ -163,7 +163,7 @@ class Repeating(Topology):
     """A periodic topology: a list of rounds that repeats."""
 
     def __init__(self, name: str, rounds: Sequence[Round], doubly: bool = True, exact: bool = False) -> None:
-        """doubly: columns must sum to 1. exact: all replicas must reach the exact average within two periods.
+        """If `doubly`, check that columns sum to 1. If `exact`, check that two periods reach the exact average.
 
         Raises ConfigError if a check fails.
         """
@@ -215,7 +215,7 @@ class Drawn(Topology):
     """A random topology: in each round each rank reads from one other rank, with weight 1/2, or from none."""
 
     def __init__(self, name: str, size: int, seed: int, draw: Draw, pairs: bool) -> None:
-        """pairs: if i reads from j, then j reads from i, so W is symmetric (checked for the first 4 rounds)."""
+        """pairs: whether j reads from i if i reads from j, so that W is symmetric (checked for the first 4 rounds)."""
         self.name, self.size, self.period = name, size, 0
         self.alive = tuple(range(size))
         self.symmetric = self.doubly = pairs or size <= 2
@@ -248,8 +248,8 @@ class Drawn(Topology):
         """Return the exact spectral gap when `alive` of the P replicas are left.
 
         q: the probability that replica i reads from replica j. Let x have one number for each live replica, mean 0 and
-        norm 1. Then E[W x] = a * x with a = 1 - q * alive / 2, and E|W x|^2 = a. With pairs the mean of W x is 0, so
-        f^2 = a. Without pairs this mean is random. Distances are measured from it, so f^2 = a - (a - a^2) / alive.
+        norm 1. Then E[W @ x] = a * x with a = 1 - q * alive / 2, and E|W @ x|^2 = a. With pairs the mean of W @ x is 0,
+        so f^2 = a. Without pairs this mean is random. Distances are measured from it, so f^2 = a - (a - a^2) / alive.
         """
         if alive == 1:
             return 1.0

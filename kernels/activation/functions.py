@@ -3,10 +3,10 @@
 `math.exp` in a loop is a call for each element. These functions are plain arithmetic without a branch, for float32 and
 float64, so LLVM computes 16 or 8 elements simultaneously. All but `log` compute e^x in three steps (Cody, Waite 1980):
 
-1. reduce: x = n ln 2 + r with an integer n, |r| <= ln(2) / 2; n ln 2 is subtracted in two parts to keep r's digits;
+1. reduce: x = n * ln 2 + r with an integer n, |r| <= ln(2) / 2; n * ln 2 is subtracted in two parts to keep r's digits;
 2. approximate: e^r is a polynomial in r, so accurate that the rounding of float32 or float64 dominates the error
    (README.md says how its coefficients were computed);
-3. combine: e^x = 2^n e^r, where 2^n is obtained by writing n into the exponent's bits.
+3. combine: e^x = 2^n * e^r, where 2^n is obtained by writing n into the exponent's bits.
 
 README.md lists the largest errors. NaN stays NaN. For an infinite x, a function returns its limit.
 """
@@ -52,7 +52,7 @@ def choose(typing: Any, x: Any, for_float32: Any, for_float64: Any) -> Any:
 
 
 def polynomial(float32: Sequence[float], float64: Sequence[float]) -> Any:
-    """Return a function p(x) = c0 + c1 x + c2 x^2 + ... by Horner's rule, with the coefficients for x's type."""
+    """Return a function p(x) = c0 + c1 * x + c2 * x^2 + ... by Horner's rule, with the coefficients for x's type."""
 
     @intrinsic
     def evaluate(typing: Any, x: Any) -> Any:
@@ -106,7 +106,8 @@ def _times_power_of_2(typing: Any, y: Any, shifted: Any) -> Any:
 def _power_of_2(typing: Any, shifted: Any) -> Any:
     """Return 2^n in two instructions; `shifted` as in _times_power_of_2.
 
-    n must be in the range in which 2^n is a normal number, or just outside: one below gives 0, one above infinity.
+    In float32, n must be between -127 and 128; in float64, between -1023 and 1024. The result for the smallest n is 0,
+    for the largest n infinity, and for all others exactly 2^n.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
@@ -155,14 +156,14 @@ def _nearest(x: float) -> tuple[float, float]:
 
 @jit
 def _rise(r: float, n: float) -> float:
-    """Return e^r - 1, after subtracting the second part of n ln 2 from r."""
+    """Subtract the second part of n * ln 2 from r (the caller subtracted the first). Return e^r - 1 for the new r."""
     r = multiply_add(n, choose(r, 2.12194440e-4, -1.42860682030941723212e-6), r)
     return multiply_add(r * r, _exp_rest(r), r)
 
 
 @jit
 def _reduce(x: float) -> tuple[float, float]:
-    """For x = n ln 2 + r, return e^r - 1, and n in the form that `_power_of_2` expects."""
+    """For x = n * ln 2 + r, return e^r - 1, and n in the form that `_power_of_2` expects."""
     n, shifted = _nearest(x)
     return _rise(multiply_add(n, choose(x, -0.693359375, -0.693145751953125), x), n), shifted
 
@@ -170,7 +171,7 @@ def _reduce(x: float) -> tuple[float, float]:
 @jit
 def exp(x: float) -> float:
     low, high, one = choose(x, -104.0, -746.0), choose(x, 89.0, 710.0), choose(x, 1.0, 1.0)
-    x = low if x < low else x  # beyond these limits: 0 and infinity
+    x = low if x < low else x  # beyond these limits, e^x is 0 or infinity
     x = high if x > high else x
     small, shifted = _reduce(x)
     return _times_power_of_2(small + one, shifted)
@@ -179,7 +180,7 @@ def exp(x: float) -> float:
 @jit
 def logistic(x: float) -> float:
     """1 / (1 + e^-x)"""
-    one, low, high = choose(x, 1.0, 1.0), choose(x, -88.0, -709.0), choose(x, 89.0, 710.0)  # range of `_power_of_2`
+    one, low, high = choose(x, 1.0, 1.0), choose(x, -88.0, -709.0), choose(x, 89.0, 710.0)  # for `_power_of_2`
     x = -x
     x = low if x < low else x
     x = high if x > high else x
@@ -190,7 +191,7 @@ def logistic(x: float) -> float:
 @jit
 def tanh(x: float) -> float:
     """E / (E + 2), E = e^(2x) - 1. E is computed from e^r - 1: near 0, subtracting 1 from e^(2x) would lose digits."""
-    one, two, limit = choose(x, 1.0, 1.0), choose(x, 2.0, 2.0), choose(x, 10.0, 20.0)  # beyond the limit: -1 and 1
+    one, two, limit = choose(x, 1.0, 1.0), choose(x, 2.0, 2.0), choose(x, 10.0, 20.0)  # beyond it, tanh is -1 or 1
     x = -limit if x < -limit else x
     x = limit if x > limit else x
     small, shifted = _reduce(two * x)

@@ -1,6 +1,6 @@
 """The tile for groups with few output channels (depthwise: one), where a vector extends across groups.
 
-    c[c_rows[i] + j]  (+)=  sum over t of   a[a_taps[t] + a_rows[i] + j]  *  b[b_taps[t] + j]
+    c[c_rows[i] + j]  =  sum over t of   a[a_taps[t] + a_rows[i] + j]  *  b[b_taps[t] + j]
 
 matmul/tile.py explains the arguments. Lane j is an output channel. Each lane needs its own number of a, so both
 operands of a multiplication are vectors, and each multiply-add needs a load. In the micro-kernel of matmul/tile.py, all

@@ -148,7 +148,7 @@ def _sum(
 
 @apart_jit
 def _clear(task: int, tasks: int, cut: Cut, shortcut: ndarray, y: ndarray) -> None:
-    """Set this task's pixels to 0 [+ shortcut]: the pass has no taps, for example because the stride exceeds kh."""
+    """Set this task's pixels to 0, or to the shortcut: a pass has no taps if, for example, the stride exceeds kh."""
     v, h, outputs = cut.v, cut.h, cut.layer.groups * cut.layer.outer
     for image in range(task * cut.batch // tasks, (task + 1) * cut.batch // tasks):
         for i in range(v.pixels):

@@ -3,19 +3,20 @@
 A convolution and its gradient with respect to the images consist of passes. A pass computes a sum of the following
 form, in which a tap t is one position in the window that an output reads. Along one axis, for i < pixels,
 
-    out[first + i stride]  =  sum over t < taps of  source[offset + i step + t spacing]  weight[tap + t tap_step]
+    out[first + i * stride] = sum over t < taps of
+                              source[offset + i * step + t * spacing] * weight[tap + t * tap_step]
 
 where the source is 0 beyond its ends. For a layer of stride s and dilation d:
-    forward:   i goes through all output pixels (first 0, stride 1), and the window moves by s source pixels (step s).
-    gradient:  pixel p of dx is the sum of dy[i] weight[u] over all i and u with  p = i s + u d - padding. Pixels with
-               the same remainder modulo s use the same u. So for each remainder there is one pass, a convolution with
-               a step of 1 and some of the taps.
+    forward:   i goes through all output pixels (first = 0, stride = 1). The window moves by s pixels (step = s).
+    gradient:  pixel p of dx is the sum of dy[i] * weight[u] over all i and u with
+               p = i * s + u * d - padding. Pixels with the same remainder modulo s use the same u. So for each
+               remainder there is one pass, a convolution with a step of 1 and some of the taps.
 
 If there are few output channels, a bundle of P neighbouring pixels is computed as one pixel with P times as many
 channels (P is `bundle` in the code). These channels are contiguous in memory and fill a vector. The window of a bundle
 contains all that its pixels read. The weight of pixel p of the bundle at tap t of this window is
-weight[tap + t tap_step + p tap_pixel], or 0 if there is no such weight. NaN times 0 is NaN, so one NaN in the source
-spoils every bundle whose window contains it.
+weight[tap + t * tap_step + p * tap_pixel], or 0 if there is no such weight. NaN times 0 is NaN, so one NaN in the
+source spoils every bundle whose window contains it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from minidl.kernels.matmul.tile import lanes, panel_width
 from .reference import Pair, Shape
 from .sizes import MAX_BUNDLE, NR
 
-LINE = 16  # float32 numbers in a cache line: `aligned` skips fewer numbers than that
+LINE = 16  # float32 numbers in a cache line; scratch sizes include as many spare numbers, which `aligned` may skip
 
 
 class Layer(NamedTuple):
@@ -167,7 +168,7 @@ def bundle_of(layer: Layer, backward: bool, size: int, out: int, array: ndarray)
 
 @jit
 def span(axis: Axis, outputs: int) -> int:
-    """Return the length, in pixels, of the range of the source that neighbouring outputs read; outputs: how many."""
+    """Return the length, in pixels, of the range of the source that this many neighbouring outputs read."""
     return (outputs - 1) * axis.step + (axis.taps - 1) * axis.spacing + 1
 
 

@@ -46,7 +46,7 @@ def channels_inside(x: ndarray, weight: ndarray, y: ndarray) -> None:
 
 @jit
 def _unroll(x: ndarray, columns: ndarray) -> None:
-    """Fill row p of columns (N H W, 9 C) with the patch of x (N, H, W, C) that output pixel p reads."""
+    """Fill row p of `columns` (N * H * W, 9 * C) with the patch of x (N, H, W, C) that output pixel p reads."""
     images, height, width, channels = x.shape
     for n, i, j in np.ndindex((images, height, width)):
         for u in range(3):
@@ -59,7 +59,7 @@ def _unroll(x: ndarray, columns: ndarray) -> None:
 
 
 def im2col(x: ndarray, weight: ndarray, y: ndarray) -> None:
-    """Compute the sum as one matrix product: patches (N H W, 9 C) times weights (9 C, O)."""
+    """Compute the sum as one matrix product: patches (N * H * W, 9 * C) times weights (9 * C, O)."""
     pixels, depth, outputs = y.shape[0] * y.shape[1] * y.shape[2], 9 * x.shape[3], y.shape[3]
     columns, none = np.empty((pixels, depth), x.dtype), np.empty(0, x.dtype)
     _unroll(x, columns)

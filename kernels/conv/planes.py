@@ -81,9 +81,10 @@ def tiles_of(m: int, height: int, width: int) -> Pair:
 def _copy_tile(
     x: ndarray, image: int, top: int, left: int, rows: Pair, columns: Pair, patch: ndarray, row: int
 ) -> None:
-    """Copy a tile of C channels: patch[i row + j step + c] = x[image, top + i, left + j, c], and 0 for C <= c < step.
+    """Copy a tile of C channels: patch[i * row + j * step + c] = x[image, top + i, left + j, c].
 
-    i is in the range `rows`, and j is in the range `columns`. step is C, rounded up to whole vectors.
+    i is in the range `rows`, j in the range `columns`. step is C, rounded up to whole vectors. For C <= c < step, the
+    patch is 0.
     """
     channels = x.shape[3]
     step = row_of(channels)
@@ -136,8 +137,8 @@ def to_planes(
 ) -> None:  # fmt: skip
     """Transform `count` tiles of x, beginning with tile `first`, and write them to the planes from row `at_tile` on.
 
-    A tile d becomes BT d B or, if `spread`, A d AT (then x is dy). The layout of a plane is (channels / block, tiles,
-    block). If the channels do not fill whole vectors, each tile is first copied to `patch`.
+    A tile d becomes BT d B. If `spread`, x is dy, and d becomes A d AT. The layout of a plane is (channels / block,
+    tiles, block). If the channels do not fill whole vectors, each tile is first copied to `patch`.
     """
     m, _, n = tile_of(form)
     height, width, channels = x.shape[1:]
@@ -188,7 +189,7 @@ def from_planes(
         rows, columns, there = min(m, height - down * m), min(m, width - across * m), following
         image, down, across = _next_tile(image, down, across, tiles)
         following = ((image * height + down * m) * width + across * m) * outputs
-        through = rows < m or columns < m or outputs < vector  # through the patch: y ends within the tile or a vector
+        through = rows < m or columns < m or outputs < vector  # y ends within the tile or vector: write to the patch
         at, y_row = (0, m * step) if through else (there, width * outputs)
         for i in range(rows if through and adds else 0):
             for j in range(columns):

@@ -1,12 +1,12 @@
 """Two-dimensional convolution (cross-correlation, as is usual in deep learning).
 
-    x (N, H, W, C)   weight (kh, kw, C/groups, O)   y (N, Ho, Wo, O)   Ho = (H + 2 ph - dh (kh - 1) - 1) // sh + 1
+    x (N, H, W, C)   weight (kh, kw, C/groups, O)   y (N, Ho, Wo, O)   Ho = (H + 2 * ph - dh * (kh - 1) - 1) // sh + 1
 
-    y[n, i, j, o] = sum over u, v, c of  x[n, i sh + u dh - ph, j sw + v dw - pw, c] weight[u, v, c, o]
+    y[n, i, j, o] = sum over u, v, c of  x[n, i * sh + u * dh - ph, j * sw + v * dw - pw, c] * weight[u, v, c, o]
 
 where x is 0 outside the image. With groups, output channel o reads only the C/groups input channels of its own group;
-groups = C is a depthwise convolution. Both gradients follow from the same sum: each product x[..] weight[..] in y[..]
-adds dy[..] weight[..] to dx[..] and x[..] dy[..] to dweight[..].
+groups = C is a depthwise convolution. Both gradients follow from the same sum: each product x[..] * weight[..] in y[..]
+adds dy[..] * weight[..] to dx[..] and x[..] * dy[..] to dweight[..].
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def _end(
 ) -> None:
     """Compute y = max((y + end[0]) * end[1] + end[2] + shortcut, end[3]), each step rounded; NaN stays NaN.
 
-    Row end[i] begins at index end_at + i step. The shortcut has the layout of y. If there is none (`adds` is false),
+    Row end[i] begins at index end_at + i * step. The shortcut has the layout of y. If there is none (`adds` is false),
     end[4], a row of zeros, is added instead. Beyond `width`, y and the shortcut are not accessed.
     """
     b, row = e.builder, e.at(y, at)

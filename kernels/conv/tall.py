@@ -1,7 +1,7 @@
 """A tile of 2 * MR rows (16 or 12) and one vector of columns, for Winograd's products with few outputs (one vector).
 
-With AVX-512, the tile of matmul/product.py has MR = 8 rows. With one vector of columns it has only eight accumulators.
-Fewer could not keep the multiply-add units busy, so any delay costs time. The tile of matmul/product.py keeps the
+With AVX-512, the tile of matmul/product.py has MR = 8 rows. With one vector of columns it has only eight accumulators,
+the fewest that keep the multiply-add units busy. So any delay costs time. The tile of matmul/product.py keeps the
 address of each row in a register, and there are too few registers for sixteen addresses. Here the distance between rows
 is known at compile time, so one address is enough.
 """
@@ -24,7 +24,10 @@ def _make_tall_tile(side_by_side: bool) -> Any:
         e: Emitter, depth: Value, accumulate: Value, a: Value, a_at: Value, a_step: Value,
         b: Value, b_at: Value, b_step: Value, c: Value, c_at: Value, c_row: Value,
     ) -> None:  # fmt: skip
-        """Compute c[c_at + i c_row + j] (+)= sum over k of a[a_at + i distance + k a_step] b[b_at + k b_step + j]."""
+        """Compute a tile of sums over k, and store it in c or, if `accumulate`, add it to c.
+
+        c[c_at + i * c_row + j] = sum over k of a[a_at + i * distance + k * a_step] * b[b_at + k * b_step + j]
+        """
         a, b, c = e.at(a, a_at), e.at(b, b_at), e.at(c, c_at)
         distance = 1 if side_by_side else e.lanes
         rows_of_c = [e.at(c, e.times(c_row, i)) for i in range(TALL_MR)]

@@ -162,7 +162,7 @@ def _for_size(e: Emitter, n: Value, matrices: tuple[Matrix, ...]) -> Iterator[Ma
 def make_transform(*matrices: Matrix) -> Any:
     """Return a function for kernels that computes Y = M X M^T for one vector of channels; n selects M.
 
-    X[i][j] is the vector at x[x_at + i x_row + j x_column], and Y[i][j] is at y[y_at + i y_row + j y_column].
+    X[i][j] is the vector at x[x_at + i * x_row + j * x_column], and Y[i][j] is at y[y_at + i * y_row + j * y_column].
     If i is outside the range `rows`, X[i][j] is read from `zeros`, a row of zeros. If j is outside the range `columns`,
     X[i][j] is 0, and nothing is read.
     """

@@ -1,4 +1,4 @@
-"""Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] dy[pixel, o].
+"""Direct convolution, weight gradient: dweight[u, v, c, o] = sum over pixels of x[pixel + (u, v), c] * dy[pixel, o].
 
 This is the formula for stride 1 and dilation 1 without padding. The micro-kernel of matmul/tile.py computes the sum: a
 tile's rows are weights (u, v, c), its columns are output channels. In the tile's sum over t and k, t is a row of output
@@ -97,7 +97,7 @@ def _piece(number: int, layer: Layer, x: ndarray, dy: ndarray) -> Piece:
     part = Layer((rows, kernel[1]), layer.inner, layer.outer, layer.groups, layer.stride, padding, layer.dilation)
     bundle = bundle_of(part, False, x.shape[2], dy.shape[2], x) if rows == kernel[0] else 1
     v, h = forward_axis(part, 0, x.shape[1], dy.shape[1], 1), forward_axis(part, 1, x.shape[2], dy.shape[2], bundle)
-    gap = lanes(x) if layer.inner % 64 == 0 else 0  # without it, pixels would share few sets of L1
+    gap = lanes(x) if layer.inner % 64 == 0 else 0  # without this gap, pixels would share few sets of L1
     in_place = not across and inside(v) and inside(h)
     cut = cut_into_blocks(part, v, h, x.shape[0], in_place, gap, WEIGHT_KC, x)
 
@@ -168,7 +168,7 @@ def _gather_dy(piece: Piece, block: Block, dy: ndarray, memory: ndarray) -> tupl
 
 @apart_jit
 def _unfold(cut: Cut, bundles: ndarray, total: ndarray) -> None:
-    """Sum bundles (kh, taps, C, panel_width) into total (kh, kw, C, O).
+    """Sum `bundles` (kh, taps, C, panel_width) into `total` (kh, kw, C, O).
 
     For pixel p of a bundle, kernel column v is at tap v - p * tap_pixel of the window.
     """

@@ -257,7 +257,8 @@ def _gradient_products(
     begin: int, end: int, planes: int, x: ndarray, dy: ndarray, x_next: Pair, dy_next: Pair, count: int, kc: int,
     accumulate: bool, v: ndarray, v_plane: int, d: ndarray, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """Compute dU[k] (+)= V[k]^T D[k] for begin <= k < end: sums over `count` tiles, kc tiles at a time.
+    """Compute dU[k] = V[k]^T @ D[k] for begin <= k < end: sums over `count` tiles, kc tiles at a time. If `accumulate`,
+    add them to dU[k].
 
     Between the products, prefetch what the next group of tiles reads: the range x_next of x, and the range dy_next of
     dy. planes: n^2
@@ -290,7 +291,7 @@ def _gradient_part(
     form: int, x: ndarray, dy: ndarray, tiles: Pair, padding: Pair, begin: int, end: int, group: int, own: ndarray,
     v_plane: int, d_plane: int, du: ndarray, du_plane: int,
 ) -> None:  # fmt: skip
-    """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T D[k] for the tiles `begin` to `end` - 1."""
+    """Compute one partial sum of all planes: du[k] (C, O) = V[k]^T @ D[k] for the tiles `begin` to `end` - 1."""
     _, r, n = tile_of(form)
     total = x.shape[0] * tiles[0] * tiles[1]
     v, d = own[: n * n * v_plane], own[n * n * v_plane : n * n * (v_plane + d_plane)]
@@ -321,8 +322,8 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
     own = shared[pair:] if parts == 1 else shared
     each += pair if parts > 1 else 0
     tasks = own.size // each
-    # Several partial sums: a step for all of them, then one for dweight. Otherwise: two steps for each group of tiles
-    # (transform, multiply), then one for dweight.
+    # With several partial sums: one step for all of them, then one for dweight. With one partial sum: two steps for
+    # each group of tiles (transform, multiply), then one for dweight.
     steps = 2 if parts > 1 else 2 * ((total + group - 1) // group) + 1
     for step in range(steps):
         end = step == steps - 1
@@ -331,7 +332,7 @@ def backward_weight(form: int, x: ndarray, dy: ndarray, padding: Pair, scratch: 
         count = min(group, total - first)
         jobs = channels if end else tasks if transform else n * n
         for job in prange(jobs):
-            t = np.int64(job)  # as in _convolve
+            t = np.int64(job)  # see _convolve
             if end:
                 weight_from_planes(form, parts, du, part, du_plane, t, dweight)
             elif parts > 1:

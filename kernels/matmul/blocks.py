@@ -1,4 +1,4 @@
-"""The block sizes of a matrix product out (M, N) = a (M, K) b (K, N), under the names that BLIS gives them.
+"""The block sizes of a matrix product out (M, N) = a (M, K) @ b (K, N), under the names that BLIS gives them.
 
 | name | size                                   | what it is                   | stays in                    |
 |------|----------------------------------------|------------------------------|-----------------------------|
@@ -7,10 +7,11 @@
 | KC   | 256; for few rows 512, or the whole    | depth of a block: summands   | L1: a panel of b (KC, NR)   |
 |      | sum if it has up to 1024 products      |                              |                             |
 | MC   | MC * KC = 2**17 numbers                | rows of a block of a         | L2: a block of a (MC, KC)   |
-| NC   | none: each thread takes all its panels | columns of a block of b      | (L3, in BLIS)               |
+| NC   | not used here                          | columns of a block of b      | L3, in BLIS                 |
 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
-for float32. In float64 NR is half as large: a panel of b needs the same memory, a block of a needs twice the memory.
+for float32. In float64 NR is half as large, so a panel of b needs as much memory as in float32. A block of a needs
+twice as much.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NR = 2 * LANES
 FEW_ROWS = 256  # up to this many rows, deeper blocks are better: each additional block reads and writes `out` again
 KC = 256
 KC_FEW_ROWS = 512
-UNSPLIT_FEW_ROWS = 1024  # for few rows, sums of up to this many products are not split
+UNSPLIT_FEW_ROWS = 1024  # if there are few rows, sums of up to this many products are not split
 MC_KC = 2**17
 
 

@@ -4,11 +4,11 @@ The output is divided into panels of NR columns, and each panel into strips of M
 (blocks.py contains the sizes). Each thread computes an equal number of successive tiles, down one panel, then down the
 next. It copies the part of b that a panel needs into its own small buffer (pack.py). The tiles read this buffer as
 contiguous memory from the nearest cache. A thread that computes only one strip of a panel reads b in place, unless b is
-transposed: a copy would cost more than it gains. a is read in place, except in a^T b with many panels per thread:
-there, the numbers of a for successive k are on different pages.
+transposed: a copy would cost more than it gains. a is read in place, except in a^T @ b with many panels per thread:
+there, the numbers of a for successive k are often on different pages of memory.
 
-One thread computes each sum, in the order of k, in pieces of KC products that are added to each other. KC depends only
-on the shape of the product, so bits do not depend on the number of threads.
+Each sum is computed by a single thread: it sums pieces of KC products in the order of k, and adds the pieces up. KC
+depends only on the shape of the product, so bits do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _scratch_size(rows: int, columns: int, depth: int) -> int:
 
 @apart_jit
 def _empty_sums(bias: ndarray, relu: bool, out: ndarray) -> None:
-    """Compute out = 0 [+ bias] [max(., 0)]: with depth 0, the sums have no products."""
+    """Compute the output for depth 0: the sums have no products, so only bias and relu remain."""
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
             total = out.dtype.type(0)
@@ -122,7 +122,7 @@ def _product(
     a: ndarray, a_row: int, a_step: int, b: ndarray, b_step: int, b_column: int, depth: int,
     bias: ndarray, relu: bool, scratch: ndarray, out: ndarray,
 ) -> None:  # fmt: skip
-    """out[m, n] = sum over k < depth of a[m a_row + k a_step] b[k b_step + n b_column]; a and b are vectors."""
+    """out[m, n] = sum over k < depth of a[m * a_row + k * a_step] * b[k * b_step + n * b_column]; a, b: vectors"""
     if out.size == 0:
         return
     if depth == 0:
@@ -141,21 +141,24 @@ def _product(
 
 @jit
 def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
-    """out (M, N) = a (M, K) b (K, N) [+ bias (N,), or of size 0] [max(., 0)]; scratch: nn_scratch(M, N, K) numbers"""
+    """Compute out (M, N) = a (M, K) @ b (K, N), plus bias (N,) unless its size is 0; then apply relu if `relu`.
+
+    scratch: nn_scratch(M, N, K) numbers
+    """
     k, n = b.shape
     _product(a.reshape(a.size), k, 1, b.reshape(b.size), n, 1, k, bias, relu, scratch, out)
 
 
 @jit
 def nt(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
-    """out (M, N) = a (M, K) b (N, K)^T"""
+    """out (M, N) = a (M, K) @ b (N, K)^T"""
     k = b.shape[1]
     _product(a.reshape(a.size), k, 1, b.reshape(b.size), 1, k, k, scratch[:0], False, scratch, out)
 
 
 @jit
 def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
-    """out (M, N) = a (K, M)^T b (K, N)"""
+    """out (M, N) = a (K, M)^T @ b (K, N)"""
     (k, m), n = a.shape, b.shape[1]
     _product(a.reshape(a.size), 1, m, b.reshape(b.size), n, 1, k, scratch[:0], False, scratch, out)
 

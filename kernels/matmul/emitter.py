@@ -70,7 +70,8 @@ def _received(kind: Any) -> Any:
 class Emitter:
     """Writes instructions for vectors of one float type: the type of the first array of floats among the arguments.
 
-    builder: llvmlite's IRBuilder, for all other instructions. lanes: numbers in a vector. bytes: the size of a number.
+    builder: llvmlite's IRBuilder, for instructions that have no method here. lanes: how many numbers a vector holds.
+    bytes: the size of a number.
     """
 
     def __init__(self, context: Any, builder: Any, kinds: list[Any]) -> None:

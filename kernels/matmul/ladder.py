@@ -1,4 +1,4 @@
-"""The steps of README.md as code: out (M, N) = a (M, K) b (K, N) on one thread.
+"""The steps of README.md as code: out (M, N) = a (M, K) @ b (K, N) on one thread.
 
 README.md explains what each step changes, and what the change gains or costs. bench/bench_matmul.py prints the table.
 """
@@ -41,7 +41,7 @@ def rows_inside(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 @jit
 def blocked(a: ndarray, b: ndarray, out: ndarray) -> None:
-    """Do the same for one block of b at a time. The block stays in the first-level cache while all rows of a use it."""
+    """Loop as in `rows_inside`, but over one block of b at a time. The block stays in L1 while all rows of a use it."""
     out[:] = 0
     for k0 in range(0, a.shape[1], KC):
         for n0 in range(0, out.shape[1], NC):

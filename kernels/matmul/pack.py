@@ -1,8 +1,8 @@
 """Panels of b, copied so that the micro-kernel reads them from beginning to end.
 
-A panel is (depth, panel width): row k contains the numbers of b that a tile needs for this k. If b is not transposed
-(`nn`, `tn`), two vectors of `lanes` numbers are copied for each k. If b is transposed (`nt`), squares of `lanes` x
-`lanes` numbers are transposed in registers, one square at a time:
+A panel has the shape (depth, panel width): its row k contains the numbers of b that a tile needs for this k. If b is
+not transposed (`nn`, `tn`), two vectors of `lanes` numbers are copied for each k. If b is transposed (`nt`), squares of
+`lanes` x `lanes` numbers are transposed in registers, one square at a time:
 
     A B|C D      A E|C G      A E I M      With 4 lanes, this takes two steps. The first step transposes each square of
     E F|G H      B F|D H      B F J N      2 x 2 numbers: it combines rows at a distance of 1. The second step swaps the
@@ -28,7 +28,7 @@ from .tile import lanes, panel_width
 def _transpose(
     e: Emitter, source: Value, at: Value, step: Value, rows: Value, target: Value, to: Value, width: Value
 ) -> None:
-    """target[to + j width + i] = source[at + min(i, rows - 1) step + j]  for i, j < lanes"""
+    """target[to + j * width + i] = source[at + min(i, rows - 1) * step + j]  for i, j < lanes"""
     source, target, count = e.at(source, at), e.at(target, to), e.lanes
     lines = [e.load(source, e.times(row, step)) for row in e.row_numbers(rows, count)]
     kind = ir.VectorType(ir.IntType(32), count)
@@ -53,9 +53,9 @@ def _copy(e: Emitter, source: Value, at: Value, target: Value, to: Value) -> Non
 
 @apart_jit
 def pack_rows(b: ndarray, at: int, step: int, depth: int, width: int, packed: ndarray) -> None:
-    """Pack a panel whose rows are contiguous: packed[k, j] = b[at + k step + j] for j < width.
+    """Pack a panel whose rows are contiguous: packed[k, j] = b[at + k * step + j] for j < width.
 
-    packed (depth, panel width), as a vector.
+    `packed` is a vector: it contains the rows of the panel one after the other.
     """
     columns = panel_width(b)
     inside = max(0, min(depth, (b.size - at - columns) // step + 1))  # rows k whose two vectors end within b
@@ -70,10 +70,10 @@ def pack_rows(b: ndarray, at: int, step: int, depth: int, width: int, packed: nd
 
 @apart_jit
 def pack_columns(b: ndarray, at: int, column: int, depth: int, width: int, packed: ndarray) -> None:
-    """Pack a panel of a transposed b: packed[k, j] = b[at + k + j column] for j < width.
+    """Pack a panel of a transposed b: packed[k, j] = b[at + k + j * column] for j < width.
 
-    packed (depth, panel width), as a vector. Its depth is rounded up to a multiple of `lanes`, because whole squares
-    are transposed.
+    `packed` is a vector: it contains the rows of the panel one after the other. It must have space for a depth that is
+    rounded up to a multiple of `lanes`, because whole squares are transposed.
     """
     columns, side = panel_width(b), lanes(b)
     for left in range(0, width, side):

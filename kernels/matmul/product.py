@@ -1,13 +1,15 @@
 """The micro-kernel for matrix products: the tile of tile.py, with rows at equal distances and a sum over k only.
 
-    c[c_at + i c_row + j]  (+)=  sum over k < depth of  a[a_at + i a_row + k a_step]  *  b[b_at + k b_step + j]
+    c[c_at + i * c_row + j]  =  sum over k < depth of  a[a_at + i * a_row + k * a_step] * b[b_at + k * b_step + j]
 
-The code around the loop over k matters: a loop over 32 products takes only as long as the code before and after it.
-So there are no tables, the addresses of c are computed when the sums are done, and stores use masks only if a tile is
-not full. The bias and relu of a linear layer are applied while the sums are in registers.
+If `accumulate`, the sum is added to c.
 
-For each k, `product_tile` prefetches two cache lines at soon[soon_at + k soon_step]. A later tile reads these lines,
-and the CPU does not wait for them.
+The code around the loop over k matters: a loop over 32 products takes only as long as the code before and after it. So
+there are no tables, the addresses of c are computed when the sums are done, and stores use masks only if a tile is not
+full. The bias and relu of a linear layer are applied while the sums are in registers.
+
+For each k, `product_tile` prefetches two cache lines at soon[soon_at + k * soon_step]. A later tile reads these
+lines, and then need not wait for memory.
 
 `pieced_tile` sums kc products at a time, and adds these sums in c. This has a smaller error than one long sum.
 """

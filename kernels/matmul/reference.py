@@ -1,6 +1,6 @@
 """Matrix products: the definition. The names say how a and b are stored: n for not transposed, t for transposed.
 
-A layer y = x w needs all three forms: `nn` forward, `nt` for dx = dy w^T, `tn` for dw = x^T dy.
+A layer y = x @ w needs all three forms: `nn` forward, `nt` for dx = dy @ w^T, `tn` for dw = x^T @ dy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ __all__ = ["nn", "nt", "tn"]
 
 
 def nn(a: np.ndarray, b: np.ndarray, bias: np.ndarray, relu: bool, scratch: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (M, K) b (K, N)  [+ bias (N,), or of size 0]  [max(., 0)];  scratch: only cpu.py uses it"""
+    """Compute out (M, N) = a (M, K) @ b (K, N), plus bias (N,) unless its size is 0; then apply relu if `relu`.
+
+    Only cpu.py uses `scratch`.
+    """
     for m in range(out.shape[0]):
         for n in range(out.shape[1]):
             total = out.dtype.type(0)
@@ -23,12 +26,12 @@ def nn(a: np.ndarray, b: np.ndarray, bias: np.ndarray, relu: bool, scratch: np.n
 
 
 def nt(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (M, K) b (N, K)^T"""
+    """out (M, N) = a (M, K) @ b (N, K)^T"""
     nn(a, b.T, scratch[:0], False, scratch, out)
 
 
 def tn(a: np.ndarray, b: np.ndarray, scratch: np.ndarray, out: np.ndarray) -> None:
-    """out (M, N) = a (K, M)^T b (K, N)"""
+    """out (M, N) = a (K, M)^T @ b (K, N)"""
     nn(a.T, b, scratch[:0], False, scratch, out)
 
 

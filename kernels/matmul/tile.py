@@ -3,7 +3,7 @@
 Direct convolutions run on this loop. Matrix products and Winograd convolutions run on a simpler form in product.py.
 conv/channels.py and conv/tall.py are variants. For a tile of c, `rows` x `width` numbers, the micro-kernel computes
 
-    c[c_rows[i] + j]  (+)=  sum over t, k of   a[a_taps[t] + a_rows[i] + k a_step]  *  b[b_taps[t] + k b_step + j]
+    c[c_rows[i] + j]  =  sum over t, k of   a[a_taps[t] + a_rows[i] + k * a_step]  *  b[b_taps[t] + k * b_step + j]
 
     i    up to MR rows, each anywhere in a and c: rows of a matrix, or pixels of an image
     j    up to NR columns (two vectors), contiguous in b and c

@@ -1,9 +1,9 @@
 """Batch and layer normalisation: the definition and the oracle of the tests.
 
-x, y, dx, dy (rows, C); an image batch (N, H, W, C) is N * H * W rows. weight, bias and their gradients (C,).
-rstd is 1 / sqrt(variance + eps), kept for the backward pass. A variance is the mean of the squared distances to the
-mean, unless stated otherwise. With `relu`, outputs below 0 become 0; the gradient is 0 where the output is 0.
-partial: scratch of a fast kernel, not used here.
+x, y, dx and dy have the shape (rows, C); an image batch (N, H, W, C) is N * H * W rows. weight, bias and their
+gradients have the shape (C,). rstd is 1 / sqrt(variance + eps), kept for the backward pass. A variance is the mean of
+the squared distances to the mean, unless stated otherwise. With `relu`, outputs below 0 become 0; the gradient
+is 0 where the output is 0. partial: scratch of a fast kernel, not used here.
 """
 
 from __future__ import annotations
