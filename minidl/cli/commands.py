@@ -59,7 +59,9 @@ def resume(config: Config, given: Mapping[str, Any], signals: Signals, fabric: F
     """
     folder = Path(given["resume"])
     if result := result_of(folder):
-        if fabric.rank == 0 and not given.get("quiet"):
+        if fabric.rank:  # if rank 0 has printed the result and ended, this rank may lead
+            return None
+        if not given.get("quiet"):
             print(printable(_already_finished(folder, config)), file=sys.stderr, flush=True)
         return result
     session = Session(config, signals, fabric)
