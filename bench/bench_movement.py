@@ -24,7 +24,7 @@ LAST = list(ladder.RUNGS)[-1]
 
 
 def steps(x: np.ndarray, view: np.ndarray, target: np.ndarray) -> dict[str, Callable[[], object]]:
-    """Return each version of the copy of `view`, which starts at the first element of x, to `target`."""
+    """Return functions that copy `view` to `target`, one for each version. `view` begins at the first element of x."""
     strides, into = (np.array(array.strides) // array.itemsize for array in (view, target))
     shape = np.array(view.shape)
     return measure.rungs(ladder.RUNGS, x.reshape(-1), 0, strides, shape, 0, into, target.reshape(-1))

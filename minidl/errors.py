@@ -49,7 +49,7 @@ class ShapeError(MinidlError, ValueError):
         self._module: object = None
 
     def name_layer(self, module: object, description: str, named_modules: Iterable[tuple[str, object]]) -> None:
-        """Record the layer: the first module that calls this. Later calls, by outer modules, record its path."""
+        """Record the layer: it makes the first call. Outer modules make later calls; these record its path."""
         if self._module is None:
             self._module, self.layer = module, description
         else:

@@ -1,4 +1,4 @@
-"""A change between two steps is noticed: the step has the tape's result, or runs on the tape, with a warning."""
+"""Settings that change between two steps: the next replay equals the tape, or the step runs on the tape and warns."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_stride_and_other_settings_of_layers_are_noticed() -> None:
 
 
 def test_what_the_code_does_not_read_does_not_record_again() -> None:
-    """The trainer's counts and history, a note in the model, and other modules may change."""
+    """Changes of a trainer's counters, of a note in the model or of other modules cause no new recording."""
 
     class Trainer:
         def __init__(self) -> None:
@@ -243,7 +243,7 @@ def test_a_setting_that_changes_at_every_step_leaves_it_to_the_tape() -> None:
             twins.step(*batch())
     assert len(caught) == 1
     assert not twins.replayed.programs
-    for _ in range(4):  # the rest of a pause without comparisons, and the step that finds equal settings
+    for _ in range(4):  # until the settings are compared again, and for the step that finds them unchanged
         twins.step(*batch())
     assert len(twins.replayed.programs) == 1 and not twins.replayed.not_recorded
 

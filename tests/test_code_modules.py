@@ -1,4 +1,4 @@
-"""Code in modules of Python, packages and libraries: changes of what it reads are noticed."""
+"""Changes are noticed even if an imported module, a package or a library contains the code that reads the values."""
 
 from __future__ import annotations
 

@@ -2,10 +2,11 @@
 
     g <- 1/P * sum_i g_i(x),      x <- x - eta * g      x is always the same on all replicas
 
-Without batch norm and dropout, this equals (up to rounding) one replica with a batch P times as large. Goyal et al.
-2017 multiply the learning rate by P. The backward pass completes the gradient of the last layer first. Layers are
-grouped into buckets. A complete bucket is summed over the replicas during the rest of the backward pass (Li et al.,
-PyTorch Distributed: VLDB 2020).
+Without batch norm and dropout, this equals (up to rounding) one replica with a batch P times as large. For such a
+batch Goyal et al. 2017 recommend a learning rate P times as large; this method leaves the rate unchanged.
+
+The backward pass completes the gradient of the last layer first. Layers are grouped into buckets. A complete bucket is
+summed over the replicas during the rest of the backward pass (Li et al., PyTorch Distributed: VLDB 2020).
 
     backward pass    [ layer 4 ][ layer 3 ][ layer 2 ][ layer 1 ]
     sums                        [ bucket 4, 3      ]   [ bucket 2 ][ bucket 1 ]

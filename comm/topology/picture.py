@@ -61,7 +61,7 @@ def _panel(axes: Any, topology: Topology, round: int) -> None:
             short = max(0.0, 1 - (0.13 if size <= 24 else 0.03) / math.hypot(dx, dy))  # ends at the dot's edge
             axes.quiver(x, y, dx * short, dy * short, angles="xy", scale_units="xy", scale=1, color=LINE, zorder=1,
                         width=0.004 * width, headwidth=7, headlength=8, headaxislength=7)  # fmt: skip
-    inside = size <= 24  # otherwise the rank numbers are outside the circle
+    inside = size <= 24  # whether the rank numbers are inside the dots; with more ranks, outside the circle
     axes.scatter(*at.T, s=190 if inside else 12, color=DOT, zorder=2)
     for rank in range(size if size <= 64 else 0):
         axes.annotate(str(rank), at[rank] * (1 if inside else 1.1), ha="center", va="center", zorder=3,

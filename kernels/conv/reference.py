@@ -89,7 +89,7 @@ def backward_input(
     dy: np.ndarray, weight: np.ndarray, shortcut: np.ndarray, groups: int, stride: Pair, padding: Pair, dilation: Pair,
     winograd: bool, scratch: np.ndarray, dx: np.ndarray,
 ) -> None:  # fmt: skip
-    """Compute dx = dL/dx [+ shortcut (a vector): the gradient of x from another branch]."""
+    """Compute dx, the gradient of x [+ shortcut, a vector: the gradient of x from another branch]."""
     dx[...] = 0
     for at_x, at_weight, at_y in _terms(dx, weight, dy, groups, stride, padding, dilation):
         dx[at_x] += dy[at_y] * weight[at_weight]

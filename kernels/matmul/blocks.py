@@ -4,14 +4,14 @@
 |------|----------------------------------------|------------------------------|-----------------------------|
 | MR   | 8 (6 with 16 registers)                | rows of a tile of out        | registers, MR x NR sums     |
 | NR   | 2 vectors: 32 float32 with AVX-512     | columns of a tile            | registers                   |
-| KC   | 256; for few rows 512, or the whole    | depth of a block: summands   | L1: a panel of b (KC, NR)   |
-|      | sum if it has up to 1024 products      |                              |                             |
+| KC   | 256; if `out` has few rows, sums of up | depth of a block: summands   | L1: a panel of b (KC, NR)   |
+|      | to 1024 are not split, longer ones 512 |                              |                             |
 | MC   | MC * KC = 2**17 numbers                | rows of a block of a         | L2: a block of a (MC, KC)   |
 | NC   | not used here                          | columns of a block of b      | L3, in BLIS                 |
 
 Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 2015. NR is given
-for float32. In float64 NR is half as large, so a panel of b needs as much memory as in float32. A block of a needs
-twice as much.
+for float32. In float64 NR is half as large, so a panel of `b` needs as much memory as in float32. A block of
+`a` needs twice as much as in float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minidl.engine.jit import REGISTERS, VECTOR_BYTES, jit
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
 MR = 8 if REGISTERS == 32 else 6  # 2 * MR vectors of sums, 2 of b and 1 of a must fit into the registers
 NR = 2 * LANES
-FEW_ROWS = 256  # up to this many rows, deeper blocks are better: each additional block reads and writes `out` again
+FEW_ROWS = 256  # up to this many rows, deeper blocks are faster: they read and write `out` less often (measured)
 KC = 256
 KC_FEW_ROWS = 512
 UNSPLIT_FEW_ROWS = 1024  # if there are few rows, sums of up to this many products are not split

@@ -30,7 +30,7 @@ def wide(channels: int) -> int:
 
 @jit
 def repeat(values: ndarray, width: int) -> ndarray:
-    """Return values (C,), repeated up to `width`, the width of a wide row."""
+    """Repeat `values` (C,) until they fill a wide row; return the row (width,)."""
     repeated = np.empty(width, values.dtype)
     for start in range(0, width, max(1, values.size)):
         repeated[start : start + values.size] = values

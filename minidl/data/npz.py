@@ -1,6 +1,6 @@
 """The user's own data: one .npz file (NumPy's `savez`) with x_train, y_train, x_test, y_test.
 
-This file does not use `np.load`, which allocates the size in a header before it checks the length of the file.
+This module does not use `np.load`, which allocates the memory that a header asks for before it checks the file's size.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _require_names(path: Path, held: list[str]) -> None:
 
 
 class _Limited(io.BufferedReader):
-    """A file that refuses a `read` of more than AT_ONCE bytes, such as a directory with millions of members."""
+    """A file that refuses a `read` of more than AT_ONCE bytes. zipfile reads the list of all members in one `read`."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         super().__init__(file.raw)

@@ -1,24 +1,25 @@
 """Fingerprint: everything that the Python code of a step reads, besides the batch and the values of parameters.
 
 A recorded step contains results that Python code computed from settings: a dropout's p, a flag, a weight in the loss.
-The step is valid while these settings are unchanged. A fingerprint lists all values that the model and the loss can
+The step is valid while these settings are unchanged. A fingerprint lists the values that the model and the loss can
 reach: attributes, elements of containers, bytes of arrays, closures, defaults, global variables, attributes of classes.
 
-An attribute of an object is listed only if its name occurs in the code: that of the model, of the loss, and of each
-function that they can reach by the names of attributes and globals. For example, if the loss is a method of a trainer,
-the trainer's step counter is listed only if the loss reads it. If the code computes names, every attribute that may
-have such a name is listed: for `getattr(self, f"layer{i}")` all that begin with "layer", for `vars(self)` all. Of
-objects of installed packages, all attributes are listed. Code that can read anything (`eval`, `globals`) is refused.
+An attribute of an object is listed only if its name occurs in the code. This is the code of the model, of the loss, and
+of each function that this code names. For example, if the loss is a method of a trainer, the trainer's step counter is
+listed only if the loss reads it. If the code computes names, every attribute that may have such a name is listed: for
+`getattr(self, f"layer{i}")` all that begin with "layer", for `vars(self)` all. If an installed package defines the
+class of an object, all its attributes are listed. Code that can read anything (`eval`, `globals`) is refused.
 
 Libraries (Python's, installed packages, minidl) are assumed to stay as they are. These changes are not noticed:
 
 - writes that bypass `Module.__setattr__`: `vars(module)["p"] = 0.5`, `object.__setattr__(module, "p", 0.5)`
 - attributes of a library that are replaced, such as `ops.relu = ops.tanh`
-- the state of objects of extension modules that offer neither attributes nor a buffer, and the contents of files
+- the state of an object from an extension module, if the object has neither attributes nor a buffer
+- the contents of files
 - attributes that a method of an installed package reads from the user's objects
 - classes that are registered with an abstract class (`ABC.register`)
 - random generators of libraries other than Python's, NumPy's and minidl's
-- values that a user's own `Function` reads by `np.asarray` of its arguments
+- values that a user's own `Function` reads by calling `np.asarray` on its arguments
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 class Fingerprint(CodeWalk):
     """The settings of a step, as they are at construction.
 
-    roots: the model, and the loss if there is one. earlier: an older fingerprint of the same step, to start with
-    the names found there.
+    roots: the model, and the loss if there is one. earlier: an older fingerprint of the same step; the new one
+    starts with the names of attributes that it found.
 
     refusal: the reason why the settings cannot be compared, or "". generators: path -> random generator.
     """
@@ -69,7 +70,7 @@ class Fingerprint(CodeWalk):
         return _visit_of(kind)
 
     def unchanged(self, roots: tuple[Any, ...]) -> bool:
-        """Return whether these are the same roots, and all settings are certainly unchanged."""
+        """Return whether these are the same roots, and no change of a setting has been noticed."""
         if not all(map(operator.is_, roots, self.roots)):
             return False
         now = changes()
@@ -122,7 +123,7 @@ class Fingerprint(CodeWalk):
         if any(is_native(base.__module__) for base in kind.__mro__[:-1]):
             if isinstance(value, Iterator) and is_library(kind.__module__):
                 raise Unrecordable(f"{path} is an iterator, and reading it would change it")
-            with suppress(TypeError):  # raised if it offers no buffer; a number in shared memory does
+            with suppress(TypeError):  # it has no buffer; a number in shared memory, for example, has one
                 self._array(memoryview(value), path)
             if hasattr(kind, "__array__"):
                 raise Unrecordable(f"{path} is a {kind.__module__}.{kind.__name__}, whose values cannot be compared")
@@ -187,7 +188,7 @@ def is_engines(name: Any, value: Any) -> bool:
 
 
 Visit = Callable[[Fingerprint, Any, str], None]
-VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether an equal object may replace one of them, how to visit them
+VISITS: list[tuple[Any, bool, Visit]] = [  # types, whether an equal instance may replace another, the visit
     (Tensor, False, Fingerprint._tensor),
     (Module, False, Fingerprint._module),
     (np.ndarray | np.void | bytearray | memoryview | array.array, True, Fingerprint._array),

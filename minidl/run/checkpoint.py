@@ -148,7 +148,10 @@ def load(folder: Path) -> Checkpoint:
 
 
 def load_step(checkpoints: Path, step: int) -> Checkpoint:
-    """Read the checkpoint of a step, to continue from it. Raises CheckpointError also if it is of another step."""
+    """Read the checkpoint of a step, to continue from it.
+
+    Raises CheckpointError as `load` does, and if the folder contains the state of another step than its name says.
+    """
     folder = folder_of(checkpoints, step)
     found = load(folder)
     if (saved := found.state["progress"]["step"]) != step:

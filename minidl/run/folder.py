@@ -96,7 +96,7 @@ class RunFolder:
     def _begin(self, texts: Mapping[str, str]) -> None:
         """Make the folder a run folder, or leave it unchanged. texts: files to write, by name.
 
-        config.toml must be the last one, because it marks a run folder: a process killed earlier leaves no run.
+        config.toml must be the last one: it makes the folder a run. A process that is killed before leaves no run.
         """
         if self.config.exists():
             raise ConfigError(f"{self.folder} holds another run: --resume {quote(str(self.folder))} continues it, "
@@ -139,7 +139,7 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def rewind(self, step: int, epoch: int) -> None:
-        """Remove from metrics.jsonl steps after `step`, ends of epochs after `epoch`, and invalid lines."""
+        """Remove these lines of metrics.jsonl: steps after `step`, epochs after `epoch`, and invalid lines."""
         if not self.metrics.exists():
             return
         with blaming(str(self.metrics), JournalError), opened(self.metrics) as old:

@@ -1,8 +1,8 @@
 """Presets: values of options that are not given, for combinations of data set, model and optimizer.
 
 A row applies if all its conditions hold; later rows override earlier ones. bench/RESULTS.md has the measurements on
-which the rows for VGG and the deep ResNets are based, and the result of each combination. bench/presets.py repeats
-them.
+which the rows for VGG and the deep ResNets are based, and the result of each combination. To measure these results
+again, run bench/presets.py.
 """
 
 from __future__ import annotations

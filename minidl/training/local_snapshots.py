@@ -51,7 +51,7 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
         part = files.load_step(folder, made[-1]) if made and folder.name not in members else None
         if part and list(part.state.get("members", {})) != [folder.name]:
             raise CheckpointError(f"{files.last(folder)}: expected the state of replica {folder.name}")
-        # Another number of batches in an epoch: the number of replicas has changed since. Ignore such a snapshot.
+        # If a snapshot has another number of batches per epoch, the number of replicas has changed since: ignore it.
         if part and part.state["batches"] == checkpoint.state["batches"]:
             vectors |= part.vectors
             members |= part.state["members"]
