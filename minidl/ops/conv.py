@@ -17,12 +17,18 @@ from minidl.kernels.conv.reference import Pair, output_length
 from minidl.ops.arrays import reduce_sum
 
 _winograd = True
-_thread = threading.local()  # its attribute winograd, if set, replaces _winograd in this thread
+
+
+class _Thread(threading.local):
+    winograd: bool | None = None  # replaces _winograd in this thread, unless it is None
+
+
+_thread = _Thread()
 
 
 def uses_winograd() -> bool:
     """Return whether this thread may use Winograd convolution."""
-    return getattr(_thread, "winograd", _winograd)
+    return _winograd if _thread.winograd is None else _thread.winograd
 
 
 def winograd(enabled: bool) -> None:
@@ -34,15 +40,12 @@ def winograd(enabled: bool) -> None:
 @contextmanager
 def with_winograd(enabled: bool) -> Iterator[None]:
     """Within the `with` block, allow or forbid Winograd convolution in this thread."""
-    before = getattr(_thread, "winograd", None)
+    before = _thread.winograd
     _thread.winograd = enabled
     try:
         yield
     finally:
-        if before is None:
-            del _thread.winograd
-        else:
-            _thread.winograd = before
+        _thread.winograd = before
 
 
 class Conv2d(Function):

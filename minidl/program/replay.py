@@ -88,7 +88,7 @@ class Gradient(Replayed):
         if self.modes[0] != (now := mode_changes()):
             modes = [module.training for module in self.modules]
             self.modes = now, bytes(modes) if all(type(mode) is bool for mode in modes) else repr(modes)
-        return *super().mode(), grad_enabled(), self.modes[1]
+        return super().mode(), grad_enabled(), self.modes[1]
 
     def __call__(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Return the loss and the number of correct predictions for images x (B, H, W, C) and integer labels y (B,).
@@ -128,13 +128,12 @@ class Gradient(Replayed):
             yield start, stop, made / calls
         with self.workspace.lock:
             program.run(bases, made)
-            results = self.results(program)
-            loss, correct = float(results["loss"][0]), int(results["correct"][0])
+            loss, correct = self.output(program, "loss").item(), self.output(program, "correct").item()
         self.arena.cleared.clear()
         if self.model.statistics is not None:
             self.model.statistics.touch()
         if not math.isfinite(loss):  # if a label is invalid, this raises the error that names it
-            self.loss(Tensor(np.zeros_like(results["logits"])), y)
+            self.loss(Tensor(np.zeros_like(self.output(program, "logits"))), y)
         self.result = loss, correct
 
     def prepare(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -202,7 +201,7 @@ class Prediction(Replayed):
             program = self.program({"x": x})
             if program is not None:
                 program.run(self.bases({"x": x}))
-                return self.results(program)["logits"].copy()
+                return self.output(program, "logits").copy()
             with evaluating(self.model):
                 found = self.model(x).numpy().copy()
         self.warn(stacklevel=2)

@@ -71,6 +71,7 @@ class Replayed:
         self.parameters = list(self.model.parameters())
         self.arena = self.model.arena
         self.vectors = self._own_vectors()
+        self.addresses = self._addresses()
         tensors = [*self.parameters, *(buffer for _, buffer in self.model.named_buffers())]
         self.arrays = [(tensor, tensor._data) for tensor in tensors]
         for name, vector in self.bound.items():
@@ -84,6 +85,7 @@ class Replayed:
         Used if several replicas share one model (comm/replica.py). Vectors that are not given remain the model's.
         """
         self.bound = {name: vector for name, vector in vectors.items() if vector is not None}
+        self.addresses = self._addresses()
 
     def _own_vectors(self) -> dict[str, np.ndarray]:
         """Return the memory of the model's arrays: the arena's vectors, or one array for each parameter and buffer."""
@@ -96,8 +98,11 @@ class Replayed:
             arrays["statistics"] = self.model.statistics.theta
         return arrays
 
+    def _addresses(self) -> dict[str, int]:
+        return {name: address(vector) for name, vector in (self.vectors | self.bound).items()}
+
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("modules", "parameters", "arena", "vectors", "arrays", "fingerprint")  # `forget` computes them
+        derived = ("modules", "parameters", "arena", "vectors", "addresses", "arrays", "fingerprint")  # `forget` computes them
         state = {name: value for name, value in vars(self).items() if name not in derived}
         # A program contains memory addresses of the original.
         return {**state, "progress": silent, "also": (), "programs": {}, "refused": {}}
@@ -116,7 +121,8 @@ class Replayed:
 
     def mode(self) -> tuple[Hashable, ...]:
         """Return settings that select one of several programs."""
-        return uses_winograd(), bytes(map(bool, [parameter.requires_grad for parameter in self.parameters]))
+        frozen = [i for i, parameter in enumerate(self.parameters) if not parameter.requires_grad]
+        return uses_winograd(), *frozen
 
     def program(self, batch: dict[str, np.ndarray]) -> Program | None:
         """Return the program for this shape of batch. Record it at its first use.
@@ -134,7 +140,7 @@ class Replayed:
         if self.unsettled > PATIENCE:
             self.not_recorded = f"{self.changed} changes from step to step"
             return None
-        key = self.mode(), *((array.shape, array.dtype.str) for array in batch.values())
+        key = self.mode(), *[(array.shape, array.dtype) for array in batch.values()]
         program = self.programs.pop(key, None)
         if program is not None:
             self.programs[key] = program  # the last one used is the last in the dict
@@ -215,12 +221,12 @@ class Replayed:
 
     def bases(self, batch: dict[str, np.ndarray]) -> dict[str, int]:
         """Return the address of each region for a run."""
-        vectors = {WORKSPACE: self.workspace.memory, **self.vectors, **self.bound, **batch}
-        return {name: address(array) for name, array in vectors.items()}
+        own = {WORKSPACE: self.workspace.address, **self.addresses}
+        return own | {name: address(array) for name, array in batch.items()}
 
-    def results(self, program: Program) -> dict[str, np.ndarray]:
-        """Return the results of a program that has run: views, valid until the next run in this workspace."""
-        return {name: self.workspace.view(*place) for name, place in program.results.items()}
+    def output(self, program: Program, name: str) -> np.ndarray:
+        """Return a result of a program that has run: a view, valid until the next run in this workspace."""
+        return self.workspace.view(*program.results[name])
 
     def recorder(self, batch: dict[str, np.ndarray]) -> tuple[Recorder, dict[str, np.ndarray]]:
         """Return a recorder whose regions are the model's memory and the batch, and the batch to pass to ops."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.engine.concurrency import kernel_lock
-from minidl.engine.device import aligned
+from minidl.engine.device import address, aligned
 
 
 class Workspace:
@@ -16,7 +16,7 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self.memory = aligned(0, np.uint8)
+        self._use(aligned(0, np.uint8))
         self.lock = kernel_lock()
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
@@ -24,7 +24,10 @@ class Workspace:
 
     def reserve(self, size: int) -> None:
         if size > self.memory.size:
-            self.memory = aligned(size, np.uint8)
+            self._use(aligned(size, np.uint8))
+
+    def _use(self, memory: np.ndarray) -> None:
+        self.memory, self.address = memory, address(memory)
 
     def view(self, offset: int, like: np.ndarray) -> np.ndarray:
         return self.memory[offset : offset + like.nbytes].view(like.dtype).reshape(like.shape)
