@@ -79,7 +79,7 @@ def require_room(ranks: int) -> None:
 
 
 def _share(cores: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
-    """Return the cores that a rank may use: cores of its own, or all if there are fewer cores than ranks."""
+    """Return the cores for one rank: cores of its own if there are enough for all ranks, else all cores."""
     if ranks > len(cores):
         return cores
     return cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]

@@ -16,20 +16,20 @@ from tests.twins import Twins, batch, plain
 CASES = Cases()
 
 
+def user_package(source: str) -> Case:
+    config = module("user_package.config", "P = 1.0")
+    package = module("user_package", source, __path__=[], __package__="user_package", config=config)
+    return reading(package.read, lambda: setattr(config, "P", 2.0))
+
+
 @CASES.add
 def relative_import_in_a_function() -> Case:
-    config = module("user_package.config", "P = 1.0")
-    source = "def read(m):\n    from .config import P\n    return P"
-    module("user_package", source, __path__=[], __package__="user_package", config=config)
-    return reading(sys.modules["user_package"].read, lambda: setattr(config, "P", 2.0))
+    return user_package("def read(m):\n    from .config import P\n    return P")
 
 
 @CASES.add
 def relative_import_of_a_module() -> Case:
-    config = module("user_package.config", "P = 1.0")
-    source = "def read(m):\n    from . import config\n    return config.P"
-    module("user_package", source, __path__=[], __package__="user_package", config=config)
-    return reading(sys.modules["user_package"].read, lambda: setattr(config, "P", 2.0))
+    return user_package("def read(m):\n    from . import config\n    return config.P")
 
 
 @CASES.add

@@ -1,4 +1,4 @@
-"""Topologies. A topology is a sequence of mixing matrices: these define who reads from whom, and with which weight.
+"""Topologies. A topology is a sequence of mixing matrices: each defines which replicas read from which, and weights.
 
 Four replicas in a ring mix their weights x in one round: x_i <- sum_j W[i, j] * x_j.
 

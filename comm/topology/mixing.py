@@ -82,7 +82,7 @@ class Topology(ABC):
     def without(self, dead: Collection[int]) -> Topology:
         """Return the same sequence after these replicas have died. Survivors keep their rank numbers.
 
-        Each survivor adds the weights of the dead replicas to the weight of its own vector, so rows still sum to 1.
+        In each row, the weights of the dead replicas are added to the diagonal element, so rows still sum to 1.
         A symmetric W remains symmetric. All other weights stay the same. So survivors still send each other the same
         messages, even while only some of them know of the death. They may no longer be connected: see `connected`.
         Raises ConfigError for an unknown rank, or if no replica is left.

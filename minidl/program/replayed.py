@@ -102,7 +102,8 @@ class Replayed:
         return {name: address(vector) for name, vector in (self.vectors | self.bound).items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("modules", "parameters", "arena", "vectors", "addresses", "arrays", "fingerprint")  # `forget` computes them
+        # `forget` computes these.
+        derived = ("modules", "parameters", "arena", "vectors", "addresses", "arrays", "fingerprint")
         state = {name: value for name, value in vars(self).items() if name not in derived}
         # A program contains memory addresses of the original.
         return {**state, "progress": silent, "also": (), "programs": {}, "refused": {}}
