@@ -25,9 +25,9 @@ ROOT = Path(__file__).parent.parent
 TOOL = ROOT.parent / "shared" / "tools" / "two-hosts"
 START = """
 import json, sys
-from minidl.comm import launch
+from minidl.comm.launch import local
 ranks, threads, arguments = map(json.loads, sys.argv[1:])
-sys.exit(launch.run(arguments, ranks, threads, quiet=True, program=("-m", "bench.comm_rank")))
+sys.exit(local.run(arguments, ranks, threads, quiet=True, program=("-m", "bench.comm_rank")))
 """
 Found = dict[int, Any]
 

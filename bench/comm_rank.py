@@ -52,13 +52,13 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
 
     options: `bytes`, the size of the vector; `turns`, the number of measurements. Returns {name: seconds of each turn}.
     """
-    from minidl.comm import launch
-    from minidl.comm.mailbox import _copy
+    from minidl.comm.launch import local
+    from minidl.comm.transport.mailbox import _copy
     from minidl.engine.device import Device, aligned
 
     fabric, elements = job.join(Config()), int(options["bytes"]) // 4
     fabric.join(Needs(elements=elements, publish=True), "handoff")
-    launch.settle()
+    local.settle()
     theta, other, mix = aligned(elements, np.float32), aligned(elements, np.float32), Device("cpu").mix.mix
     theta[:], other[:] = fabric.rank, 0.5
     peer = 1 - fabric.rank
@@ -196,8 +196,8 @@ def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
     with Signals() as signals:
         fabric: Fabric | None = job.join(config) if job else None
         if fabric is None:
-            from minidl.comm.fabric.alone import Alone
-            from minidl.comm.meter import Meter
+            from minidl.comm.stats import Meter
+            from minidl.comm.transport.loopback import Alone
 
             fabric = Alone(Meter())
         session = TimedSession(config, signals, fabric)

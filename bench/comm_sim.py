@@ -15,9 +15,9 @@ import numpy as np
 from minidl import data, models, nn
 from minidl.comm.cluster import uniform
 from minidl.comm.fabric.base import Column, State
-from minidl.comm.fabric.sim import Simulation
 from minidl.comm.methods import method
 from minidl.comm.replica import Batch, Engine, Replica
+from minidl.comm.transport.sim import Simulation
 from minidl.run.config import Config, resolve
 from minidl.run.folder import RunFolder
 from minidl.run.signals import Signals

@@ -19,9 +19,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from svg import BLUE, COLOURS, GREEN, GREY, INK, PALE, RED, WHITE, Plot, arrow, circle, line, page, rectangle, text  # noqa: E402
 
 from minidl.comm.consensus import consensus_distance  # noqa: E402
-from minidl.comm.fabric.words import Note  # noqa: E402
 from minidl.comm.methods.weighing import Half, Mass  # noqa: E402
 from minidl.comm.topology import build  # noqa: E402
+from minidl.comm.transport.messages import Note  # noqa: E402
 
 HERE = Path(__file__).parent
 

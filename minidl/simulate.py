@@ -1,7 +1,7 @@
 """The command line: `python -m minidl.simulate`, also installed as `minidl-simulate`.
 
 Training on a simulated cluster: this process computes for all replicas, and the description of a cluster determines
-how long everything would take there (comm/cluster.py, comm/fabric/sim.py). Seconds are virtual unless called real.
+how long everything would take there (comm/cluster.py, comm/transport/sim.py). Seconds are virtual unless called real.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from minidl.cli import arguments
 from minidl.cli.job import Job, find_job
-from minidl.comm import launch
+from minidl.comm.launch import local
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
 from minidl.errors import EXPECTED, AbortedError, MinidlError, explained, printable, report
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             job = find_job()
             if job and job.launched:
-                launch.follow()
+                local.follow()
             given = parse(Config, words)
             arguments.check(given)
             if given.get("resume"):
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if job is None:
                 ranks = processes(config)
                 if ranks > 1:
-                    return launch.run(words, ranks, config.threads, quiet=config.quiet)
+                    return local.run(words, ranks, config.threads, quiet=config.quiet)
             prepare(config.threads)
             from minidl.cli.commands import execute  # slow: imports NumPy and Numba
 

@@ -14,11 +14,11 @@ from typing import Any
 REPLICA = str(Path(__file__).parent / "replicas" / "shm.py")
 START = """
 import json, sys
-from minidl.comm import launch
+from minidl.comm.launch import local
 from minidl.errors import MinidlError
 options, program, arguments = map(json.loads, sys.argv[1:])
 try:
-    sys.exit(launch.run(arguments, program=program, **options))
+    sys.exit(local.run(arguments, program=program, **options))
 except MinidlError as error:
     sys.exit(f"minidl: error: {error}")
 """

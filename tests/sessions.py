@@ -9,7 +9,7 @@ from typing import Any
 
 from minidl.cli.commands import execute
 from minidl.comm.cluster import parse
-from minidl.comm.fabric.sim import Simulation
+from minidl.comm.transport.sim import Simulation
 from minidl.errors import AbortedError, MinidlError
 from minidl.run import checkpoint as files
 from minidl.run.signals import Signals, Stopped

@@ -9,7 +9,7 @@ import numpy as np
 
 from minidl.comm.cluster import Cluster, uniform
 from minidl.comm.fabric.base import Channel, Needs, Note
-from minidl.comm.fabric.sim import SimFabric, Simulation
+from minidl.comm.transport.sim import SimFabric, Simulation
 
 NEEDS = Needs(elements=1000, mail=2, publish=True, call=True)
 LINKS = dict(alpha=1e-3, beta=1e-6)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidl.comm import meter, trace
+from minidl.comm import stats, trace
 from minidl.comm.cluster import uniform
 from minidl.comm.fabric.base import Needs
-from minidl.comm.fabric.sim import SimFabric, Simulation
+from minidl.comm.transport.sim import SimFabric, Simulation
 
 
 def test_an_allreduce_over_three_ranks(tmp_path: Path) -> None:
@@ -27,10 +27,10 @@ def test_an_allreduce_over_three_ranks(tmp_path: Path) -> None:
 
     fabrics = [simulation.fabric(rank) for rank in range(3)]
     vectors = simulation.run({rank: partial(replica, fabric) for rank, fabric in enumerate(fabrics)})
-    reports = [meter.from_vector(vectors[rank][0]) for rank in range(3)]
+    reports = [stats.from_vector(vectors[rank][0]) for rank in range(3)]
     timelines = [trace.from_vector(vectors[rank][1]) for rank in range(3)]
     assert [report["rank"] for report in reports] == [line.rank for line in timelines] == [0, 1, 2]
-    total = meter.merge(reports)
+    total = stats.merge(reports)
     assert total["edges"] == [[0, 1, 1000, 1], [0, 2, 1000, 1], [1, 0, 1000, 1], [2, 0, 1000, 1]]
     assert total["bytes_sent"] == 4000
     # Replica 1 waits 4 ms for the sum: 2 ms up the tree and 2 ms down. Meanwhile the allreduce, a concurrent operation,

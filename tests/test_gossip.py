@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from toy_replicas import LINK, Group, batch_of, config_of, run, spread
 
 from minidl.comm.cluster import Event, uniform
-from minidl.comm.fabric.alone import Alone
 from minidl.comm.fabric.base import Column, Note, State
 from minidl.comm.methods import peers, weighing
 from minidl.comm.methods.base import Method
+from minidl.comm.transport.loopback import Alone
 from minidl.data.seeds import Purpose, generator
 
 AXES = [dict(zip(("exchange", "peer", "mix", "block"), choice, strict=True)) for choice in itertools.product(

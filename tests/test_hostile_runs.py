@@ -17,7 +17,7 @@ import pytest
 
 import minidl
 from minidl import data, nn, resources
-from minidl.comm import launch
+from minidl.comm.launch import local
 from minidl.errors import CheckpointError, ConfigError, MinidlError
 from minidl.run import checkpoint as files
 from minidl.run.config import Config
@@ -229,15 +229,15 @@ def test_a_copied_file_that_was_trained_on_the_users_file(tmp_path: Path, capsys
 
 
 def test_too_many_workers_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(launch, "ProcessGroup", lambda ranks: pytest.fail("processes were started"))
+    monkeypatch.setattr(local, "ProcessGroup", lambda ranks: pytest.fail("processes were started"))
     cores = resources.cores()
     assert main([*SMALL, "--workers", "5000"]) == 2
     assert f"5000 workers on {cores} cores: expected at most {8 * cores}" in capsys.readouterr().err
-    monkeypatch.setenv(launch.OVERSUBSCRIBE, "1")
+    monkeypatch.setenv(local.OVERSUBSCRIBE, "1")
     monkeypatch.setattr(resources, "available", lambda: 10**9)
     with pytest.raises(ConfigError, match=r"5000 workers need about 500 GB of memory, and 1 GB are free"):
-        launch.require_room(5000)
-    launch.require_room(10)
+        local.require_room(5000)
+    local.require_room(10)
 
 
 def test_a_simulation_that_does_not_fit_is_refused_before_it_begins(root: Path) -> None:

@@ -13,10 +13,10 @@ from launching import Launched, eventually, holders, is_gone, job, memory_of
 # A rank that does not import NumPy: it prints its process id, number of threads and cores, then ends or sleeps.
 LIGHT = r"""
 import json, os, sys, time
-from minidl.comm import launch
-launch.follow()
-launch.settle()
-rank = launch.place().rank
+from minidl.comm.launch import local
+local.follow()
+local.settle()
+rank = local.place().rank
 result = [os.getpid(), os.environ["MINIDL_THREADS"], sorted(os.sched_getaffinity(0))]
 os.write(1, json.dumps({"rank": rank, "result": result}).encode() + b"\n")
 time.sleep(0 if sys.argv[1] == "end" else 1000)

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl.comm import atomic, mailbox, memory
+from minidl.comm import atomic, memory
 from minidl.comm.fabric.base import ANY, Channel, Letter, Needs, Note, State
-from minidl.comm.mailbox import SLOTS, Mailbox, Plan
+from minidl.comm.transport import mailbox
+from minidl.comm.transport.mailbox import SLOTS, Mailbox, Plan
 from minidl.engine.device import Device
 from minidl.errors import ConfigError, MinidlError
 

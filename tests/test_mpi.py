@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidl.comm.fabric import job
+from minidl.comm.launch import job
 
 ROOT = Path(__file__).parent.parent
 HELPER = ROOT / "tests" / "replicas" / "mpi.py"

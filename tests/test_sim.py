@@ -10,7 +10,7 @@ from sim_helper import CORES, LINKS, NEEDS, after, letter, ones, push_sum, simul
 
 from minidl.comm.cluster import parse, uniform
 from minidl.comm.fabric.base import CHUNK, Channel, Column, Note, State
-from minidl.comm.fabric.sim import Simulation
+from minidl.comm.transport.sim import Simulation
 from minidl.errors import ConfigError
 
 # -- time ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from sim_helper import CORES, NEEDS, after, push_sum, simulate
 
 from minidl.comm.cluster import parse, uniform
 from minidl.comm.fabric.base import Channel, Needs, Note, PeerLost
-from minidl.comm.fabric.sim import Deadlock, Simulation
+from minidl.comm.transport.sim import Deadlock, Simulation
 from minidl.errors import ConfigError
 
 

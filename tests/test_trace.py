@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.comm.meter import Meter
+from minidl.comm.stats import Meter
 from minidl.comm.trace import COLUMNS, LIMIT, MAIN, MESSAGES, TOTAL, Timeline, Trace, from_vector, write
 from minidl.errors import ConfigError
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from minidl import models, nn
 from minidl.comm.cluster import Cluster, uniform
-from minidl.comm.fabric.alone import Alone
 from minidl.comm.fabric.base import Column, Fabric, State
-from minidl.comm.fabric.sim import Simulation
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.replica import Batch, Engine, Replica
+from minidl.comm.transport.loopback import Alone
+from minidl.comm.transport.sim import Simulation
 from minidl.run.config import Config, complete, no_effect, resolve
 
 SHAPE, CLASSES = (4, 4, 1), 3

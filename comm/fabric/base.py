@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from minidl.comm.fabric.transport import Transport
-from minidl.comm.fabric.words import ANY, CHUNK, Channel, Column, Letter, Needs, Note, PeerLost, Pending, State
-from minidl.comm.meter import Meter
+from minidl.comm.stats import Meter
+from minidl.comm.transport.base import Transport
+from minidl.comm.transport.messages import ANY, CHUNK, Channel, Column, Letter, Needs, Note, PeerLost, Pending, State
 from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
 

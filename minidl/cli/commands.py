@@ -10,9 +10,9 @@ from shlex import quote
 from typing import Any
 
 from minidl.cli import arguments
-from minidl.comm.fabric.alone import Alone
 from minidl.comm.fabric.base import Fabric
-from minidl.comm.meter import Meter
+from minidl.comm.stats import Meter
+from minidl.comm.transport.loopback import Alone
 from minidl.errors import CheckpointError, ConfigError, printable
 from minidl.run import checkpoint as files
 from minidl.run.config import Config, resolve

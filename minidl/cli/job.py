@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from minidl.comm.fabric import job as mpi_job
+from minidl.comm.launch import job as mpi_job
 from minidl.errors import report
 from minidl.run.config import Config
 
@@ -17,7 +17,7 @@ PATIENCE = 1.0  # seconds that a rank waits for the leader to report the same er
 
 
 class Job:
-    """This process as a rank of a job. launched: True if comm/launch.py started it, False if MPI did."""
+    """This process as a rank of a job. launched: True if comm/launch/local.py started it, False if MPI did."""
 
     def __init__(self, rank: int, launched: bool) -> None:
         self.rank, self.launched = rank, launched
@@ -25,15 +25,15 @@ class Job:
 
     def join(self, config: Config) -> Fabric:
         """Create this rank's fabric and return it."""
-        from minidl.comm.meter import Meter
+        from minidl.comm.stats import Meter
 
         meter, stall = Meter(self.rank, trace=config.trace), config.stall
         if self.launched:
-            from minidl.comm.fabric.shm import ShmFabric
+            from minidl.comm.transport.shm import ShmFabric
 
             self.fabric = ShmFabric.from_environment(meter, stall)
         else:
-            from minidl.comm.fabric.mpi import MpiFabric
+            from minidl.comm.transport.mpi import MpiFabric
 
             self.fabric = MpiFabric.from_environment(meter, stall, config.reduce == "fast")
         return self.fabric

@@ -101,7 +101,7 @@ def compile_all(kernels: Iterable[Kernel], progress: OnProgress = silent) -> Non
 def _worker_limit() -> int:
     """Return how many kernels to compile in parallel: one per thread, or one per core if MINIDL_CORES is set.
 
-    comm/launch.py sets MINIDL_CORES for its ranks. One of them compiles for all ranks of the machine.
+    comm/launch/local.py sets MINIDL_CORES for its ranks. One of them compiles for all ranks of the machine.
     """
     return cores() if "MINIDL_CORES" in os.environ else threads()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.meter import from_vector
+from minidl.comm.stats import from_vector
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.reading import blaming

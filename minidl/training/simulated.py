@@ -1,7 +1,7 @@
 """Execute `python -m minidl.simulate`: train all replicas of a virtual cluster in this process.
 
 The replicas share one model, one recorded step and one data set. Each has separate vectors (comm/replica.py), a trainer
-(trainer.py) and a place in the cluster (comm/fabric/sim.py). Evaluations take no virtual time.
+(trainer.py) and a place in the cluster (comm/transport/sim.py). Evaluations take no virtual time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 
 from minidl import nn
 from minidl.comm import cluster as clusters
-from minidl.comm import meter, trace
+from minidl.comm import stats, trace
 from minidl.comm.fabric.base import Column, PeerLost, State
-from minidl.comm.fabric.sim import SimFabric, Simulation
 from minidl.comm.replica import Engine
+from minidl.comm.transport.sim import SimFabric, Simulation
 from minidl.errors import ConfigError, MinidlError
 from minidl.program.replay import Prediction
 from minidl.run import checkpoint as files
@@ -245,8 +245,8 @@ class SimulatedRun:
     def score(self) -> Score:
         return evaluate(self.model, self.data.x_test, self.data.y_test, prediction=self.engine.prediction)
 
-    def statistics(self, fabrics: list[SimFabric]) -> meter.Report:
-        return meter.merge([fabric.meter.report() for fabric in fabrics], self.simulation.place.nodes)
+    def statistics(self, fabrics: list[SimFabric]) -> stats.Report:
+        return stats.merge([fabric.meter.report() for fabric in fabrics], self.simulation.place.nodes)
 
     # -- the end -----------------------------------------------------------------------------------------
 

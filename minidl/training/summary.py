@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm import meter
+from minidl.comm import stats
 from minidl.run.checkpoint import Checkpoint
 from minidl.run.evaluation import Score
 from minidl.training.output import RunOutput, distance
@@ -73,7 +73,7 @@ def summarise(
     score: of the replicas' average. results: {"score", "speed"} of each replica. meters: each replica's `Meter.vector`.
     """
     accuracies = [result["score"][1] for result in results]
-    statistics = meter.merge([meter.from_vector(vector) for vector in meters], output.fabric.nodes)
+    statistics = stats.merge([stats.from_vector(vector) for vector in meters], output.fabric.nodes)
     return {
         "workers": output.trainer.config.workers,
         "method": output.trainer.config.method,

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from minidl import schedules
-from minidl.comm.fabric.alone import Alone
 from minidl.comm.fabric.base import Fabric
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine, Replica, mix
+from minidl.comm.transport.loopback import Alone
 from minidl.data import Dataset
 from minidl.data.sampler import Sampler
 from minidl.errors import DivergedError

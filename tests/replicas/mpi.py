@@ -19,7 +19,7 @@ import numpy as np
 
 from minidl.cli.job import find_job
 from minidl.comm.fabric.base import CHUNK, Aborted, Column, Letter, Needs, Note, State
-from minidl.comm.fabric.mpi import MpiFabric
+from minidl.comm.transport.mpi import MpiFabric
 from minidl.errors import MinidlError
 from minidl.run.config import Config
 

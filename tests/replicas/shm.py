@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from minidl.comm.fabric.base import CHUNK, Aborted, Channel, Column, Needs, Note, PeerLost, State
-from minidl.comm.fabric.shm import ShmFabric
-from minidl.comm.meter import Meter
+from minidl.comm.stats import Meter
+from minidl.comm.transport.shm import ShmFabric
 from minidl.errors import MinidlError
 
 

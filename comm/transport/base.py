@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from minidl.comm.fabric.words import ANY, Channel, Column, Letter, Needs, Note, PeerLost, Pending, State
-from minidl.comm.meter import Meter
+from minidl.comm.stats import Meter
+from minidl.comm.transport.messages import ANY, Channel, Column, Letter, Needs, Note, PeerLost, Pending, State
 from minidl.errors import AbortedError as Aborted
 
 T = TypeVar("T")

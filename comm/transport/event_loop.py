@@ -14,7 +14,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidl.comm.cluster import Cluster, Link
 from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Needs, Note, State
-from minidl.comm.meter import Meter
+from minidl.comm.stats import Meter
 from minidl.errors import MinidlError
 
 T = TypeVar("T")

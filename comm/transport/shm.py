@@ -1,6 +1,6 @@
 """The fabric of one node: processes that share memory.
 
-The launcher (launch.py) has created a memory segment and passed its descriptor to all ranks. Rank 0 sets the length of
+The launcher (local.py) has created a memory segment and passed its descriptor to all ranks. Rank 0 sets the length of
 the segment. Each rank allocates the part that it writes, and maps the complete segment, which consists of
 
     control area (memory.py)    the status table, in which the launcher marks dead ranks, and the flags stop and abort
@@ -14,11 +14,12 @@ import time
 
 import numpy as np
 
-from minidl.comm import launch, memory
+from minidl.comm import memory
 from minidl.comm.fabric.base import Aborted, Column, Needs, State
-from minidl.comm.fabric.boxed import BoxedFabric
-from minidl.comm.mailbox import Mailbox, Plan
-from minidl.comm.meter import Meter
+from minidl.comm.launch import local
+from minidl.comm.stats import Meter
+from minidl.comm.transport.mailbox import Mailbox, Plan
+from minidl.comm.transport.mailbox_transport import BoxedFabric
 from minidl.errors import ConfigError
 
 
@@ -35,8 +36,8 @@ class ShmFabric(BoxedFabric):
     @classmethod
     def from_environment(cls, meter: Meter, stall: float = 30.0) -> ShmFabric:
         """Create the fabric of this process. Raises ConfigError if minidl's launcher did not start it."""
-        launch.follow()
-        place = launch.place()
+        local.follow()
+        place = local.place()
         if place is None:
             raise ConfigError("this process was not started by minidl's launcher")
         return cls(place.rank, place.ranks, memory.Segment(place.fd), meter, stall)
@@ -71,7 +72,7 @@ class ShmFabric(BoxedFabric):
 
     def announce(self, column: Column, value: float) -> None:
         if column is Column.STATE and value == State.TRAINING:
-            launch.settle()
+            local.settle()
         super().announce(column, value)
 
     def sleep(self, seconds: float) -> None:

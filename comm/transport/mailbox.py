@@ -34,8 +34,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from minidl.comm import atomic
-from minidl.comm.fabric.words import ANY, CHUNK, Channel, Letter, Needs, Note
 from minidl.comm.memory import pages
+from minidl.comm.transport.messages import ANY, CHUNK, Channel, Letter, Needs, Note
 from minidl.engine.device import address
 from minidl.errors import MinidlError
 from minidl.kernels.elementwise.stream import CACHE

@@ -28,8 +28,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from minidl.comm.fabric.words import Pending
 from minidl.comm.trace import BESIDE, KINDS, MAIN, MESSAGES, OTHER, RECEIVED, SENT, WAITING, Trace
+from minidl.comm.transport.messages import Pending
 from minidl.errors import ConfigError
 
 T = TypeVar("T")

@@ -37,7 +37,7 @@ from greenlet import GreenletExit
 
 from minidl.comm.cluster import Cluster
 from minidl.comm.fabric.base import ANY, Channel, Column, Letter, Needs, Note, Pending, State
-from minidl.comm.fabric.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Message, Rank, SimulatedProcess
+from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Message, Rank, SimulatedProcess
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")

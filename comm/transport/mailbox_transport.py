@@ -17,8 +17,8 @@ import numpy as np
 
 from minidl.comm import memory
 from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Letter, Note, Pending
-from minidl.comm.mailbox import Mailbox
-from minidl.comm.meter import Meter
+from minidl.comm.stats import Meter
+from minidl.comm.transport.mailbox import Mailbox
 
 T = TypeVar("T")
 YIELDS = 8  # attempts before the first sleep

@@ -38,11 +38,11 @@ import numpy as np
 
 from minidl.comm import memory
 from minidl.comm.fabric.base import ANY, CHUNK, Aborted, Channel, Column, Letter, Needs, Note
-from minidl.comm.fabric.boxed import BoxedFabric
-from minidl.comm.fabric.courier import TINY, Courier
-from minidl.comm.fabric.job import MpiJob, recognise
-from minidl.comm.mailbox import HEADER, LINE, SLOTS, Mailbox, Plan
-from minidl.comm.meter import Meter
+from minidl.comm.launch.job import MpiJob, recognise
+from minidl.comm.stats import Meter
+from minidl.comm.transport.mailbox import HEADER, LINE, SLOTS, Mailbox, Plan
+from minidl.comm.transport.mailbox_transport import BoxedFabric
+from minidl.comm.transport.progress_engine import TINY, Courier
 from minidl.engine.device import aligned
 from minidl.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Letter, Needs, Note, Pending
-from minidl.comm.meter import Meter
+from minidl.comm.stats import Meter
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from minidl.comm.fabric.job import MpiJob, explain, mismatch
+from minidl.comm.launch.job import MpiJob, explain, mismatch
 from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError, MinidlError
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidl.comm.consensus import BLOCK, Consensus, consensus_distance
-from minidl.comm.fabric.alone import Alone
-from minidl.comm.meter import BINS, Meter, _bin, _label, from_vector, merge
+from minidl.comm.stats import BINS, Meter, _bin, _label, from_vector, merge
+from minidl.comm.transport.loopback import Alone
 from minidl.errors import ConfigError
 
 

@@ -1,0 +1,1 @@
+"""Communication between replicas: see base.py."""
