@@ -63,7 +63,8 @@ def torn(report: measure.Report, args: argparse.Namespace) -> None:
     goal = 2_000 if args.quick else 1_000_000
     for ranks, elements, exchanges in ((2, 1000, 0.9 * goal), (3, 1000, 0.1 * goal), (2, 1_000_000, 0.005 * goal)):
         counts = jobs.launched(ranks, "torn", {"elements": elements, "exchanges": exchanges}).values()
-        total = {name: sum(count[name] for count in counts) for name in ("seen", "torn", "published", "sent", "missed")}
+        names = ("seen", "torn", "published", "sent", "reads_missed")
+        total = {name: sum(count[name] for count in counts) for name in names}
         print(f"torn: {ranks} ranks, up to {elements} elements: {total}", flush=True)
         report.row(f"exchanges-{ranks}-ranks-{elements}", total["seen"], "checked", "")
         report.row(f"torn-{ranks}-ranks-{elements}", total["torn"], "vectors", "0")

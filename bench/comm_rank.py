@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidl.cli.job import Job, find_job
-from minidl.comm.fabric.base import Column, Fabric, Letter, Needs, Note
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Header, Message
 from minidl.run.config import Config
 from minidl.run.options import parse
 from minidl.run.signals import Signals
@@ -57,18 +57,18 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
     from minidl.engine.device import Device, aligned
 
     fabric, elements = job.join(Config()), int(options["bytes"]) // 4
-    fabric.join(Needs(elements=elements, publish=True), "handoff")
+    fabric.join(BufferSpec(elements=elements, publish=True), "handoff")
     local.settle()
     theta, other, mix = aligned(elements, np.float32), aligned(elements, np.float32), Device("cpu").mix.mix
     theta[:], other[:] = fabric.rank, 0.5
     peer = 1 - fabric.rank
 
     def mix_latest() -> None:
-        with fabric.wait(lambda: fabric.latest(peer), (peer,), "a published vector") as letter:
-            mix(theta, letter.vector, 0.5)
+        with fabric.wait(lambda: fabric.latest(peer), (peer,), "a published vector") as message:
+            mix(theta, message.vector, 0.5)
 
     def publish() -> None:
-        fabric.publish((theta,), Note())
+        fabric.publish((theta,), Header())
 
     def copy_and_mix() -> None:
         _copy(theta, other)
@@ -110,38 +110,38 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
     vector; `exchanges`, the number of vectors that all ranks together must verify.
     """
     fabric, elements = job.join(Config()), int(options["elements"])
-    fabric.join(Needs(elements=elements, mail=3, publish=True), "torn")
+    fabric.join(BufferSpec(elements=elements, mail=3, publish=True), "torn")
     random = np.random.default_rng(fabric.rank)
     table = random.integers(0, 2**31, 16 * elements, np.int32).view(np.float32)
     peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
-    counts = {"seen": 0, "torn": 0, "published": 0, "sent": 0, "missed": 0}
+    counts = {"seen": 0, "torn": 0, "published": 0, "sent": 0, "reads_missed": 0}
 
-    def verify(letter: Letter) -> None:
+    def verify(message: Message) -> None:
         counts["seen"] += 1
-        counts["torn"] += any(zlib.crc32(letter.vector) != letter.note.weight for _ in range(2))
+        counts["torn"] += any(zlib.crc32(message.vector) != message.header.weight for _ in range(2))
 
     draws = random.integers(0, 15 * elements, 4096).tolist()
     lengths = random.integers(elements // 2, elements + 1, 4096).tolist()
     step = 0
-    while fabric.board[:, Column.SPEED].sum() < options["exchanges"]:
+    while fabric.status[:, Column.SPEED].sum() < options["exchanges"]:
         start, length = draws[step % 4096], lengths[step % 4096]
         step += 1
         own = table[start : start + length]
-        note = Note(weight=float(zlib.crc32(own)))
-        fabric.publish((own,), note)
+        header = Header(weight=float(zlib.crc32(own)))
+        fabric.publish((own,), header)
         counts["published"] += 1
         for peer in peers:
-            counts["sent"] += fabric.send(peer, own, note=note)
-            letter = fabric.latest(peer)
-            if letter is not None:
-                with letter:
-                    verify(letter)
-        for letter in fabric.poll():
-            verify(letter)
+            counts["sent"] += fabric.send(peer, own, header=header)
+            message = fabric.latest(peer)
+            if message is not None:
+                with message:
+                    verify(message)
+        for message in fabric.poll():
+            verify(message)
         if step % 64 == 0:
-            fabric.announce(Column.SPEED, counts["seen"])
+            fabric.set_status(Column.SPEED, counts["seen"])
     fabric.drain(verify)
-    counts["missed"] = fabric.meter.misses
+    counts["reads_missed"] = fabric.stats.misses
     return counts
 
 
@@ -196,10 +196,10 @@ def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
     with Signals() as signals:
         fabric: Fabric | None = job.join(config) if job else None
         if fabric is None:
-            from minidl.comm.stats import Meter
-            from minidl.comm.transport.loopback import Alone
+            from minidl.comm.stats import Stats
+            from minidl.comm.transport.loopback import LoopbackTransport
 
-            fabric = Alone(Meter())
+            fabric = LoopbackTransport(Stats())
         session = TimedSession(config, signals, fabric)
         session.recorder = recorder = StepRecorder(session.trainer, options.get("every", 0))
         with session.output.opened(lambda: RunFolder.create(session.config)):

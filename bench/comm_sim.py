@@ -53,18 +53,18 @@ def event_cost(ranks: int, name: str, steps: int) -> tuple[float, int]:
     methods = []
     for fabric in clock.fabrics:
         replica = IdleReplica(engine, fabric, own=True)
-        fabric.join(kind.needs(replica.theta.size, config), engine.arena.layout_hash)
+        fabric.join(kind.buffers(replica.theta.size, config), engine.arena.layout_hash)
         methods.append(kind(replica, fabric, config))
 
     def work(rank: int) -> Callable[[], None]:
         fabric = clock.fabrics[rank]
 
         def train() -> None:
-            fabric.announce(Column.STATE, State.TRAINING)
+            fabric.set_status(Column.STATE, State.TRAINING)
             for step in range(steps):
                 fabric.begin_step(step, kind.synchronous)
                 methods[rank].step(batch)
-            fabric.announce(Column.STATE, State.PAUSED)
+            fabric.set_status(Column.STATE, State.PAUSED)
             methods[rank].pause()
 
         return train

@@ -287,7 +287,7 @@ def checkpoint(folder: Path) -> Case:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     trainer = Trainer(model, data.load(config.data), config)
     own = own_state(trainer)
-    own.meter = trainer.fabric.meter.vector()
+    own.stats = trainer.fabric.stats.vector()
     good = [make_checkpoint(trainer), make_checkpoint(trainer, [own])]
     weights = to_bytes(good[0].weights, {"format": "pt", **good[0].about})
 

@@ -101,7 +101,7 @@ class Replica:
         for start, stop, done in chain(parts, [(0, 0, 1.0)]):
             fabric.elapse("gradient", images * (done - before))
             now = fabric.now()
-            fabric.meter.worked("gradient", began, now)
+            fabric.stats.worked("gradient", began, now)
             seconds += now - began
             if stop:
                 yield start, stop
@@ -159,7 +159,7 @@ class Replica:
         """Every SPEED_PERIOD steps, write the gradient's speed in images/s to the status table, for --peer speed."""
         self._timed = self._timed[0] + images, self._timed[1] + seconds
         if self.steps % SPEED_PERIOD == 1 and self._timed[1] > 0:
-            self.fabric.announce(Column.SPEED, self._timed[0] / self._timed[1])
+            self.fabric.set_status(Column.SPEED, self._timed[0] / self._timed[1])
             self._timed = (0, 0.0)
 
     def show(self) -> None:

@@ -6,12 +6,12 @@
     edges                               for each pair (sender, receiver): bytes, messages
     staleness                           age of a vector when it is mixed in: histogram over 0, 1, 2, 3-4, ... steps
 
-Each rank has one Meter. The fabric reports messages and waits to the meter, the replica reports work, and the method
+Each rank has one Stats. The fabric reports messages and waits to it, the replica reports work, and the method
 reports staleness. `start` and `stop` mark the periods of training. The time between these periods (evaluations,
 checkpoints) is not counted. Bytes sent in that time are counted, and also reported separately.
 
 A concurrent operation (`Fabric.allreduce_start`) waits while the replica computes. Later the replica may wait for the
-result of the operation. `Meter.beside` counts these two kinds of waiting separately.
+result of the operation. `Stats.beside` counts these two kinds of waiting separately.
 
 At the end the leader gathers a `vector` of statistics from each live replica. `from_vector` converts a vector to a
 report, and `merge` combines the reports.
@@ -39,7 +39,8 @@ WORK = ("gradient", "update", "mix")
 BINS = 16  # bins of staleness: 0, 1, 2, 3-4, 5-8, ..., more than 8192 steps
 NUMBERS = (
     "rank", "elapsed", "waiting", *WORK, "beside_working", "beside_waiting", "bytes_off_the_clock",
-    "messages_off_the_clock", "bytes_before", "messages_before", "held", "missed", "staleness_sum", "staleness_max",
+    "messages_off_the_clock", "bytes_before", "messages_before", "sends_skipped", "reads_missed",
+    "staleness_sum", "staleness_max",
 )  # fmt: skip
 _KIND = {name: number for number, name in enumerate(KINDS)}
 
@@ -47,7 +48,7 @@ _KIND = {name: number for number, name in enumerate(KINDS)}
 _beside: ContextVar[bool] = ContextVar("beside", default=False)
 
 
-class Meter:
+class Stats:
     """The statistics of one of `size` ranks. now: the fabric's clock, in seconds.
 
     Two threads may write simultaneously. No lock is needed, because CPython switches threads at calls and jumps, not
@@ -63,13 +64,13 @@ class Meter:
         self.attach(size, now)
 
     def attach(self, size: int, now: Callable[[], float]) -> None:
-        """Reset the statistics, for `size` ranks. Called by the fabric of this meter."""
+        """Reset the statistics, for `size` ranks. Called by the fabric."""
         self.size, self.now = size, now
         self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages = (
             array("q", bytes(8 * size)) for _ in range(4)
         )
         self.busy = bytearray(size)  # by peer, whether the last attempt to send to it failed
-        self.held_messages = self.misses = 0
+        self.skipped = self.misses = 0
         self.ages = [0] * BINS
         self.age_sum = self.age_max = 0.0
         self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # [lane][kind], for lanes MAIN and BESIDE
@@ -99,13 +100,13 @@ class Meter:
             now = self.now()
             self.trace.keep(now, now, RECEIVED, MESSAGES, peer, size)
 
-    def held(self, peer: int) -> None:
+    def sends_skipped(self, peer: int) -> None:
         """Count a message that could not be sent, usually because the edge was busy. Repeated attempts count once."""
         if not self.busy[peer]:
             self.busy[peer] = 1
-            self.held_messages += 1
+            self.skipped += 1
 
-    def missed(self, peer: int) -> None:
+    def reads_missed(self, peer: int) -> None:
         """Count a read that failed because a peer's state changed, or a publication for which no memory was free."""
         self.misses += 1
 
@@ -172,7 +173,7 @@ class Meter:
         numbers = [
             self.rank, elapsed, main[WAITING], *(main[_KIND[what]] for what in WORK),
             sum(beside) - beside[WAITING], beside[WAITING], *apart, *self.before,
-            self.held_messages, self.misses, self.age_sum, self.age_max,
+            self.skipped, self.misses, self.age_sum, self.age_max,
         ]  # fmt: skip
         return np.concatenate([np.asarray(part, np.float64) for part in (numbers, self.ages, *self._edges())])
 
@@ -185,27 +186,27 @@ class Meter:
 
     # -- after a stop ------------------------------------------------------------------------------------
 
-    def go_on(self, books: np.ndarray) -> None:
-        """Add the statistics of an earlier run, which was stopped. books: this rank's `vector` of that run."""
-        self._add([books])
-        edges = books[len(NUMBERS) + BINS :].astype(int).reshape(4, self.size).tolist()
+    def go_on(self, vectors: np.ndarray) -> None:
+        """Add the statistics of an earlier run, which was stopped. vectors: this rank's `vector` of that run."""
+        self._add([vectors])
+        edges = vectors[len(NUMBERS) + BINS :].astype(int).reshape(4, self.size).tolist()
         for counts, earlier in zip(self._edges(), edges):
             for peer, count in enumerate(earlier):
                 counts[peer] += count
         self.mark = self._count()
 
-    def take_over(self, books: Sequence[np.ndarray]) -> None:
+    def take_over(self, vectors: Sequence[np.ndarray]) -> None:
         """Add the statistics of all ranks of an earlier run with different ranks. Only one rank may call this.
 
-        books: the vectors of those ranks. Of their edges, only the total bytes and messages are kept.
+        vectors: the vectors of those ranks. Of their edges, only the total bytes and messages are kept.
         """
-        self._add(books)
-        report = merge(from_vector(vector) for vector in books)
+        self._add(vectors)
+        report = merge(from_vector(vector) for vector in vectors)
         self.before = [report["bytes_sent"], report["messages"]]
 
-    def _add(self, books: Sequence[np.ndarray]) -> None:
+    def _add(self, vectors: Sequence[np.ndarray]) -> None:
         """Add all statistics of these vectors except the edges."""
-        numbers = np.array([vector[: len(NUMBERS)] for vector in books])
+        numbers = np.array([vector[: len(NUMBERS)] for vector in vectors])
         total, largest = (dict(zip(NUMBERS, row.tolist())) for row in (numbers.sum(axis=0), numbers.max(axis=0)))
         main, beside = self.seconds
         for what in ("waiting", *WORK):
@@ -215,23 +216,23 @@ class Meter:
         self.elapsed += largest["elapsed"]
         self.apart = [int(total[name]) for name in ("bytes_off_the_clock", "messages_off_the_clock")]
         self.before = [int(total[name]) for name in ("bytes_before", "messages_before")]
-        self.held_messages, self.misses = int(total["held"]), int(total["missed"])
-        self.ages = np.sum([vector[len(NUMBERS) :][:BINS] for vector in books], axis=0).astype(int).tolist()
+        self.skipped, self.misses = int(total["sends_skipped"]), int(total["reads_missed"])
+        self.ages = np.sum([vector[len(NUMBERS) :][:BINS] for vector in vectors], axis=0).astype(int).tolist()
         self.age_sum, self.age_max = total["staleness_sum"], largest["staleness_max"]
 
 
 class Beside(Generic[T]):
     """A concurrent operation. `wait` counts how long the replica waits for it."""
 
-    def __init__(self, meter: Meter, pending: Pending[T]) -> None:
-        self.meter, self.pending = meter, pending
+    def __init__(self, stats: Stats, pending: Pending[T]) -> None:
+        self.stats, self.pending = stats, pending
 
     def wait(self) -> T:
-        began = self.meter.now()
+        began = self.stats.now()
         try:
             return _apart(self.pending.wait)  # waits inside count as BESIDE; this wait is added to MAIN below
         finally:
-            self.meter.waited(began, self.meter.now())
+            self.stats.waited(began, self.stats.now())
 
 
 def _apart(work: Callable[[], T]) -> T:
@@ -244,18 +245,18 @@ def _apart(work: Callable[[], T]) -> T:
 
 
 def from_vector(vector: np.ndarray) -> Report:
-    """Return the report for a rank's `Meter.vector`.
+    """Return the report for a rank's `Stats.vector`.
 
     seconds: by kind, while the clock ran. beside: seconds of concurrent operations.
     edges: [from, to, bytes, messages] for each peer to which this rank sent. received: the same for each peer that sent
     to this rank.
-    held, missed: see the methods of Meter.
+    sends_skipped, reads_missed: see the methods of Stats.
     bytes_sent, messages: totals, including the time off the clock and earlier runs with other ranks (`take_over`).
-    Raises ConfigError for a length that `Meter.vector` never has.
+    Raises ConfigError for a length that `Stats.vector` never has.
     """
     size, rest = divmod(len(vector) - len(NUMBERS) - BINS, 4)
     if size < 1 or rest:
-        raise ConfigError(f"meter: {len(vector)} numbers; expected {len(NUMBERS) + BINS} plus 4 for each rank")
+        raise ConfigError(f"statistics: {len(vector)} numbers; expected {len(NUMBERS) + BINS} plus 4 for each rank")
     numbers = dict(zip(NUMBERS, vector.tolist()))
     ages = vector[len(NUMBERS) :][:BINS].astype(int).tolist()
     sent_bytes, sent, received_bytes, received = vector[len(NUMBERS) + BINS :].astype(int).reshape(4, size)
@@ -274,8 +275,8 @@ def from_vector(vector: np.ndarray) -> Report:
         "seconds": seconds,
         "wait_fraction": _wait_fraction(seconds),
         "beside": {"working": numbers["beside_working"], "waiting": numbers["beside_waiting"]},
-        "held": int(numbers["held"]),
-        "missed": int(numbers["missed"]),
+        "sends_skipped": int(numbers["sends_skipped"]),
+        "reads_missed": int(numbers["reads_missed"]),
         "staleness": _staleness(ages, numbers["staleness_sum"], numbers["staleness_max"]),
         "edges": [[rank, peer, int(sent_bytes[peer]), int(sent[peer])] for peer in np.flatnonzero(sent).tolist()],
         "received": [
@@ -291,8 +292,8 @@ def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Re
     messages in flight. The sender's count is missing for servers, dead replicas and states published in shared memory.
     nodes[r]: the node of rank r, for bytes_between_nodes; without it, all ranks are on one node.
     """
-    sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before", "held",
-                          "missed"), 0)  # fmt: skip
+    sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before",
+                          "sends_skipped", "reads_missed"), 0)  # fmt: skip
     seconds = dict.fromkeys((*WORK, "waiting", "other"), 0.0)
     beside = dict.fromkeys(("working", "waiting"), 0.0)
     edges: dict[tuple[int, int], tuple[int, int]] = {}

@@ -21,7 +21,7 @@ from svg import BLUE, COLOURS, GREEN, GREY, INK, PALE, RED, WHITE, Plot, arrow, 
 from minidl.comm.consensus import consensus_distance  # noqa: E402
 from minidl.comm.methods.weighing import Half, Mass  # noqa: E402
 from minidl.comm.topology import build  # noqa: E402
-from minidl.comm.transport.messages import Note  # noqa: E402
+from minidl.comm.transport.messages import Header  # noqa: E402
 
 HERE = Path(__file__).parent
 
@@ -50,7 +50,7 @@ def gossip(kind: type[Half], messages: int = 60, replicas: int = 5) -> tuple[np.
         sender, receiver = random.choice(replicas, 2, replace=False)
         share = weighing[sender].share(0)
         weighing[sender].sent(0, share)
-        x[receiver] += weighing[receiver].weight(Note(weight=share), 0) * (x[sender] - x[receiver])
+        x[receiver] += weighing[receiver].weight(Header(weight=share), 0) * (x[sender] - x[receiver])
         values.append(x.copy())
         masses.append(np.array([each.mass[0] for each in weighing]))
     return np.array(values), np.array(masses)

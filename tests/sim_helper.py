@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from minidl.comm.cluster import Cluster, uniform
-from minidl.comm.fabric.base import Channel, Needs, Note
-from minidl.comm.transport.sim import SimFabric, Simulation
+from minidl.comm.fabric.base import BufferSpec, Channel, Header
+from minidl.comm.transport.sim import SimTransport, Simulation
 
-NEEDS = Needs(elements=1000, mail=2, publish=True, call=True)
+NEEDS = BufferSpec(elements=1000, mail=2, publish=True, call=True)
 LINKS = dict(alpha=1e-3, beta=1e-6)
-Work = Callable[[SimFabric], Any]
+Work = Callable[[SimTransport], Any]
 CORES = """
 devices.core = {flops = 1e6, jitter = 0.3}
 nodes = [{name = "node", count = 8, devices = ["core"]}]
@@ -27,7 +27,7 @@ def simulate(
     """Join every rank, then run its `work`; return the finished simulation, with `results` {rank: value}."""
     simulation = Simulation(cluster or uniform(ranks, **LINKS), ranks, **options)
 
-    def main(fabric: SimFabric) -> Callable[[], Any]:
+    def main(fabric: SimTransport) -> Callable[[], Any]:
         def go() -> Any:
             fabric.join(NEEDS, "layout")
             return (work if callable(work) else work[fabric.rank])(fabric)
@@ -38,28 +38,28 @@ def simulate(
     return simulation
 
 
-def letter(fabric: SimFabric, peer: int) -> np.ndarray:
-    with fabric.wait(lambda: fabric.take(Channel.MAIL, peer), (peer,), "a message") as letter:
-        return letter.vector.copy()
+def message(fabric: SimTransport, peer: int) -> np.ndarray:
+    with fabric.wait(lambda: fabric.take(Channel.MAIL, peer), (peer,), "a message") as message:
+        return message.vector.copy()
 
 
 def ones(size: int = 250) -> np.ndarray:
     return np.ones(size, np.float32)  # 1000 bytes
 
 
-def after(fabric: SimFabric, seconds: float) -> None:
+def after(fabric: SimTransport, seconds: float) -> None:
     fabric._sleep(seconds)
 
 
-def push_sum(fabric: SimFabric, steps: int = 30, ranks: int = 8) -> float:
+def push_sum(fabric: SimTransport, steps: int = 30, ranks: int = 8) -> float:
     """In each step, send half of this rank's mass to a random rank. Return the mass of this rank at the end."""
     mass, chance = 1.0, np.random.default_rng(fabric.rank)
     for step in range(steps):
         fabric.begin_step(step, synchronous=False)
         fabric.elapse("gradient", 1)
-        mass += sum(letter.note.weight for letter in fabric.poll())
-        if fabric.send(int(chance.integers(ranks)), ones(4), note=Note(weight=mass / 2)):
+        mass += sum(message.header.weight for message in fabric.poll())
+        if fabric.send(int(chance.integers(ranks)), ones(4), header=Header(weight=mass / 2)):
             mass /= 2
     taken: list[float] = []
-    fabric.drain(lambda letter: taken.append(letter.note.weight))
+    fabric.drain(lambda message: taken.append(message.header.weight))
     return mass + sum(taken)

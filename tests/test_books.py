@@ -10,20 +10,20 @@ import pytest
 
 from minidl.comm import stats, trace
 from minidl.comm.cluster import uniform
-from minidl.comm.fabric.base import Needs
-from minidl.comm.transport.sim import SimFabric, Simulation
+from minidl.comm.fabric.base import BufferSpec
+from minidl.comm.transport.sim import SimTransport, Simulation
 
 
 def test_an_allreduce_over_three_ranks(tmp_path: Path) -> None:
     simulation = Simulation(uniform(3, alpha=1e-3, beta=1e-6), 3)
 
-    def replica(fabric: SimFabric) -> tuple[np.ndarray, np.ndarray]:
-        fabric.join(Needs(elements=1000, mail=2), "layout")
-        fabric.meter.trace = trace.Trace.for_ranks(3)
-        fabric.meter.start()
+    def replica(fabric: SimTransport) -> tuple[np.ndarray, np.ndarray]:
+        fabric.join(BufferSpec(elements=1000, mail=2), "layout")
+        fabric.stats.trace = trace.Trace.for_ranks(3)
+        fabric.stats.start()
         fabric.allreduce_start(np.ones(250, np.float32)).wait()
-        fabric.meter.stop()
-        return fabric.meter.vector(), fabric.meter.trace.vector(fabric.rank)
+        fabric.stats.stop()
+        return fabric.stats.vector(), fabric.stats.trace.vector(fabric.rank)
 
     fabrics = [simulation.fabric(rank) for rank in range(3)]
     vectors = simulation.run({rank: partial(replica, fabric) for rank, fabric in enumerate(fabrics)})
@@ -34,7 +34,7 @@ def test_an_allreduce_over_three_ranks(tmp_path: Path) -> None:
     assert total["edges"] == [[0, 1, 1000, 1], [0, 2, 1000, 1], [1, 0, 1000, 1], [2, 0, 1000, 1]]
     assert total["bytes_sent"] == 4000
     # Replica 1 waits 4 ms for the sum: 2 ms up the tree and 2 ms down. Meanwhile the allreduce, a concurrent operation,
-    # waits for messages. The meter counts this second kind of waiting separately, in "beside".
+    # waits for messages. `Stats` counts this second kind of waiting separately, in "beside".
     assert reports[1]["seconds"]["waiting"] == pytest.approx(4e-3)
     assert total["beside"]["waiting"] > 0
     assert total["wait_fraction"] == 1.0

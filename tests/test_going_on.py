@@ -35,7 +35,7 @@ def test_statistics_continue(tmp_path: Path, method: str) -> None:
         assert again["staleness"]["count"] == whole["staleness"]["count"] > 0
     assert again["messages"] >= 0.9 * whole["messages"] and again["bytes_sent"] >= 0.9 * whole["bytes_sent"]
     assert [edge[:2] for edge in again["edges"]] == [edge[:2] for edge in whole["edges"]]
-    assert sum(before.vectors[f"{rank}/books"][1] for rank in range(3)) > 0, "the elapsed time must be saved"
+    assert sum(before.vectors[f"{rank}/communication"][1] for rank in range(3)) > 0, "the elapsed time must be saved"
 
 
 def test_statistics_of_other_replicas_are_added(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from toy_replicas import LINK, Group, batch_of, config_of, run, spread
 
 from minidl.comm.cluster import Event, uniform
-from minidl.comm.fabric.base import Column, Note, State
+from minidl.comm.fabric.base import Column, Header, State
 from minidl.comm.methods import peers, weighing
 from minidl.comm.methods.base import Method
-from minidl.comm.transport.loopback import Alone
+from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.data.seeds import Purpose, generator
 
 AXES = [dict(zip(("exchange", "peer", "mix", "block"), choice, strict=True)) for choice in itertools.product(
@@ -61,7 +61,7 @@ def test_no_mass_is_lost_while_replicas_train(exchange: str, block: str) -> None
     """The links are so slow that some messages are not sent, and the replicas stop at different times."""
     slow = uniform(5, alpha=2e-5, beta=1e-7)
     end = run("gossip", 5, (60, 20, 45, 33, 51), cluster=slow, mix="mass", exchange=exchange, block=block)
-    assert sum(fabric.meter.held_messages for fabric in end.fabrics.values()) > 0
+    assert sum(fabric.stats.skipped for fabric in end.fabrics.values()) > 0
     assert (mass(end) == 5).all()
 
 
@@ -74,16 +74,16 @@ def test_mass_is_conserved_exactly(ranks: int, schedule: list[tuple[int, int, bo
         images = 0
 
     all_ = [weighing.Mass(Someone(), 1) for _ in range(ranks)]  # type: ignore[arg-type]
-    on_way: list[tuple[int, Note]] = []
+    on_way: list[tuple[int, Header]] = []
     for sender, receiver, deliver in schedule:
         share = all_[sender % ranks].share(0)
         assert 0 < share <= all_[sender % ranks].mass[0] / 2
         all_[sender % ranks].sent(0, share)
-        on_way.append((receiver % ranks, Note(weight=share)))
+        on_way.append((receiver % ranks, Header(weight=share)))
         if deliver:
-            to, note = on_way.pop(0)
-            assert 0 < all_[to].weight(note, 0) < 1
-        assert sum(w.mass[0] for w in all_) + sum(note.weight for _, note in on_way) == ranks
+            to, header = on_way.pop(0)
+            assert 0 < all_[to].weight(header, 0) < 1
+        assert sum(w.mass[0] for w in all_) + sum(header.weight for _, header in on_way) == ranks
 
 
 def test_a_replica_that_only_sends_keeps_some_mass() -> None:
@@ -108,13 +108,13 @@ def test_weight_of_a_received_model() -> None:
         images = 100
 
     half, clock, mass = (kind(Someone(), 2) for kind in (weighing.Half, weighing.Clock, weighing.Mass))
-    note = Note(weight=0.25, clock=300.0)
-    assert half.weight(note, 0) == 0.5
-    assert clock.weight(note, 0) == 0.75
-    assert mass.weight(note, 1) == 0.2
+    header = Header(weight=0.25, clock=300.0)
+    assert half.weight(header, 0) == 0.5
+    assert clock.weight(header, 0) == 0.75
+    assert mass.weight(header, 1) == 0.2
     assert mass.mass.tolist() == [1, 1.25]
     Someone.images = 0
-    assert clock.weight(Note(), 0) == 0.5
+    assert clock.weight(Header(), 0) == 0.5
 
 
 def test_a_mixed_velocity_is_sent_with_the_model() -> None:
@@ -138,7 +138,7 @@ def test_one_layer_per_message() -> None:
     assert blocks[-1][1] == end.theta().shape[1]
     begun = end.methods[0].begun  # not 6: no exchange begins while a message is in flight
     assert 1 < begun < 6
-    assert sum(end.fabrics[0].meter.sent_bytes) == 4 * sum(sizes[turn % 3] for turn in range(begun))
+    assert sum(end.fabrics[0].stats.sent_bytes) == 4 * sum(sizes[turn % 3] for turn in range(begun))
 
 
 def test_period_and_probability_of_exchanges() -> None:
@@ -151,28 +151,28 @@ def test_period_and_probability_of_exchanges() -> None:
 # Choice of peers.
 
 
-class Board(Alone):
-    """The fabric of rank 1 among six replicas and a server, on two nodes. The other ranks exist only in `board`."""
+class Table(LoopbackTransport):
+    """The fabric of rank 1 among six replicas and a server, on two nodes. The other ranks exist only in `status`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rank, self.size, self.nodes, self.replicas = 1, 7, (0, 0, 0, 1, 1, 1, 1), tuple(range(6))
-        self.board = np.zeros((7, len(Column)))
+        self.status = np.zeros((7, len(Column)))
 
 
 def chosen(count: int = 400, **options: Any) -> list[int]:
     """Return how often each rank is chosen."""
-    board = options.pop("board", None) or Board()
-    choose = peers.chooser(board, config_of("gossip", **options), lambda: None)  # type: ignore[arg-type,return-value]
+    table = options.pop("table", None) or Table()
+    choose = peers.chooser(table, config_of("gossip", **options), lambda: None)  # type: ignore[arg-type,return-value]
     found = [choose(generator(Purpose.GOSSIP, 0, 1, step)) for step in range(count)]
     assert None not in found
     return np.bincount(np.array(found, int), minlength=7).tolist()
 
 
 def test_choice_excludes_itself_servers_and_dead_or_paused_replicas() -> None:
-    board = Board()
-    board.board[4, Column.STATE], board.board[5, Column.STATE] = State.DEAD, State.PAUSED
-    counts = chosen(board=board)
+    table = Table()
+    table.status[4, Column.STATE], table.status[5, Column.STATE] = State.DEAD, State.PAUSED
+    counts = chosen(table=table)
     assert counts[1] == counts[4] == counts[5] == counts[6] == 0  # 6 is a server
     assert min(counts[0], counts[2], counts[3]) > 90
 
@@ -180,26 +180,26 @@ def test_choice_excludes_itself_servers_and_dead_or_paused_replicas() -> None:
 def test_hierarchical_choice_is_mostly_within_the_node() -> None:
     counts = chosen(peer="hierarchical", inside=0.8)
     assert 280 < counts[0] + counts[2] < 360
-    board = Board()
-    board.board[[0, 2], Column.STATE] = State.DEAD
-    assert sum(chosen(peer="hierarchical", inside=1.0, board=board)[3:6]) == 400  # no other peer is left on the node
+    table = Table()
+    table.status[[0, 2], Column.STATE] = State.DEAD
+    assert sum(chosen(peer="hierarchical", inside=1.0, table=table)[3:6]) == 400  # no other peer is left on the node
 
 
 def test_choice_in_proportion_to_speed() -> None:
-    board = Board()
-    assert min(np.delete(chosen(peer="speed", board=board)[:6], 1)) > 50  # no speed is known yet
-    board.board[:6, Column.SPEED] = 100, 100, 100, 0, 200, 400
-    counts = chosen(800, peer="speed", board=board)
+    table = Table()
+    assert min(np.delete(chosen(peer="speed", table=table)[:6], 1)) > 50  # no speed is known yet
+    table.status[:6, Column.SPEED] = 100, 100, 100, 0, 200, 400
+    counts = chosen(800, peer="speed", table=table)
     assert counts[3] == counts[1] == 0
     assert 60 < counts[0] < 140
     assert counts[5] > 1.5 * counts[4] > 2 * counts[0]
 
 
 def test_no_choice_if_all_peers_are_dead() -> None:
-    board = Board()
-    board.board[[0, 2, 3, 4, 5], Column.STATE] = State.DEAD
+    table = Table()
+    table.status[[0, 2, 3, 4, 5], Column.STATE] = State.DEAD
     for peer in ("uniform", "hierarchical", "speed"):
-        choose = peers.chooser(board, config_of("gossip", peer=peer), lambda: None)  # type: ignore[arg-type,return-value]
+        choose = peers.chooser(table, config_of("gossip", peer=peer), lambda: None)  # type: ignore[arg-type,return-value]
         assert choose(np.random.default_rng(0)) is None
 
 
@@ -224,8 +224,8 @@ def test_a_death_is_survived(axes: dict[str, Any]) -> None:
 def test_staleness_with_a_slow_replica() -> None:
     """A step of rank 1 takes as long as four of rank 0, so rank 1 mixes in models up to four steps old."""
     end = run("gossip", 2, (40, 10), batch=lambda rank, step: batch_of(rank, step, size=32 if rank else 8))
-    assert 2 <= end.fabrics[1].meter.age_max <= 4
-    assert end.fabrics[0].meter.age_max <= 1
+    assert 2 <= end.fabrics[1].stats.age_max <= 4
+    assert end.fabrics[0].stats.age_max <= 1
 
 
 def test_saved_state_restores_mass_and_count() -> None:

@@ -40,7 +40,7 @@ def trainer() -> Trainer:
 
 def of_replicas(trainer: Trainer) -> files.Checkpoint:
     """Return a checkpoint like that of a run with several replicas, but with the state of only one."""
-    return make_checkpoint(trainer, [replace(own_state(trainer), meter=trainer.fabric.meter.vector())])
+    return make_checkpoint(trainer, [replace(own_state(trainer), stats=trainer.fabric.stats.vector())])
 
 
 Change = Callable[[dict[str, Any]], Any]
@@ -108,13 +108,13 @@ def test_a_checkpoint_with_hostile_vectors(trainer: Trainer, change: Change, wor
 
 @pytest.mark.parametrize(("change", "words"), [
     (lambda v: v.pop("0/theta"), "no vector 0/theta"),
-    (lambda v: v.pop("0/books"), "no vector 0/books"),
-    (lambda v: v.update({"0/books": np.zeros(3)}), r"0/books: meter: 3 numbers"),
-    (lambda v: v.update({"0/books": v["0/books"].astype(np.float32)}), "0/books: float32"),
-    (lambda v: v["0/books"].fill(1e30), "0/books: float64 .* of 0 to"),
-    (lambda v: v["0/books"].fill(-2), "0/books: float64 .* of 0 to"),
-    (lambda v: v["0/books"].put(0, 99), "0/books: expected the statistics of this rank, found those of rank 99"),
-    (lambda v: v["0/books"].fill(np.nan), "0/books holds values that are not finite"),
+    (lambda v: v.pop("0/communication"), "no vector 0/communication"),
+    (lambda v: v.update({"0/communication": np.zeros(3)}), r"0/communication: statistics: 3 numbers"),
+    (lambda v: v.update({"0/communication": v["0/communication"].astype(np.float32)}), "0/communication: float32"),
+    (lambda v: v["0/communication"].fill(1e30), "0/communication: float64 .* of 0 to"),
+    (lambda v: v["0/communication"].fill(-2), "0/communication: float64 .* of 0 to"),
+    (lambda v: v["0/communication"].put(0, 99), "expected the statistics of this rank, found those of rank 99"),
+    (lambda v: v["0/communication"].fill(np.nan), "0/communication holds values that are not finite"),
     (lambda v: v.update({"0/theta": v["0/theta"].reshape(1, -1)}), r"0/theta is float32 \(1, 32\)"),
 ])  # fmt: skip
 def test_replicas_with_hostile_vectors(trainer: Trainer, change: Change, words: str) -> None:

@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl.comm import atomic, memory
-from minidl.comm.fabric.base import ANY, Channel, Letter, Needs, Note, State
+from minidl.comm.fabric.base import ANY, BufferSpec, Channel, Header, Message, State
 from minidl.comm.transport import mailbox
 from minidl.comm.transport.mailbox import SLOTS, Mailbox, Plan
 from minidl.engine.device import Device
 from minidl.errors import ConfigError, MinidlError
 
-NEEDS = Needs(elements=8, mail=2, publish=True)
+NEEDS = BufferSpec(elements=8, mail=2, publish=True)
 
 
-def boxes(size: int, needs: Needs = NEEDS, servers: tuple[int, ...] = ()) -> list[Mailbox]:
+def boxes(size: int, buffers: BufferSpec = NEEDS, servers: tuple[int, ...] = ()) -> list[Mailbox]:
     """Return the mailboxes of `size` ranks. All use the same memory."""
-    plan = Plan(size, needs, servers)
+    plan = Plan(size, buffers, servers)
     data = Device("cpu").empty((plan.total,), np.uint8)
     data[:] = 0
     states = np.zeros(size)
@@ -42,9 +42,9 @@ def vector(value: float, size: int = 8, dtype: type = np.float32) -> np.ndarray:
 
 @given(st.integers(1, 5), st.integers(1, 3), st.data())
 def test_messages_arrive_once_in_order_and_unchanged(size: int, mail: int, data: st.DataObject) -> None:
-    ranks = boxes(size, Needs(elements=8, mail=mail))
+    ranks = boxes(size, BufferSpec(elements=8, mail=mail))
     sent: dict[tuple[int, int], list[float]] = {}  # values in flight, by (sender, receiver)
-    held: list[tuple[int, Letter, float]] = []
+    held: list[tuple[int, Message, float]] = []
     for number in range(data.draw(st.integers(1, 60))):
         rank = data.draw(st.integers(0, size - 1))
         action = data.draw(st.sampled_from(["post", "take", "release"]))
@@ -52,7 +52,7 @@ def test_messages_arrive_once_in_order_and_unchanged(size: int, mail: int, data:
             peers = data.draw(st.lists(st.integers(0, size - 1), min_size=1, unique=True))
             busy = [peer for peer in peers if (rank, peer) in sent]
             dtype, length = data.draw(st.sampled_from([(np.float32, 8), (np.float32, 3), (np.float64, 4)]))
-            obstacle = ranks[rank].post(Channel.MAIL, peers, (vector(number, length, dtype),), Note(start=length))
+            obstacle = ranks[rank].post(Channel.MAIL, peers, (vector(number, length, dtype),), Header(start=length))
             if busy:
                 assert obstacle == busy[0]
             if obstacle is None:
@@ -61,28 +61,28 @@ def test_messages_arrive_once_in_order_and_unchanged(size: int, mail: int, data:
             elif obstacle == rank and not busy:  # all slots are in use, each by another message
                 assert len({sent[edge][0] for edge in sent if edge[0] == rank}) == mail
         elif action == "take":
-            letter = ranks[rank].take(Channel.MAIL)
+            message = ranks[rank].take(Channel.MAIL)
             waiting = [edge for edge in sent if edge[1] == rank and not any(
-                letter.sender == edge[0] for receiver, letter, _ in held if receiver == rank)]  # fmt: skip
-            assert (letter is not None) == bool(waiting)
-            if letter is not None:
-                held.append((rank, letter, sent[letter.sender, rank][0]))
+                message.sender == edge[0] for receiver, message, _ in held if receiver == rank)]  # fmt: skip
+            assert (message is not None) == bool(waiting)
+            if message is not None:
+                held.append((rank, message, sent[message.sender, rank][0]))
         elif held:
-            receiver, letter, value = held.pop(data.draw(st.integers(0, len(held) - 1)))
-            assert (letter.vector == value).all() and letter.vector.size == letter.note.start
-            letter.release()
-            del sent[letter.sender, receiver]
-    for _, letter, value in held:  # a held message is never overwritten
-        assert (letter.vector == value).all()
+            receiver, message, value = held.pop(data.draw(st.integers(0, len(held) - 1)))
+            assert (message.vector == value).all() and message.vector.size == message.header.start
+            message.release()
+            del sent[message.sender, receiver]
+    for _, message, value in held:  # a held message is never overwritten
+        assert (message.vector == value).all()
 
 
 def test_note_arrives_unchanged() -> None:
     a, b = boxes(2)
-    note = Note(start=3, weight=0.25, clock=1e9, round=7, marker=True)
-    a.post(Channel.MAIL, (1,), (vector(1, 2), vector(2, 3)), note)
-    letter = b.take(Channel.MAIL, 0)
-    assert letter is not None and letter.note == note and letter.sender == 0
-    assert letter.vector.tolist() == [1, 1, 2, 2, 2]
+    header = Header(start=3, weight=0.25, clock=1e9, round=7, marker=True)
+    a.post(Channel.MAIL, (1,), (vector(1, 2), vector(2, 3)), header)
+    message = b.take(Channel.MAIL, 0)
+    assert message is not None and message.header == header and message.sender == 0
+    assert message.vector.tolist() == [1, 1, 2, 2, 2]
 
 
 def test_no_sender_starves() -> None:
@@ -90,64 +90,64 @@ def test_no_sender_starves() -> None:
     order = []
     for _ in range(6):
         for rank in (1, 2, 3):
-            ranks[rank].post(Channel.MAIL, (0,), (vector(rank),), Note())
-        with ranks[0].take(Channel.MAIL, ANY) as letter:  # type: ignore[union-attr]
-            order.append(letter.sender)
+            ranks[rank].post(Channel.MAIL, (0,), (vector(rank),), Header())
+        with ranks[0].take(Channel.MAIL, ANY) as message:  # type: ignore[union-attr]
+            order.append(message.sender)
     assert order == [1, 2, 3, 1, 2, 3]
 
 
 def test_empty_messages_need_no_slot() -> None:
-    a, _, c = boxes(3, Needs(elements=8, mail=1))
-    assert a.post(Channel.MAIL, (1,), (vector(1),), Note()) is None
-    assert a.post(Channel.MAIL, (2,), (vector(1),), Note()) == 0  # no free slot
-    assert a.post(Channel.MAIL, (2,), (vector(1, 0),), Note(marker=True)) is None
-    letter = c.take(Channel.MAIL)
-    assert letter is not None and letter.note.marker and letter.vector.size == 0
+    a, _, c = boxes(3, BufferSpec(elements=8, mail=1))
+    assert a.post(Channel.MAIL, (1,), (vector(1),), Header()) is None
+    assert a.post(Channel.MAIL, (2,), (vector(1),), Header()) == 0  # no free slot
+    assert a.post(Channel.MAIL, (2,), (vector(1, 0),), Header(marker=True)) is None
+    message = c.take(Channel.MAIL)
+    assert message is not None and message.header.marker and message.vector.size == 0
 
 
 def test_a_second_release_has_no_effect() -> None:
     a, b = boxes(2)
-    a.post(Channel.MAIL, (1,), (vector(1),), Note())
+    a.post(Channel.MAIL, (1,), (vector(1),), Header())
     first = b.take(Channel.MAIL)
     assert first is not None
     first.release()
-    a.post(Channel.MAIL, (1,), (vector(2),), Note())
+    a.post(Channel.MAIL, (1,), (vector(2),), Header())
     first.release()
     second = b.take(Channel.MAIL)
     assert second is not None and second.vector[0] == 2
 
 
 def test_dead_ranks_hold_no_slots_and_their_messages_are_received() -> None:
-    a, b, c = boxes(3, Needs(elements=8, mail=1, publish=True))
-    a.post(Channel.MAIL, (1,), (vector(1),), Note())
-    b.post(Channel.MAIL, (2,), (vector(5),), Note())
+    a, b, c = boxes(3, BufferSpec(elements=8, mail=1, publish=True))
+    a.post(Channel.MAIL, (1,), (vector(1),), Header())
+    b.post(Channel.MAIL, (2,), (vector(5),), Header())
     for value in range(SLOTS):  # b holds the slot of the first vector
-        a.publish((vector(value),), Note())
+        a.publish((vector(value),), Header())
         if value == 0:
-            assert isinstance(b.latest(0), Letter)
+            assert isinstance(b.latest(0), Message)
     a.states[1] = State.DEAD
-    assert a.post(Channel.MAIL, (2,), (vector(2),), Note()) is None
-    assert a.post(Channel.MAIL, (1,), (vector(2),), Note()) == 1
+    assert a.post(Channel.MAIL, (2,), (vector(2),), Header()) is None
+    assert a.post(Channel.MAIL, (1,), (vector(2),), Header()) == 1
     for box in (a, c):
         for value in range(2 * SLOTS):
-            assert box.publish((vector(value),), Note())
-    letter = c.take(Channel.MAIL, 1)
-    assert letter is not None and letter.vector[0] == 5
+            assert box.publish((vector(value),), Header())
+    message = c.take(Channel.MAIL, 1)
+    assert message is not None and message.vector[0] == 5
 
 
 def test_message_longer_than_requested() -> None:
     a, _ = boxes(2)
     with pytest.raises(MinidlError, match="a message of 68 bytes, but the method requested slots of 64 bytes"):
-        a.post(Channel.MAIL, (1,), (vector(0, 17),), Note())
+        a.post(Channel.MAIL, (1,), (vector(0, 17),), Header())
 
 
 def test_replicas_call_and_servers_answer() -> None:
-    ranks = boxes(3, Needs(elements=4, call=True), servers=(2,))
+    ranks = boxes(3, BufferSpec(elements=4, call=True), servers=(2,))
     for rank in (0, 1):
-        assert ranks[rank].post(Channel.CALL, (2,), (vector(rank, 4),), Note()) is None
+        assert ranks[rank].post(Channel.CALL, (2,), (vector(rank, 4),), Header()) is None
     for _ in range(2):
-        with ranks[2].take(Channel.CALL) as letter:  # type: ignore[union-attr]
-            assert ranks[2].post(Channel.ANSWER, (letter.sender,), (letter.vector,), Note()) is None
+        with ranks[2].take(Channel.CALL) as message:  # type: ignore[union-attr]
+            assert ranks[2].post(Channel.ANSWER, (message.sender,), (message.vector,), Header()) is None
     for rank in (0, 1):
         answer = ranks[rank].take(Channel.ANSWER, 2)
         assert answer is not None and answer.vector[0] == rank
@@ -160,35 +160,35 @@ def test_replicas_call_and_servers_answer() -> None:
 def test_readers_get_the_newest_complete_vector(actions: list[str]) -> None:
     ranks = boxes(3)
     shown = 0
-    seen, held = {1: 0, 2: 0}, dict[int, tuple[Letter, int]]()
+    seen, held = {1: 0, 2: 0}, dict[int, tuple[Message, int]]()
     for number, action in enumerate(actions, 1):
         word, _, reader = action.partition(" ")
         if word == "publish":
-            slots = {letter.vector.ctypes.data for letter, value in held.values() if value != shown}
-            published = ranks[0].publish((vector(number),), Note(clock=number))
+            slots = {message.vector.ctypes.data for message, value in held.values() if value != shown}
+            published = ranks[0].publish((vector(number),), Header(clock=number))
             assert published == (len(slots) < SLOTS - 1 or not shown)
             shown = number if published else shown
         elif word == "look" and int(reader) not in held:
-            letter = ranks[int(reader)].latest(0)
-            assert (letter is None) == (seen[int(reader)] == shown)
-            if isinstance(letter, Letter):
-                assert letter.note.clock == shown
-                held[int(reader)] = letter, shown
+            message = ranks[int(reader)].latest(0)
+            assert (message is None) == (seen[int(reader)] == shown)
+            if isinstance(message, Message):
+                assert message.header.clock == shown
+                held[int(reader)] = message, shown
                 seen[int(reader)] = shown
         elif word == "release" and int(reader) in held:
             held.pop(int(reader))[0].release()
-        for letter, value in held.values():
-            assert (letter.vector == value).all()
+        for message, value in held.values():
+            assert (message.vector == value).all()
 
 
 def test_a_reader_holds_one_published_vector_of_a_peer_at_a_time() -> None:
     a, b = boxes(2)
-    a.publish((vector(1),), Note())
-    letter = b.latest(0)
-    a.publish((vector(2),), Note())
+    a.publish((vector(1),), Header())
+    message = b.latest(0)
+    a.publish((vector(2),), Header())
     with pytest.raises(AssertionError, match="not released"):
         b.latest(0)
-    assert isinstance(letter, Letter) and letter.vector[0] == 1
+    assert isinstance(message, Message) and message.vector[0] == 1
 
 
 # -- long vectors, real memory, other processors ---------------------------------------------------------------------
@@ -196,11 +196,11 @@ def test_a_reader_holds_one_published_vector_of_a_peer_at_a_time() -> None:
 
 def test_vectors_longer_than_the_cache() -> None:
     size = mailbox.CACHE // 4 + 1000
-    a, b = boxes(2, Needs(elements=size, mail=1))
+    a, b = boxes(2, BufferSpec(elements=size, mail=1))
     source = np.arange(size, dtype=np.float32)
-    a.post(Channel.MAIL, (1,), (source,), Note())
-    letter = b.take(Channel.MAIL)
-    assert letter is not None and np.array_equal(letter.vector, source)
+    a.post(Channel.MAIL, (1,), (source,), Header())
+    message = b.take(Channel.MAIL)
+    assert message is not None and np.array_equal(message.vector, source)
 
 
 def test_another_process_opens_a_segment_through_proc() -> None:

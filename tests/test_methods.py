@@ -298,10 +298,10 @@ def test_options_that_do_not_fit_together_are_refused_in_one_line() -> None:
         ("local-sgd", dict(velocity="quasi-global"), "unknown velocity 'quasi-global'. Known: local, mixed"),
     ):
         with pytest.raises(ConfigError, match=words) as caught:
-            method(name).needs(100, config_of(name, **options))
+            method(name).buffers(100, config_of(name, **options))
         assert "\n" not in str(caught.value)
 
 
 def test_messages_are_as_long_as_needed() -> None:
-    assert DPSGD.needs(100, config_of("dpsgd", velocity="mixed")).elements == 200
-    assert DPSGD.needs(100, config_of("dpsgd")).elements == 100
+    assert DPSGD.buffers(100, config_of("dpsgd", velocity="mixed")).elements == 200
+    assert DPSGD.buffers(100, config_of("dpsgd")).elements == 100

@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from sim_helper import CORES, LINKS, NEEDS, after, letter, ones, push_sum, simulate
+from sim_helper import CORES, LINKS, NEEDS, after, message, ones, push_sum, simulate
 
 from minidl.comm.cluster import parse, uniform
-from minidl.comm.fabric.base import CHUNK, Channel, Column, Note, State
+from minidl.comm.fabric.base import CHUNK, Channel, Column, Header, State
 from minidl.comm.transport.sim import Simulation
 from minidl.errors import ConfigError
 
@@ -22,7 +22,7 @@ def test_a_message_takes_alpha_and_n_beta():
         assert fabric.now() == 0.0  # a sender does not wait
 
     def receiver(fabric):
-        assert letter(fabric, 0).sum() == 250
+        assert message(fabric, 0).sum() == 250
         return fabric.now()
 
     assert simulate({0: sender, 1: receiver}).results[1] == pytest.approx(1e-3 + 1e-3)
@@ -34,7 +34,7 @@ def test_network_cards_send_one_message_at_a_time_but_links_inside_a_node_do_not
             fabric.send(peer, ones())
 
     def receiver(fabric):
-        letter(fabric, 0)
+        message(fabric, 0)
         return fabric.now()
 
     work = {0: sender, 1: receiver, 2: receiver}
@@ -51,7 +51,7 @@ def test_ranks_of_a_node_share_its_network_card():
         fabric.send(fabric.rank + 2, ones())
 
     def receiver(fabric):
-        letter(fabric, fabric.rank - 2)
+        message(fabric, fabric.rank - 2)
         return fabric.now()
 
     results = simulate({0: sender, 1: sender, 2: receiver, 3: receiver}, 4, cluster).results
@@ -68,7 +68,7 @@ def test_a_lost_message_is_sent_again_after_the_timeout():
     def receiver(fabric):
         times = [fabric.now()]
         for _ in range(30):
-            letter(fabric, 0)
+            message(fabric, 0)
             times.append(fabric.now())
         return np.diff(times)
 
@@ -148,13 +148,13 @@ def test_one_message_at_a_time_holds_a_copy_of_the_vector():
         return fabric.now()
 
     def receiver(fabric):
-        letter = fabric.wait(lambda: fabric.take(Channel.MAIL), (0,))
+        message = fabric.wait(lambda: fabric.take(Channel.MAIL), (0,))
         after(fabric, 1.0)
-        assert (letter.vector == 1).all() and not letter.vector.flags.writeable
-        letter.release()
-        letter.release()
-        with fabric.wait(lambda: fabric.take(Channel.MAIL), (0,)) as letter:
-            assert (letter.vector == 7).all()
+        assert (message.vector == 1).all() and not message.vector.flags.writeable
+        message.release()
+        message.release()
+        with fabric.wait(lambda: fabric.take(Channel.MAIL), (0,)) as message:
+            assert (message.vector == 7).all()
 
     assert simulate({0: sender, 1: receiver}).results[0] == pytest.approx(1.002)
 
@@ -172,15 +172,15 @@ def test_memory_for_messages_is_limited_as_on_real_machines():
 def test_when_the_newest_publication_is_seen_inside_a_node_and_between_nodes():
     def writer(fabric):
         for value in (1, 2, 3):
-            fabric.publish([np.full(250, value, np.float32)], Note(round=value))
+            fabric.publish([np.full(250, value, np.float32)], Header(round=value))
             after(fabric, 0.01)
 
     def reader(fabric):
         after(fabric, 0.015)
         seen = []
         for _ in range(2):
-            with fabric.wait(lambda: fabric.latest(0), (0,)) as letter:
-                seen.append((letter.note.round, fabric.now()))
+            with fabric.wait(lambda: fabric.latest(0), (0,)) as message:
+                seen.append((message.header.round, fabric.now()))
         assert fabric.latest(0) is None  # already read
         return seen
 
@@ -212,12 +212,12 @@ def test_a_sum_is_added_in_the_order_of_the_tree():
 def test_gather_and_calls():
     def client(fabric):
         out = np.zeros(3, np.float32)
-        note = fabric.call(2, [np.full(3, fabric.rank, np.float32)], out)
-        fabric.announce(Column.STATE, State.FINISHED)
-        return out[0], note.round
+        header = fabric.call(2, [np.full(3, fabric.rank, np.float32)], out)
+        fabric.set_status(Column.STATE, State.FINISHED)
+        return out[0], header.round
 
     def server(fabric):
-        fabric.serve(lambda letter: ([letter.vector + 10], Note(round=letter.sender)))
+        fabric.serve(lambda message: ([message.vector + 10], Header(round=message.sender)))
         return "served"
 
     simulation = Simulation(uniform(3, **LINKS), 3)

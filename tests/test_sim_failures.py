@@ -6,7 +6,7 @@ import pytest
 from sim_helper import CORES, NEEDS, after, push_sum, simulate
 
 from minidl.comm.cluster import parse, uniform
-from minidl.comm.fabric.base import Channel, Needs, Note, PeerLost
+from minidl.comm.fabric.base import BufferSpec, Channel, Header, PeerLost
 from minidl.comm.transport.sim import Deadlock, Simulation
 from minidl.errors import ConfigError
 
@@ -46,7 +46,7 @@ def test_a_deadlock_names_what_each_rank_waits_for():
             if fabric.rank == 0:
                 fabric.wait(lambda: fabric.take(Channel.MAIL, 1), (1,), "the mail")
             else:
-                list(fabric.exchange([0], [], note=Note(round=4))())
+                list(fabric.exchange([0], [], header=Header(round=4))())
 
         simulate(work)
 
@@ -92,9 +92,9 @@ def test_models_that_differ_and_memory_that_is_not_shared():
     with pytest.raises(ConfigError, match="replica 1 has another model"):
         simulation.fabric(1).join(NEEDS, "other")
     with pytest.raises(ConfigError, match="ranks on 2 nodes share no memory"):
-        simulation.fabric(0).join(Needs(shared=(("center", 5),)), "one")
+        simulation.fabric(0).join(BufferSpec(shared=(("center", 5),)), "one")
     simulation = Simulation(uniform(2, per_node=2), 2)
     for fabric in simulation.fabrics:
-        fabric.join(Needs(shared=(("center", 5),)), "one")
+        fabric.join(BufferSpec(shared=(("center", 5),)), "one")
     simulation.fabric(0).shared("center")[:] = 3
     assert (simulation.fabric(1).shared("center") == 3).all()

@@ -1,4 +1,4 @@
-"""Communication statistics: what a meter counts, in which thread, and how the reports of several ranks are merged."""
+"""Communication statistics: what a stats counts, in which thread, and how the reports of several ranks are merged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidl.comm.consensus import BLOCK, Consensus, consensus_distance
-from minidl.comm.stats import BINS, Meter, _bin, _label, from_vector, merge
-from minidl.comm.transport.loopback import Alone
+from minidl.comm.stats import BINS, Stats, _bin, _label, from_vector, merge
+from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.errors import ConfigError
 
 
@@ -41,62 +41,62 @@ class Thread:
 
 def test_time_by_kind() -> None:
     clock = Clock()
-    meter = Meter(size=2, now=clock)
-    meter.worked("gradient", 0, 100)  # before training: compilation
-    meter.start()
-    meter.worked("gradient", 0, 4)
-    meter.waited(4, 5)
-    meter.worked("mix", 5, 6)
-    meter.worked("update", 6, 8)
-    meter.worked("compress", 8, 9)  # an unknown kind counts as other
+    stats = Stats(size=2, now=clock)
+    stats.worked("gradient", 0, 100)  # before training: compilation
+    stats.start()
+    stats.worked("gradient", 0, 4)
+    stats.waited(4, 5)
+    stats.worked("mix", 5, 6)
+    stats.worked("update", 6, 8)
+    stats.worked("compress", 8, 9)  # an unknown kind counts as other
     clock.time = 12
-    meter.stop()
-    meter.waited(12, 50)  # during an evaluation
+    stats.stop()
+    stats.waited(12, 50)  # during an evaluation
     clock.time = 50
-    meter.start()
+    stats.start()
     clock.time = 52
-    report = meter.report()
+    report = stats.report()
     assert report["seconds"] == {"gradient": 4, "update": 2, "mix": 1, "waiting": 1, "other": 6}
     assert report["elapsed"] == 14
     assert report["wait_fraction"] == 1 / 8
 
 
 def test_edges_and_messages_while_the_clock_is_stopped() -> None:
-    meter = Meter(rank=1, size=3, now=Clock())
-    meter.sent(0, 1000)  # the initial weights
-    meter.start()
-    meter.start()
+    stats = Stats(rank=1, size=3, now=Clock())
+    stats.sent(0, 1000)  # the initial weights
+    stats.start()
+    stats.start()
     for _ in range(3):
-        meter.sent(2, 10)
-    meter.received(0, 7)
-    assert meter.report()["bytes_off_the_clock"] == 1000
-    meter.stop()
-    meter.stop()
-    meter.sent(0, 500)  # an evaluation
+        stats.sent(2, 10)
+    stats.received(0, 7)
+    assert stats.report()["bytes_off_the_clock"] == 1000
+    stats.stop()
+    stats.stop()
+    stats.sent(0, 500)  # an evaluation
     for _ in range(2):  # the report is the same whether the clock runs or not
-        report = meter.report()
+        report = stats.report()
         assert (report["bytes_sent"], report["messages"]) == (1530, 5)
         assert (report["bytes_off_the_clock"], report["messages_off_the_clock"]) == (1500, 2)
         assert report["edges"] == [[1, 0, 1500, 2], [1, 2, 30, 3]]
         assert report["received"] == [[0, 1, 7, 1]]
-        meter.start()
+        stats.start()
 
 
 def test_repeated_attempts_on_a_busy_edge_count_once() -> None:
-    meter = Meter(size=2)
+    stats = Stats(size=2)
     for _ in range(100):
-        meter.held(1)
-    meter.sent(1, 8)
-    meter.held(1)
-    meter.missed(0)
-    assert (meter.report()["held"], meter.report()["missed"]) == (2, 1)
+        stats.sends_skipped(1)
+    stats.sent(1, 8)
+    stats.sends_skipped(1)
+    stats.reads_missed(0)
+    assert (stats.report()["sends_skipped"], stats.report()["reads_missed"]) == (2, 1)
 
 
 def test_staleness() -> None:
-    meter = Meter()
+    stats = Stats()
     for steps in [0] * 50 + [1] * 30 + [2] * 10 + [3, 4, 4.5, 8, 9, 16, 17, 100, 8192, 1e6]:
-        meter.stale(steps)
-    staleness = meter.report()["staleness"]
+        stats.stale(steps)
+    staleness = stats.report()["staleness"]
     assert staleness["histogram"] == {
         "0": 50, "1": 30, "2": 10, "3-4": 2, "5-8": 2, "9-16": 2, "17-32": 1, "65-128": 1, "4097-8192": 1,
         "8193 or more": 1,
@@ -114,7 +114,7 @@ def test_bins_hold_what_their_labels_say(steps: int) -> None:
 
 
 def test_empty_statistics() -> None:
-    for report in (Meter().report(), merge([]), merge([Meter(rank, size=2).report() for rank in range(2)])):
+    for report in (Stats().report(), merge([]), merge([Stats(rank, size=2).report() for rank in range(2)])):
         assert report["wait_fraction"] == report["bytes_sent"] == report["staleness"]["p99"] == 0
         json.dumps(report, allow_nan=False)
 
@@ -124,28 +124,28 @@ def test_empty_statistics() -> None:
 
 def test_waiting_during_the_gradient_is_counted_separately() -> None:
     clock = Clock()
-    meter = Meter(size=2, now=clock)
-    meter.start()
+    stats = Stats(size=2, now=clock)
+    stats.start()
 
     class Start(Thread):
-        """A thread whose `wait` also reports to the meter, as the fabric's `wait` does."""
+        """A thread whose `wait` also reports to the stats, as the fabric's `wait` does."""
 
         def wait(self) -> None:
             super().wait()
             clock.time = 9
-            meter.waited(7, 9)
+            stats.waited(7, 9)
 
     def work() -> None:
-        meter.waited(1, 5)
-        meter.worked("mix", 5, 6)
+        stats.waited(1, 5)
+        stats.worked("mix", 5, 6)
 
-    meter.waited(0, 1)
-    pending = meter.beside(Start, work)
-    meter.worked("gradient", 1, 7)
+    stats.waited(0, 1)
+    pending = stats.beside(Start, work)
+    stats.worked("gradient", 1, 7)
     clock.time = 7
     pending.wait()
-    meter.waited(9, 10)
-    report = meter.report()
+    stats.waited(9, 10)
+    report = stats.report()
     assert report["seconds"]["waiting"] == 1 + 2 + 1  # `pending.wait`, from 7 to 9, counts once
     assert report["seconds"]["mix"] == 0
     assert report["beside"] == {"working": 1, "waiting": 4 + 2}  # 4 s in `work`, 2 s reported by `Start.wait`
@@ -154,14 +154,14 @@ def test_waiting_during_the_gradient_is_counted_separately() -> None:
 def test_beside_in_one_thread() -> None:
     """In a simulation, a replica and its concurrent operation (`beside`) are greenlets with separate contexts."""
     greenlet = pytest.importorskip("greenlet")
-    meter = Meter()
-    meter.start()
+    stats = Stats()
+    stats.start()
     main = greenlet.getcurrent()
 
     def work() -> None:
-        meter.waited(0, 1)
+        stats.waited(0, 1)
         main.switch()  # the replica continues before this work has ended
-        meter.waited(1, 3)
+        stats.waited(1, 3)
 
     class Green:
         def __init__(self, work: Callable[[], None]) -> None:
@@ -171,37 +171,37 @@ def test_beside_in_one_thread() -> None:
         def wait(self) -> None:
             self.green.switch()
 
-    pending = meter.beside(Green, work)
-    meter.waited(0, 10)
+    pending = stats.beside(Green, work)
+    stats.waited(0, 10)
     pending.wait()
-    assert meter.report()["beside"]["waiting"] == 3
-    assert 10 <= meter.report()["seconds"]["waiting"] < 11
+    assert stats.report()["beside"]["waiting"] == 3
+    assert 10 <= stats.report()["seconds"]["waiting"] < 11
 
 
 def test_an_error_in_concurrent_work_propagates() -> None:
-    meter = Meter()
-    fabric = Alone(meter)
-    meter.start()
+    stats = Stats()
+    fabric = LoopbackTransport(stats)
+    stats.start()
 
     def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        meter.beside(fabric.start, fail)
-    meter.waited(0, 1)
-    assert meter.report()["seconds"]["waiting"] == 1
+        stats.beside(fabric.start, fail)
+    stats.waited(0, 1)
+    assert stats.report()["seconds"]["waiting"] == 1
 
 
 def test_concurrent_threads_lose_no_counts() -> None:
-    meter = Meter(size=2, trace=True)
+    stats = Stats(size=2, trace=True)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
 
         def write() -> None:
             for _ in range(20000):
-                meter.sent(1, 3)
-                meter.received(1, 5)
+                stats.sent(1, 3)
+                stats.received(1, 5)
 
         threads = [Thread(write) for _ in range(3)]
         write()
@@ -209,20 +209,20 @@ def test_concurrent_threads_lose_no_counts() -> None:
             thread.wait()
     finally:
         sys.setswitchinterval(interval)
-    report = meter.report()
+    report = stats.report()
     assert report["edges"] == [[0, 1, 240000, 80000]]
     assert report["received"] == [[1, 0, 400000, 80000]]
 
 
 def test_fabric_sets_size_and_clock_of_its_meter() -> None:
-    meter = Meter()
-    fabric = Alone(meter)
-    assert meter.size == 1
-    meter.start()
+    stats = Stats()
+    fabric = LoopbackTransport(stats)
+    assert stats.size == 1
+    stats.start()
     with fabric.working("gradient", 1):
         pass
     fabric.allreduce_start(np.zeros(3)).wait()
-    seconds = meter.report()["seconds"]
+    seconds = stats.report()["seconds"]
     assert seconds["gradient"] > 0
     assert seconds["other"] > 0
 
@@ -233,75 +233,75 @@ COUNT = st.integers(0, 2**40)
 
 
 @st.composite
-def meters(draw: st.DrawFn) -> Meter:
+def any_stats(draw: st.DrawFn) -> Stats:
     size = draw(st.integers(1, 9))
     clock = Clock()
-    meter = Meter(draw(st.integers(0, size - 1)), size=size, now=clock)
-    meter.start()
+    stats = Stats(draw(st.integers(0, size - 1)), size=size, now=clock)
+    stats.start()
     for peer in draw(st.lists(st.integers(0, size - 1), max_size=9)):
-        meter.sent(peer, draw(COUNT))
-        meter.received(peer, draw(COUNT))
-        meter.held(peer)
-        meter.stale(draw(st.floats(0, 1e6)))
+        stats.sent(peer, draw(COUNT))
+        stats.received(peer, draw(COUNT))
+        stats.sends_skipped(peer)
+        stats.stale(draw(st.floats(0, 1e6)))
         began = clock.time
         clock.time += draw(st.floats(0, 100))
-        meter.worked(draw(st.sampled_from(["gradient", "update", "mix", "else"])), began, clock.time)
-        meter.waited(clock.time, clock.time + draw(st.floats(0, 9)))
+        stats.worked(draw(st.sampled_from(["gradient", "update", "mix", "else"])), began, clock.time)
+        stats.waited(clock.time, clock.time + draw(st.floats(0, 9)))
     if draw(st.booleans()):
-        meter.stop()
-    return meter
+        stats.stop()
+    return stats
 
 
 @settings(max_examples=60, deadline=None)
-@given(meters())
-def test_report_from_vector(meter: Meter) -> None:
-    vector = meter.vector()
+@given(any_stats())
+def test_report_from_vector(stats: Stats) -> None:
+    vector = stats.vector()
     assert vector.dtype == np.float64
-    assert len(vector) == len(Meter(size=meter.size).vector())  # equal lengths on all ranks, as `gather` requires
+    assert len(vector) == len(Stats(size=stats.size).vector())  # equal lengths on all ranks, as `gather` requires
     report = from_vector(vector.copy())
-    assert report["rank"] == meter.rank
-    assert report["bytes_sent"] == sum(meter.sent_bytes)
-    assert sum(count for *_, count in report["received"]) == sum(meter.received_messages)
-    assert sum(report["staleness"]["histogram"].values()) == report["staleness"]["count"] == sum(meter.ages)
+    assert report["rank"] == stats.rank
+    assert report["bytes_sent"] == sum(stats.sent_bytes)
+    assert sum(count for *_, count in report["received"]) == sum(stats.received_messages)
+    assert sum(report["staleness"]["histogram"].values()) == report["staleness"]["count"] == sum(stats.ages)
     assert 0 <= report["wait_fraction"] <= 1
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     alone = merge([report])
-    assert {key: alone[key] for key in ("seconds", "wait_fraction", "held")} == {
-        key: report[key] for key in ("seconds", "wait_fraction", "held")
+    assert {key: alone[key] for key in ("seconds", "wait_fraction", "sends_skipped")} == {
+        key: report[key] for key in ("seconds", "wait_fraction", "sends_skipped")
     }
     assert alone["staleness"]["histogram"] == report["staleness"]["histogram"]
 
 
 @settings(max_examples=60, deadline=None)
-@given(meters())
-def test_statistics_continue(meter: Meter) -> None:
-    again = Meter(meter.rank, size=meter.size)
-    again.go_on(meter.vector())
-    assert again.report() == meter.report()
+@given(any_stats())
+def test_statistics_continue(stats: Stats) -> None:
+    again = Stats(stats.rank, size=stats.size)
+    again.go_on(stats.vector())
+    assert again.report() == stats.report()
     again.sent(0, 5)  # before its clock starts
     again.start()
     again.sent(0, 7)
     again.stop()
-    assert again.report()["bytes_sent"] == meter.report()["bytes_sent"] + 12
-    assert again.report()["bytes_off_the_clock"] == meter.report()["bytes_off_the_clock"] + 5
+    assert again.report()["bytes_sent"] == stats.report()["bytes_sent"] + 12
+    assert again.report()["bytes_off_the_clock"] == stats.report()["bytes_off_the_clock"] + 5
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(meters(), min_size=1, max_size=3))
-def test_statistics_of_other_ranks_are_added(others: list[Meter]) -> None:
-    books = [meter.vector() for meter in others]
-    again = Meter(size=2)
-    again.take_over(books)
+@given(st.lists(any_stats(), min_size=1, max_size=3))
+def test_statistics_of_other_ranks_are_added(others: list[Stats]) -> None:
+    every = [stats.vector() for stats in others]
+    again = Stats(size=2)
+    again.take_over(every)
     again.sent(1, 7)
-    expected, found = merge(map(from_vector, books)), merge([again.report()])
+    expected, found = merge(map(from_vector, every)), merge([again.report()])
     assert found["bytes_sent"] == expected["bytes_sent"] + 7 and found["messages"] == expected["messages"] + 1
     assert found["edges"] == [[0, 1, 7, 1]]
-    for name in ("elapsed", "held", "missed", "messages_off_the_clock"):
+    for name in ("elapsed", "sends_skipped", "reads_missed", "messages_off_the_clock"):
         assert found[name] == expected[name] + (name == "messages_off_the_clock")
     for name in ("gradient", "waiting"):
         assert found["seconds"][name] == pytest.approx(expected["seconds"][name])
     assert found["staleness"]["histogram"] == expected["staleness"]["histogram"]
-    later = Meter(size=2)
+    later = Stats(size=2)
     later.go_on(again.vector())
     assert merge([later.report()]) == found
 
@@ -314,16 +314,16 @@ def test_a_vector_of_a_wrong_length() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 5, 64])
 def test_merge(ranks: int) -> None:
     clock = Clock()
-    books = [Meter(rank, size=ranks, now=clock) for rank in range(ranks)]
-    for rank, meter in enumerate(books):
-        meter.start()
+    every = [Stats(rank, size=ranks, now=clock) for rank in range(ranks)]
+    for rank, stats in enumerate(every):
+        stats.start()
         for step in range(rank + 1):
-            meter.sent((rank + 1) % ranks, 100)
-            books[(rank + 1) % ranks].received(rank, 100)
-            meter.stale(step)
-        meter.worked("gradient", 0, 3)
-        meter.waited(3, 3 + rank)
-    total = merge((meter.report() for meter in books), nodes=[rank // 2 for rank in range(ranks)])
+            stats.sent((rank + 1) % ranks, 100)
+            every[(rank + 1) % ranks].received(rank, 100)
+            stats.stale(step)
+        stats.worked("gradient", 0, 3)
+        stats.waited(3, 3 + rank)
+    total = merge((stats.report() for stats in every), nodes=[rank // 2 for rank in range(ranks)])
     messages = ranks * (ranks + 1) // 2
     waiting = ranks * (ranks - 1) / 2
     assert (total["replicas"], total["messages"], total["bytes_sent"]) == (ranks, messages, 100 * messages)
@@ -333,18 +333,18 @@ def test_merge(ranks: int) -> None:
     assert len(total["edges"]) == ranks
     across = [r + 1 for r in range(ranks) if r // 2 != (r + 1) % ranks // 2]
     assert total["bytes_between_nodes"] == 100 * sum(across)
-    assert merge(meter.report() for meter in books)["bytes_between_nodes"] == 0
+    assert merge(stats.report() for stats in every)["bytes_between_nodes"] == 0
 
 
 def test_merge_takes_the_larger_count_of_sender_and_receiver() -> None:
-    books = [Meter(rank, size=4) for rank in range(3)]  # no report of rank 3: it is a server, or dead
-    books[0].sent(1, 10)
-    books[0].sent(1, 10)
-    books[1].received(0, 10)  # the second message is in flight
-    books[1].sent(3, 5)
-    books[2].received(3, 7)
-    books[2].received(1, 9)  # a vector that rank 1 published
-    total = merge(meter.report() for meter in books)
+    every = [Stats(rank, size=4) for rank in range(3)]  # no report of rank 3: it is a server, or dead
+    every[0].sent(1, 10)
+    every[0].sent(1, 10)
+    every[1].received(0, 10)  # the second message is in flight
+    every[1].sent(3, 5)
+    every[2].received(3, 7)
+    every[2].received(1, 9)  # a vector that rank 1 published
+    total = merge(stats.report() for stats in every)
     assert total["edges"] == [[0, 1, 20, 2], [1, 2, 9, 1], [1, 3, 5, 1], [3, 2, 7, 1]]
     assert total["bytes_sent"] == 41
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.comm.stats import Meter
+from minidl.comm.stats import Stats
 from minidl.comm.trace import COLUMNS, LIMIT, MAIN, MESSAGES, TOTAL, Timeline, Trace, from_vector, write
 from minidl.errors import ConfigError
 
@@ -68,24 +68,24 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 def test_a_run_of_two_replicas_on_two_nodes(tmp_path: Path) -> None:
     time = [0.0]
-    books = [Meter(rank, trace=True, size=2, now=lambda: time[0]) for rank in range(2)]
+    both = [Stats(rank, trace=True, size=2, now=lambda: time[0]) for rank in range(2)]
     for step in range(3):
-        for meter in books:
-            meter.worked("gradient", step, step + 0.4 + 0.1 * meter.rank)
-            meter.worked("update", step + 0.5, step + 0.6000004)
+        for stats in both:
+            stats.worked("gradient", step, step + 0.4 + 0.1 * stats.rank)
+            stats.worked("update", step + 0.5, step + 0.6000004)
         time[0] = step + 0.61
-        books[0].sent(1, 4000)
-        books[0].sent(1, 16)  # another size: arrows connect messages of equal size
+        both[0].sent(1, 4000)
+        both[0].sent(1, 16)  # another size: arrows connect messages of equal size
         time[0] = step + 0.62
-        books[1].sent(0, 4000)
+        both[1].sent(0, 4000)
         time[0] = step + 0.7
-        books[1].received(0, 16)
-        books[1].received(0, 4000)
-        books[0].waited(step + 0.6000004, step + 0.7)
-        books[0].received(1, 4000)
-        books[0].worked("mix", step + 0.7, step + 0.8)
+        both[1].received(0, 16)
+        both[1].received(0, 4000)
+        both[0].waited(step + 0.6000004, step + 0.7)
+        both[0].received(1, 4000)
+        both[0].worked("mix", step + 0.7, step + 0.8)
     path = tmp_path / "trace.json"
-    write(path, [from_vector(meter.trace.vector(meter.rank)) for meter in books if meter.trace], nodes=[0, 5])
+    write(path, [from_vector(stats.trace.vector(stats.rank)) for stats in both if stats.trace], nodes=[0, 5])
     events = events_of(path)
     names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and "name" in e["args"]}
     assert names == {
@@ -101,7 +101,7 @@ def test_a_run_of_two_replicas_on_two_nodes(tmp_path: Path) -> None:
 
 
 def test_background_work_has_a_separate_thread(tmp_path: Path) -> None:
-    meter = Meter(trace=True)
+    stats = Stats(trace=True)
 
     class Pending:
         def __init__(self, work: Any) -> None:
@@ -111,10 +111,10 @@ def test_background_work_has_a_separate_thread(tmp_path: Path) -> None:
         def wait(self) -> None:
             self.thread.join()
 
-    meter.beside(Pending, lambda: meter.waited(1.0, 2.0)).wait()
-    meter.worked("gradient", 0.5, 2.5)
-    assert meter.trace is not None
-    write(tmp_path / "t.json", [from_vector(meter.trace.vector(0))])
+    stats.beside(Pending, lambda: stats.waited(1.0, 2.0)).wait()
+    stats.worked("gradient", 0.5, 2.5)
+    assert stats.trace is not None
+    write(tmp_path / "t.json", [from_vector(stats.trace.vector(0))])
     events = events_of(tmp_path / "t.json")
     threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = [(threads[e["tid"]], e["name"]) for e in events if e["ph"] == "X" and e["dur"] >= 1e6]

@@ -15,7 +15,7 @@ from minidl.comm.fabric.base import Column, Fabric, State
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.replica import Batch, Engine, Replica
-from minidl.comm.transport.loopback import Alone
+from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.comm.transport.sim import Simulation
 from minidl.run.config import Config, complete, no_effect, resolve
 
@@ -106,7 +106,7 @@ def run(
             replica.theta[:] = np.random.default_rng(rank).standard_normal(replica.theta.size)
         if saved:
             _restore(replica, saved.methods[rank if rank in replicas else 0].replica)
-        fabric.join(kind.needs(replica.theta.size, config), engine.arena.layout_hash)
+        fabric.join(kind.buffers(replica.theta.size, config), engine.arena.layout_hash)
         acting = kind(replica, fabric, config)
         group.methods[rank], group.fabrics[rank] = acting, fabric
         if rank not in replicas:
@@ -114,13 +114,13 @@ def run(
             return
         if saved:
             acting.restore(*saved.methods[rank].state())
-        fabric.announce(Column.STATE, State.TRAINING)
+        fabric.set_status(Column.STATE, State.TRAINING)
         for step in range(replica.steps, counts[rank]):
             fabric.begin_step(step, kind.synchronous)
             around[0](acting, step)
             acting.step(batch(rank, step))
             around[1](acting, step)
-        fabric.announce(Column.STATE, State.PAUSED)
+        fabric.set_status(Column.STATE, State.PAUSED)
         acting.pause()
 
     simulation.run({rank: lambda rank=rank: work(rank) for rank in range(ranks)})
@@ -139,7 +139,7 @@ def alone(steps: int, batch: Callable[[int], Batch] = lambda step: batch_of(0, s
     """Train one replica without communication and return it."""
     config = config_of("local", **{**PLAIN, **options})
     engine = engine_of(config.optimizer, config.momentum, config.weight_decay, config.lr)
-    replica = Replica(engine, Alone(), own=True)
+    replica = Replica(engine, LoopbackTransport(), own=True)
     for step in range(steps):
         replica.gradient(batch(step))
         replica.update()

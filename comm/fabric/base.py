@@ -8,7 +8,7 @@ A training method (methods/) defines what replicas exchange. It is written once,
     alone.py  one rank without peers
 
 A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
-this rank's published state, and `latest` reads the published state of a peer; `board` is the status table; `now` reads
+this rank's published state, and `latest` reads the published state of a peer; `status` is the status table; `now` reads
 the clock; `idle` lets other processes run. This file builds the other operations from the primitives. So a sum has the
 same bits on all transports. The exception is `--reduce fast`, where MPI computes the sums.
 
@@ -24,9 +24,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from minidl.comm.stats import Meter
+from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
-from minidl.comm.transport.messages import ANY, CHUNK, Channel, Column, Letter, Needs, Note, PeerLost, Pending, State
+from minidl.comm.transport.messages import (
+    ANY,
+    CHUNK,
+    BufferSpec,
+    Channel,
+    Column,
+    Header,
+    Message,
+    PeerLost,
+    Pending,
+    State,
+)
 from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
 
@@ -34,42 +45,42 @@ from minidl.errors import ConfigError
 class Fabric(Transport):
     """A transport, and operations for methods. The operations use only the transport's primitives."""
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
-        super().__init__(rank, size, nodes, meter, stall)
+    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float = 30.0) -> None:
+        super().__init__(rank, size, nodes, stats, stall)
         self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
         self.led_by: int | None = None  # if set, the only leader that `gather` accepts
 
     # -- messages, none lost -----------------------------------------------------------------------------
 
-    def send(self, peer: int, *parts: np.ndarray, note: Note = Note()) -> bool:  # noqa: B008 (immutable)
+    def send(self, peer: int, *parts: np.ndarray, header: Header = Header()) -> bool:  # noqa: B008 (immutable)
         """Send a message to a peer. Returns False, without sending, if the peer is dead or `post` returns False."""
-        return self.alive(peer) and self.post(Channel.MAIL, (peer,), parts, note)
+        return self.alive(peer) and self.post(Channel.MAIL, (peer,), parts, header)
 
-    def poll(self) -> Iterator[Letter]:
+    def poll(self) -> Iterator[Message]:
         """Yield the messages that have arrived."""
-        while (letter := self.take(Channel.MAIL)) is not None:
-            with letter:
-                if letter.note.marker:
-                    self._silent.add(letter.sender)  # the peer has entered `drain` before this replica
+        while (message := self.take(Channel.MAIL)) is not None:
+            with message:
+                if message.header.marker:
+                    self._silent.add(message.sender)  # the peer has entered `drain` before this replica
                 else:
-                    yield letter
+                    yield message
 
     def exchange(
-        self, sources: Sequence[int], targets: Sequence[int], *parts: np.ndarray, note: Note = Note()  # noqa: B008
-    ) -> Callable[[], Iterator[Letter]]:  # fmt: skip
+        self, sources: Sequence[int], targets: Sequence[int], *parts: np.ndarray, header: Header = Header()  # noqa: B008
+    ) -> Callable[[], Iterator[Message]]:  # fmt: skip
         """Send to all targets. Returns a function that waits for and yields one message from each source, in order."""
-        what = f"the exchange of round {note.round}"
+        what = f"the exchange of round {header.round}"
         if targets:
-            self.wait(lambda: self.post(Channel.MAIL, targets, parts, note) or None, targets, what)
+            self.wait(lambda: self.post(Channel.MAIL, targets, parts, header) or None, targets, what)
 
-        def letters() -> Iterator[Letter]:
+        def messages() -> Iterator[Message]:
             for source in sources:
-                with self.wait(lambda: self.take(Channel.MAIL, source), (source,), what) as letter:
-                    yield letter
+                with self.wait(lambda: self.take(Channel.MAIL, source), (source,), what) as message:
+                    yield message
 
-        return letters
+        return messages
 
-    def drain(self, handle: Callable[[Letter], None]) -> None:
+    def drain(self, handle: Callable[[Message], None]) -> None:
         """Wait until all messages to and from this replica have been received. All replicas must call this.
 
         `handle` processes the messages that arrive meanwhile. As its last message, each replica sends a marker to every
@@ -82,15 +93,15 @@ class Fabric(Transport):
         def done() -> bool | None:
             unsent.difference_update([
                 peer for peer in unsent
-                if not self.alive(peer) or self.post(Channel.MAIL, (peer,), (empty,), Note(marker=True))
+                if not self.alive(peer) or self.post(Channel.MAIL, (peer,), (empty,), Header(marker=True))
             ])  # fmt: skip
             unseen.difference_update([peer for peer in unseen if not self.alive(peer)])
-            while (letter := self.take(Channel.MAIL)) is not None:
-                with letter:
-                    if letter.note.marker:
-                        unseen.discard(letter.sender)
+            while (message := self.take(Channel.MAIL)) is not None:
+                with message:
+                    if message.header.marker:
+                        unseen.discard(message.sender)
                     else:
-                        handle(letter)
+                        handle(message)
             return None if unsent or unseen else True
 
         self.wait(done, (), "the end of all messages in flight")
@@ -98,27 +109,27 @@ class Fabric(Transport):
 
     # -- request and reply -------------------------------------------------------------------------------
 
-    def call(self, server: int, parts: Sequence[np.ndarray], out: np.ndarray, note: Note = Note()) -> Note:  # noqa: B008
+    def call(self, server: int, parts: Sequence[np.ndarray], out: np.ndarray, header: Header = Header()) -> Header:  # noqa: B008
         """Send a request to a server, wait for the reply, and copy it to `out`. Returns the reply's header."""
-        self.wait(lambda: self.post(Channel.CALL, (server,), parts, note) or None, (server,), "a free server")
-        with self.wait(lambda: self.take(Channel.ANSWER, server), (server,), "a server's reply") as letter:
-            out[...] = letter.vector
-            return letter.note
+        self.wait(lambda: self.post(Channel.CALL, (server,), parts, header) or None, (server,), "a free server")
+        with self.wait(lambda: self.take(Channel.ANSWER, server), (server,), "a server's reply") as message:
+            out[...] = message.vector
+            return message.header
 
-    def serve(self, handle: Callable[[Letter], tuple[Sequence[np.ndarray], Note]]) -> None:
+    def serve(self, handle: Callable[[Message], tuple[Sequence[np.ndarray], Header]]) -> None:
         """Answer requests, one at a time, until every replica is dead or has reached State.PAUSED."""
 
-        def question() -> Letter | bool | None:
-            letter = self.take(Channel.CALL)
+        def question() -> Message | bool | None:
+            message = self.take(Channel.CALL)
             busy = any(self.state(replica) < State.PAUSED for replica in self.replicas)
-            return letter or (None if busy else self.take(Channel.CALL) or False)
+            return message or (None if busy else self.take(Channel.CALL) or False)
 
-        while letter := self.wait(question, (), "requests"):
-            assert isinstance(letter, Letter)
-            with letter:
-                sender = letter.sender
-                parts, note = handle(letter)
-            self.wait(lambda: self.post(Channel.ANSWER, (sender,), parts, note) or not self.alive(sender) or None)
+        while message := self.wait(question, (), "requests"):
+            assert isinstance(message, Message)
+            with message:
+                sender = message.sender
+                parts, header = handle(message)
+            self.wait(lambda: self.post(Channel.ANSWER, (sender,), parts, header) or not self.alive(sender) or None)
 
     # -- collectives -------------------------------------------------------------------------------------
     #
@@ -139,8 +150,8 @@ class Fabric(Transport):
         for at in range(len(parts) + ahead):  # one chunk moves up while an earlier one moves down
             if at < len(parts):
                 for child in children:
-                    with self._receive(child) as letter:
-                        np.add(parts[at], letter.vector, out=parts[at])
+                    with self._receive(child) as message:
+                        np.add(parts[at], message.vector, out=parts[at])
                 self._send(parent, parts[at])
             if at >= ahead:
                 self._come_down(parts[at - ahead], *family)
@@ -162,8 +173,8 @@ class Fabric(Transport):
 
     def _come_down(self, part: np.ndarray, parent: list[int], children: list[int]) -> None:
         for above in parent:
-            with self._receive(above) as letter:
-                part[...] = letter.vector
+            with self._receive(above) as message:
+                part[...] = message.vector
         self._send(children, part)
 
     def barrier(self) -> None:
@@ -172,7 +183,7 @@ class Fabric(Transport):
 
     def allreduce_start(self, vector: np.ndarray) -> Pending[None]:
         """Start a concurrent `allreduce`. Do not use the vector before `wait` of the returned object has returned."""
-        return self.meter.beside(self.start, lambda: self.allreduce(vector))
+        return self.stats.beside(self.start, lambda: self.allreduce(vector))
 
     def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Collect the vectors of all live replicas: at the leader, yield (rank, vector) in order of rank.
@@ -182,12 +193,12 @@ class Fabric(Transport):
         not the leader, or, with `fail_fast`, if any replica dies. In this last case some chunks may remain unread. The
         header of each chunk holds round = int(fail_fast), so a later gather without `fail_fast` discards these chunks.
         """
-        leader, note = self.leader, Note(round=int(self.fail_fast))
+        leader, header = self.leader, Header(round=int(self.fail_fast))
         if self.led_by not in (None, leader):
             raise PeerLost(self.led_by, "the collection of vectors")
         if self.rank != leader:
             for part in _chunks(vector):
-                self._send([leader], part, Channel.GATHER, note)
+                self._send([leader], part, Channel.GATHER, header)
             return
         yield self.rank, vector
         received = np.empty_like(vector)
@@ -196,8 +207,8 @@ class Fabric(Transport):
                 continue
             try:
                 for part in _chunks(received):
-                    with self._receive(peer, Channel.GATHER, note) as letter:
-                        part[...] = letter.vector
+                    with self._receive(peer, Channel.GATHER, header) as message:
+                        part[...] = message.vector
             except PeerLost:
                 if self.fail_fast:
                     raise
@@ -205,17 +216,17 @@ class Fabric(Transport):
             yield peer, received
 
     def _send(
-        self, peers: Sequence[int], part: np.ndarray, channel: Channel = Channel.TREE, note: Note = Note()  # noqa: B008
+        self, peers: Sequence[int], part: np.ndarray, channel: Channel = Channel.TREE, header: Header = Header()  # noqa: B008
     ) -> None:
         if peers:
-            self.wait(lambda: self.post(channel, peers, (part,), note) or None, peers, "a collective operation")
+            self.wait(lambda: self.post(channel, peers, (part,), header) or None, peers, "a collective operation")
 
-    def _receive(self, peer: int, channel: Channel = Channel.TREE, note: Note = Note()) -> Letter:  # noqa: B008
-        def expected() -> Letter | None:
-            letter = self.take(channel, peer)
-            if letter is None or letter.note.round == note.round:
-                return letter
-            letter.release()
+    def _receive(self, peer: int, channel: Channel = Channel.TREE, header: Header = Header()) -> Message:  # noqa: B008
+        def expected() -> Message | None:
+            message = self.take(channel, peer)
+            if message is None or message.header.round == header.round:
+                return message
+            message.release()
             return None
 
         return self.wait(expected, (peer,), "a collective operation")
@@ -239,11 +250,11 @@ class Fabric(Transport):
             if steps >= self.wait(self._agreed_stop, (), "the agreement on the last step"):
                 return False
         self.step = steps + 1
-        self.announce(Column.STEP, self.step)
+        self.set_status(Column.STEP, self.step)
         return True
 
     def _agreed_stop(self) -> float | None:
-        stops = {rank: self.board[rank, Column.STOP] for rank in self.survivors()}
+        stops = {rank: self.status[rank, Column.STOP] for rank in self.survivors()}
         wishes = [stop for rank, stop in stops.items() if stop or self.state(rank) < State.PAUSED]
         return None if 0 in wishes else float(max(wishes)) - 1
 
@@ -256,5 +267,16 @@ def _chunks(vector: np.ndarray) -> list[np.ndarray]:
 
 
 __all__ = [
-    "ANY", "CHUNK", "Aborted", "Channel", "Column", "Fabric", "Letter", "Needs", "Note", "PeerLost", "Pending", "State",
+    "ANY",
+    "CHUNK",
+    "Aborted",
+    "BufferSpec",
+    "Channel",
+    "Column",
+    "Fabric",
+    "Header",
+    "Message",
+    "PeerLost",
+    "Pending",
+    "State",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ LAST_STEP = 0xFFFFFF00  # step numbers below this belong to srun, others to batc
 
 
 class MpiJob(NamedTuple):
-    """A job as its launcher describes it. If the MPI library reports another size, courier.py raises an error."""
+    """A job as its launcher describes it. The progress engine raises an error if MPI reports another size."""
 
     launcher: str
     rank: int

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from minidl.comm.fabric.base import Column, Fabric, Letter, Needs
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Message
 from minidl.comm.replica import Batch, Replica
 from minidl.run.config import Config
 
@@ -70,12 +70,12 @@ class Method(ABC):
         return Roles(tuple(range(ranks - cls.servers)), tuple(range(ranks - cls.servers, ranks)))
 
     @classmethod
-    def needs(cls, size: int, config: Config) -> Needs:
+    def buffers(cls, size: int, config: Config) -> BufferSpec:
         """Return the memory that messages need if the model has `size` parameters.
 
         Subclasses raise ConfigError for options that contradict each other.
         """
-        return Needs()
+        return BufferSpec()
 
     @abstractmethod
     def step(self, batch: Batch) -> float:
@@ -95,10 +95,10 @@ class Method(ABC):
     def restore(self, vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> None:
         """Continue from a state that `state` returned."""
 
-    def stale(self, letter: Letter) -> None:
+    def stale(self, message: Message) -> None:
         """Count the staleness of a message: the number of steps that the sender has completed since sending it."""
-        made = self.fabric.board[letter.sender, Column.STEP] - 1  # the sender's current step is not complete
-        self.fabric.meter.stale(max(0.0, made - letter.note.round))
+        made = self.fabric.status[message.sender, Column.STEP] - 1  # the sender's current step is not complete
+        self.fabric.stats.stale(max(0.0, made - message.header.round))
 
     def topology(self) -> Topology:
         """Return the topology that --topology selects. Its rank j stands for the replica fabric.replicas[j]."""
@@ -115,4 +115,4 @@ def _topology(name: str, replicas: int, seed: int, nodes: tuple[int, ...]) -> To
     return build(name, replicas, seed, nodes)
 
 
-__all__ = ["Batch", "Callable", "Fabric", "Letter", "Method", "Needs", "Replica", "Roles", "Sequence"]
+__all__ = ["Batch", "BufferSpec", "Callable", "Fabric", "Message", "Method", "Replica", "Roles", "Sequence"]

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from minidl.comm.fabric.base import Note
+from minidl.comm.fabric.base import Header
 from minidl.comm.methods import momentum
-from minidl.comm.methods.base import Batch, Fabric, Letter, Method, Needs, Replica
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Message, Method, Replica
 from minidl.run.config import Config
 
 OPTIONS = {
@@ -39,16 +39,16 @@ class DPSGD(Method):
         self.place = fabric.replicas.index(fabric.rank)
 
     @classmethod
-    def needs(cls, size: int, config: Config) -> Needs:
-        return Needs(elements=size * momentum.kind(config).vectors, mail=2)
+    def buffers(cls, size: int, config: Config) -> BufferSpec:
+        return BufferSpec(elements=size * momentum.kind(config).vectors, mail=2)
 
     def step(self, batch: Batch) -> float:
         replica, round = self.replica, self.replica.steps
         self.momentum.begin()
         if self.config.overlap:
-            letters = self.send(round)
+            messages = self.send(round)
             loss = replica.gradient(batch)
-            self.combine(letters, round)
+            self.combine(messages, round)
             replica.update()
         else:
             loss = replica.gradient(batch)
@@ -57,20 +57,20 @@ class DPSGD(Method):
         self.momentum.end()
         return loss
 
-    def send(self, round: int) -> Callable[[], Iterator[Letter]]:
+    def send(self, round: int) -> Callable[[], Iterator[Message]]:
         """Send x_i to the replicas that mix it in this round. Returns a function that yields the models to mix in."""
         ranks = self.fabric.replicas
         sources = [ranks[j] for j in self.graph.sources(self.place, round)]
         targets = [ranks[j] for j in self.graph.targets(self.place, round)]
-        return self.fabric.exchange(sources, targets, *self.momentum.parts(), note=Note(round=round))
+        return self.fabric.exchange(sources, targets, *self.momentum.parts(), header=Header(round=round))
 
-    def combine(self, letters: Callable[[], Iterator[Letter]], round: int) -> None:
+    def combine(self, messages: Callable[[], Iterator[Message]], round: int) -> None:
         """x_i <- sum_j W_ij * x_j, computed as a running weighted mean of x_i and the models received so far."""
         row = self.graph.weights(self.place, round)
         seen = row[self.place]
-        for letter in letters():
-            weight = row[self.fabric.replicas.index(letter.sender)]
+        for message in messages():
+            weight = row[self.fabric.replicas.index(message.sender)]
             seen += weight
-            self.stale(letter)
+            self.stale(message)
             if weight:
-                self.momentum.mix(letter, weight / seen)
+                self.momentum.mix(message, weight / seen)

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import Note
+from minidl.comm.fabric.base import Header
 from minidl.comm.methods import momentum, peers, weighing
-from minidl.comm.methods.base import Batch, Fabric, Letter, Method, Needs, Replica
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Message, Method, Replica
 from minidl.data.seeds import Purpose, generator
 from minidl.run.config import Config
 
@@ -73,10 +73,10 @@ class Gossip(Method):
         self.owed: dict[int, int] = {}  # replies that could not be sent yet: peer -> block
 
     @classmethod
-    def needs(cls, size: int, config: Config) -> Needs:
+    def buffers(cls, size: int, config: Config) -> BufferSpec:
         weighing.kind(config)
         elements = size * momentum.kind(config).vectors
-        return Needs(elements, mail={"push": 2, "pull": 1, "push-pull": 3}[config.exchange],
+        return BufferSpec(elements, mail={"push": 2, "pull": 1, "push-pull": 3}[config.exchange],
                      publish=config.exchange == "pull")  # fmt: skip
 
     def step(self, batch: Batch) -> float:
@@ -100,21 +100,21 @@ class Gossip(Method):
             return
         peer, block = self.choose(chance), self.begun % len(self.blocks)
         if config.exchange == "pull":
-            self.fabric.publish(self.momentum.parts(*self.blocks[block]), self.note(block))
+            self.fabric.publish(self.momentum.parts(*self.blocks[block]), self.header(block))
         elif peer is None or not self.push(peer, block):
             return  # nothing was sent: the next exchange uses the same block
         self.begun += 1
         if peer is not None and config.exchange != "push":
             self.asked.add(peer)
 
-    def note(self, block: int, share: float = 1.0) -> Note:
-        return Note(self.blocks[block][0], share, float(self.replica.images), self.replica.steps)
+    def header(self, block: int, share: float = 1.0) -> Header:
+        return Header(self.blocks[block][0], share, float(self.replica.images), self.replica.steps)
 
     def push(self, peer: int, block: int) -> bool:
         """Send a block of x_i with a share of its mass. If this fails, keep the mass and return False."""
         share = self.weighing.share(block)
         if not share or not self.fabric.send(
-            peer, *self.momentum.parts(*self.blocks[block]), note=self.note(block, share)
+            peer, *self.momentum.parts(*self.blocks[block]), header=self.header(block, share)
         ):
             return False
         self.weighing.sent(block, share)
@@ -122,10 +122,10 @@ class Gossip(Method):
 
     def receive(self) -> None:
         """Mix in the models that have arrived."""
-        for letter in self.fabric.poll():
+        for message in self.fabric.poll():
             if self.config.exchange == "push-pull":
-                self.answer(letter.sender, self.block_at[letter.note.start])
-            self.mix(letter)
+                self.answer(message.sender, self.block_at[message.header.start])
+            self.mix(message)
         if self.config.exchange == "pull":
             for peer in sorted(self.asked):
                 published = self.fabric.latest(peer)
@@ -144,9 +144,9 @@ class Gossip(Method):
         elif not self.push(peer, block):
             self.owed[peer] = block
 
-    def mix(self, letter: Letter) -> None:
-        self.stale(letter)
-        self.momentum.mix(letter, self.weighing.weight(letter.note, self.block_at[letter.note.start]))
+    def mix(self, message: Message) -> None:
+        self.stale(message)
+        self.momentum.mix(message, self.weighing.weight(message.header, self.block_at[message.header.start]))
 
     def pause(self) -> None:
         """Mix in the models that are still in flight, with their mass. Forget expected and delayed replies."""

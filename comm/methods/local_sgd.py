@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.comm.methods import momentum
-from minidl.comm.methods.base import Batch, Fabric, Method, Needs, Replica
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Method, Replica
 from minidl.run.config import Config
 
 OPTIONS = {
@@ -35,9 +35,9 @@ class LocalSGD(Method):
         self.sum = np.empty_like(replica.theta)
 
     @classmethod
-    def needs(cls, size: int, config: Config) -> Needs:
+    def buffers(cls, size: int, config: Config) -> BufferSpec:
         momentum.kind(config)
-        return Needs()
+        return BufferSpec()
 
     def step(self, batch: Batch) -> float:
         loss = self.replica.gradient(batch)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from minidl.comm.fabric.base import Letter
+from minidl.comm.fabric.base import Message
 from minidl.comm.replica import Replica, mix
 from minidl.errors import ConfigError
 from minidl.run.config import Config
@@ -47,9 +47,9 @@ class Momentum:
         """Return the vectors to send for theta[start:stop]."""
         return (self.replica.theta[start:stop],)
 
-    def mix(self, letter: Letter, weight: float) -> None:
+    def mix(self, message: Message, weight: float) -> None:
         """x <- x + weight * (x_sender - x), for the range of theta that the message holds."""
-        self.replica.mix(letter.vector, weight, letter.note.start)
+        self.replica.mix(message.vector, weight, message.header.start)
 
     def begin(self) -> None:
         """Prepare for a step. Called before x changes."""
@@ -66,11 +66,11 @@ class Mixed(Momentum):
     def parts(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, ...]:
         return self.replica.theta[start:stop], self.replica.state["velocity"][start:stop]
 
-    def mix(self, letter: Letter, weight: float) -> None:
-        start, length = letter.note.start, letter.vector.size // 2
-        self.replica.mix(letter.vector[:length], weight, start)
+    def mix(self, message: Message, weight: float) -> None:
+        start, length = message.header.start, message.vector.size // 2
+        self.replica.mix(message.vector[:length], weight, start)
         velocity = self.replica.state["velocity"][start : start + length]
-        mix(self.replica.fabric, velocity, letter.vector[length:], weight)
+        mix(self.replica.fabric, velocity, message.vector[length:], weight)
 
 
 class QuasiGlobal(Momentum):

@@ -47,7 +47,7 @@ Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None 
 def present(fabric: Fabric) -> np.ndarray:
     """Return the ranks of the other replicas that have not stopped or died."""
     ranks = np.array(fabric.replicas)
-    return ranks[(fabric.board[ranks, Column.STATE] < State.PAUSED) & (ranks != fabric.rank)]
+    return ranks[(fabric.status[ranks, Column.STATE] < State.PAUSED) & (ranks != fabric.rank)]
 
 
 def uniform(ranks: np.ndarray, chance: np.random.Generator) -> int | None:
@@ -78,7 +78,7 @@ def chooser(fabric: Fabric, config: Config, topology: Callable[[], Topology]) ->
 
         def fast(chance: np.random.Generator) -> int | None:
             ranks = present(fabric)
-            total = np.cumsum(fabric.board[ranks, Column.SPEED])
+            total = np.cumsum(fabric.status[ranks, Column.SPEED])
             if not len(ranks) or not total[-1] > 0:  # no replica has measured its speed yet
                 return uniform(ranks, chance)
             return int(ranks[np.searchsorted(total, chance.random() * total[-1], side="right")])

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import Channel, Note
-from minidl.comm.methods.base import Batch, Fabric, Letter, Method, Needs, Replica, Roles
+from minidl.comm.fabric.base import Channel, Header
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Message, Method, Replica, Roles
 from minidl.errors import ConfigError
 from minidl.run.config import Config
 
@@ -41,8 +41,8 @@ class ParameterServer(Method):
         return super().roles(ranks)
 
     @classmethod
-    def needs(cls, size: int, config: Config) -> Needs:
-        return Needs(elements=size, mail=1, call=True)
+    def buffers(cls, size: int, config: Config) -> BufferSpec:
+        return BufferSpec(elements=size, mail=1, call=True)
 
     @property
     def server(self) -> int:
@@ -51,30 +51,30 @@ class ParameterServer(Method):
     def step(self, batch: Batch) -> float:
         replica = self.replica
         loss = replica.gradient(batch)
-        note = Note(weight=replica.lr, round=self.version)
-        self.version = self.fabric.call(self.server, (replica.grad,), replica.theta, note).round
+        header = Header(weight=replica.lr, round=self.version)
+        self.version = self.fabric.call(self.server, (replica.grad,), replica.theta, header).round
         replica.steps += 1
         replica.touch()
         return loss
 
     def serve(self) -> None:
         self.fabric.serve(self.answer)
-        note = Note(round=self.replica.optimizer_steps)
+        header = Header(round=self.replica.optimizer_steps)
         for vector in self.vectors():  # all workers have stopped: send the final center to each
-            self.fabric.wait(partial(self.tell, vector, note), what="workers to receive the center")
+            self.fabric.wait(partial(self.tell, vector, header), what="workers to receive the center")
 
-    def tell(self, vector: np.ndarray, note: Note) -> bool | None:
+    def tell(self, vector: np.ndarray, header: Header) -> bool | None:
         """Try to send a vector to all live workers. Returns True if it was sent, else None."""
-        return self.fabric.post(Channel.MAIL, self.fabric.survivors(), (vector,), note) or None
+        return self.fabric.post(Channel.MAIL, self.fabric.survivors(), (vector,), header) or None
 
-    def answer(self, letter: Letter) -> tuple[tuple[np.ndarray], Note]:
+    def answer(self, message: Message) -> tuple[tuple[np.ndarray], Header]:
         """c <- c - eta * g_i. Returns c as the reply."""
-        center, note = self.replica, letter.note
-        self.fabric.meter.stale(center.optimizer_steps - note.round)
-        center.grad[:] = letter.vector
-        center.lr = note.weight
+        center, header = self.replica, message.header
+        self.fabric.stats.stale(center.optimizer_steps - header.round)
+        center.grad[:] = message.vector
+        center.lr = header.weight
         center.update()
-        return (center.theta,), Note(round=center.optimizer_steps)
+        return (center.theta,), Header(round=center.optimizer_steps)
 
     def vectors(self) -> list[np.ndarray]:
         """Return theta and the optimizer's state."""
@@ -86,7 +86,7 @@ class ParameterServer(Method):
             center = self.fabric.wait(lambda: self.fabric.take(Channel.MAIL, self.server), (self.server,), "the center")
             with center:
                 vector[:] = center.vector
-                self.version = self.replica.optimizer_steps = center.note.round
+                self.version = self.replica.optimizer_steps = center.header.round
         self.replica.touch()
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

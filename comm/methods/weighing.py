@@ -22,7 +22,7 @@ from math import floor
 
 import numpy as np
 
-from minidl.comm.fabric.base import Note
+from minidl.comm.fabric.base import Header
 from minidl.comm.replica import Replica
 from minidl.errors import ConfigError
 from minidl.run.config import Config
@@ -55,7 +55,7 @@ class Half:
     def sent(self, block: int, share: float) -> None:
         """Subtract the mass of a message that was sent."""
 
-    def weight(self, note: Note, block: int) -> float:
+    def weight(self, header: Header, block: int) -> float:
         """Return the weight of a received model. Call this once per message: Mass.weight also adds its mass."""
         return 0.5
 
@@ -63,9 +63,9 @@ class Half:
 class Clock(Half):
     """Weights proportional to the number of images that a replica has seen."""
 
-    def weight(self, note: Note, block: int) -> float:
-        both = note.clock + self.replica.images
-        return note.clock / both if both else 0.5
+    def weight(self, header: Header, block: int) -> float:
+        both = header.clock + self.replica.images
+        return header.clock / both if both else 0.5
 
 
 class Mass(Half):
@@ -77,9 +77,9 @@ class Mass(Half):
     def sent(self, block: int, share: float) -> None:
         self.mass[block] -= share
 
-    def weight(self, note: Note, block: int) -> float:
-        self.mass[block] += note.weight
-        return float(note.weight / self.mass[block])
+    def weight(self, header: Header, block: int) -> float:
+        self.mass[block] += header.weight
+        return float(header.weight / self.mass[block])
 
 
 def kind(config: Config) -> type[Half]:

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from minidl.comm.stats import Meter
-from minidl.comm.transport.messages import ANY, Channel, Column, Letter, Needs, Note, PeerLost, Pending, State
+from minidl.comm.stats import Stats
+from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, Message, PeerLost, Pending, State
 from minidl.errors import AbortedError as Aborted
 
 T = TypeVar("T")
@@ -28,12 +28,12 @@ class Transport(ABC):
     after which a rank prints what it waits for.
     """
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float = 30.0) -> None:
-        self.rank, self.size, self.nodes, self.meter, self.stall = rank, size, tuple(nodes), meter, stall
+    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float = 30.0) -> None:
+        self.rank, self.size, self.nodes, self.stats, self.stall = rank, size, tuple(nodes), stats, stall
         self.replicas: tuple[int, ...] = tuple(range(size))
-        self.board = np.zeros((size, len(Column)))  # status table; some transports replace it by shared memory
+        self.status = np.zeros((size, len(Column)))  # status table; some transports replace it by shared memory
         self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
-        meter.attach(size, self.now)
+        stats.attach(size, self.now)
         self.stop_wanted = False  # whether a signal requested a stop
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
         self.step = 0
@@ -41,7 +41,7 @@ class Transport(ABC):
     # -- the primitives ----------------------------------------------------------------------------------
 
     @abstractmethod
-    def join(self, needs: Needs, layout: str) -> None:
+    def join(self, buffers: BufferSpec, layout: str) -> None:
         """Allocate the memory. Outside a simulation, also wait until all ranks have called this function.
 
         layout: a hash of the arena's layout, equal on all ranks.
@@ -53,7 +53,7 @@ class Transport(ABC):
         """Return the seconds since a moment that is about the same for all ranks."""
 
     @abstractmethod
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
+    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
         """Send a copy of the concatenated parts to each of the peers, without waiting.
 
         Returns False and sends nothing if memory is full, or a peer is dead or has not released the previous message.
@@ -61,22 +61,22 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
+    def take(self, channel: Channel, peer: int = ANY) -> Message | None:
         """Return the next message from a peer, or None. With ANY, choose fairly among the senders."""
 
     @abstractmethod
-    def publish(self, parts: Sequence[np.ndarray], note: Note) -> None:
+    def publish(self, parts: Sequence[np.ndarray], header: Header) -> None:
         """Publish a copy of the concatenated parts, to be read by `latest`. Does nothing if no memory is free."""
 
     @abstractmethod
-    def latest(self, peer: int) -> Letter | None:
+    def latest(self, peer: int) -> Message | None:
         """Return a peer's published state, or None if this rank has seen this state or cannot read it now.
 
         If the peer is on another node, this call requests the vector, and a later call returns it.
         """
 
     @abstractmethod
-    def announce(self, column: Column, value: float) -> None:
+    def set_status(self, column: Column, value: float) -> None:
         """Write a number into this rank's row of the status table. The other ranks see it soon, not immediately."""
 
     @abstractmethod
@@ -89,7 +89,7 @@ class Transport(ABC):
 
     @abstractmethod
     def shared(self, name: str) -> np.ndarray:
-        """Return a float32 vector (see Needs.shared) that all ranks read and write without a lock (Niu et al. 2011).
+        """Return a float32 vector (see BufferSpec) that all ranks read and write without a lock (Niu et al. 2011).
 
         Raises ConfigError if the ranks share no memory.
         """
@@ -110,10 +110,10 @@ class Transport(ABC):
     # -- the state of each rank --------------------------------------------------------------------------
 
     def state(self, peer: int) -> State:
-        return State(int(self.board[peer, Column.STATE]))
+        return State(int(self.status[peer, Column.STATE]))
 
     def alive(self, peer: int) -> bool:
-        return bool(self.board[peer, Column.STATE] != State.DEAD)
+        return bool(self.status[peer, Column.STATE] != State.DEAD)
 
     def survivors(self) -> list[int]:
         """Return the replicas that are not dead, in order."""
@@ -152,7 +152,7 @@ class Transport(ABC):
             if attempt % 64 == 0 and self.now() - told > (stall or self.stall):
                 told = self.now()
                 self._tell_stall(told - began, peers, what)
-        self.meter.waited(began, self.now())
+        self.stats.waited(began, self.now())
         return result
 
     def lost(self, peers: Sequence[int]) -> int | None:
@@ -161,7 +161,7 @@ class Transport(ABC):
 
     def _tell_stall(self, seconds: float, peers: Sequence[int], what: str) -> None:
         ages = ", ".join(f"{peer} (last heard of {self.now() - self.heard[peer]:.0f} s ago, in step "
-                         f"{self.board[peer, Column.STEP]:.0f})" for peer in peers)  # fmt: skip
+                         f"{self.status[peer, Column.STEP]:.0f})" for peer in peers)  # fmt: skip
         line = f"minidl: replica {self.rank} has waited {seconds:.0f} s for {what}"
         print(f"{line}; peers: {ages}" if ages else line, file=sys.stderr, flush=True)
 
@@ -174,13 +174,13 @@ class Transport(ABC):
         began = self.now()
         yield
         self.elapse(what, amount)
-        self.meter.worked(what, began, self.now())
+        self.stats.worked(what, began, self.now())
 
     def stopping(self) -> bool:
         """Return whether any rank was asked to stop."""
-        return self.stop_wanted or bool(self.board[:, Column.STOP].any())
+        return self.stop_wanted or bool(self.status[:, Column.STOP].any())
 
     def _consider_stopping(self) -> None:
         """If a stop was requested, write 1 + self.step to the status table: this rank can stop after that step."""
-        if self.stopping() and not self.board[self.rank, Column.STOP]:
-            self.announce(Column.STOP, 1 + self.step)
+        if self.stopping() and not self.status[self.rank, Column.STOP]:
+            self.set_status(Column.STOP, 1 + self.step)

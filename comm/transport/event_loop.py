@@ -13,8 +13,8 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidl.comm.cluster import Cluster, Link
-from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Needs, Note, State
-from minidl.comm.stats import Meter
+from minidl.comm.fabric.base import ANY, BufferSpec, Channel, Column, Fabric, Header, State
+from minidl.comm.stats import Stats
 from minidl.errors import MinidlError
 
 T = TypeVar("T")
@@ -42,29 +42,29 @@ class SimulatedProcess:
         self.peers: Sequence[int] = ()
 
 
-class Message:
+class InFlight:
     """A message in the simulated network. receivers: the ranks that have not released it yet."""
 
-    __slots__ = ("channel", "note", "receivers", "sender", "vector")
+    __slots__ = ("channel", "header", "receivers", "sender", "vector")
 
-    def __init__(self, channel: Channel, sender: int, receivers: set[int], vector: np.ndarray, note: Note) -> None:
-        self.channel, self.sender, self.receivers, self.vector, self.note = channel, sender, receivers, vector, note
+    def __init__(self, channel: Channel, sender: int, receivers: set[int], vector: np.ndarray, header: Header) -> None:
+        self.channel, self.sender, self.receivers, self.vector, self.header = channel, sender, receivers, vector, header
 
 
 class Rank(Fabric):
-    """The base class of SimFabric (sim.py), with those attributes of a rank that the event loop uses."""
+    """The base class of SimTransport (sim.py), with those attributes of a rank that the event loop uses."""
 
     def __init__(self, simulation: EventLoop, rank: int, trace: bool = False) -> None:
         self.simulation = simulation
-        super().__init__(rank, simulation.size, simulation.place.nodes, Meter(rank, trace), stall=math.inf)
-        self.board, self.heard, self.replicas = simulation.board, simulation.heard, simulation.everybody
+        super().__init__(rank, simulation.size, simulation.place.nodes, Stats(rank, trace), stall=math.inf)
+        self.status, self.heard, self.replicas = simulation.status, simulation.heard, simulation.everybody
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
         self.drawn, self.slowness = 0, 1.0  # slowness: random factor on a gradient's duration, drawn in step `drawn`
-        self.needs: Needs | None = None
+        self.buffers: BufferSpec | None = None
         self.tasks: list[SimulatedProcess] = []
         self.parked: list[SimulatedProcess] = []
         self.gone = False  # dead, or the simulation is over
-        self.inbox: list[dict[int, Message]] = [{} for _ in Channel]  # by sender, in order of arrival
+        self.inbox: list[dict[int, InFlight]] = [{} for _ in Channel]  # by sender, in order of arrival
         self.on_way: list[set[int]] = [set() for _ in Channel]  # peers that have not released this rank's message
         self.free = [0] * len(Channel)  # by channel, how many more messages fit into memory
 
@@ -99,7 +99,7 @@ class EventLoop:
         self.chance = np.random.default_rng([seed, ranks])  # decides which messages are lost
         self.card_free = [0.0] * len(place.groups)  # time at which each node's network card is free
         # All ranks share these objects: a copy for each of thousands of ranks would take too much memory.
-        self.board = np.zeros((ranks, len(Column)))
+        self.status = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
         self.everybody = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
@@ -121,7 +121,7 @@ class EventLoop:
         self.running: dict[int, SimulatedProcess] = {}  # the main task of each rank that has not finished or died
 
         for _, rank in place.joins:
-            self.board[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
+            self.status[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
         self.dead = len(place.joins)
         for time, rank in place.deaths:
             self.at(time, self._die, rank)
@@ -239,9 +239,9 @@ class EventLoop:
     def _die(self, rank: int) -> None:
         """Let a rank die. Its messages that are in flight are lost; receivers keep messages that have arrived."""
         fabric = self.fabrics[rank]
-        if rank not in self.running or fabric.gone or self.board[rank, STATE] == State.DEAD:
+        if rank not in self.running or fabric.gone or self.status[rank, STATE] == State.DEAD:
             return  # it has finished, or has not joined yet
-        self.board[rank, STATE] = State.DEAD
+        self.status[rank, STATE] = State.DEAD
         self._end(fabric)
         del self.running[rank]
         for channel in fabric.inbox:
@@ -259,7 +259,7 @@ class EventLoop:
         """Let a rank join late."""
         if rank not in self.running:
             return
-        self.board[rank, STATE] = State.JOINING
+        self.status[rank, STATE] = State.JOINING
         self.dead -= 1
         self.ready.append(self.running[rank])
         self.board_changed(rank, STATE)
@@ -278,15 +278,15 @@ class EventLoop:
         """Let all replicas stop after their current step, as if all had received a signal at the same time."""
         for fabric in self.fabrics:
             fabric.stop_wanted = True
-            if not self.board[fabric.rank, STOP]:
-                self.board[fabric.rank, STOP] = 1 + fabric.step
+            if not self.status[fabric.rank, STOP]:
+                self.status[fabric.rank, STOP] = 1 + fabric.step
         self.stop_asked = True
         self.board_changed(0, STOP)
 
     def survivors(self, replicas: tuple[int, ...]) -> list[int]:
         """Return the replicas that are not dead. Cached until a state in the status table changes."""
         if self._survivors is None or self._survivors[0] is not replicas:
-            states = self.board[:, STATE].tolist()
+            states = self.status[:, STATE].tolist()
             self._survivors = replicas, [rank for rank in replicas if states[rank] != State.DEAD]
         return self._survivors[1]
 
@@ -325,7 +325,7 @@ class EventLoop:
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def send(self, message: Message) -> None:
+    def send(self, message: InFlight) -> None:
         """Transfer a message to each of its receivers."""
         size = message.vector.nbytes
         if message.channel is MAIL:
@@ -333,7 +333,7 @@ class EventLoop:
         for peer in tuple(message.receivers):
             self.transfer(message.sender, peer, size, self._arrive, message, peer)
 
-    def _arrive(self, message: Message, peer: int) -> None:
+    def _arrive(self, message: InFlight, peer: int) -> None:
         fabric = self.fabrics[peer]
         if fabric.gone or self.fabrics[message.sender].gone:
             self.release(message, peer)
@@ -341,7 +341,7 @@ class EventLoop:
             fabric.inbox[message.channel][message.sender] = message
             fabric.wake()
 
-    def release(self, message: Message, peer: int) -> None:
+    def release(self, message: InFlight, peer: int) -> None:
         """Release a message for one receiver: the sender may send it another. The last release frees the memory."""
         if peer not in message.receivers:
             return
@@ -360,7 +360,7 @@ class EventLoop:
         if self.mail or not self.draining:
             return
         if self._training is None:
-            states = self.board[:, STATE].tolist()
+            states = self.status[:, STATE].tolist()
             self._training = {rank for rank in self.fabrics[0].replicas if states[rank] < State.FINISHED}
         if len(self.draining) >= len(self._training) and self.draining >= self._training:
             self.drained += 1

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Letter, Needs, Note, Pending
-from minidl.comm.stats import Meter
+from minidl.comm.fabric.base import ANY, BufferSpec, Channel, Column, Fabric, Header, Message, Pending
+from minidl.comm.stats import Stats
 
 T = TypeVar("T")
 
@@ -24,33 +24,33 @@ class Done(Pending[T]):
         return self.result
 
 
-class Alone(Fabric):
+class LoopbackTransport(Fabric):
     """A fabric with one rank: there is nothing to send, receive or wait for."""
 
-    def __init__(self, meter: Meter | None = None) -> None:
-        super().__init__(0, 1, (0,), meter or Meter())
+    def __init__(self, stats: Stats | None = None) -> None:
+        super().__init__(0, 1, (0,), stats or Stats())
         self.vectors: dict[str, np.ndarray] = {}
 
-    def join(self, needs: Needs, layout: str) -> None:
-        self.vectors = {name: np.zeros(size, np.float32) for name, size in needs.shared}
+    def join(self, buffers: BufferSpec, layout: str) -> None:
+        self.vectors = {name: np.zeros(size, np.float32) for name, size in buffers.shared}
 
     def now(self) -> float:
         return monotonic()
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
+    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
         return not peers
 
-    def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
+    def take(self, channel: Channel, peer: int = ANY) -> Message | None:
         return None
 
-    def publish(self, parts: Sequence[np.ndarray], note: Note) -> None:
+    def publish(self, parts: Sequence[np.ndarray], header: Header) -> None:
         pass
 
-    def latest(self, peer: int) -> Letter | None:
+    def latest(self, peer: int) -> Message | None:
         return None
 
-    def announce(self, column: Column, value: float) -> None:
-        self.board[0, column] = value
+    def set_status(self, column: Column, value: float) -> None:
+        self.status[0, column] = value
 
     def idle(self, attempt: int) -> None:
         raise AssertionError("a single rank has nothing to wait for")

@@ -1,8 +1,8 @@
 """Mailboxes: processes that share memory send vectors to each other without locks and without waiting.
 
-Every rank has slots that only this rank writes. A slot holds a header (length, type, the fields of Note, the version of
-a published state) and the data. A vector is copied once, into a slot, and readers read it there. Two protocols define
-which slots may be read and which may be overwritten.
+Every rank has slots that only this rank writes. A slot holds a header (length, type, the fields of Header, the version
+of a published state) and the data. A vector is copied once, into a slot, and readers read it there. Two protocols
+define which slots may be read and which may be overwritten.
 
 1. Messages. The sender names the receivers, and no message is lost. Each pair (sender, receiver) has one int64 cell per
 channel:
@@ -35,7 +35,7 @@ import numpy as np
 
 from minidl.comm import atomic
 from minidl.comm.memory import pages
-from minidl.comm.transport.messages import ANY, CHUNK, Channel, Letter, Needs, Note
+from minidl.comm.transport.messages import ANY, CHUNK, BufferSpec, Channel, Header, Message
 from minidl.engine.device import address
 from minidl.errors import MinidlError
 from minidl.kernels.elementwise.stream import CACHE
@@ -78,14 +78,16 @@ class Plan:
     parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write the bytes before parts[0].
     """
 
-    def __init__(self, size: int, needs: Needs, servers: Sequence[int] = (), here: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, size: int, buffers: BufferSpec, servers: Sequence[int] = (), here: Sequence[int] | None = None
+    ) -> None:
         self.size, self.row = size, _lines(8 * size)
         self.cells = [channel * size * self.row for channel in Channel]
         self.newest = len(Channel) * size * self.row
         self.pins = self.newest + size * LINE
         at = self.pins + size * self.row
         self.shared: dict[str, tuple[int, int]] = {}
-        for name, elements in needs.shared:
+        for name, elements in buffers.shared:
             self.shared[name] = at, elements
             at += _lines(4 * elements)
         self.parts: list[tuple[int, int]] = []
@@ -94,7 +96,7 @@ class Plan:
             begin = at = pages(at)  # separate pages for each rank, on its NUMA node
             pools = []
             present = here is None or rank in here
-            for count, capacity in self._slots(needs, rank in servers):
+            for count, capacity in self._slots(buffers, rank in servers):
                 pools.append(Pool(at, count * present, LINE + _lines(capacity), size * present))
                 at = pools[-1].stop
             self.pools.append(pools)
@@ -102,17 +104,17 @@ class Plan:
         self.total = pages(at)
 
     @staticmethod
-    def _slots(needs: Needs, server: bool) -> list[tuple[int, int]]:
+    def _slots(buffers: BufferSpec, server: bool) -> list[tuple[int, int]]:
         """Return (number of slots, bytes in each) for every channel, and for published states."""
-        model = 4 * needs.elements
+        model = 4 * buffers.elements
         call, answer = (0, 2) if server else (1, 0)
         return [
-            (needs.mail, model),  # MAIL
+            (buffers.mail, model),  # MAIL
             (3, CHUNK),  # TREE: a message to the parent, a message to the children, and a reserve
-            (call * needs.call, model),  # CALL
-            (answer * needs.call, model),  # ANSWER
+            (call * buffers.call, model),  # CALL
+            (answer * buffers.call, model),  # ANSWER
             (1, CHUNK),  # GATHER
-            (SLOTS * needs.publish, model),
+            (SLOTS * buffers.publish, model),
         ]
 
 
@@ -139,7 +141,7 @@ class Mailbox:
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> int | None:
+    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> int | None:
         """Send a message to these peers. Returns None if it was sent.
 
         Else returns a peer that is dead or has not released the previous message, or this rank if no slot is free.
@@ -152,11 +154,11 @@ class Mailbox:
         slot = atomic.find_slot(cells, self.states, self.rank, to, first, last)
         if slot < 0:
             return -1 - slot
-        self._write(pool, slot, parts, note, 0)
+        self._write(pool, slot, parts, header, 0)
         atomic.deliver(cells, self.rank, to, slot)
         return None
 
-    def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
+    def take(self, channel: Channel, peer: int = ANY) -> Message | None:
         """Return the next message from a peer, or None. With ANY, begin with the peer after the previous sender."""
         cells = self.cells[channel]
         first, count = (self.turn[channel], self.plan.size) if peer == ANY else (peer, 1)
@@ -171,17 +173,17 @@ class Mailbox:
 
     # -- published states --------------------------------------------------------------------------------
 
-    def publish(self, parts: Sequence[np.ndarray], note: Note) -> bool:
+    def publish(self, parts: Sequence[np.ndarray], header: Header) -> bool:
         """Publish a state. Returns False, and publishes nothing, if readers have pinned all slots but the newest."""
         slot = atomic.find_unpinned(self.newest, self.pins, self.states, self.rank, SLOTS)
         if slot < 0:
             return False
         self.version += 1
-        self._write(self.plan.pools[self.rank][PUBLISHED], slot, parts, note, self.version)
+        self._write(self.plan.pools[self.rank][PUBLISHED], slot, parts, header, self.version)
         atomic.announce(self.newest, self.rank, self.version, SLOTS, slot)
         return True
 
-    def latest(self, peer: int) -> Letter | Literal[False] | None:
+    def latest(self, peer: int) -> Message | Literal[False] | None:
         """Return a peer's published state; None if it is not new; False if it changed at every attempt."""
         newest = atomic.pin(self.newest, self.pins, peer, self.rank, self.seen[peer], SLOTS, TRIES)
         if newest == 0:
@@ -208,13 +210,13 @@ class Mailbox:
         cells = self.cells[channel]
         atomic.give_back(cells, peer, self.rank, -1 - int(cells[peer, self.rank]))
 
-    def show(self) -> tuple[Letter, np.ndarray] | None:
+    def show(self) -> tuple[Message, np.ndarray] | None:
         """Return this rank's published state and its bytes, or None if `latest` fails. Release the state after use."""
         self.seen[self.rank] = 0
-        letter = self.latest(self.rank)
-        if not isinstance(letter, Letter):
+        message = self.latest(self.rank)
+        if not isinstance(message, Message):
             return None
-        return letter, self._bytes(address(letter.vector) - address(self.memory) - LINE)
+        return message, self._bytes(address(message.vector) - address(self.memory) - LINE)
 
     def _bytes(self, at: int) -> np.ndarray:
         """Return the bytes of the header and data of the slot at offset `at`."""
@@ -223,7 +225,7 @@ class Mailbox:
 
     # -- slots -------------------------------------------------------------------------------------------
 
-    def _write(self, pool: Pool, slot: int, parts: Sequence[np.ndarray], note: Note, version: int) -> None:
+    def _write(self, pool: Pool, slot: int, parts: Sequence[np.ndarray], header: Header, version: int) -> None:
         """Write header and data into a slot. Raises MinidlError if the data are longer than the slot."""
         at, kind = pool.slot(slot), parts[0].dtype == np.float64
         count = sum(part.size for part in parts)
@@ -231,17 +233,18 @@ class Mailbox:
         size = count * parts[0].itemsize
         if size > room:
             raise MinidlError(f"a message of {size} bytes, but the method requested slots of {room} bytes")
-        numbers = note.start, note.round, note.marker, note.weight, note.clock
+        numbers = header.start, header.round, header.marker, header.weight, header.clock
         HEADER.pack_into(self.bytes, at, count, kind, *numbers, version)
         place = self._vector(at, kind, count)
         for part in parts:
             _copy(part, place[: part.size])
             place = place[part.size :]
 
-    def _read(self, channel: int, sender: int, slot: int, release: partial[None]) -> Letter:
+    def _read(self, channel: int, sender: int, slot: int, release: partial[None]) -> Message:
         at = self.plan.pools[sender][channel].slot(slot)
         count, kind, start, round, marker, weight, clock, _ = HEADER.unpack_from(self.bytes, at)
-        return Letter(sender, self._vector(at, kind, count), Note(start, weight, clock, round, bool(marker)), release)
+        header = Header(start, weight, clock, round, bool(marker))
+        return Message(sender, self._vector(at, kind, count), header, release)
 
     def _vector(self, at: int, kind: int, count: int) -> np.ndarray:
         """Return the data of the slot at offset `at`.

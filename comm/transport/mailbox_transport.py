@@ -1,7 +1,7 @@
-"""The common base of ShmFabric and MpiFabric: a rank writes messages into its mailbox, and counts them in its meter.
+"""The common base of ShmTransport and MpiTransport: a rank writes messages into its mailbox, and counts them.
 
-Receivers on the same node read messages from the sender's mailbox. In mpi.py, a progress engine (courier.py) exchanges
-messages with other nodes.
+Receivers on the same node read messages from the sender's mailbox. In mpi.py, a progress engine exchanges messages
+with other nodes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Letter, Note, Pending
-from minidl.comm.stats import Meter
+from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, Pending
+from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import Mailbox
 
 T = TypeVar("T")
@@ -25,64 +25,67 @@ YIELDS = 8  # attempts before the first sleep
 SHORTEST, LONGEST, GROWTH = 20e-6, 500e-6, 1.1  # duration of a sleep in seconds, and its growth factor
 
 
-class BoxedFabric(Fabric):
-    """A fabric with mailboxes. box: the mailboxes of all ranks that share memory with this one; set by `join`."""
+class MailboxTransport(Fabric):
+    """A transport with mailboxes.
 
-    box: Mailbox
+    mailbox: the mailboxes of all ranks that share memory with this one; set by `join`.
+    """
+
+    mailbox: Mailbox
     segment: memory.Segment
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], meter: Meter, stall: float) -> None:
-        super().__init__(rank, size, nodes, meter, stall)
+    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float) -> None:
+        super().__init__(rank, size, nodes, stats, stall)
         self._worker = Worker()
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:
-        """Place `board` and `heard` in a control area (memory.py). Returns the rows of this area, as int64."""
+        """Place `status` and `heard` in a control area (memory.py). Returns the rows of this area, as int64."""
         rows = control[memory.HEADER :][: self.size * memory.ROW].reshape(self.size, memory.ROW)
         numbers = rows.view(np.float64)
-        self.board = numbers[:, : len(Column)]
+        self.status = numbers[:, : len(Column)]
         self.heard = cast("list[float]", numbers[:, memory.HEARD])
         return rows
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
-        obstacle = self.box.post(channel, peers, parts, note)
+    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
+        obstacle = self.mailbox.post(channel, peers, parts, header)
         if obstacle is not None:
             if channel is Channel.MAIL:  # `held` does not count collectives and requests
-                self.meter.held(peers[0] if obstacle == self.rank else obstacle)
+                self.stats.sends_skipped(peers[0] if obstacle == self.rank else obstacle)
             return False
         size = sum(part.nbytes for part in parts)
         for peer in peers:
-            self.meter.sent(peer, size)
+            self.stats.sent(peer, size)
         return True
 
-    def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
-        letter = self.next_letter(channel, peer)
-        if letter is not None:
-            self.meter.received(letter.sender, letter.vector.nbytes)
-        return letter
+    def take(self, channel: Channel, peer: int = ANY) -> Message | None:
+        message = self.next_message(channel, peer)
+        if message is not None:
+            self.stats.received(message.sender, message.vector.nbytes)
+        return message
 
-    def next_letter(self, channel: Channel, peer: int) -> Letter | None:
+    def next_message(self, channel: Channel, peer: int) -> Message | None:
         """Return a message or None, as `take` does, but do not count it."""
-        return self.box.take(channel, peer)
+        return self.mailbox.take(channel, peer)
 
-    def publish(self, parts: Sequence[np.ndarray], note: Note) -> None:
-        if not self.box.publish(parts, note):
-            self.meter.missed(self.rank)
+    def publish(self, parts: Sequence[np.ndarray], header: Header) -> None:
+        if not self.mailbox.publish(parts, header):
+            self.stats.reads_missed(self.rank)
 
-    def latest(self, peer: int) -> Letter | None:
-        letter = self.newest(peer)
-        if letter is False:
-            self.meter.missed(peer)
-        elif letter is not None:
-            self.meter.received(peer, letter.vector.nbytes)
-            return letter
+    def latest(self, peer: int) -> Message | None:
+        message = self.newest(peer)
+        if message is False:
+            self.stats.reads_missed(peer)
+        elif message is not None:
+            self.stats.received(peer, message.vector.nbytes)
+            return message
         return None
 
-    def newest(self, peer: int) -> Letter | Literal[False] | None:
+    def newest(self, peer: int) -> Message | Literal[False] | None:
         """Return what `latest` returns, or False if the peer replaced its state during every attempt to pin it."""
-        return self.box.latest(peer)
+        return self.mailbox.latest(peer)
 
-    def announce(self, column: Column, value: float) -> None:
-        self.board[self.rank, column] = value
+    def set_status(self, column: Column, value: float) -> None:
+        self.status[self.rank, column] = value
         self.heard[self.rank] = self.now()
 
     def idle(self, attempt: int) -> None:
@@ -101,12 +104,12 @@ class BoxedFabric(Fabric):
         return self._worker.start(work)
 
     def shared(self, name: str) -> np.ndarray:
-        return self.box.shared(name)
+        return self.mailbox.shared(name)
 
     def close(self) -> None:
         self._worker.close()
-        self.board, self.heard = self.board.copy(), list(self.heard)
-        self.__dict__.pop("box", None)  # deleting the last view unmaps the memory
+        self.status, self.heard = self.status.copy(), list(self.heard)
+        self.__dict__.pop("mailbox", None)  # deleting the last view unmaps the memory
         self.segment.close()
 
 

@@ -51,7 +51,7 @@ class State(IntEnum):
     OVER = 8  # (leader) the result is written
 
 
-class Note(NamedTuple):
+class Header(NamedTuple):
     """The header of a message: the numbers that are sent with a vector."""
 
     start: int = 0  # the vector begins with theta[start]
@@ -61,26 +61,26 @@ class Note(NamedTuple):
     marker: bool = False  # whether this is the sender's last message (`Fabric.drain`)
 
 
-class Letter:
+class Message:
     """A received message: a vector from a peer, and its header.
 
     vector: a view of the receive buffer, valid until `release`. Do not write to it. A `with` block releases the message
     at its end.
     """
 
-    __slots__ = ("note", "release", "sender", "vector")
+    __slots__ = ("header", "release", "sender", "vector")
 
-    def __init__(self, sender: int, vector: np.ndarray, note: Note, release: Callable[[], None]) -> None:
-        self.sender, self.vector, self.note, self.release = sender, vector, note, release
+    def __init__(self, sender: int, vector: np.ndarray, header: Header, release: Callable[[], None]) -> None:
+        self.sender, self.vector, self.header, self.release = sender, vector, header, release
 
-    def __enter__(self) -> Letter:
+    def __enter__(self) -> Message:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
 
 
-class Needs(NamedTuple):
+class BufferSpec(NamedTuple):
     """The memory that a method needs for messages. It is allocated once, when the ranks join."""
 
     elements: int = 0  # length of the longest message or published state, in float32

@@ -1,9 +1,9 @@
 """The fabric of an MPI job: shared memory between the ranks of a node, MPI messages between nodes.
 
 As in shm.py, a rank writes messages into slots of its mailbox, and the ranks of its node read them there. To another
-node, the sender's progress engine (courier.py) sends the message from the slot without a copy. The engine releases the
-slot when the receiver reports that it has released the message. So at most one message is in flight on each channel
-from one rank to another, and the memory for arriving messages is bounded.
+node, the sender's progress engine (progress_engine.py) sends the message from the slot without a copy. The engine
+releases the slot when the receiver reports that it has released the message. So at most one message is in flight on
+each channel from one rank to another, and the memory for arriving messages is bounded.
 
       rank 0        rank 1               |                  rank 2        rank 3
         |    memory    |      engine --- MPI --- engine       |    memory    |
@@ -14,7 +14,7 @@ from one rank to another, and the memory for arriving messages is bounded.
     TAKEN + a channel            the receiver has released the message of this channel
     ASK, NEWS                    a request for the newest published state, and the reply, which the progress engine
                                  sends while the replica computes
-    BOARD                        a rank's row of the status table, sent to one rank of every other node
+    STATUS                       a rank's row of the status table, sent to one rank of every other node
 
 MPI reports which ranks form a node (Split_type). If these ranks cannot all map one memory segment, they too use MPI.
 MINIDL_NODE=NAME overrides the node that MPI reports, and MINIDL_MPI_ONLY=1 sends everything through MPI.
@@ -37,16 +37,16 @@ from typing import Literal
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.fabric.base import ANY, CHUNK, Aborted, Channel, Column, Letter, Needs, Note
+from minidl.comm.fabric.base import ANY, CHUNK, Aborted, BufferSpec, Channel, Column, Header, Message
 from minidl.comm.launch.job import MpiJob, recognise
-from minidl.comm.stats import Meter
+from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import HEADER, LINE, SLOTS, Mailbox, Plan
-from minidl.comm.transport.mailbox_transport import BoxedFabric
-from minidl.comm.transport.progress_engine import TINY, Courier
+from minidl.comm.transport.mailbox_transport import MailboxTransport
+from minidl.comm.transport.progress_engine import TINY, ProgressEngine
 from minidl.engine.device import aligned
 from minidl.errors import ConfigError
 
-TAKEN, ASK, NEWS, BOARD = 8, 16, 17, 18  # tags; the smaller ones are Channels
+TAKEN, ASK, NEWS, STATUS = 8, 16, 17, 18  # tags; the smaller ones are Channels
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
@@ -55,23 +55,23 @@ MARK = 7  # index of a word in the control area: a random number that identifies
 PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for the others to leave
 
 
-class MpiFabric(BoxedFabric):
+class MpiTransport(MailboxTransport):
     """One rank's fabric. fast (--reduce fast): let MPI compute the sums, in an order that MPI chooses."""
 
     @classmethod
-    def from_environment(cls, meter: Meter, stall: float = 30.0, fast: bool = False) -> MpiFabric:
+    def from_environment(cls, stats: Stats, stall: float = 30.0, fast: bool = False) -> MpiTransport:
         """Create the fabric of this process. Raises ConfigError if no mpiexec or srun started it."""
         job = recognise()
         if job is None:
             raise ConfigError("this process is not a rank of an MPI job")
-        return cls(job, meter, stall, fast)
+        return cls(job, stats, stall, fast)
 
-    def __init__(self, job: MpiJob, meter: Meter, stall: float = 30.0, fast: bool = False) -> None:
-        self.courier = courier = Courier(job)
-        self.rank, self.size = courier.rank, courier.size
+    def __init__(self, job: MpiJob, stats: Stats, stall: float = 30.0, fast: bool = False) -> None:
+        self.engine = engine = ProgressEngine(job)
+        self.rank, self.size = engine.rank, engine.size
         self._offset = 0.0
-        self._arrived: list[dict[int, Letter]] = [{} for _ in Channel]
-        self._news: dict[int, Letter] = {}
+        self._arrived: list[dict[int, Message]] = [{} for _ in Channel]
+        self._news: dict[int, Message] = {}
         self._asked: set[int] = set()  # peers whose published state this rank has requested
         self._seen = [0] * self.size  # for each peer, the version of its state that this rank received last
         self._askers: dict[int, int] = {}  # peer that requested this rank's state -> version that the peer has seen
@@ -81,13 +81,13 @@ class MpiFabric(BoxedFabric):
         self._untold, self._told = False, 0.0
         self._news_came = threading.Condition()
         self._closed = self._joined = False
-        super().__init__(self.rank, self.size, self._find_nodes(), meter, stall)
+        super().__init__(self.rank, self.size, self._find_nodes(), stats, stall)
         self.beside = [peer for peer in range(self.size) if self._groups[peer] == self._groups[self.rank]]
         self._remote = frozenset(range(self.size)) - frozenset(self.beside)
         self._heads = sorted({self._groups[peer] for peer in self._remote})
         self.fast = fast
         self._map_board()
-        courier.room, courier.tick, courier.deliver = self._room, self._tick, self._deliver
+        engine.room, engine.tick, engine.deliver = self._room, self._tick, self._deliver
         self._previous_hook, sys.excepthook = sys.excepthook, self._unexpected
         atexit.register(self._left_open)
 
@@ -98,13 +98,13 @@ class MpiFabric(BoxedFabric):
         own = np.zeros(WORD, np.uint8)
         own[: len(word)] = np.frombuffer(word.encode("ascii", "replace"), np.uint8)
         every = np.zeros((self.size, WORD), np.uint8)
-        world = self.courier.world
-        self.courier.collective(lambda: world.Iallgather(own, every)).wait()
+        world = self.engine.world
+        self.engine.collective(lambda: world.Iallgather(own, every)).wait()
         return [bytes(row).rstrip(b"\0").decode() for row in every]
 
     def _find_nodes(self) -> list[int]:
         """Return the node of every rank. Sets _groups: for every rank, the first rank with which it shares memory."""
-        first = self.courier.ask(self.courier.first_of_node)
+        first = self.engine.ask(self.engine.first_of_node)
         name = os.environ.get("MINIDL_NODE")
         # Each network namespace of a machine counts as a node, so that tests can imitate nodes.
         own = f"name {name}"[:WORD] if name else f"{first} {os.stat('/proc/self/ns/net').st_ino}"
@@ -149,21 +149,21 @@ class MpiFabric(BoxedFabric):
     def _map_board(self) -> None:
         """Place the status table in the segment, and align the clocks of all nodes with rank 0's clock."""
         self.map_rows(self._words(self.segment))
-        self.courier.collective(self.courier.world.Ibarrier).wait()
+        self.engine.collective(self.engine.world.Ibarrier).wait()
         clocks = [float(word) for word in self._everyone(repr(time.monotonic()))]
         self._offset = clocks[0] - clocks[self._groups[self.rank]]
         self.heard[self.rank] = self.now()
 
-    def join(self, needs: Needs, layout: str) -> None:
+    def join(self, buffers: BufferSpec, layout: str) -> None:
         servers = [rank for rank in range(self.size) if rank not in self.replicas]
-        plan = Plan(self.size, needs, servers, self.beside)
+        plan = Plan(self.size, buffers, servers, self.beside)
         begin = memory.control_size(self.size)
         head = self._groups[self.rank] == self.rank
-        self._mail = 4 * needs.elements
+        self._mail = 4 * buffers.elements
         if head:
             self.segment.lengthen(begin + plan.total)
             self.segment.reserve(begin, begin + plan.parts[self.rank][1])
-        words = self._everyone(f"{layout} {hashlib.sha256(repr(needs).encode()).hexdigest()[:8]}")
+        words = self._everyone(f"{layout} {hashlib.sha256(repr(buffers).encode()).hexdigest()[:8]}")
         odd = next((rank for rank, word in enumerate(words) if word != words[0]), None)
         if odd is not None:
             self.close()
@@ -175,41 +175,41 @@ class MpiFabric(BoxedFabric):
             start, stop = plan.parts[self.rank]
             self.segment.reserve(begin + start, begin + stop)
         data = np.frombuffer(self.segment.map(begin + plan.total), np.uint8, plan.total, begin)
-        self.box = Mailbox(data, plan, self.rank, self.board[:, Column.STATE])
-        self._sums = self.courier.ask(lambda: self.courier.split(self.rank in self.replicas)) if self.fast else None
+        self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE])
+        self._sums = self.engine.ask(lambda: self.engine.split(self.rank in self.replicas)) if self.fast else None
         self._everyone("")  # wait until all nodes have allocated their memory
         self._joined = True
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
-        if not super().post(channel, peers, parts, note):
+    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
+        if not super().post(channel, peers, parts, header):
             return False
         for peer in peers:
             if peer in self._remote:
-                self.courier.send(peer, channel, self.box.carry(channel, peer))
+                self.engine.send(peer, channel, self.mailbox.carry(channel, peer))
         return True
 
-    def next_letter(self, channel: Channel, peer: int) -> Letter | None:
+    def next_message(self, channel: Channel, peer: int) -> Message | None:
         arrived = self._arrived[channel]
         if peer in self._remote:
             return arrived.pop(peer, None)
         if peer == ANY and arrived:
             first, *_ = list(arrived)  # a copy, because the engine's thread may add a message now
             return arrived.pop(first)
-        return super().next_letter(channel, peer)
+        return super().next_message(channel, peer)
 
-    def newest(self, peer: int) -> Letter | Literal[False] | None:
+    def newest(self, peer: int) -> Message | Literal[False] | None:
         if peer not in self._remote:
             return super().newest(peer)
-        letter = self._news.pop(peer, None)
+        message = self._news.pop(peer, None)
         if peer not in self._asked:
             self._asked.add(peer)
-            self.courier.send(peer, ASK, np.array([self._seen[peer]]).view(np.uint8))
-        return letter
+            self.engine.send(peer, ASK, np.array([self._seen[peer]]).view(np.uint8))
+        return message
 
-    def announce(self, column: Column, value: float) -> None:
-        super().announce(column, value)
+    def set_status(self, column: Column, value: float) -> None:
+        super().set_status(column, value)
         self._untold = True
         if column in URGENT:
             self._tell()
@@ -218,7 +218,7 @@ class MpiFabric(BoxedFabric):
         """Send this rank's row of the status table to one rank of every other node."""
         self._untold, self._told = False, time.monotonic()
         for peer in self._heads:
-            self.courier.send(peer, BOARD, self.board[self.rank].copy().view(np.uint8))
+            self.engine.send(peer, STATUS, self.status[self.rank].copy().view(np.uint8))
 
     # -- called by the progress engine's thread ----------------------------------------------------------
 
@@ -234,9 +234,9 @@ class MpiFabric(BoxedFabric):
         """Handle a message that has arrived."""
         self.heard[source] = self.now()
         if tag < TAKEN:
-            self._arrived[tag][source] = self._letter(source, tag, room)
+            self._arrived[tag][source] = self._message(source, tag, room)
         elif tag < ASK:
-            self.box.carried(Channel(tag - TAKEN), source)
+            self.mailbox.carried(Channel(tag - TAKEN), source)
             return
         elif tag == ASK:
             self._askers[source] = int(room.view(np.int64)[0])
@@ -245,20 +245,20 @@ class MpiFabric(BoxedFabric):
             if old := self._news.pop(source, None):
                 old.release()
             self._seen[source] = HEADER.unpack_from(room.data)[-1]
-            self._news[source] = self._letter(source, NEWS, room)
+            self._news[source] = self._message(source, NEWS, room)
             self._asked.discard(source)
-        elif tag == BOARD:
-            self.board[source] = room.view(np.float64)
+        elif tag == STATUS:
+            self.status[source] = room.view(np.float64)
         with self._news_came:
             self._news_came.notify_all()
 
-    def _letter(self, source: int, tag: int, room: np.ndarray) -> Letter:
+    def _message(self, source: int, tag: int, room: np.ndarray) -> Message:
         """Return the message in a receive buffer: its header, and a view of its data."""
         count, kind, start, round, marker, weight, clock, _ = HEADER.unpack_from(room.data)
         vector = room[LINE : LINE + count * (8 if kind else 4)].view(np.float64 if kind else np.float32)
         held = [room]
         release = partial(self._release, source, tag, held)
-        return Letter(source, vector, Note(start, weight, clock, round, bool(marker)), release)
+        return Message(source, vector, Header(start, weight, clock, round, bool(marker)), release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
         """Keep a receive buffer for reuse. Report the release to the sender, unless the buffer held a published state.
@@ -271,7 +271,7 @@ class MpiFabric(BoxedFabric):
         if room.size > TINY:
             self._shelves[room.size].append(room)
         if tag < TAKEN:
-            self.courier.send(source, TAKEN + tag, NOTHING)
+            self.engine.send(source, TAKEN + tag, NOTHING)
 
     def _tick(self) -> None:
         """Send what is due: changes of the status table, and replies to requests for the newest state."""
@@ -282,24 +282,24 @@ class MpiFabric(BoxedFabric):
 
     def _answer(self) -> None:
         """Send the published state to the peers that requested it and have not seen this version."""
-        newest = int(self.box.newest[self.rank, 0]) // SLOTS
+        newest = int(self.mailbox.newest[self.rank, 0]) // SLOTS
         peers = [peer for peer, seen in self._askers.items() if seen < newest]
         if not peers:
             return
-        shown = self.box.show()
+        shown = self.mailbox.show()
         if shown is None:
             return
-        letter, data = shown
+        message, data = shown
         self._answering = len(peers)
         for peer in peers:
             del self._askers[peer]
-            self.meter.sent(peer, letter.vector.nbytes)
-            self.courier.send(peer, NEWS, data, partial(self._sent_answer, letter))
+            self.stats.sent(peer, message.vector.nbytes)
+            self.engine.send(peer, NEWS, data, partial(self._sent_answer, message))
 
-    def _sent_answer(self, letter: Letter) -> None:
+    def _sent_answer(self, message: Message) -> None:
         self._answering -= 1
         if not self._answering:
-            letter.release()
+            message.release()
 
     # -- the rest ----------------------------------------------------------------------------------------
 
@@ -308,9 +308,9 @@ class MpiFabric(BoxedFabric):
 
     def sleep(self, seconds: float) -> None:
         with self._news_came:
-            self.courier.waiting += 1
+            self.engine.waiting += 1
             self._news_came.wait(seconds)
-            self.courier.waiting -= 1
+            self.engine.waiting -= 1
 
     def shared(self, name: str) -> np.ndarray:
         if self._remote:
@@ -321,15 +321,15 @@ class MpiFabric(BoxedFabric):
         if self._sums is None:
             super().allreduce(vector)
             return
-        sums, place = self._sums, self.courier.in_place
-        done = self.courier.collective(lambda: sums.Iallreduce(place, vector))
+        sums, place = self._sums, self.engine.in_place
+        done = self.engine.collective(lambda: sums.Iallreduce(place, vector))
         self.wait(lambda: done.is_set() or None, (), "a collective operation")
 
     # -- the end -----------------------------------------------------------------------------------------
 
     def fail(self) -> None:
         if not self._closed:
-            self.courier.abort(2)
+            self.engine.abort(2)
 
     def _unexpected(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """End the job after an uncaught exception, because other ranks would wait for this one forever."""
@@ -339,7 +339,7 @@ class MpiFabric(BoxedFabric):
 
     def _left_open(self) -> None:
         """At exit without `close`, end the job unless the other ranks leave within PATIENCE."""
-        if not self.courier.leave(PATIENCE):
+        if not self.engine.leave(PATIENCE):
             print(f"minidl: error: replica {self.rank} ended before the others", file=sys.stderr, flush=True)
             self.fail()
 
@@ -347,7 +347,7 @@ class MpiFabric(BoxedFabric):
         """Leave MPI. Waits until all other ranks leave."""
         if self._closed:
             return
-        self.courier.leave()
+        self.engine.leave()
         self._closed = True
         sys.excepthook = self._previous_hook
         atexit.unregister(self._left_open)

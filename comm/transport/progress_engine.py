@@ -58,7 +58,7 @@ class UnderWay(NamedTuple):
     began: float
 
 
-class Courier:
+class ProgressEngine:
     """The progress engine of one rank. Its thread calls these functions, which the fabric sets:
 
     room(tag, size)                    to get a buffer for an arriving message: uint8, at least `size` bytes
@@ -81,7 +81,7 @@ class Courier:
         self._pace = AWAITED  # seconds in which the link transfers PIECE bytes
         self.waiting = 0  # number of threads that wait for a message
         self._leaving = self._left = False
-        self._thread = threading.Thread(target=self._run, name="minidl-courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="minidl-progress", daemon=True)
         self.world: MPI.Intracomm = self._mpi.COMM_WORLD
         self.in_place = self._mpi.IN_PLACE
         self._thread.start()

@@ -15,37 +15,37 @@ import time
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.fabric.base import Aborted, Column, Needs, State
+from minidl.comm.fabric.base import Aborted, BufferSpec, Column, State
 from minidl.comm.launch import local
-from minidl.comm.stats import Meter
+from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import Mailbox, Plan
-from minidl.comm.transport.mailbox_transport import BoxedFabric
+from minidl.comm.transport.mailbox_transport import MailboxTransport
 from minidl.errors import ConfigError
 
 
-class ShmFabric(BoxedFabric):
+class ShmTransport(MailboxTransport):
     """One rank's fabric. segment: memory that begins with a control area for `size` ranks."""
 
-    def __init__(self, rank: int, size: int, segment: memory.Segment, meter: Meter, stall: float = 30.0) -> None:
-        super().__init__(rank, size, [0] * size, meter, stall)
+    def __init__(self, rank: int, size: int, segment: memory.Segment, stats: Stats, stall: float = 30.0) -> None:
+        super().__init__(rank, size, [0] * size, stats, stall)
         self.segment = segment
         control = np.frombuffer(segment.map(memory.control_size(size)), np.int64)
         self.control, self.layouts = control, self.map_rows(control)[:, memory.LAYOUT]
         self.heard[rank] = self.now()
 
     @classmethod
-    def from_environment(cls, meter: Meter, stall: float = 30.0) -> ShmFabric:
+    def from_environment(cls, stats: Stats, stall: float = 30.0) -> ShmTransport:
         """Create the fabric of this process. Raises ConfigError if minidl's launcher did not start it."""
         local.follow()
         place = local.place()
         if place is None:
             raise ConfigError("this process was not started by minidl's launcher")
-        return cls(place.rank, place.ranks, memory.Segment(place.fd), meter, stall)
+        return cls(place.rank, place.ranks, memory.Segment(place.fd), stats, stall)
 
-    def join(self, needs: Needs, layout: str) -> None:
+    def join(self, buffers: BufferSpec, layout: str) -> None:
         begin = memory.control_size(self.size)
         servers = [rank for rank in range(self.size) if rank not in self.replicas]
-        plan = Plan(self.size, needs, servers)
+        plan = Plan(self.size, buffers, servers)
         if self.rank == 0:
             self.segment.lengthen(begin + plan.total)
             self.segment.reserve(begin, begin + plan.parts[0][1])
@@ -58,7 +58,7 @@ class ShmFabric(BoxedFabric):
                 self.segment.reserve(begin + start, begin + stop)
             mapped = self.segment.map(begin + total)
             data = np.frombuffer(mapped, np.uint8, total, begin)
-            self.box = Mailbox(data, plan, self.rank, self.board[:, Column.STATE])
+            self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE])
         self.layouts[self.rank] = _word(f"{layout} {plan.total}")
         self.wait(lambda: self.layouts.all() or None, others, "all ranks to join")
         if self.layouts[self.rank] != self.layouts[0]:
@@ -70,10 +70,10 @@ class ShmFabric(BoxedFabric):
     def now(self) -> float:
         return time.monotonic()  # the same clock for all processes of a node
 
-    def announce(self, column: Column, value: float) -> None:
+    def set_status(self, column: Column, value: float) -> None:
         if column is Column.STATE and value == State.TRAINING:
             local.settle()
-        super().announce(column, value)
+        super().set_status(column, value)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

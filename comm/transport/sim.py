@@ -36,12 +36,12 @@ import numpy as np
 from greenlet import GreenletExit
 
 from minidl.comm.cluster import Cluster
-from minidl.comm.fabric.base import ANY, Channel, Column, Letter, Needs, Note, Pending, State
-from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Message, Rank, SimulatedProcess
+from minidl.comm.fabric.base import ANY, BufferSpec, Channel, Column, Header, Message, Pending, State
+from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, InFlight, Rank, SimulatedProcess
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
-LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # channels whose messages hold at most needs.elements float32
+LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # channels whose messages hold at most buffers.elements float32
 
 
 class Simulation(EventLoop):
@@ -59,37 +59,37 @@ class Simulation(EventLoop):
         self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False
     ) -> None:
         super().__init__(cluster, ranks, seed, work, flops)
-        self.fabrics: list[SimFabric] = [SimFabric(self, rank, trace) for rank in range(ranks)]
+        self.fabrics: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
 
-    def fabric(self, rank: int) -> SimFabric:
+    def fabric(self, rank: int) -> SimTransport:
         return self.fabrics[rank]
 
 
-class SimFabric(Rank):
+class SimTransport(Rank):
     """The fabric of one rank of a simulation."""
 
     simulation: Simulation
 
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
-        self.newest: tuple[int, np.ndarray, Note] | None = None  # (number, vector, note) of the published state
+        self.newest: tuple[int, np.ndarray, Header] | None = None  # (number, vector, header) of the published state
         self.seen: dict[int, int] = {}  # peer -> the number of its newest published state that this rank has seen
         self.asked: set[int] = set()
-        self.answers: dict[int, tuple[int, np.ndarray, Note]] = {}
+        self.answers: dict[int, tuple[int, np.ndarray, Header]] = {}
         self.lookers: set[int] = set()  # ranks that looked for a new state and found none; `publish` wakes them
         self.started: list[SimulatedProcess] = []
 
     # -- the primitives of a transport -------------------------------------------------------------------
 
-    def join(self, needs: Needs, layout: str) -> None:
+    def join(self, buffers: BufferSpec, layout: str) -> None:
         simulation = self.simulation
         simulation.layout = simulation.layout or layout
         if layout != simulation.layout:
             raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
-        self.needs = needs
+        self.buffers = buffers
         serves = self.rank not in self.replicas
-        self.free = [needs.mail, 3, int(needs.call), (2 if serves else 1) * needs.call, 3]  # messages, by Channel
-        for name, elements in needs.shared:
+        self.free = [buffers.mail, 3, int(buffers.call), (2 if serves else 1) * buffers.call, 3]  # messages, by Channel
+        for name, elements in buffers.shared:
             nodes = len(simulation.place.groups)
             if nodes > 1:
                 raise ConfigError(f"shared vector {name!r}: ranks on {nodes} nodes share no memory")
@@ -98,13 +98,13 @@ class SimFabric(Rank):
     def now(self) -> float:
         return self.simulation.time
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], note: Note) -> bool:
+    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
         self._check_here()
         way = self.on_way[channel]
         for peer in peers:
             if peer in way or not self.alive(peer):
                 if channel is MAIL:
-                    self.meter.held(peer)
+                    self.stats.sends_skipped(peer)
                 return False
         if not self.free[channel]:
             self._check_joined(channel)
@@ -118,11 +118,11 @@ class SimFabric(Rank):
         way.update(peers)
         self.heard[self.rank] = self.simulation.time
         for peer in peers:
-            self.meter.sent(peer, vector.nbytes)
-        self.simulation.send(Message(channel, self.rank, set(peers), vector, note))
+            self.stats.sent(peer, vector.nbytes)
+        self.simulation.send(InFlight(channel, self.rank, set(peers), vector, header))
         return True
 
-    def take(self, channel: Channel, peer: int = ANY) -> Letter | None:
+    def take(self, channel: Channel, peer: int = ANY) -> Message | None:
         inbox = self.inbox[channel]
         if not inbox:
             return None
@@ -131,19 +131,19 @@ class SimFabric(Rank):
         message = inbox.pop(peer, None)
         if message is None:
             return None
-        self.meter.received(peer, message.vector.nbytes)
-        return Letter(peer, message.vector, message.note, partial(self.simulation.release, message, self.rank))
+        self.stats.received(peer, message.vector.nbytes)
+        return Message(peer, message.vector, message.header, partial(self.simulation.release, message, self.rank))
 
-    def publish(self, parts: Sequence[np.ndarray], note: Note) -> None:
+    def publish(self, parts: Sequence[np.ndarray], header: Header) -> None:
         self._check_here()
         vector = _snapshot(parts)
         self._check_length(vector)
-        self.newest = ((self.newest[0] if self.newest else 0) + 1, vector, note)
+        self.newest = ((self.newest[0] if self.newest else 0) + 1, vector, header)
         for rank in sorted(self.lookers):
             self.simulation.fabrics[rank].wake()
         self.lookers.clear()
 
-    def latest(self, peer: int) -> Letter | None:
+    def latest(self, peer: int) -> Message | None:
         self._check_here()
         simulation, owner = self.simulation, self.simulation.fabrics[peer]
         if self.nodes[peer] != self.nodes[self.rank]:
@@ -158,12 +158,12 @@ class SimFabric(Rank):
                 found = None
         if found is None:
             return None
-        number, vector, note = found
+        number, vector, header = found
         self.seen[peer] = number
-        self.meter.received(peer, vector.nbytes)
+        self.stats.received(peer, vector.nbytes)
         if owner.nodes[peer] == self.nodes[self.rank]:
             self._sleep(simulation.cluster.inside.alpha + vector.nbytes * simulation.cluster.inside.beta)
-        return Letter(peer, vector, note, lambda: None)
+        return Message(peer, vector, header, lambda: None)
 
     def _answer(self, peer: int) -> None:
         """Handle the arrival of this rank's request at a peer: if the peer's state is new, send it back."""
@@ -172,10 +172,10 @@ class SimFabric(Rank):
             number = owner.newest[0] if owner.newest else 0
             simulation.at(simulation.time + simulation.link(peer, self.rank).alpha, self._nothing_new, peer, number)
             return
-        owner.meter.sent(self.rank, owner.newest[1].nbytes)
+        owner.stats.sent(self.rank, owner.newest[1].nbytes)
         simulation.transfer(peer, self.rank, owner.newest[1].nbytes, self._answered, peer, owner.newest)
 
-    def _answered(self, peer: int, found: tuple[int, np.ndarray, Note]) -> None:
+    def _answered(self, peer: int, found: tuple[int, np.ndarray, Header]) -> None:
         """Handle the arrival of a peer's state at this rank."""
         self.asked.discard(peer)
         if self.alive(peer):
@@ -191,10 +191,10 @@ class SimFabric(Rank):
         else:
             owner.lookers.add(self.rank)
 
-    def announce(self, column: Column, value: float) -> None:
+    def set_status(self, column: Column, value: float) -> None:
         """Write to the status table. All ranks of a simulation share it, so they see the change immediately."""
-        if not self.gone and self.board[self.rank, column] != value:
-            self.board[self.rank, column] = value
+        if not self.gone and self.status[self.rank, column] != value:
+            self.status[self.rank, column] = value
             self.simulation.stop_asked |= column is STOP
             self.simulation.board_changed(self.rank, column)
             if column is STATE:
@@ -244,7 +244,7 @@ class SimFabric(Rank):
 
     def close(self) -> None:
         if self.state(self.rank) != State.DEAD:
-            self.announce(STATE, State.FINISHED)
+            self.set_status(STATE, State.FINISHED)
 
     # -- faster than the inherited methods, because the simulation knows the state of all ranks ----------
 
@@ -260,15 +260,15 @@ class SimFabric(Rank):
     def survivors(self) -> list[int]:
         return list(self.simulation.survivors(self.replicas))
 
-    def drain(self, handle: Callable[[Letter], None]) -> None:
+    def drain(self, handle: Callable[[Message], None]) -> None:
         """Wait until all replicas have called `drain` and no mail is in flight."""
         simulation = self.simulation
         goal = simulation.drained + 1
         simulation.draining.add(self.rank)
 
         def done() -> bool | None:
-            for letter in self.poll():
-                handle(letter)
+            for message in self.poll():
+                handle(message)
             simulation.look_whether_drained()
             return simulation.drained >= goal or None
 
@@ -281,22 +281,22 @@ class SimFabric(Rank):
             raise GreenletExit  # ends this greenlet: the rank is dead, or the simulation is over
 
     def _check_joined(self, channel: Channel) -> None:
-        if self.needs is None:
+        if self.buffers is None:
             raise ConfigError(f"replica {self.rank} sends before it has joined")
         if not self.on_way[channel]:
             raise ConfigError(f"replica {self.rank} sends on {channel.name}, for which its method requested no memory")
 
     def _check_length(self, vector: np.ndarray) -> None:
         """Raise ConfigError if a message is longer than a slot of shared memory would be."""
-        if self.needs is None or vector.nbytes > 4 * self.needs.elements:
+        if self.buffers is None or vector.nbytes > 4 * self.buffers.elements:
             raise ConfigError(f"a message of {vector.size} {vector.dtype}; the method requested memory for "
-                              f"{self.needs.elements if self.needs else 0} float32")  # fmt: skip
+                              f"{self.buffers.elements if self.buffers else 0} float32")  # fmt: skip
 
 
 class _Started:
     """A function that was passed to `start`, and its result. The function runs in a separate greenlet."""
 
-    def __init__(self, fabric: SimFabric, work: Callable[[], Any]) -> None:
+    def __init__(self, fabric: SimTransport, work: Callable[[], Any]) -> None:
         self.fabric, self.work, self.done = fabric, work, False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -324,4 +324,4 @@ def _snapshot(parts: Sequence[np.ndarray]) -> np.ndarray:
     return vector
 
 
-__all__ = ["Deadlock", "SimFabric", "Simulation"]
+__all__ = ["Deadlock", "SimTransport", "Simulation"]

@@ -11,8 +11,8 @@ from typing import Any
 
 from minidl.cli import arguments
 from minidl.comm.fabric.base import Fabric
-from minidl.comm.stats import Meter
-from minidl.comm.transport.loopback import Alone
+from minidl.comm.stats import Stats
+from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.errors import CheckpointError, ConfigError, printable
 from minidl.run import checkpoint as files
 from minidl.run.config import Config, resolve
@@ -34,7 +34,7 @@ def execute(config: Config, given: Mapping[str, Any], signals: Signals, fabric: 
     config: the options of the run (--evaluate does not use it). given: the options of the command line.
     Raises the MinidlErrors of the command that the options select.
     """
-    fabric = fabric or Alone(Meter(trace=bool(given.get("trace"))))
+    fabric = fabric or LoopbackTransport(Stats(trace=bool(given.get("trace"))))
     if given.get("resume"):
         return resume(config, given, signals, fabric)
     if given.get("evaluate"):

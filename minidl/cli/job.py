@@ -25,17 +25,17 @@ class Job:
 
     def join(self, config: Config) -> Fabric:
         """Create this rank's fabric and return it."""
-        from minidl.comm.stats import Meter
+        from minidl.comm.stats import Stats
 
-        meter, stall = Meter(self.rank, trace=config.trace), config.stall
+        stats, stall = Stats(self.rank, trace=config.trace), config.stall
         if self.launched:
-            from minidl.comm.transport.shm import ShmFabric
+            from minidl.comm.transport.shm import ShmTransport
 
-            self.fabric = ShmFabric.from_environment(meter, stall)
+            self.fabric = ShmTransport.from_environment(stats, stall)
         else:
-            from minidl.comm.transport.mpi import MpiFabric
+            from minidl.comm.transport.mpi import MpiTransport
 
-            self.fabric = MpiFabric.from_environment(meter, stall, config.reduce == "fast")
+            self.fabric = MpiTransport.from_environment(stats, stall, config.reduce == "fast")
         return self.fabric
 
     @property

@@ -28,7 +28,7 @@ FOLDER = "parts"
 def snapshot(trainer: Trainer) -> ReplicaState:
     """Return the state of this replica without the method's state: the method's masses and counters start again."""
     state = own_state(trainer)
-    return replace(state, numbers=state.numbers | {"method": None}, meter=trainer.fabric.meter.vector())
+    return replace(state, numbers=state.numbers | {"method": None}, stats=trainer.fabric.stats.vector())
 
 
 def save(checkpoints: Path, trainer: Trainer) -> None:

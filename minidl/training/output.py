@@ -34,7 +34,7 @@ def epoch_means(fabric: Fabric) -> dict[str, float]:
 
     They come from the status table, so no replica waits. Empty if no live replica has finished an epoch.
     """
-    rows = fabric.board[fabric.survivors()]
+    rows = fabric.status[fabric.survivors()]
     rows = rows[rows[:, Column.LOSS] > 0]
     if not len(rows):
         return {}
@@ -107,7 +107,7 @@ class RunOutput:
         """Show and log the entry of an epoch. Its loss and accuracy become means of all replicas' latest epochs."""
         if not self.alone:
             entry |= epoch_means(self.fabric)
-            statistics = self.fabric.meter.report()  # of this replica; those of all are gathered at the end of the run
+            statistics = self.fabric.stats.report()  # of this replica; those of all are gathered at the end of the run
             entry |= {name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction")}
         self.show(entry)
         self.log(entry)  # before the checkpoint: a resume removes a surplus line, but cannot restore a missing one
@@ -174,8 +174,8 @@ class RunOutput:
     def write_trace(self) -> None:
         """Write RUN/trace.json, a timeline of all replicas, if --trace was given. Every replica must call it."""
         fabric = self.fabric
-        if fabric.meter.trace is not None:
-            timelines = [trace.from_vector(v) for _, v in fabric.gather(fabric.meter.trace.vector(fabric.rank))]
+        if fabric.stats.trace is not None:
+            timelines = [trace.from_vector(v) for _, v in fabric.gather(fabric.stats.trace.vector(fabric.rank))]
             if timelines:
                 trace.write(self.folder / "trace.json", timelines, fabric.nodes)
 

@@ -32,7 +32,7 @@ class ReplicaState:
     rank: int
     vectors: dict[str, np.ndarray]  # theta (the weights), the optimizer's vectors, batch norm's statistics
     numbers: dict[str, Any]
-    meter: np.ndarray | None = None  # statistics of communication: Meter.vector
+    stats: np.ndarray | None = None  # statistics of communication: Stats.vector
 
 
 def own_state(trainer: Trainer) -> ReplicaState:
@@ -62,10 +62,10 @@ def collect(trainer: Trainer) -> list[ReplicaState]:
         pieces = [piece.copy() for piece in np.split(vector, ends)]
         found.append(ReplicaState(rank, dict(zip(lengths, pieces, strict=True)), {}))
     numbers = dict(gather_numbers(trainer, own.numbers))
-    meters = {rank: vector.copy() for rank, vector in trainer.fabric.gather(trainer.fabric.meter.vector())}
+    every = {rank: vector.copy() for rank, vector in trainer.fabric.gather(trainer.fabric.stats.vector())}
     for state in found:
-        state.numbers, state.meter = numbers.get(state.rank, {}), meters.get(state.rank)
-    return [state for state in found if state.meter is not None]  # without a meter: the replica died meanwhile
+        state.numbers, state.stats = numbers.get(state.rank, {}), every.get(state.rank)
+    return [state for state in found if state.stats is not None]  # without statistics: the replica died meanwhile
 
 
 def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:

@@ -22,7 +22,7 @@ from minidl.schema import LARGEST, named
 from minidl.training.replica_state import ReplicaState, mean, restore_replica
 from minidl.training.trainer import Trainer
 
-METER = "books"  # in a checkpoint, the name of a replica's communication statistics
+STATS = "communication"  # in a checkpoint, the name of a replica's communication statistics
 
 
 def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Checkpoint:
@@ -45,7 +45,7 @@ def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Ch
     }
     if states:
         vectors = {f"{one.rank}/{name}": vector for one in states for name, vector in one.vectors.items()}
-        vectors |= {f"{one.rank}/{METER}": one.meter for one in states if one.meter is not None}
+        vectors |= {f"{one.rank}/{STATS}": one.stats for one in states if one.stats is not None}
         state["members"] = {str(one.rank): one.numbers for one in states}
     return Checkpoint(weights, vectors, state, _about(trainer))
 
@@ -95,7 +95,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     if layout != trainer.engine.arena.layout_hash:
         raise CheckpointError("the checkpoint is from a model with another layout of parameters")
     _check_arrays(trainer, checkpoint)
-    for name in [f"{rank}/{kind}" for rank in members for kind in ("theta", METER)]:
+    for name in [f"{rank}/{kind}" for rank in members for kind in ("theta", STATS)]:
         if name not in checkpoint.vectors:
             raise CheckpointError(f"the checkpoint has no vector {name}")
     trainer.progress = Progress(**state["progress"])
@@ -118,18 +118,18 @@ def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:
     for name, vector in checkpoint.vectors.items():
         kind = name.rpartition("/")[2]
         own = statistics.theta if kind == "statistics" and statistics is not None else theta
-        if kind == METER:
-            _check_meter(name, vector)
+        if kind == STATS:
+            _check_stats(name, vector)
         elif vector.dtype != own.dtype or vector.shape != own.shape:
             raise CheckpointError(f"{named(name)} is {vector.dtype} {vector.shape}; expected {own.dtype} {own.shape}")
 
 
-def _check_meter(name: str, vector: np.ndarray) -> None:
+def _check_stats(name: str, vector: np.ndarray) -> None:
     """Raise CheckpointError unless a vector may be a replica's statistics of communication."""
     try:
         if vector.dtype != np.float64 or vector.ndim != 1 or (vector > LARGEST).any() or (vector < -1).any():
             raise ConfigError(f"{vector.dtype} {vector.shape}; expected float64 (N,) of 0 to {LARGEST:,}")
-        if name != f"{from_vector(vector)['rank']}/{METER}":
+        if name != f"{from_vector(vector)['rank']}/{STATS}":
             raise ConfigError(f"expected the statistics of this rank, found those of rank {vector[0]:.0f}")
     except ConfigError as error:
         raise CheckpointError(f"{name}: {error}") from None
@@ -141,11 +141,11 @@ def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: di
     rank = fabric.rank if fabric.rank in members else 0
     prefix = f"{rank}/"
     vectors = {n.removeprefix(prefix): v for n, v in checkpoint.vectors.items() if n.startswith(prefix)}
-    numbers, meter = members[rank], vectors.pop(METER)
+    numbers, stats = members[rank], vectors.pop(STATS)
     if rank == fabric.rank:
-        if meter.size != fabric.meter.vector().size:
-            raise CheckpointError(f"{prefix}{METER} is not for {fabric.size} ranks")
-        fabric.meter.go_on(meter)
+        if stats.size != fabric.stats.vector().size:
+            raise CheckpointError(f"{prefix}{STATS} is not for {fabric.size} ranks")
+        fabric.stats.go_on(stats)
     restore_replica(trainer, ReplicaState(rank, vectors, numbers))
     shared = {name: checkpoint.state["progress"][name] for name in BEST}
     trainer.progress = Progress(**numbers["progress"] | shared)
@@ -162,7 +162,7 @@ def _restore_other_replicas(
         trainer.replica.theta[:] = mean([checkpoint.vectors[f"{rank}/theta"] for rank in members])
         trainer.replica.touch()
     if members and trainer.fabric.rank == 0:
-        trainer.fabric.meter.take_over([checkpoint.vectors[f"{rank}/{METER}"] for rank in members])
+        trainer.fabric.stats.take_over([checkpoint.vectors[f"{rank}/{STATS}"] for rank in members])
 
 
 def _continue_from(trainer: Trainer, before: Sequence[Progress], batches: int) -> None:

@@ -44,7 +44,7 @@ class Session:
         self.signals, self.fabric = signals, fabric
         self.data, self.model = prepare(config, fabric.rank)
         arena = self.model.flatten()
-        fabric.join(kind.needs(arena.size, config), arena.layout_hash)
+        fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, self._show_epoch)
@@ -106,9 +106,9 @@ class Session:
                 lambda: fabric.state(first) >= State.READY or None, (first,), "the compiled kernels", COMPILING
             )
         self.trainer.prepare()
-        fabric.announce(Column.STATE, State.TRAINING)
+        fabric.set_status(Column.STATE, State.TRAINING)
         # All ranks begin together, even with an asynchronous method. Dead ranks do not delay them: DEAD > TRAINING.
-        fabric.wait(lambda: bool(fabric.board[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to be ready")
+        fabric.wait(lambda: bool(fabric.status[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to be ready")
 
     def _train(self) -> Reason:
         """Train; return the signal or the death that ended training before the last step, or None."""
@@ -147,8 +147,8 @@ class Session:
     def _epoch_done(self, entry: Entry) -> None:
         """Report and save an epoch. With an asynchronous method, replicas do not wait for each other to save."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
-        fabric.announce(Column.ACCURACY, entry["accuracy"])
-        fabric.announce(Column.LOSS, entry["loss"])
+        fabric.set_status(Column.ACCURACY, entry["accuracy"])
+        fabric.set_status(Column.LOSS, entry["loss"])
         if output.alone:
             output.report(entry)
             output.save()
@@ -183,7 +183,7 @@ def chosen(config: Config, ranks: int) -> tuple[type[Method], tuple[int, ...]]:
     Raises ConfigError for contradictory options, also with one rank, and if the method needs more ranks.
     """
     kind = method(config.method)
-    kind.needs(1, config)
+    kind.buffers(1, config)
     replicas = kind.roles(ranks).replicas
     if not replicas:
         raise ConfigError(f"{ranks} ranks: {config.method} needs {kind.servers} as servers, and replicas")

@@ -41,8 +41,8 @@ def shut_down(
     """
     fabric = output.fabric
     fabric.fail_fast = False  # a death now ends only the waits for that replica
-    fabric.meter.stop()
-    fabric.announce(Column.STATE, State.PAUSED)
+    fabric.stats.stop()
+    fabric.set_status(Column.STATE, State.PAUSED)
     with suppress(PeerLost):  # the server died: keep this replica's weights
         output.trainer.method.pause()
     while True:
@@ -74,7 +74,7 @@ def _save(
         output.keep(states, last_epoch if finished else None)
         stopped = fabric.stopping() and not isinstance(reason, PeerLost)
         verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
-        fabric.announce(Column.STATE, verdict)
+        fabric.set_status(Column.STATE, verdict)
         return states, verdict
     # Wait until the leader is PAUSED: before, it may still be collecting states for the end of an epoch.
     fabric.wait(lambda: fabric.state(leader) >= State.PAUSED or None, (leader,), "the checkpoint")
@@ -91,7 +91,7 @@ def _finish(
     snapshots.validate(states)
     own = {"score": output.score(), "speed": trainer.progress.images_per_second}
     results = [result for _, result in gather_numbers(trainer, own)]
-    meters = [vector.copy() for _, vector in fabric.gather(fabric.meter.vector())]
+    statistics = [vector.copy() for _, vector in fabric.gather(fabric.stats.vector())]
     output.write_trace()
     if fabric.rank != leader:
         over = lambda: _one_of(LAST_STATES, fabric.state(leader))  # noqa: E731
@@ -100,9 +100,9 @@ def _finish(
     if output.journal_error is not None:
         raise output.journal_error
     score = output.test()
-    summary = output.summary(score) | summarise(output, states, score, results, meters)
+    summary = output.summary(score) | summarise(output, states, score, results, statistics)
     output.finish(summary)
-    fabric.announce(Column.STATE, State.OVER)
+    fabric.set_status(Column.STATE, State.OVER)
     return summary
 
 
@@ -117,7 +117,7 @@ def serve(output: RunOutput) -> None:
     fabric.wait(over, (), "the end of the run", TESTING)
     if fabric.survivors():
         return
-    begun = fabric.board[list(fabric.replicas), Column.STEP]
+    begun = fabric.status[list(fabric.replicas), Column.STEP]
     at.step = max(0, int(np.mean(begun)) - 1)
     at.epoch, at.batch = divmod(at.step - at.shift, len(trainer.sampler))
     with averaged(trainer, [own_state(trainer)]):  # estimates batch norm statistics, which a server lacks

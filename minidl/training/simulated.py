@@ -21,7 +21,7 @@ from minidl.comm import cluster as clusters
 from minidl.comm import stats, trace
 from minidl.comm.fabric.base import Column, PeerLost, State
 from minidl.comm.replica import Engine
-from minidl.comm.transport.sim import SimFabric, Simulation
+from minidl.comm.transport.sim import SimTransport, Simulation
 from minidl.errors import ConfigError, MinidlError
 from minidl.program.replay import Prediction
 from minidl.run import checkpoint as files
@@ -81,11 +81,11 @@ class SimulatedRun:
                                 "from the first")  # fmt: skip
         self.engine = Engine(self.model, self.config)
         arena = self.engine.arena
-        needs = kind.needs(arena.size, self.config)
+        buffers = kind.buffers(arena.size, self.config)
         self.trainers = []
         for fabric in self.simulation.fabrics:
             fabric.replicas, fabric.fail_fast = replicas, self.synchronous
-            fabric.join(needs, arena.layout_hash)
+            fabric.join(buffers, arena.layout_hash)
             self.trainers.append(Trainer(self.model, self.data, self.config, fabric=fabric, engine=self.engine))
         self.steps = self.logged = 0  # of all replicas together
         self.epoch = 0
@@ -130,26 +130,26 @@ class SimulatedRun:
 
         def work() -> None:
             if rank not in fabric.replicas:
-                fabric.announce(Column.STATE, State.TRAINING)
+                fabric.set_status(Column.STATE, State.TRAINING)
                 trainer.method.serve()
                 return
             if fabric.now() > 0:
                 self.catch_up(trainer, fabric)
-            fabric.announce(Column.STATE, State.TRAINING)
-            fabric.meter.start()
+            fabric.set_status(Column.STATE, State.TRAINING)
+            fabric.stats.start()
             try:
                 for entry in trainer.run():
                     if entry["event"] == "step":
                         self.step_done(trainer, entry)
             except Stopped:
                 pass
-            fabric.meter.stop()
-            fabric.announce(Column.STATE, State.PAUSED)
+            fabric.stats.stop()
+            fabric.set_status(Column.STATE, State.PAUSED)
             trainer.method.pause()
 
         return work
 
-    def catch_up(self, trainer: Trainer, fabric: SimFabric) -> None:
+    def catch_up(self, trainer: Trainer, fabric: SimTransport) -> None:
         """Copy the weights and the position of another replica to this one, which joins late."""
         others = [rank for rank in fabric.survivors() if rank != fabric.rank]
         if not others:
@@ -162,10 +162,10 @@ class SimulatedRun:
             came.append(True)
             fabric.wake()
 
-        other.fabric.meter.sent(fabric.rank, theta.nbytes)
+        other.fabric.stats.sent(fabric.rank, theta.nbytes)
         self.simulation.transfer(others[0], fabric.rank, theta.nbytes, arrive)
         fabric.wait(lambda: came or None, others[:1], "its first weights")
-        fabric.meter.received(others[0], theta.nbytes)
+        fabric.stats.received(others[0], theta.nbytes)
         trainer.replica.theta[:] = theta
         trainer.progress = Progress(step=at.step, epoch=at.epoch, batch=at.batch)
         trainer.replica.steps = at.step
@@ -245,8 +245,8 @@ class SimulatedRun:
     def score(self) -> Score:
         return evaluate(self.model, self.data.x_test, self.data.y_test, prediction=self.engine.prediction)
 
-    def statistics(self, fabrics: list[SimFabric]) -> stats.Report:
-        return stats.merge([fabric.meter.report() for fabric in fabrics], self.simulation.place.nodes)
+    def statistics(self, fabrics: list[SimTransport]) -> stats.Report:
+        return stats.merge([fabric.stats.report() for fabric in fabrics], self.simulation.place.nodes)
 
     # -- the end -----------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class SimulatedRun:
             self.run.log({"event": "average", "step": step, "epoch": first.progress.epoch, "time": simulation.time,
                           **validated})  # fmt: skip
         if self.config.trace:
-            timelines = [trace.from_vector(f.meter.trace.vector(f.rank)) for f in simulation.fabrics if f.meter.trace]
+            timelines = [trace.from_vector(f.stats.trace.vector(f.rank)) for f in simulation.fabrics if f.stats.trace]
             trace.write(self.run.folder / "trace.json", timelines, simulation.place.nodes)
         summary = {
             "time": "virtual",
@@ -293,7 +293,7 @@ class SimulatedRun:
             "accuracy_worst": min(accuracies),
             "consensus_distance": distance(states),
             **{name: statistics[name] for name in ("bytes_sent", "messages", "bytes_between_nodes", "wait_fraction",
-                                              "staleness", "held", "missed")},
+                                              "staleness", "sends_skipped", "reads_missed")},
             "virtual_seconds_by_kind": statistics["seconds"],
             "parameters": parameter_count(self.model),
             "events": simulation.happened,

@@ -66,14 +66,14 @@ def summarise(
     states: Sequence[ReplicaState],
     score: Score,
     results: Sequence[dict[str, Any]],
-    meters: Sequence[np.ndarray],
+    every: Sequence[np.ndarray],
 ) -> dict[str, Any]:
     """Return the entries of summary.json that describe several replicas.
 
-    score: of the replicas' average. results: {"score", "speed"} of each replica. meters: each replica's `Meter.vector`.
+    score: of the replicas' average. results: {"score", "speed"} of each replica. every: each replica's `Stats.vector`.
     """
     accuracies = [result["score"][1] for result in results]
-    statistics = stats.merge([stats.from_vector(vector) for vector in meters], output.fabric.nodes)
+    statistics = stats.merge([stats.from_vector(vector) for vector in every], output.fabric.nodes)
     return {
         "workers": output.trainer.config.workers,
         "method": output.trainer.config.method,
@@ -85,5 +85,5 @@ def summarise(
         "consensus_distance": distance(states),
         "images_per_second": round(sum(result["speed"] for result in results), 1),
         **{name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction", "bytes_between_nodes",
-                                               "staleness", "held", "missed", "edges")},
+                                               "staleness", "sends_skipped", "reads_missed", "edges")},
     }  # fmt: skip

@@ -14,7 +14,7 @@ from minidl.comm.fabric.base import Fabric
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine, Replica, mix
-from minidl.comm.transport.loopback import Alone
+from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.data import Dataset
 from minidl.data.sampler import Sampler
 from minidl.errors import DivergedError
@@ -45,7 +45,7 @@ class Trainer:
         engine: Engine | None = None,
     ) -> None:
         self.model, self.data, self.config, self.check = model, data, config, check
-        self.fabric = fabric or Alone()
+        self.fabric = fabric or LoopbackTransport()
         self.engine = engine or Engine(model, config)
         self.progress = Progress()
         ranks, rank = self.fabric.replicas, self.fabric.rank
@@ -84,13 +84,13 @@ class Trainer:
         The timer stops while the caller handles an epoch's entry. Raises DivergedError as soon as a loss is not
         finite, and Stopped if the replicas were asked to stop.
         """
-        began, meter = perf_counter() - self.progress.seconds, self.fabric.meter
+        began, stats = perf_counter() - self.progress.seconds, self.fabric.stats
         while not self.finished:
-            meter.start()
+            stats.start()
             for entry in self._steps():
                 self.progress.seconds = perf_counter() - began
                 yield entry
-            meter.stop()
+            stats.stop()
             entry = self._finish_epoch()
             self.progress.seconds = perf_counter() - began
             yield entry

@@ -18,25 +18,25 @@ from typing import Any
 import numpy as np
 
 from minidl.cli.job import find_job
-from minidl.comm.fabric.base import CHUNK, Aborted, Column, Letter, Needs, Note, State
-from minidl.comm.transport.mpi import MpiFabric
+from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Column, Header, Message, State
+from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError
 from minidl.run.config import Config
 
 
-def several(fabric: MpiFabric, *names: str) -> dict[str, Any]:
+def several(fabric: MpiTransport, *names: str) -> dict[str, Any]:
     """Run several scenarios in one job, because MPI starts only once in a process, and a start takes a second."""
-    fabric.join(Needs(elements=20_000, mail=3, publish=True), "layout")
+    fabric.join(BufferSpec(elements=20_000, mail=3, publish=True), "layout")
     results: dict[str, Any] = {"nodes": fabric.nodes, "beside": fabric.beside}
     for name in names:
         word, *arguments = name.split(":")
         results[word] = globals()[word](fabric, *arguments)
         fabric.barrier()
-    results["sent"] = list(fabric.meter.sent_bytes)
+    results["sent"] = list(fabric.stats.sent_bytes)
     return results
 
 
-def allreduce(fabric: MpiFabric) -> dict[str, Any]:
+def allreduce(fabric: MpiTransport) -> dict[str, Any]:
     """Sum random vectors, one per rank. Return {"TYPE ELEMENTS": hash of the sum}, and the first sum as "values".
 
     `allreduce_start` computes the first sum, `allreduce` the others.
@@ -55,7 +55,7 @@ def allreduce(fabric: MpiFabric) -> dict[str, Any]:
     return sums
 
 
-def drain(fabric: MpiFabric) -> float:
+def drain(fabric: MpiTransport) -> float:
     """Repeatedly push half of this rank's mass to a random peer. The sum of all masses is conserved."""
     random = np.random.default_rng(fabric.rank)
     mass = np.ones(1)
@@ -63,14 +63,14 @@ def drain(fabric: MpiFabric) -> float:
         peer = int(random.integers(fabric.size))
         if peer != fabric.rank and fabric.send(peer, mass / 2):
             mass /= 2
-        for letter in fabric.poll():
-            mass += letter.vector
+        for message in fabric.poll():
+            mass += message.vector
         fabric.idle(10)
-    fabric.drain(lambda letter: np.add(mass, letter.vector, out=mass))
+    fabric.drain(lambda message: np.add(mass, message.vector, out=mass))
     return float(mass[0])
 
 
-def newest(fabric: MpiFabric) -> list[int]:
+def newest(fabric: MpiTransport) -> list[int]:
     """Publish 50 versions. Read the peers' versions, which must increase, until the last one of each peer is read."""
     last = [0] * fabric.size
     last[fabric.rank] = 50
@@ -81,36 +81,36 @@ def newest(fabric: MpiFabric) -> list[int]:
     return last
 
 
-def publish(fabric: MpiFabric, version: int) -> bool:
+def publish(fabric: MpiTransport, version: int) -> bool:
     """Publish a version. Return False if no slot is free, because readers hold all of them."""
-    misses = fabric.meter.misses
-    fabric.publish((np.full(10_000, version, np.float32),), Note(round=version))
-    return fabric.meter.misses == misses
+    misses = fabric.stats.misses
+    fabric.publish((np.full(10_000, version, np.float32),), Header(round=version))
+    return fabric.stats.misses == misses
 
 
-def look(fabric: MpiFabric, last: list[int]) -> bool:
+def look(fabric: MpiTransport, last: list[int]) -> bool:
     for peer in range(fabric.size):
-        letter = fabric.latest(peer) if peer != fabric.rank else None
-        if letter is not None:
-            with letter:
-                assert letter.vector.min() == letter.vector.max() == letter.note.round > last[peer]
-                last[peer] = letter.note.round
+        message = fabric.latest(peer) if peer != fabric.rank else None
+        if message is not None:
+            with message:
+                assert message.vector.min() == message.vector.max() == message.header.round > last[peer]
+                last[peer] = message.header.round
     return min(last) == 50
 
 
-def ring(fabric: MpiFabric) -> int:
+def ring(fabric: MpiTransport) -> int:
     """Send to the next rank and receive from the previous one. Each round receives the message of the same round."""
     right, left = (fabric.rank + 1) % fabric.size, (fabric.rank - 1) % fabric.size
     for round in range(200):
         own = np.full(20_000, 1000 * fabric.rank + round, np.float32)
-        for letter in fabric.exchange([left], [right], own[:5000], own[5000:], note=Note(round=round))():
-            assert letter.note.round == round and letter.vector.size == 20_000
-            assert letter.vector.min() == letter.vector.max() == 1000 * left + round
+        for message in fabric.exchange([left], [right], own[:5000], own[5000:], header=Header(round=round))():
+            assert message.header.round == round and message.vector.size == 20_000
+            assert message.vector.min() == message.vector.max() == 1000 * left + round
     return round
 
 
-def stress(fabric: MpiFabric, steps: str) -> dict[str, int]:
-    """Publish, read and send vectors whose elements are all equal. Each note holds the length and the element."""
+def stress(fabric: MpiTransport, steps: str) -> dict[str, int]:
+    """Publish, read and send vectors whose elements are all equal. Each header holds the length and the element."""
     random = np.random.default_rng(fabric.rank)
     buffer = np.empty(20_000, np.float32)
     peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
@@ -120,42 +120,42 @@ def stress(fabric: MpiFabric, steps: str) -> dict[str, int]:
         fabric.idle(20)
         own = buffer[: int(random.integers(10_000, 20_000))]
         own[:] = step
-        note = Note(start=own.size, clock=step)
-        fabric.publish((own,), note)
+        header = Header(start=own.size, clock=step)
+        fabric.publish((own,), header)
         for peer in peers:
-            fabric.send(peer, own, note=note)
-            letter = fabric.latest(peer)
-            if letter is not None:
-                with letter:
-                    torn += torn_apart(letter)
+            fabric.send(peer, own, header=header)
+            message = fabric.latest(peer)
+            if message is not None:
+                with message:
+                    torn += torn_apart(message)
                 seen += 1
-        for letter in fabric.poll():
-            torn += torn_apart(letter)
+        for message in fabric.poll():
+            torn += torn_apart(message)
             seen += 1
-    fabric.drain(lambda letter: None)
+    fabric.drain(lambda message: None)
     return {"torn": torn, "seen": seen}
 
 
-def torn_apart(letter: Letter) -> bool:
-    note = letter.note
-    return letter.vector.size != note.start or not letter.vector.min() == letter.vector.max() == note.clock
+def torn_apart(message: Message) -> bool:
+    header = message.header
+    return message.vector.size != header.start or not message.vector.min() == message.vector.max() == header.clock
 
 
-def gather(fabric: MpiFabric) -> list[Any]:
+def gather(fabric: MpiTransport) -> list[Any]:
     return [[rank, float(values[-1])] for rank, values in fabric.gather(np.full(300_000, float(fabric.rank)))]
 
 
-def board(fabric: MpiFabric) -> list[float]:
+def board(fabric: MpiTransport) -> list[float]:
     """Write to the status table, and wait until it shows the last value of every rank."""
     for speed in range(1000):
-        fabric.announce(Column.SPEED, speed + fabric.rank)
+        fabric.set_status(Column.SPEED, speed + fabric.rank)
     expected = [999.0 + rank for rank in range(fabric.size)]
-    fabric.wait(lambda: list(fabric.board[:, Column.SPEED]) == expected or None, (), "the status table")
+    fabric.wait(lambda: list(fabric.status[:, Column.SPEED]) == expected or None, (), "the status table")
     assert all(fabric.now() - moment < 60 for moment in fabric.heard)
     return expected
 
 
-def idle(fabric: MpiFabric) -> float:
+def idle(fabric: MpiTransport) -> float:
     """Return the CPU seconds of this rank while rank 0 sleeps for two seconds and the others wait."""
     fabric.barrier()
     began = time.process_time()
@@ -165,7 +165,7 @@ def idle(fabric: MpiFabric) -> float:
     return time.process_time() - began
 
 
-def stop(fabric: MpiFabric) -> int:
+def stop(fabric: MpiTransport) -> int:
     """One rank receives a signal during a step. All ranks stop after the same number of steps."""
     for made in range(1000):
         if made == 3 and fabric.rank == fabric.size - 1:
@@ -176,40 +176,40 @@ def stop(fabric: MpiFabric) -> int:
     raise AssertionError("no rank stopped")
 
 
-def serve(fabric: MpiFabric) -> list[float]:
+def serve(fabric: MpiTransport) -> list[float]:
     """The last rank is a server: it sums the vectors that the others send."""
     fabric.replicas = tuple(range(fabric.size - 1))
-    fabric.join(Needs(elements=4, call=True), "layout")
+    fabric.join(BufferSpec(elements=4, call=True), "layout")
     total = np.zeros(4, np.float32)
 
-    def add(letter: Letter) -> tuple[list[np.ndarray], Note]:
-        np.add(total, letter.vector, out=total)
-        return [total], Note(clock=letter.note.clock + 1)
+    def add(message: Message) -> tuple[list[np.ndarray], Header]:
+        np.add(total, message.vector, out=total)
+        return [total], Header(clock=message.header.clock + 1)
 
     if fabric.rank == fabric.size - 1:
         fabric.serve(add)
     else:
         for i in range(100):
-            assert fabric.call(fabric.size - 1, [np.ones(4, np.float32)], total, Note(clock=i)).clock == i + 1
-        fabric.announce(Column.STATE, State.FINISHED)
+            assert fabric.call(fabric.size - 1, [np.ones(4, np.float32)], total, Header(clock=i)).clock == i + 1
+        fabric.set_status(Column.STATE, State.FINISHED)
     return [float(number) for number in total]
 
 
-def late(fabric: MpiFabric) -> int:
+def late(fabric: MpiTransport) -> int:
     """The other ranks return while their messages to rank 0 are in flight."""
-    fabric.join(Needs(), "layout")
+    fabric.join(BufferSpec(), "layout")
     if fabric.rank == 0:
         time.sleep(0.5)
     return len(list(fabric.gather(np.zeros(CHUNK // 8))))
 
 
-def unequal(fabric: MpiFabric) -> None:
-    fabric.join(Needs(), "that" if fabric.rank == 1 else "this")
+def unequal(fabric: MpiTransport) -> None:
+    fabric.join(BufferSpec(), "that" if fabric.rank == 1 else "this")
 
 
-def fail(fabric: MpiFabric, how: str) -> None:
+def fail(fabric: MpiTransport, how: str) -> None:
     """Rank 1 ends in the way that `how` names. The others wait for it."""
-    fabric.join(Needs(), "layout")
+    fabric.join(BufferSpec(), "layout")
     if fabric.rank == 1:
         if how == "error":
             raise MinidlError("a deliberate failure")
@@ -221,7 +221,7 @@ def fail(fabric: MpiFabric, how: str) -> None:
     fabric.barrier()
 
 
-def early(fabric: MpiFabric) -> None:
+def early(fabric: MpiTransport) -> None:
     """All ranks raise the same error before they join."""
     raise MinidlError("no such file")
 
@@ -236,9 +236,9 @@ def main() -> int:
     name, *arguments = sys.argv[1:]
     try:
         fabric = job.join(Config(method="allreduce", reduce="fast" if name == "fast" else "tree", stall=60))
-        assert isinstance(fabric, MpiFabric)
+        assert isinstance(fabric, MpiTransport)
         result = globals()["several" if name == "fast" else name](fabric, *arguments)
-        fabric.announce(Column.STATE, State.FINISHED)
+        fabric.set_status(Column.STATE, State.FINISHED)
     except Aborted:
         return 2
     except MinidlError as error:

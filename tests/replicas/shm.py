@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import CHUNK, Aborted, Channel, Column, Needs, Note, PeerLost, State
-from minidl.comm.stats import Meter
-from minidl.comm.transport.shm import ShmFabric
+from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Channel, Column, Header, PeerLost, State
+from minidl.comm.stats import Stats
+from minidl.comm.transport.shm import ShmTransport
 from minidl.errors import MinidlError
 
 
@@ -25,9 +25,9 @@ def say(**words: Any) -> None:
     os.write(1, json.dumps(words).encode() + b"\n")
 
 
-def join(fabric: ShmFabric, layout: str = "layout", **needs: Any) -> None:
-    fabric.join(Needs(**needs), layout)
-    fabric.announce(Column.STATE, State.TRAINING)
+def join(fabric: ShmTransport, layout: str = "layout", **buffers: Any) -> None:
+    fabric.join(BufferSpec(**buffers), layout)
+    fabric.set_status(Column.STATE, State.TRAINING)
 
 
 def vector(rank: int, size: int, dtype: type = np.float32) -> np.ndarray:
@@ -41,13 +41,13 @@ def digest(values: np.ndarray) -> str:
 SUMS = ((0, np.float32), (5, np.float32), (CHUNK, np.float32), (3 * CHUNK // 8 + 7, np.float64))
 
 
-def several(fabric: ShmFabric) -> dict[str, Any]:
+def several(fabric: ShmTransport) -> dict[str, Any]:
     """Run the scenarios in which no rank fails."""
     join(fabric, elements=1000, mail=3, shared=(("theta", 100),))
     return {what.__name__: what(fabric) for what in (allreduce, exchange, drain, shared)}
 
 
-def allreduce(fabric: ShmFabric) -> list[str]:
+def allreduce(fabric: ShmTransport) -> list[str]:
     sums = []
     for size, dtype in SUMS:
         own, beside = vector(fabric.rank, size, dtype), vector(fabric.rank, size, dtype)
@@ -60,22 +60,22 @@ def allreduce(fabric: ShmFabric) -> list[str]:
     return [*sums, digest(first)]
 
 
-def exchange(fabric: ShmFabric) -> int:
+def exchange(fabric: ShmTransport) -> int:
     """Exchange vectors with both neighbours in a ring, 200 times."""
     sides = sorted({(fabric.rank - 1) % fabric.size, (fabric.rank + 1) % fabric.size} - {fabric.rank})
     own, rounds = np.zeros(1000, np.float32), 200
     for round in range(rounds):
         own[:] = fabric.rank + 1000 * round
         senders = []
-        for letter in fabric.exchange(sides, sides, own, note=Note(round=round))():
-            assert letter.note.round == round
-            assert letter.vector.min() == letter.vector.max() == letter.sender + 1000 * round
-            senders.append(letter.sender)
+        for message in fabric.exchange(sides, sides, own, header=Header(round=round))():
+            assert message.header.round == round
+            assert message.vector.min() == message.vector.max() == message.sender + 1000 * round
+            senders.append(message.sender)
         assert senders == sides
     return rounds
 
 
-def drain(fabric: ShmFabric) -> list[float]:
+def drain(fabric: ShmTransport) -> list[float]:
     """Repeatedly send half of each of two masses to a random peer. The sum of a mass over all ranks does not change."""
     random = np.random.default_rng(fabric.rank)
     mass = np.array([1, fabric.rank], np.float64)
@@ -83,20 +83,20 @@ def drain(fabric: ShmFabric) -> list[float]:
         peer = int(random.integers(fabric.size))
         if peer != fabric.rank and fabric.send(peer, mass[:1] / 2, mass[1:] / 2):
             mass /= 2
-        for letter in fabric.poll():
-            mass += letter.vector
-    fabric.drain(lambda letter: np.add(mass, letter.vector, out=mass))
+        for message in fabric.poll():
+            mass += message.vector
+    fabric.drain(lambda message: np.add(mass, message.vector, out=mass))
     assert fabric.take(Channel.MAIL) is None
     return mass.tolist()
 
 
-def shared(fabric: ShmFabric) -> float:
+def shared(fabric: ShmTransport) -> float:
     fabric.shared("theta")[fabric.rank] = 1 + fabric.rank
     fabric.barrier()
     return float(fabric.shared("theta").sum())
 
 
-def gather(fabric: ShmFabric, victim: str) -> list[Any]:
+def gather(fabric: ShmTransport, victim: str) -> list[Any]:
     """One rank is killed before it calls `gather`."""
     join(fabric)
     if fabric.rank == int(victim):
@@ -107,27 +107,27 @@ def gather(fabric: ShmFabric, victim: str) -> list[Any]:
         return [str(error)]
 
 
-def serve(fabric: ShmFabric) -> list[float]:
+def serve(fabric: ShmTransport) -> list[float]:
     """The last rank is a server: it sums the vectors that the others send."""
     fabric.replicas = tuple(range(fabric.size - 1))
     join(fabric, elements=4, call=True)
     total = np.zeros(4, np.float32)
     if fabric.rank == fabric.size - 1:
 
-        def add(letter: Any) -> Any:
-            total[:] += letter.vector
-            return (total,), Note(clock=letter.note.clock + 1)
+        def add(message: Any) -> Any:
+            total[:] += message.vector
+            return (total,), Header(clock=message.header.clock + 1)
 
         fabric.serve(add)
         return total.tolist()
     for i in range(100):
-        note = fabric.call(fabric.size - 1, (np.full(4, 1, np.float32),), total, Note(clock=i))
-        assert note.clock == i + 1
-    fabric.announce(Column.STATE, State.FINISHED)
+        header = fabric.call(fabric.size - 1, (np.full(4, 1, np.float32),), total, Header(clock=i))
+        assert header.clock == i + 1
+    fabric.set_status(Column.STATE, State.FINISHED)
     return []
 
 
-def steps(fabric: ShmFabric, kind: str, last: str = "1000000", sleep: str = "0") -> int:
+def steps(fabric: ShmTransport, kind: str, last: str = "1000000", sleep: str = "0") -> int:
     """Make at most `last` steps; a signal stops the run earlier. After its third step a rank prints a line and sleeps.
 
     kind: "alone": ranks may make different numbers of steps. "together": all ranks make the same number of steps.
@@ -148,7 +148,7 @@ def steps(fabric: ShmFabric, kind: str, last: str = "1000000", sleep: str = "0")
     return made
 
 
-def fail(fabric: ShmFabric) -> None:
+def fail(fabric: ShmTransport) -> None:
     """Rank 1 fails. The others wait for an event that never happens."""
     join(fabric)
     if fabric.rank == 1:
@@ -156,7 +156,7 @@ def fail(fabric: ShmFabric) -> None:
     fabric.wait(lambda: None, (), "nothing")
 
 
-def stuck(fabric: ShmFabric) -> None:
+def stuck(fabric: ShmTransport) -> None:
     """Rank 1 fails. The others sleep and do not notice it."""
     join(fabric)
     if fabric.rank == 1:
@@ -164,68 +164,68 @@ def stuck(fabric: ShmFabric) -> None:
     time.sleep(1000)
 
 
-def hang(fabric: ShmFabric) -> None:
+def hang(fabric: ShmTransport) -> None:
     """Rank 1 hangs. Rank 0 waits for rank 1, and rank 2 waits for rank 0."""
     join(fabric)
-    fabric.announce(Column.STEP, 7)
+    fabric.set_status(Column.STEP, 7)
     fabric.stall = 0.1
     if fabric.rank == 1:
         time.sleep(1000)
     fabric.barrier()
 
 
-def unequal(fabric: ShmFabric) -> None:
+def unequal(fabric: ShmTransport) -> None:
     join(fabric, layout=f"layout {fabric.rank == 1}")
 
 
-def greedy(fabric: ShmFabric) -> None:
+def greedy(fabric: ShmTransport) -> None:
     join(fabric, elements=1 << 44, mail=2)
 
 
-def stress(fabric: ShmFabric, exchanges: str, elements: str) -> dict[str, int]:
+def stress(fabric: ShmTransport, exchanges: str, elements: str) -> dict[str, int]:
     """Publish, send and read vectors. All elements of a vector are equal, so a torn vector is detected.
 
-    The note contains the length and the value of the elements, so another vector's note is detected, too.
+    The header contains the length and the value of the elements, so another vector's header is detected, too.
     """
     size = int(elements)
     join(fabric, elements=size, mail=2, publish=True)
     random = np.random.default_rng(fabric.rank)
     buffer = np.empty(size, np.float32)
     seen = torn = sent = step = 0
-    while fabric.board[:, Column.SPEED].min() < int(exchanges):
+    while fabric.status[:, Column.SPEED].min() < int(exchanges):
         step += 1
-        fabric.announce(Column.SPEED, seen)
+        fabric.set_status(Column.SPEED, seen)
         length = int(random.integers(size // 2, size + 1))
         own = buffer[:length]
         own[:] = step % 65536
-        note = Note(start=length, clock=step % 65536)
-        fabric.publish((own,), note)
+        header = Header(start=length, clock=step % 65536)
+        fabric.publish((own,), header)
         for peer in range(fabric.size):
             if peer != fabric.rank:
-                sent += fabric.send(peer, own, note=note)
-                letter = fabric.latest(peer)
-                if letter is not None:
-                    with letter:
-                        torn += is_torn(letter)
+                sent += fabric.send(peer, own, header=header)
+                message = fabric.latest(peer)
+                if message is not None:
+                    with message:
+                        torn += is_torn(message)
                     seen += 1
-        for letter in fabric.poll():
-            torn += is_torn(letter)
+        for message in fabric.poll():
+            torn += is_torn(message)
             seen += 1
-    fabric.drain(lambda letter: None)
+    fabric.drain(lambda message: None)
     return {"seen": seen, "torn": torn, "sent": sent}
 
 
-def is_torn(letter: Any) -> bool:
-    first, last = float(letter.vector.min()), float(letter.vector.max())
-    return not first == last == letter.note.clock or letter.vector.size != letter.note.start
+def is_torn(message: Any) -> bool:
+    first, last = float(message.vector.min()), float(message.vector.max())
+    return not first == last == message.header.clock or message.vector.size != message.header.start
 
 
 def main() -> int:
-    meter = Meter()
-    fabric = ShmFabric.from_environment(meter, stall=60)
+    stats = Stats()
+    fabric = ShmTransport.from_environment(stats, stall=60)
     try:
         result = globals()[sys.argv[1]](fabric, *sys.argv[2:])
-        fabric.announce(Column.STATE, State.FINISHED)
+        fabric.set_status(Column.STATE, State.FINISHED)
     except Aborted:
         return 2
     except MinidlError as error:
