@@ -18,7 +18,7 @@ from minidl.resources import MOST_RANKS
 
 EDGES = 150_000  # lines of an edge list
 LIMIT = 4 << 20  # bytes of an edge list
-NETWORKX_LIMIT = 1_900_000  # bytes of other files: NetworkX needs much more memory for an edge
+NETWORKX_LIMIT = 2 << 20  # bytes of other files: NetworkX needs much more memory for an edge
 
 
 def read_graph(path: str, size: int = 0) -> tuple[list[set[int]], bool]:
