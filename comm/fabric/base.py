@@ -1,16 +1,18 @@
 """The fabric: the interface through which training methods communicate. It is the same for every transport.
 
-A training method (methods/) defines what replicas exchange. It is written once, for this interface, and runs on
+A training method (methods/) defines what replicas exchange. It is written once, for this interface. A fabric consists
+of a transport (comm/transport/), which moves messages, and of operations that this file builds from the transport's
+primitives:
 
-    shm.py    processes of one node, in shared memory
-    mpi.py    ranks of an MPI job: shared memory within a node, messages between nodes
-    sim.py    a simulated cluster, in one process, on a virtual clock
-    alone.py  one rank without peers
+    shm.py         processes of one node, in shared memory
+    mpi.py         ranks of an MPI job: shared memory within a node, messages between nodes
+    sim.py         a simulated cluster, in one process, on a virtual clock
+    loopback.py    one rank without peers
 
-A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
-this rank's published state, and `latest` reads the published state of a peer; `status` is the status table; `now` reads
-the clock; `idle` lets other processes run. This file builds the other operations from the primitives. So a sum has the
-same bits on all transports. The exception is `--reduce fast`, where MPI computes the sums.
+The primitives (transport/base.py): `post` sends a vector, and `take` receives one; `publish` replaces this rank's
+published state, and `latest` reads the published state of a peer; `status` is the status table; `now` reads the clock;
+`wait` waits. So a sum has the same bits on all transports. The exception is `--reduce fast`, where MPI computes the
+sums.
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD
@@ -21,9 +23,11 @@ same bits on all transports. The exception is `--reduce fast`, where MPI compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
+from minidl.comm.fabric.group import Group
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.messages import (
@@ -39,16 +43,59 @@ from minidl.comm.transport.messages import (
     State,
 )
 from minidl.errors import AbortedError as Aborted
-from minidl.errors import ConfigError
+
+T = TypeVar("T")
 
 
-class Fabric(Transport):
-    """A transport, and operations for methods. The operations use only the transport's primitives."""
+class OfTransport(Generic[T]):
+    """An attribute of the transport, which the fabric has under the same name."""
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float = 30.0) -> None:
-        super().__init__(rank, size, nodes, stats, stall)
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, fabric: Fabric, owner: type) -> T:
+        value: T = getattr(fabric.transport, self.name)
+        return value
+
+    def __set__(self, fabric: Fabric, value: T) -> None:
+        setattr(fabric.transport, self.name, value)
+
+
+class Fabric:
+    """A transport, and operations for methods. The operations use only the transport's primitives.
+
+    replicas: the ranks that train; the default is all ranks. led_by: if set, the only leader that `gather` accepts.
+    """
+
+    # transport/base.py explains these attributes.
+    rank, size, leader = OfTransport[int](), OfTransport[int](), OfTransport[int]()
+    nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
+    status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
+    stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
+
+    def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
+        self.transport = transport
+        if replicas is not None:
+            self.replicas = tuple(replicas)
+        # The transport's operations that methods and the training loop use; transport/base.py explains them.
+        self.join, self.close, self.fail, self.aborted = (
+            transport.join, transport.close, transport.fail, transport.aborted,
+        )  # fmt: skip
+        self.now, self.wait, self.working, self.elapse = (
+            transport.now, transport.wait, transport.working, transport.elapse,
+        )  # fmt: skip
+        self.post, self.take, self.publish, self.latest = (
+            transport.post, transport.take, transport.publish, transport.latest,
+        )  # fmt: skip
+        self.state, self.alive, self.survivors, self.set_status = (
+            transport.state, transport.alive, transport.survivors, transport.set_status,
+        )  # fmt: skip
+        self.idle, self.start, self.stopping, self.shared = (
+            transport.idle, transport.start, transport.stopping, transport.shared,
+        )  # fmt: skip
+        self._groups: dict[tuple[int, ...], Group] = {}
         self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
-        self.led_by: int | None = None  # if set, the only leader that `gather` accepts
+        self.led_by: int | None = None
 
     # -- messages, none lost -----------------------------------------------------------------------------
 
@@ -84,8 +131,21 @@ class Fabric(Transport):
         """Wait until all messages to and from this replica have been received. All replicas must call this.
 
         `handle` processes the messages that arrive meanwhile. As its last message, each replica sends a marker to every
-        other live replica (Chandy and Lamport 1985).
+        other live replica (Chandy and Lamport 1985). A simulation knows which messages are in flight without markers.
         """
+        drained = self.transport.native_drain()
+        if drained is None:
+            self._drain_with_markers(handle)
+            return
+
+        def done() -> bool | None:
+            for message in self.poll():
+                handle(message)
+            return drained() or None
+
+        self.wait(done, (self.rank,), "the end of all messages in flight")
+
+    def _drain_with_markers(self, handle: Callable[[Message], None]) -> None:
         empty = np.zeros(0, np.float32)
         unsent = {peer for peer in self.survivors() if peer != self.rank}
         unseen = unsent - self._silent
@@ -132,104 +192,42 @@ class Fabric(Transport):
             self.wait(lambda: self.post(Channel.ANSWER, (sender,), parts, header) or not self.alive(sender) or None)
 
     # -- collectives -------------------------------------------------------------------------------------
-    #
-    # The members form a binary tree by their positions in the list, not by the       0
-    # nodes on which they run. Sums (own + left) + right move up; the result      1       2
-    # moves down.                                                                3 4     5 6
 
-    def _family(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return (parent, children) of this rank in the tree over `members`. The root's first list is empty."""
-        at = members.index(self.rank)
-        children = [members[child] for child in (2 * at + 1, 2 * at + 2) if child < len(members)]
-        return [members[(at - 1) // 2]] if at else [], children
+    def group(self, ranks: Sequence[int]) -> Group:
+        """Return a group of ranks, which must contain this rank, for collectives among them (group.py)."""
+        key = tuple(ranks)
+        if key not in self._groups:
+            self._groups[key] = Group(self.transport, key)
+        return self._groups[key]
 
     def allreduce(self, vector: np.ndarray) -> None:
-        """vector = the sum of all replicas' vectors (float32 or float64), with the same bits on all replicas."""
-        parent, children = family = self._family(self.replicas)
-        parts, ahead = _chunks(vector), 2 * self._depth()
-        for at in range(len(parts) + ahead):  # one chunk moves up while an earlier one moves down
-            if at < len(parts):
-                for child in children:
-                    with self._receive(child) as message:
-                        np.add(parts[at], message.vector, out=parts[at])
-                self._send(parent, parts[at])
-            if at >= ahead:
-                self._come_down(parts[at - ahead], *family)
+        """vector = the sum of all replicas' vectors (float32 or float64), with the same bits on all replicas.
 
-    def _depth(self) -> int:
-        """Return the depth of this replica in the tree: the number of its ancestors.
-
-        Before a replica waits for the sum of chunk c, it has sent the chunks up to c + 2 * depth to its parent. The way
-        to the root and back has 2 * depth edges, and each edge holds one message. With more chunks in flight, replicas
-        could wait for each other forever.
+        The order of the additions depends on how the replicas are grouped into nodes (group.py).
         """
-        return (self.replicas.index(self.rank) + 1).bit_length() - 1
-
-    def broadcast(self, vector: np.ndarray) -> None:
-        """vector = the vector of rank 0, on all ranks. The tree contains the servers, too."""
-        family = self._family(range(self.size))
-        for part in _chunks(vector):
-            self._come_down(part, *family)
-
-    def _come_down(self, part: np.ndarray, parent: list[int], children: list[int]) -> None:
-        for above in parent:
-            with self._receive(above) as message:
-                part[...] = message.vector
-        self._send(children, part)
-
-    def barrier(self) -> None:
-        """Wait until all replicas have called this function."""
-        self.allreduce(np.zeros(1))
+        if not self.transport.native_allreduce(vector):
+            self.group(self.replicas).allreduce(vector)
 
     def allreduce_start(self, vector: np.ndarray) -> Pending[None]:
         """Start a concurrent `allreduce`. Do not use the vector before `wait` of the returned object has returned."""
         return self.stats.beside(self.start, lambda: self.allreduce(vector))
 
+    def broadcast(self, vector: np.ndarray, root: int = 0) -> None:
+        """vector = the vector of rank `root`, on all ranks, servers included."""
+        self.group(range(self.size)).broadcast(vector, root)
+
+    def barrier(self) -> None:
+        """Wait until all replicas have called this function."""
+        self.allreduce(np.zeros(1))
+
     def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Collect the vectors of all live replicas: at the leader, yield (rank, vector) in order of rank.
+        """Collect the vectors of all live replicas, as `Group.gather`: at the leader, yield (rank, vector).
 
-        Every replica must iterate over the result; only the leader gets values. A yielded vector is valid until the
-        next one. All vectors must have the same length. Raises PeerLost if the leader dies, if `led_by` is set and is
-        not the leader, or, with `fail_fast`, if any replica dies. In this last case some chunks may remain unread. The
-        header of each chunk holds round = int(fail_fast), so a later gather without `fail_fast` discards these chunks.
+        Raises PeerLost also if `led_by` is set and is not the leader.
         """
-        leader, header = self.leader, Header(round=int(self.fail_fast))
-        if self.led_by not in (None, leader):
+        if self.led_by not in (None, self.leader):
             raise PeerLost(self.led_by, "the collection of vectors")
-        if self.rank != leader:
-            for part in _chunks(vector):
-                self._send([leader], part, Channel.GATHER, header)
-            return
-        yield self.rank, vector
-        received = np.empty_like(vector)
-        for peer in self.survivors():
-            if peer == self.rank:
-                continue
-            try:
-                for part in _chunks(received):
-                    with self._receive(peer, Channel.GATHER, header) as message:
-                        part[...] = message.vector
-            except PeerLost:
-                if self.fail_fast:
-                    raise
-                continue
-            yield peer, received
-
-    def _send(
-        self, peers: Sequence[int], part: np.ndarray, channel: Channel = Channel.TREE, header: Header = Header()  # noqa: B008
-    ) -> None:
-        if peers:
-            self.wait(lambda: self.post(channel, peers, (part,), header) or None, peers, "a collective operation")
-
-    def _receive(self, peer: int, channel: Channel = Channel.TREE, header: Header = Header()) -> Message:  # noqa: B008
-        def expected() -> Message | None:
-            message = self.take(channel, peer)
-            if message is None or message.header.round == header.round:
-                return message
-            message.release()
-            return None
-
-        return self.wait(expected, (peer,), "a collective operation")
+        yield from self.group(self.replicas).gather(vector)
 
     # -- stopping ----------------------------------------------------------------------------------------
 
@@ -246,7 +244,7 @@ class Fabric(Transport):
         if self.stopping():
             if not synchronous:
                 return False
-            self._consider_stopping()
+            self.transport.consider_stopping()
             if steps >= self.wait(self._agreed_stop, (), "the agreement on the last step"):
                 return False
         self.step = steps + 1
@@ -259,13 +257,6 @@ class Fabric(Transport):
         return None if 0 in wishes else float(max(wishes)) - 1
 
 
-def _chunks(vector: np.ndarray) -> list[np.ndarray]:
-    if vector.ndim != 1 or not vector.flags.c_contiguous or vector.dtype not in (np.float32, np.float64):
-        raise ConfigError(f"fabric: got {vector.dtype} {vector.shape}; expected contiguous float32 or float64 (n,)")
-    step = CHUNK // vector.itemsize
-    return [vector[i : i + step] for i in range(0, vector.size, step)]
-
-
 __all__ = [
     "ANY",
     "CHUNK",
@@ -274,6 +265,7 @@ __all__ = [
     "Channel",
     "Column",
     "Fabric",
+    "Group",
     "Header",
     "Message",
     "PeerLost",
