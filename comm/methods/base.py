@@ -121,7 +121,10 @@ class Method(ABC):
         return {}
 
     def numbers(self) -> dict[str, int | float]:
-        """Return the single numbers that the next step depends on, such as counters. The names never change."""
+        """Return the single numbers that the next step depends on. Their names and types never change.
+
+        A whole number is a counter, so it is 0 or more. A number with a decimal point is finite.
+        """
         return {}
 
     def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
