@@ -4,7 +4,8 @@
     replica.update()                   one step of the optimizer on theta, at the rate of the schedule
     replica.mix(message.vector, 0.5)   theta <- theta + 0.5 * (message.vector - theta)
 
-Training methods (comm/methods) consist of these operations and of communication.
+Training methods (comm/methods) consist of these operations, of arithmetic on other vectors (vectors.py) and of
+communication.
 
 An engine does the computation. It holds a model, the recorded step (a table of kernel calls) and an optimizer. Normally
 a process has one replica, which uses the model's vectors. In a simulation thousands of replicas share one engine, and
@@ -22,6 +23,7 @@ import numpy as np
 
 from minidl import ops, optim
 from minidl.comm.fabric.base import Column, Fabric
+from minidl.comm.vectors import VectorArithmetic
 from minidl.engine.arena import Arena
 from minidl.engine.device import Device, aligned
 from minidl.errors import DivergedError
@@ -53,7 +55,7 @@ class Engine:
         self.bound: Replica | None = None  # the replica whose vectors are in use; None: the model's vectors
 
 
-class Replica:
+class Replica(VectorArithmetic):
     """A replica's vectors, and the operations on them.
 
     theta, grad: flat vectors in the arena's layout. state: the optimizer's vectors. statistics: batch norm's running
@@ -121,12 +123,21 @@ class Replica:
 
     def mix(self, other: np.ndarray, weight: float, start: int = 0) -> None:
         """theta[start:stop] <- theta + weight * (other - theta), where stop = start + the length of `other`."""
-        mix(self.fabric, self.theta[start : start + other.size], other, weight)
-        self.touch()
+        self.mix_into(self.theta[start : start + other.size], other, weight)
+
+    def mix_movement(self, velocity: np.ndarray, before: np.ndarray, weight: float) -> None:
+        """velocity <- velocity + weight * (m - velocity), where m = (before - theta) / lr. `before` is overwritten."""
+        Device("cpu").elementwise.subtract(before, self.theta, before)
+        before /= self.lr  # no kernel divides by a number, and a product with 1 / lr has other bits
+        self.mix_into(velocity, before, weight)
 
     def touch(self) -> None:
-        """Increase the arena's version. Call this after theta was written to."""
+        """Increase the arena's version. Call this after theta was written to, except by operations of the replica."""
         self.engine.arena.touch()
+
+    def _changed(self, vector: np.ndarray) -> None:
+        if np.may_share_memory(vector, self.theta):
+            self.touch()
 
     def layers(self) -> list[tuple[int, int]]:
         """Return the range (start, stop) of each layer in theta, in order, without gaps."""
@@ -170,12 +181,6 @@ class Replica:
                 self.engine.statistics.theta[:] = self.statistics
                 self.engine.statistics.touch()
         self.engine.arena.touch()
-
-
-def mix(fabric: Fabric, theta: np.ndarray, other: np.ndarray, weight: float) -> None:
-    """theta <- theta + weight * (other - theta)"""
-    with fabric.working("mix", theta.size):
-        Device("cpu").mix.mix(theta, other, float(weight))
 
 
 def _copy(vector: np.ndarray) -> np.ndarray:

@@ -46,6 +46,16 @@ def number(least: float = -math.inf, most: float = math.inf) -> Kind:
     return check
 
 
+def count_or_number(most: int = LARGEST) -> Kind:
+    """Describe a whole number from 0 to `most`, or any finite number with a decimal point."""
+    count, decimal = whole(0, most), number()
+
+    def check(value: Any, name: str = "") -> None:
+        (decimal if isinstance(value, float) else count)(value, name)
+
+    return check
+
+
 def text(pattern: str = "", words: str = "text") -> Kind:
     """Describe a string that matches a regular expression completely. words: how messages describe it."""
 
@@ -109,18 +119,6 @@ def maybe(kind: Kind) -> Kind:
     def check(value: Any, name: str = "") -> None:
         if value is not None:
             kind(value, name)
-
-    return check
-
-
-def sequence(*kinds: Kind) -> Kind:
-    """Describe a list with one value of each kind, in this order."""
-
-    def check(value: Any, name: str = "") -> None:
-        if not isinstance(value, list) or len(value) != len(kinds):
-            raise _mismatch(value, name, f"a list of {len(kinds)} values")
-        for number, (kind, one) in enumerate(zip(kinds, value)):
-            kind(one, f"{name}[{number}]")
 
     return check
 

@@ -11,10 +11,10 @@ from typing import Any
 from minidl.cli import arguments
 from minidl.cli.job import Job, find_job
 from minidl.comm.launch import local
-from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
 from minidl.errors import EXPECTED, AbortedError, MinidlError, explained, printable, report
 from minidl.resources import cores
+from minidl.run import declared
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import file_options
 from minidl.run.display import count, speed
@@ -95,7 +95,7 @@ def read_config(given: Mapping[str, Any]) -> Config:
 def processes(config: Config) -> int:
     """Return the number of processes to start: replicas and servers."""
     workers = config.workers or number("MINIDL_WORKERS") or min(2, cores())
-    return workers + SERVERS.get(config.method, 0)
+    return workers + declared.choices("method")[config.method].servers
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from minidl.run import declared
 from minidl.run.config import AUGMENTATIONS, DATASETS, SCHEDULES, Config, complete, options_of, resolve
 from minidl.run.config_file import from_toml, to_toml
 from minidl.run.options import options, parse
-from minidl.run.presets import PRESETS
+from minidl.run.presets import PRESETS, depending_on, preset
 
 
 def command_line(*argv: str) -> dict[str, Any]:
@@ -146,12 +146,13 @@ def test_any_choice_takes_its_own_options_and_refuses_others(draw: st.DataObject
 
 
 def test_a_new_method_needs_only_a_file_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The options are read without importing the file: its last line raises an error."""
+    """The file is read without importing it: its last line raises an error."""
     (tmp_path / "toys").mkdir()
     (tmp_path / "toys" / "__init__.py").write_text('METHODS = {\n    "swap": "swap.Swap",\n}\n')
     (tmp_path / "toys" / "swap.py").write_text(
         '"""Swaps models.\n\n    x <- y\n\nSee Doe (ICML 2020). It is slow.\n"""\n\n'
-        'OPTIONS = {\n    "chance": {"default": 0.5, "min": 0, "max": 1, "help": "probability"},\n}\n1 / 0\n'
+        'OPTIONS = {\n    "chance": {"default": 0.5, "min": 0, "max": 1, "help": "probability"},\n}\n'
+        'PRESET = {"lr": 0.5}  # it mixes less\n\n\nclass Swap(Method):\n    servers = 2\n\n\n1 / 0\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(declared, "METHODS", "toys")
@@ -161,6 +162,17 @@ def test_a_new_method_needs_only_a_file_and_a_line(tmp_path: Path, monkeypatch: 
     assert (option.kind, option.default, option.group) == (float, 0.5, "method.swap")
     with pytest.raises(ConfigError, match="chance: expected a number between 0 and 1, got 2"):
         option.check(2.0)
+    assert found["swap"].servers == 2 and found["swap"].preset == {"lr": 0.5}
+    monkeypatch.setattr(declared, "choices", lambda chooser: found)
+    assert preset({"data": "mnist", "model": "mlp", "optimizer": "adam", "method": "swap"})["lr"] == 0.5
+    assert depending_on("method") == {"lr"}
+
+
+def test_the_number_of_servers_is_that_of_the_class() -> None:
+    from minidl.comm.methods import METHODS, method
+
+    for name in METHODS:
+        assert declared.choices("method")[name].servers == method(name).servers == (name == "ps")
 
 
 def test_every_declared_option_is_used(root: Path) -> None:

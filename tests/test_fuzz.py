@@ -29,7 +29,7 @@ from minidl.data.npz import read_npz
 from minidl.errors import CheckpointError, ConfigError, DataError, MinidlError, report
 from minidl.run import checkpoint as files
 from minidl.run.folder import RunFolder, read_options, result_of
-from minidl.schema import Mismatch, maybe, number, record, sequence, several, text, whole
+from minidl.schema import Mismatch, count_or_number, maybe, number, record, several, text, whole
 
 INPUTS = 2000
 
@@ -190,9 +190,10 @@ def test_toml_tables_are_checked(content: str, words: str) -> None:
 
 
 def test_a_description_names_what_does_not_fit() -> None:
-    kind = record({"a": whole(), "b": several(number(0, 1), 2), "c": maybe(sequence(text("[xy]", "x or y"), whole(1)))})
+    kind = record({"a": whole(), "b": several(number(0, 1), 2), "c": maybe(text("[xy]", "x or y"))},
+                  optional={"d": count_or_number()})  # fmt: skip
     good = {"a": 1, "b": [0.5, 1], "c": None}
-    for value in (good, good | {"c": ["x", 3]}):
+    for value in (good, good | {"c": "x", "d": -1.5}):
         kind(value)
     for change, words in [
         ({"a": True}, "a is True; expected a whole number of 0 or more"),
@@ -200,9 +201,11 @@ def test_a_description_names_what_does_not_fit() -> None:
         ({"a": 2**60}, "a is 1152921504606846976"),
         ({"b": [0.5]}, "b is a list of 1; expected a list of 2 or more values"),
         ({"b": [0.5, float("nan")]}, r"b\[1\] is nan; expected a finite number from 0 to 1"),
-        ({"c": ["z", 3]}, r"c\[0\] is 'z'; expected x or y"),
-        ({"c": {}}, "c is a table of 0; expected a list of 2 values"),
-        ({"d": 1}, "unknown key 'd'; expected a, b, c"),
+        ({"c": "z"}, "c is 'z'; expected x or y"),
+        ({"c": {}}, "c is a table of 0; expected x or y"),
+        ({"d": -1}, "d is -1; expected a whole number of 0 or more"),
+        ({"d": float("inf")}, "d is inf; expected a finite number"),
+        ({"e": 1}, "unknown key 'e'; expected a, b, c, d"),
     ]:
         with pytest.raises(Mismatch, match=words):
             kind(good | change)

@@ -231,7 +231,7 @@ def test_staleness_with_a_slow_replica() -> None:
 def test_saved_state_restores_mass_and_count() -> None:
     end = run("gossip", 3, 8, mix="mass", block="layers", velocity="mixed", momentum=0.9)
     method = end.methods[1]
-    vectors, numbers = method.state()
+    vectors, numbers = method.vectors(), method.numbers()
     assert vectors["mass"].shape == (3,)
     assert vectors["mass"].dtype == np.float64
     assert 0 < numbers["begun"] <= 8

@@ -43,6 +43,12 @@ def of_replicas(trainer: Trainer) -> files.Checkpoint:
     return make_checkpoint(trainer, [replace(own_state(trainer), stats=trainer.fabric.stats.vector())])
 
 
+def of_method(state: dict[str, Any], numbers: Any) -> None:
+    """Give the state one replica, whose method has these numbers."""
+    state["members"] = {"0": {"progress": state["progress"], "optimizer_steps": 0, "random": state["random"],
+                              "images": 0, "steps": 0, "method": numbers}}  # fmt: skip
+
+
 Change = Callable[[dict[str, Any]], Any]
 STATES: dict[str, tuple[Change, str]] = {
     "a negative step": (lambda s: s["progress"].update(step=-1), "progress.step is -1"),
@@ -64,9 +70,10 @@ STATES: dict[str, tuple[Change, str]] = {
     "a layout that is a list": (lambda s: s.update(layout=[1]), "layout is a list of 1"),
     "options that are a table": (lambda s: s.update(config={}), "config is a table of 0"),
     "replicas without a rank": (lambda s: s.update(members={"x": {}}), "members key is 'x'; expected a rank"),
-    "a mass of 0": (lambda s: s.update(members={"0": {
-        "progress": s["progress"], "optimizer_steps": 0, "random": s["random"], "images": 0, "steps": 0,
-        "method": [{"mass": [0.0]}, {}]}}), r"members.0.method\[0\].mass\[0\] is 0.0"),
+    "a counter below 0": (lambda s: of_method(s, {"begun": -1}), "members.0.method.begun is -1; expected a whole"),
+    "a huge counter": (lambda s: of_method(s, {"begun": 2**60}), "members.0.method.begun is 11529"),
+    "a number that is text": (lambda s: of_method(s, {"begun": "1"}), "members.0.method.begun is '1'"),
+    "the vectors of an old version": (lambda s: of_method(s, [{"mass": [1.0]}, {}]), "method is a list of 2"),
     "a replica that is empty": (lambda s: s.update(members={"0": {}}), "members.0 has no 'progress'"),
     "nested lists": (lambda s: s.update(layout=json.loads("[" * 50 + "]" * 50)), "nested deeper than 32 levels"),
 }  # fmt: skip

@@ -91,7 +91,7 @@ def run(
     config = config_of(name, **{**PLAIN, **options})
     engine = engine_of(config.optimizer, config.momentum, config.weight_decay, config.lr)
     kind, group = method(name), Group()
-    replicas = kind.roles(ranks).replicas
+    replicas = kind.roles(ranks, config).replicas
     saved = start if isinstance(start, Group) else None
     place = uniform(ranks, cluster, **LINK) if isinstance(cluster, int) else cluster
     simulation = Simulation(place, ranks, config.seed, flops=1e4)
@@ -112,7 +112,8 @@ def run(
             acting.serve()
             return
         if saved:
-            acting.restore(*saved.methods[rank].state())
+            before = saved.methods[rank]
+            acting.restore(before.vectors(), before.numbers())
         fabric.set_status(Column.STATE, State.TRAINING)
         for step in range(replica.steps, counts[rank]):
             fabric.begin_step(step, kind.synchronous)

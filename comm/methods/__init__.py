@@ -1,4 +1,7 @@
-"""The training methods, by name. A new method needs a file with its options, and an entry in METHODS below."""
+"""The training methods, by name. A new method needs a file, and a line in METHODS below.
+
+The options, the number of servers and the page of --help come from the file (run/declared.py).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minidl.comm.methods.base import Method
 
-METHODS = {  # name -> module and class
+METHODS = {  # name -> file and class
     "local": "local.Local",
     "allreduce": "allreduce.AllReduce",
     "local-sgd": "local_sgd.LocalSGD",
@@ -16,7 +19,6 @@ METHODS = {  # name -> module and class
     "gossip": "gossip.Gossip",
     "ps": "ps.ParameterServer",
 }
-SERVERS = {"ps": 1}  # number of servers, which a method needs in addition to its replicas
 
 
 def method(name: str) -> type[Method]:

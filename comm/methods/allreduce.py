@@ -17,8 +17,7 @@ The order of each sum is fixed, so its bits depend neither on placement nor on t
 
 from __future__ import annotations
 
-import numpy as np
-
+from minidl.comm.fabric.base import Pending
 from minidl.comm.methods.base import Batch, Fabric, Method, Replica, Sequence
 from minidl.run.config import Config
 
@@ -37,18 +36,22 @@ class AllReduce(Method):
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
         self.cuts = buckets(replica.layers(), config.bucket * MEGABYTE / replica.grad.itemsize)
+        self.sums: list[Pending[None]] = []  # of the present step
 
-    def step(self, batch: Batch) -> float:
-        replica, grad = self.replica, self.replica.grad
-        sums = []
-        for start, stop in replica.gradient_parts(batch, self.cuts):
-            sums.append(self.fabric.allreduce_start(grad[start:stop]))
-        for sum in sums:
+    def local(self, batch: Batch) -> float:
+        """Compute g_i. The sum of each bucket starts as soon as the bucket is complete."""
+        grad = self.replica.grad
+        for start, stop in self.replica.gradient_parts(batch, self.cuts):
+            self.sums.append(self.fabric.allreduce_start(grad[start:stop]))
+        return self.replica.loss
+
+    def exchange(self) -> None:
+        """g <- 1/P * sum_i g_i, x <- x - eta * g"""
+        for sum in self.sums:
             sum.wait()
-        with self.fabric.working("mix", grad.size):
-            np.multiply(grad, 1 / len(self.fabric.replicas), out=grad)
-        replica.update()
-        return replica.loss
+        self.sums.clear()
+        self.replica.scale(self.replica.grad, 1 / len(self.fabric.replicas))
+        self.replica.update()
 
 
 def buckets(layers: Sequence[tuple[int, int]], least: float) -> list[int]:

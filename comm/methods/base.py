@@ -1,19 +1,20 @@
 """The base class of training methods. A method defines what replicas exchange, and when.
 
-A method's `step` makes one training step of one replica. It computes with `self.replica`, sends with `self.fabric` and
-reads its options from `self.config`. Several methods use momentum.py; gossip uses peers.py and weighing.py.
+A step has two halves: `local` trains on a batch, and `exchange` communicates. A method computes with `self.replica`,
+sends with `self.fabric` and reads its options from `self.config`. Several methods use momentum.py; gossip uses peers.py
+and weighing.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Message
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Message, State
 from minidl.comm.replica import Batch, Replica
 from minidl.run.config import Config
 
@@ -55,7 +56,8 @@ class Method(ABC):
     """A training method.
 
     synchronous: all replicas make the same number of steps and wait for each other; if one dies, the run stops.
-    servers: the number of ranks that do not train, but answer requests of replicas.
+    servers: the number of ranks that do not train, but answer requests of replicas. Write it as a plain number in the
+        class: the command line reads it without importing the file (run/declared.py).
     """
 
     synchronous: ClassVar[bool] = True
@@ -63,9 +65,10 @@ class Method(ABC):
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         self.replica, self.fabric, self.config = replica, fabric, config
+        self._dead = bytes(fabric.size)  # for each rank: 1 if it was dead before this step
 
     @classmethod
-    def roles(cls, ranks: int) -> Roles:
+    def roles(cls, ranks: int, config: Config) -> Roles:
         """Return the roles of a job's ranks: the last ones are servers. A subclass may refuse too few (ConfigError)."""
         return Roles(tuple(range(ranks - cls.servers)), tuple(range(ranks - cls.servers, ranks)))
 
@@ -77,9 +80,31 @@ class Method(ABC):
         """
         return BufferSpec()
 
-    @abstractmethod
     def step(self, batch: Batch) -> float:
         """Make one training step; return the loss of the batch."""
+        dead = (self.fabric.status[:, Column.STATE] == State.DEAD).tobytes()
+        if dead != self._dead:
+            self._dead = dead
+            self.on_membership(self.fabric.survivors())
+        loss = self.local(batch)
+        self.exchange()
+        return loss
+
+    def local(self, batch: Batch) -> float:
+        """Train on a batch; return its loss. By default: x_i <- x_i - eta * g_i(x_i), a step of the optimizer."""
+        loss = self.replica.gradient(batch)
+        self.replica.update()
+        return loss
+
+    @abstractmethod
+    def exchange(self) -> None:
+        """Communicate, after `local`.
+
+        If `local` is a whole step of the optimizer, a period or a trigger may call `exchange` in some steps only.
+        """
+
+    def on_membership(self, alive: Sequence[int]) -> None:
+        """Called before a step if a rank has died or joined since the last step. alive: the live replicas, in order."""
 
     def serve(self) -> None:
         """Run a server until all replicas have stopped training. Only methods with servers implement it."""
@@ -88,12 +113,27 @@ class Method(ABC):
     def pause(self) -> None:
         """Leave no message in flight. Called once, by each replica, when training has stopped for any reason."""
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Return (vectors, numbers): what the next step depends on in addition to the replica's vectors."""
-        return {}, {}
+    def vectors(self) -> dict[str, np.ndarray]:
+        """Return the float32 or float64 arrays of any shape that the next step depends on, besides the replica's.
 
-    def restore(self, vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> None:
-        """Continue from a state that `state` returned."""
+        Checkpoints contain them like the optimizer's vectors. All ranks have the same names, shapes and types.
+        """
+        return {}
+
+    def numbers(self) -> dict[str, int | float]:
+        """Return the single numbers that the next step depends on. Their names and types never change.
+
+        A whole number is a counter, so it is 0 or more. A number with a decimal point is finite.
+        """
+        return {}
+
+    def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
+        """Continue from saved `vectors` and `numbers`. This one copies the vectors; a subclass with numbers adds them.
+
+        Names, types and shapes are as now, and all values are finite. Raises ValueError if the values are not possible.
+        """
+        for name, vector in self.vectors().items():
+            vector[...] = vectors[name]
 
     def stale(self, message: Message) -> None:
         """Count the staleness of a message: the number of steps that the sender has completed since sending it."""
@@ -115,4 +155,4 @@ def _topology(name: str, replicas: int, seed: int, nodes: tuple[int, ...]) -> To
     return build(name, replicas, seed, nodes)
 
 
-__all__ = ["Batch", "BufferSpec", "Callable", "Fabric", "Message", "Method", "Replica", "Roles", "Sequence"]
+__all__ = ["Batch", "BufferSpec", "Callable", "Fabric", "Mapping", "Message", "Method", "Replica", "Roles", "Sequence"]

@@ -37,25 +37,31 @@ class DPSGD(Method):
         self.momentum = momentum.kind(config)(replica, config)
         self.graph = self.topology()
         self.place = fabric.replicas.index(fabric.rank)
+        self.round = 0  # the number of the present step
+        self.sent: Callable[[], Iterator[Message]] | None = None  # with --overlap: yields the models to mix in
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
         return BufferSpec(elements=size * momentum.kind(config).vectors, mail=2)
 
-    def step(self, batch: Batch) -> float:
-        replica, round = self.replica, self.replica.steps
+    def local(self, batch: Batch) -> float:
+        """Adapt. With --overlap, send x_i and compute only the gradient."""
         self.momentum.begin()
-        if self.config.overlap:
-            messages = self.send(round)
-            loss = replica.gradient(batch)
-            self.combine(messages, round)
-            replica.update()
+        self.round = self.replica.steps
+        if not self.config.overlap:
+            return super().local(batch)
+        self.sent = self.send(self.round)
+        return self.replica.gradient(batch)
+
+    def exchange(self) -> None:
+        """Combine. With --overlap, adapt afterwards."""
+        if self.sent is None:
+            self.combine(self.send(self.round), self.round)
         else:
-            loss = replica.gradient(batch)
-            replica.update()
-            self.combine(self.send(round), round)
+            self.combine(self.sent, self.round)
+            self.replica.update()
+            self.sent = None
         self.momentum.end()
-        return loss
 
     def send(self, round: int) -> Callable[[], Iterator[Message]]:
         """Send x_i to the replicas that mix it in this round. Returns a function that yields the models to mix in."""

@@ -17,13 +17,11 @@ holds one layer, in cyclic order, and each layer has a separate mass.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from minidl.comm.fabric.base import Header
 from minidl.comm.methods import momentum, peers, weighing
-from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Message, Method, Replica
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Method, Replica, Sequence
 from minidl.data.seeds import Purpose, generator
 from minidl.run.config import Config
 
@@ -79,14 +77,11 @@ class Gossip(Method):
         return BufferSpec(elements, mail={"push": 2, "pull": 1, "push-pull": 3}[config.exchange],
                      publish=config.exchange == "pull")  # fmt: skip
 
-    def step(self, batch: Batch) -> float:
+    def local(self, batch: Batch) -> float:
+        """Mix in the models that have arrived, then train."""
         self.momentum.begin()
         self.receive()
-        loss = self.replica.gradient(batch)
-        self.replica.update()
-        self.exchange()
-        self.momentum.end()
-        return loss
+        return super().local(batch)
 
     def exchange(self) -> None:
         """Send the delayed replies. Begin an exchange if --period or --probability selects this step."""
@@ -94,10 +89,15 @@ class Gossip(Method):
         chance = generator(Purpose.GOSSIP, config.seed, self.fabric.rank, replica.steps)
         fires = chance.random() < config.probability if config.probability else replica.steps % config.period == 0
         for asker, block in tuple(self.owed.items()):
-            if self.push(asker, block) or not self.fabric.alive(asker):
+            if self.push(asker, block):
                 del self.owed[asker]
-        if not fires:
-            return
+        if fires:
+            self.begin(chance)
+        self.momentum.end()
+
+    def begin(self, chance: np.random.Generator) -> None:
+        """Begin an exchange with a peer."""
+        config = self.config
         peer, block = self.choose(chance), self.begun % len(self.blocks)
         if config.exchange == "pull":
             self.fabric.publish(self.momentum.parts(*self.blocks[block]), self.header(block))
@@ -106,6 +106,10 @@ class Gossip(Method):
         self.begun += 1
         if peer is not None and config.exchange != "push":
             self.asked.add(peer)
+
+    def on_membership(self, alive: Sequence[int]) -> None:
+        """Owe no reply to a dead peer."""
+        self.owed = {asker: block for asker, block in self.owed.items() if asker in alive}
 
     def header(self, block: int, share: float = 1.0) -> Header:
         return Header(self.blocks[block][0], share, float(self.replica.images), self.replica.steps)
@@ -153,9 +157,14 @@ class Gossip(Method):
         self.fabric.drain(self.mix)
         self.asked, self.owed = set(), {}
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        return {"mass": self.weighing.mass}, {"begun": self.begun}
+    def vectors(self) -> dict[str, np.ndarray]:
+        return {"mass": self.weighing.mass}
 
-    def restore(self, vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> None:
-        self.weighing.mass[:] = vectors["mass"]
+    def numbers(self) -> dict[str, int | float]:
+        return {"begun": self.begun}
+
+    def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
+        if not (vectors["mass"] > 0).all():
+            raise ValueError(f"a mass is {vectors['mass'].min():g}; expected masses above 0")
+        super().restore(vectors, numbers)
         self.begun = int(numbers["begun"])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from minidl.comm.methods.base import Batch, Method
+from minidl.comm.methods.base import Method
 
 OPTIONS: dict[str, dict[str, object]] = {}  # replicas exchange nothing
 
@@ -13,7 +13,5 @@ OPTIONS: dict[str, dict[str, object]] = {}  # replicas exchange nothing
 class Local(Method):
     synchronous = False
 
-    def step(self, batch: Batch) -> float:
-        loss = self.replica.gradient(batch)
-        self.replica.update()
-        return loss
+    def exchange(self) -> None:
+        """Replicas exchange nothing."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.comm.methods import momentum
-from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Method, Replica
+from minidl.comm.methods.base import BufferSpec, Fabric, Method, Replica
 from minidl.run.config import Config
 
 OPTIONS = {
@@ -39,18 +39,14 @@ class LocalSGD(Method):
         momentum.kind(config)
         return BufferSpec()
 
-    def step(self, batch: Batch) -> float:
-        loss = self.replica.gradient(batch)
-        self.replica.update()
+    def exchange(self) -> None:
+        """Every tau steps: x_i <- 1/P * sum_j x_j"""
         if self.replica.steps % self.config.period == 0:
             for vector in self.momentum.parts():
                 self.average(vector)
-            self.replica.touch()
-        return loss
 
     def average(self, vector: np.ndarray) -> None:
         """vector = its mean over all replicas. If a replica dies during the sum, the vector does not change."""
         self.sum[:] = vector
         self.fabric.allreduce(self.sum)
-        with self.fabric.working("mix", vector.size):
-            np.multiply(self.sum, 1 / len(self.fabric.replicas), out=vector)
+        self.replica.scale(self.sum, 1 / len(self.fabric.replicas), out=vector)

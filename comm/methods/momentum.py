@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.comm.fabric.base import Message
-from minidl.comm.replica import Replica, mix
+from minidl.comm.replica import Replica
 from minidl.errors import ConfigError
 from minidl.run.config import Config
 
@@ -70,7 +70,7 @@ class Mixed(Momentum):
         start, length = message.header.start, message.vector.size // 2
         self.replica.mix(message.vector[:length], weight, start)
         velocity = self.replica.state["velocity"][start : start + length]
-        mix(self.replica.fabric, velocity, message.vector[length:], weight)
+        self.replica.mix_into(velocity, message.vector[length:], weight)
 
 
 class QuasiGlobal(Momentum):
@@ -80,11 +80,9 @@ class QuasiGlobal(Momentum):
         self.x, self.m = self.replica.theta.copy(), self.replica.state["velocity"].copy()
 
     def end(self) -> None:
-        replica, moved = self.replica, self.x
+        replica = self.replica
         if replica.lr:
-            moved -= replica.theta
-            moved /= replica.lr
-            mix(replica.fabric, self.m, moved, 1 - self.mu)
+            replica.mix_movement(self.m, self.x, 1 - self.mu)
         replica.state["velocity"][:] = self.m
 
 

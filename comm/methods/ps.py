@@ -14,12 +14,11 @@ gradient. The last rank is the server.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from minidl.comm.fabric.base import Channel, Header
-from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Message, Method, Replica, Roles
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Method, Replica, Roles
 from minidl.errors import ConfigError
 from minidl.run.config import Config
 
@@ -35,10 +34,10 @@ class ParameterServer(Method):
         self.version = 0  # number of updates of the center before this worker received it
 
     @classmethod
-    def roles(cls, ranks: int) -> Roles:
+    def roles(cls, ranks: int, config: Config) -> Roles:
         if ranks < 2:
             raise ConfigError("the parameter server needs a separate rank: expected 2 ranks or more for ps, got 1")
-        return super().roles(ranks)
+        return super().roles(ranks, config)
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
@@ -48,19 +47,22 @@ class ParameterServer(Method):
     def server(self) -> int:
         return self.fabric.size - 1
 
-    def step(self, batch: Batch) -> float:
+    def local(self, batch: Batch) -> float:
+        """Compute g_i. The server makes the update."""
+        return self.replica.gradient(batch)
+
+    def exchange(self) -> None:
+        """Send g_i and wait for the reply: x_i <- c"""
         replica = self.replica
-        loss = replica.gradient(batch)
         header = Header(weight=replica.lr, round=self.version)
         self.version = self.fabric.call(self.server, (replica.grad,), replica.theta, header).round
         replica.steps += 1
         replica.touch()
-        return loss
 
     def serve(self) -> None:
         self.fabric.serve(self.answer)
         header = Header(round=self.replica.optimizer_steps)
-        for vector in self.vectors():  # all workers have stopped: send the final center to each
+        for vector in self.center():  # all workers have stopped: send the final center to each
             self.fabric.wait(partial(self.tell, vector, header), what="workers to receive the center")
 
     def tell(self, vector: np.ndarray, header: Header) -> bool | None:
@@ -76,21 +78,21 @@ class ParameterServer(Method):
         center.update()
         return (center.theta,), Header(round=center.optimizer_steps)
 
-    def vectors(self) -> list[np.ndarray]:
+    def center(self) -> list[np.ndarray]:
         """Return theta and the optimizer's state."""
         return [self.replica.theta, *self.replica.state.values()]
 
     def pause(self) -> None:
         """Receive the final weights and optimizer state, which `serve` sends when all workers have stopped."""
-        for vector in self.vectors():
+        for vector in self.center():
             center = self.fabric.wait(lambda: self.fabric.take(Channel.MAIL, self.server), (self.server,), "the center")
             with center:
                 vector[:] = center.vector
                 self.version = self.replica.optimizer_steps = center.header.round
         self.replica.touch()
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        return {}, {"version": self.version}
+    def numbers(self) -> dict[str, int | float]:
+        return {"version": self.version}
 
-    def restore(self, vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> None:
+    def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
         self.version = int(numbers["version"])

@@ -31,7 +31,7 @@ from minidl import resources
 from minidl.errors import CheckpointError
 from minidl.reading import Stored, Unreadable, blaming, content, json_value, opened, safetensors_header
 from minidl.run.progress import progress
-from minidl.schema import LARGEST, Kind, Mismatch, mapping, maybe, named, number, record, sequence, several, text, whole
+from minidl.schema import LARGEST, Kind, Mismatch, count_or_number, mapping, maybe, named, record, text, whole
 
 FORMAT = "minidl checkpoint 1"
 MODEL, STATE, SUMS = "model.safetensors", "state.safetensors", "sha256sums.txt"
@@ -44,8 +44,7 @@ def _state(most: int) -> Kind:
     """Return the description of a checkpoint's state, whose counters are at most `most`: see training/resume.py."""
     count, at = whole(0, most), progress(most)
     random = record({"seed": whole(0, 2**32 - 1), "offset": count})
-    mass = number(1e-300, most)  # above 0
-    method = maybe(sequence(mapping(several(mass)), mapping(count)))  # vectors, and counters
+    method = maybe(mapping(count_or_number(most)))
     member = record({"progress": at, "optimizer_steps": count, "random": random, "images": count, "steps": count,
                      "method": method})  # fmt: skip
     return record(

@@ -4,7 +4,7 @@ Most options are fields of `Config`. A model, an optimizer or a method may decla
 (declared.py). These become fields of `Config`, too, and are None if another model, optimizer or method is chosen.
 
 The values of a run come from four layers, of which later ones override earlier ones: the defaults; the presets of the
-data set, of the model and of the optimizer (presets.py); the file of --config; the command line.
+data set, the model, the optimizer and the method (presets.py); the file of --config; the command line.
 
 An option that has no effect is refused, for example --mix without --method gossip. One exception: if the command line
 chooses another method than the file, the options of the file's method are dropped. If the command line chooses another

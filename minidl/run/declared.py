@@ -14,8 +14,10 @@
     like        the name of a model, an optimizer or a file in comm/methods that declares the same option: that
                 declaration applies here, too, except for the keys that are given here
 
-Each method is a file with OPTIONS and a docstring. models.py declares all models, and optim.py all optimizers: in these
-two files, the keys of OPTIONS and ABOUT are the names of the models and optimizers.
+Each method is a file with OPTIONS, a docstring and a class. A second literal, PRESET, is optional: {option: value} for
+options that all methods take, such as lr; a user's own values override them. The class of a method with servers states
+their number: `servers = 1`. models.py declares all models, and optim.py all optimizers: in these two files, the keys of
+OPTIONS and ABOUT are the names of the models and optimizers.
 
 The files are parsed, but not imported, so --help needs neither NumPy nor the methods. The closing bracket of a literal
 must be at the beginning of a line. A new method needs its file and a line in comm/methods/__init__.py.
@@ -29,6 +31,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from minidl.run.options import Option, declared
@@ -38,11 +41,17 @@ METHODS = "minidl.comm.methods"
 
 
 class Choice(NamedTuple):
-    """A model, an optimizer or a method. about: one line. papers: the sentences of its docstring that cite papers."""
+    """A model, an optimizer or a method.
+
+    about: one line. papers: the sentences of its docstring that cite papers. preset: its values of options that are not
+    given. servers: the number of servers of a method.
+    """
 
     about: str
     papers: str
     options: Mapping[str, Option]
+    preset: Mapping[str, Any] = MappingProxyType({})
+    servers: int = 0
 
 
 @cache
@@ -53,9 +62,11 @@ def choices(chooser: str) -> dict[str, Choice]:
         return {name: Choice(abouts[name], "", _options(f"{chooser}.{name}", table[name], table)) for name in table}
     found = {}
     for name, target in _literal(METHODS, "METHODS").items():
-        module = f"{METHODS}.{target.partition('.')[0]}"
+        file, _, word = target.partition(".")
+        module = f"{METHODS}.{file}"
         about, papers = described(_text(module).split('"""')[1])
-        found[name] = Choice(about, papers, _options(f"{chooser}.{name}", _literal(module, "OPTIONS"), {}))
+        own = _options(f"{chooser}.{name}", _literal(module, "OPTIONS"), {})
+        found[name] = Choice(about, papers, own, _literal(module, "PRESET", optional=True), _servers(module, word))
     return found
 
 
@@ -78,14 +89,24 @@ def _text(module: str) -> str:
 
 
 @cache
-def _literal(module: str, name: str) -> Any:
-    """Return the dict that a module assigns to this name: `NAME = {}`, or lines up to one that begins with }.
+def _literal(module: str, name: str, optional: bool = False) -> Any:
+    """Return the dict that a module assigns to this name: `NAME = {...}`, or lines up to one that begins with }.
 
     Only this part of the file is parsed, which is faster than to parse all of it.
+    optional: whether to return an empty dict if the module does not assign to this name.
     """
-    found = re.search(rf"^{name}\b[^=\n]*= (\{{\}}|\{{.*?^\}})", _text(module), re.MULTILINE | re.DOTALL)
-    assert found, (module, name)
-    return ast.literal_eval(found[1])
+    form = rf"^{name}\b[^=\n]*= (\{{[^\n]*\}}(?= *(?:#[^\n]*)?$)|\{{.*?^\}})"
+    found = re.search(form, _text(module), re.MULTILINE | re.DOTALL)
+    assert found or optional, f"{module} has no literal {name}"
+    return ast.literal_eval(found[1]) if found else {}
+
+
+def _servers(module: str, name: str) -> int:
+    """Return the number that the class of this name assigns to `servers`; 0 if it assigns none."""
+    body = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", _text(module), re.MULTILINE | re.DOTALL)
+    assert body, f"{module} has no class {name}"
+    found = re.search(r"^    servers = ([0-9]+)$", body[0], re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def described(docstring: str) -> tuple[str, str]:

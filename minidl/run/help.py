@@ -14,7 +14,7 @@ from minidl.run import declared
 from minidl.run.config import CHOOSERS, GROUPS, Config, resolve, takers
 from minidl.run.hints import meant, shown
 from minidl.run.options import Option, options
-from minidl.run.presets import PRESETS
+from minidl.run.presets import rows
 
 WIDTH = 88
 INDENT = 24  # the column of the descriptions
@@ -93,8 +93,8 @@ def _all(command: Command) -> Iterator[str]:
         if group in CHOOSERS:
             yield from _declared(command, group)
     yield command.examples.rstrip()
-    yield from ("", "defaults that depend on the data set, the model or the optimizer")
-    for conditions, values in PRESETS:
+    yield from ("", "defaults that depend on the data set, the model, the optimizer or the method")
+    for conditions, values in rows():
         yield from _row("  " + " ".join(conditions.values()), _preset(values))
 
 
@@ -166,10 +166,10 @@ def _choice(known: Mapping[str, Option], chooser: str, name: str) -> Iterator[st
                 f"--{chooser} {name} takes no further options")  # fmt: skip
     for entry in entries:
         yield from _details(entry)
-    rows = [(conditions, values) for conditions, values in PRESETS if conditions.get(chooser) == name]
-    if rows:
+    presets = [(conditions, values) for conditions, values in rows() if conditions.get(chooser) == name]
+    if presets:
         yield from ("", "defaults")
-        for conditions, values in rows:
+        for conditions, values in presets:
             yield from _row("  " + " ".join(conditions.values()), _preset(values))
 
 

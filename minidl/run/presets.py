@@ -1,6 +1,7 @@
-"""Presets: values of options that are not given, for combinations of data set, model and optimizer.
+"""Presets: values of options that are not given, for combinations of data set, model, optimizer and method.
 
-A row applies if all its conditions hold; later rows override earlier ones. bench/RESULTS.md has the measurements on
+A row applies if all its conditions hold; later rows override earlier ones. A method's file declares its row (PRESET in
+declared.py), which comes last. bench/RESULTS.md has the measurements on
 which the rows for VGG and the deep ResNets are based, and the result of each combination. To measure these results
 again, run bench/presets.py.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from minidl.run import declared
 
 Row = tuple[dict[str, str], dict[str, Any]]  # conditions {option: value}, values {option: value}
 
@@ -29,10 +32,16 @@ PRESETS: tuple[Row, ...] = (
 )
 
 
+def rows() -> list[Row]:
+    """Return PRESETS, and the rows of the methods that declare one."""
+    methods = declared.choices("method").items()
+    return [*PRESETS, *(({"method": name}, dict(choice.preset)) for name, choice in methods if choice.preset)]
+
+
 def preset(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the preset values for the chosen data set, model and optimizer."""
+    """Return the preset values for the chosen data set, model, optimizer and method."""
     found: dict[str, Any] = {}
-    for conditions, values in PRESETS:
+    for conditions, values in rows():
         if all(chosen[name] == value for name, value in conditions.items()):
             found |= values
     return found
@@ -40,4 +49,4 @@ def preset(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 def depending_on(name: str) -> set[str]:
     """Return the options whose presets depend on an option, such as data."""
-    return {key for conditions, values in PRESETS if name in conditions for key in values}
+    return {key for conditions, values in rows() if name in conditions for key in values}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minidl.errors import CheckpointError
 from minidl.run import checkpoint as files
-from minidl.training.replica_state import ReplicaState, own_state
+from minidl.training.replica_state import ReplicaState, own_state, without_method
 from minidl.training.resume import make_checkpoint
 from minidl.training.trainer import Trainer
 
@@ -26,9 +26,10 @@ FOLDER = "parts"
 
 
 def snapshot(trainer: Trainer) -> ReplicaState:
-    """Return the state of this replica without the method's state: the method's masses and counters start again."""
+    """Return the state of this replica without the method's state: its masses and counters start again."""
     state = own_state(trainer)
-    return replace(state, numbers=state.numbers | {"method": None}, stats=trainer.fabric.stats.vector())
+    return replace(state, vectors=without_method(state.vectors), numbers=state.numbers | {"method": None},
+                   stats=trainer.fabric.stats.vector())  # fmt: skip
 
 
 def save(checkpoints: Path, trainer: Trainer) -> None:

@@ -19,9 +19,11 @@ from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
 from minidl.errors import CheckpointError
 from minidl.nn import BatchNorm2d, Module, random_state, set_random_state
+from minidl.schema import named
 from minidl.training.trainer import Trainer
 
 FRAME = 1 << 14  # bytes: the largest size of a replica's numbers as JSON
+METHOD = "method."  # the beginning of the names of the method's vectors
 REESTIMATED = 32  # batches from which batch norm statistics are estimated
 
 
@@ -30,7 +32,7 @@ class ReplicaState:
     """Everything that the next step of a replica depends on, including its position in the training data."""
 
     rank: int
-    vectors: dict[str, np.ndarray]  # theta (the weights), the optimizer's vectors, batch norm's statistics
+    vectors: dict[str, np.ndarray]  # theta (the weights), batch norm's statistics, vectors of optimizer and method
     numbers: dict[str, Any]
     stats: np.ndarray | None = None  # statistics of communication: Stats.vector
 
@@ -41,49 +43,49 @@ def own_state(trainer: Trainer) -> ReplicaState:
     vectors = {"theta": replica.theta, **replica.state}
     if replica.statistics is not None:
         vectors["statistics"] = replica.statistics
+    vectors |= {METHOD + name: vector for name, vector in trainer.method.vectors().items()}
     numbers = {
         "progress": asdict(trainer.progress),
         "optimizer_steps": trainer.engine.optimizer.steps if not replica.own else replica.optimizer_steps,
         "random": replica.random if replica.own else random_state(),
         "images": replica.images,
         "steps": replica.steps,
-        "method": _as_json(*trainer.method.state()),
+        "method": trainer.method.numbers(),
     }
     return ReplicaState(trainer.fabric.rank, vectors, numbers)
 
 
 def collect(trainer: Trainer) -> list[ReplicaState]:
     """Return the states of all live replicas in the order of their ranks, at the leader; elsewhere an empty list."""
-    own = own_state(trainer)
-    lengths = {name: vector.size for name, vector in own.vectors.items()}
-    found = []
-    for rank, vector in trainer.fabric.gather(np.concatenate(list(own.vectors.values()))):
-        ends = np.cumsum(list(lengths.values()))[:-1]
-        pieces = [piece.copy() for piece in np.split(vector, ends)]
-        found.append(ReplicaState(rank, dict(zip(lengths, pieces, strict=True)), {}))
+    own, fabric = own_state(trainer), trainer.fabric
+    vectors: dict[int, dict[str, np.ndarray]] = {}
+    for name, vector in own.vectors.items():
+        for rank, values in fabric.gather(vector.reshape(-1)):
+            vectors.setdefault(rank, {})[name] = values.reshape(vector.shape).copy()
     numbers = dict(gather_numbers(trainer, own.numbers))
-    every = {rank: vector.copy() for rank, vector in trainer.fabric.gather(trainer.fabric.stats.vector())}
-    for state in found:
-        state.numbers, state.stats = numbers.get(state.rank, {}), every.get(state.rank)
-    return [state for state in found if state.stats is not None]  # without statistics: the replica died meanwhile
+    # A replica that has died meanwhile has sent no statistics.
+    return [ReplicaState(rank, vectors[rank], numbers[rank], values.copy())
+            for rank, values in fabric.gather(fabric.stats.vector())]  # fmt: skip
 
 
 def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
     """Restore this replica from a saved state, except for its progress. Raises CheckpointError if it does not fit."""
     replica, numbers = trainer.replica, saved.numbers
-    own = own_state(trainer).vectors
-    if {name: v.shape for name, v in own.items()} != {name: v.shape for name, v in saved.vectors.items()}:
-        raise CheckpointError("the checkpoint has other vectors than this run: it is from another optimizer or model")
-    for name, vector in own.items():
-        vector[:] = saved.vectors[name]
+    own, of_method = own_state(trainer), numbers["method"]
+    if of_method is None:  # a local snapshot: the method starts again (see local_snapshots.py)
+        own.vectors = without_method(own.vectors)
+    _require_same(own.vectors, saved)
+    for name, vector in without_method(own.vectors).items():
+        vector[...] = saved.vectors[name]
     try:
         replica.images, replica.steps = int(numbers["images"]), int(numbers["steps"])
         replica.optimizer_steps = trainer.engine.optimizer.steps = int(numbers["optimizer_steps"])
         replica.random = numbers["random"]
         set_random_state(numbers["random"])
-        if numbers["method"]:  # a local snapshot has none: the method starts again (see local_snapshots.py)
-            vectors, rest = numbers["method"]
-            trainer.method.restore({name: np.array(values) for name, values in vectors.items()}, rest)
+        if of_method is not None:
+            _require_like(own.numbers["method"], of_method)
+            vectors = {n.removeprefix(METHOD): v for n, v in saved.vectors.items() if n.startswith(METHOD)}
+            trainer.method.restore(vectors, of_method)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the state of the method {trainer.config.method} is not as expected: {error}") from None
     trainer.engine.arena.touch()
@@ -91,10 +93,32 @@ def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
         trainer.engine.statistics.touch()
 
 
-def _as_json(vectors: dict[str, np.ndarray], numbers: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a method's state in a form for JSON. JSON suffices here: the vectors, such as push-sum's masses, are
-    short, and it preserves every bit of a float64."""
-    return [{name: vector.tolist() for name, vector in vectors.items()}, numbers]
+def without_method(vectors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the vectors of a replica except those of the method."""
+    return {name: vector for name, vector in vectors.items() if not name.startswith(METHOD)}
+
+
+def _require_same(own: dict[str, np.ndarray], saved: ReplicaState) -> None:
+    """Raise CheckpointError unless the saved vectors have the names, types and shapes of `own`."""
+    if other := own.keys() ^ saved.vectors.keys():
+        what = ", ".join(named(name) for name in sorted(other)[:3])
+        raise CheckpointError(f"the checkpoint has other vectors than this run ({what}): it is from another optimizer, "
+                              "method or model")  # fmt: skip
+    for name, vector in own.items():
+        found = saved.vectors[name]
+        if (found.dtype, found.shape) != (vector.dtype, vector.shape):
+            raise CheckpointError(f"{saved.rank}/{named(name)} is {found.dtype} {found.shape}; "
+                                  f"expected {vector.dtype} {vector.shape}")  # fmt: skip
+
+
+def _require_like(own: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Raise ValueError unless the saved numbers have the names and types of `own`."""
+    if own.keys() != saved.keys():
+        found, expected = (", ".join(map(named, table)) or "none" for table in (saved, own))
+        raise ValueError(f"its numbers are {found}; expected {expected}")
+    for name, value in own.items():
+        if isinstance(value, int) and not isinstance(saved[name], int):
+            raise ValueError(f"{named(name)} is {saved[name]}; expected a whole number")
 
 
 def gather_numbers(trainer: Trainer, numbers: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:

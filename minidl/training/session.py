@@ -184,7 +184,7 @@ def chosen(config: Config, ranks: int) -> tuple[type[Method], tuple[int, ...]]:
     """
     kind = method(config.method)
     kind.buffers(1, config)
-    replicas = kind.roles(ranks).replicas
+    replicas = kind.roles(ranks, config).replicas
     if not replicas:
         raise ConfigError(f"{ranks} ranks: {config.method} needs {kind.servers} as servers, and replicas")
     return kind if ranks > 1 else Local, replicas

@@ -13,7 +13,7 @@ from minidl import schedules
 from minidl.comm.fabric.base import Fabric
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
-from minidl.comm.replica import Engine, Replica, mix
+from minidl.comm.replica import Engine, Replica
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.data import Dataset
 from minidl.data.sampler import Sampler
@@ -97,11 +97,11 @@ class Trainer:
             began = perf_counter() - self.progress.seconds
 
     def prepare(self) -> None:
-        """Record the step for a full batch. Compile its kernels and the mixing kernel, so that no step compiles."""
+        """Record the step for a full batch. Compile its kernels and those of methods, so that no step compiles."""
         self.model.train()
         self.engine.gradient.prepare(*self.sampler.first())
         if self.fabric.size > 1:
-            mix(self.fabric, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5)  # writable, like received messages
+            self.replica.compile_arithmetic()
 
     def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Make one step on a batch x (B, H, W, C), y (B,); return its mean loss and the number of correct answers."""

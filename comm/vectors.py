@@ -1,0 +1,104 @@
+"""Arithmetic on flat vectors: what methods compute with, besides a replica's gradient and update.
+
+Every operation uses kernels of the device's table. It counts as "mix" in the statistics, and a simulated clock advances
+by its time. Long vectors are processed in pieces, so an intermediate result needs little memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from minidl.comm.fabric.base import Fabric
+from minidl.engine.device import Device, aligned
+
+PIECE = 1 << 16  # elements that are processed together
+UNCHANGED = -0.0  # the summand that changes no number: 0.0 would turn -0.0 into 0.0
+
+
+class VectorArithmetic:
+    """Operations on vectors (n,) of one type. All vectors of a call have the same length and are contiguous."""
+
+    fabric: Fabric
+
+    def mix_into(self, target: np.ndarray, other: np.ndarray, weight: float) -> None:
+        """target <- target + weight * (other - target)"""
+        with self.fabric.working("mix", target.size):
+            _table().mix.mix(target, other, float(weight))
+        self._changed(target)
+
+    def scale(self, vector: np.ndarray, factor: float, out: np.ndarray | None = None) -> None:
+        """out <- factor * vector; by default, out is the vector itself."""
+        out = vector if out is None else out
+        with self.fabric.working("mix", vector.size):
+            _table().elementwise.affine(vector, float(factor), UNCHANGED, out)
+        self._changed(out)
+
+    def axpy(self, factor: float, x: np.ndarray, y: np.ndarray) -> None:
+        """y <- y + factor * x"""
+        add = _table().elementwise
+        with self.fabric.working("mix", y.size):
+            for (some_x, some_y), scaled in _pieces(x, y):
+                add.affine(some_x, float(factor), UNCHANGED, scaled)
+                add.accumulate(scaled, some_y)
+        self._changed(y)
+
+    def elastic(self, x: np.ndarray, center: np.ndarray, weight: float) -> None:
+        """Pull two vectors towards each other (Zhang, Choromanska, LeCun: NeurIPS 2015). Their sum stays the same.
+
+        d = weight * (x - center),    x <- x - d,    center <- center + d
+        """
+        add = _table().elementwise
+        with self.fabric.working("mix", x.size):
+            for (some_x, some_center), difference in _pieces(x, center):
+                add.subtract(some_x, some_center, difference)
+                add.affine(difference, float(weight), UNCHANGED, difference)
+                add.subtract(some_x, difference, some_x)
+                add.accumulate(difference, some_center)
+        self._changed(x)
+        self._changed(center)
+
+    def drift(self, x: np.ndarray, before: np.ndarray) -> float:
+        """Return |x - before| / |x|, with Euclidean norms computed in float64; 0 if both vectors are 0."""
+        moved = square = 0.0
+        with self.fabric.working("mix", x.size):
+            for (some_x, some_before), difference in _pieces(x, before):
+                _table().elementwise.subtract(some_x, some_before, difference)
+                moved += _square(difference)
+                square += _square(some_x)
+        return math.sqrt(moved / square) if square else math.inf if moved else 0.0
+
+    def compile_arithmetic(self) -> None:
+        """Compile the kernels of all operations, or load them from the cache, so that no step does."""
+        x, y = np.ones(1, np.float32), np.ones(1, np.float32)  # writable, like received messages
+        self.mix_into(x, y, 0.5)
+        self.scale(x, 1.0)
+        self.axpy(0.0, x, y)
+        self.elastic(x, y, 0.0)
+        self.drift(x, y)
+
+    def _changed(self, vector: np.ndarray) -> None:
+        """Called after a vector was written to. A replica's weights may share its memory."""
+
+
+def _table() -> Device:
+    return Device("cpu")
+
+
+def _pieces(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], np.ndarray]]:
+    """Yield pieces of x and of y, and memory for a result of the same length. The memory is reused."""
+    memory = aligned(min(x.size, PIECE), x.dtype, np.empty)
+    for start in range(0, x.size, PIECE):
+        piece = x[start : start + PIECE]
+        yield (piece, y[start : start + PIECE]), memory[: piece.size]
+
+
+def _square(x: np.ndarray) -> float:
+    """Return the sum of the squares of x, added in float64 in an order that depends only on its length."""
+    optim: Any = _table().optim
+    start, stop, square = np.zeros(1, np.int64), np.full(1, x.size, np.int64), np.zeros(1)
+    optim.norms(x, start, stop, np.zeros(optim.norms_partial(1)), square)
+    return float(square[0])
