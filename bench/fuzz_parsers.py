@@ -263,14 +263,13 @@ def _changed_header(rng: random.Random, content: bytes) -> bytes:
     return len(data).to_bytes(8, "little") + data + content[end:]
 
 
-def load_model(folder: Path) -> Case:
+def weights(folder: Path) -> Case:
     from minidl import models
-    from minidl.run.trained import load_model as load
+    from minidl.run.trained import load
 
     about = {"format": "pt", "model": "resnet20", "input_shape": "[8, 8, 1]", "classes": "3", "mean": "[0.5]",
              "std": "[1.0]"}  # fmt: skip
-    weights = models.build("resnet20", (8, 8, 1), 3).state_dict()
-    content = to_bytes(weights, about)
+    content = to_bytes(models.build("resnet20", (8, 8, 1), 3).state_dict(), about)
     return _file(folder / "model.safetensors", lambda rng: _changed_header(rng, content), load)
 
 
@@ -342,7 +341,7 @@ PARSERS: dict[str, Callable[[Path], Case]] = {
     "idx": idx,
     "cifar": cifar,
     "safetensors": safetensors,
-    "load_model": load_model,
+    "weights": weights,
     "checkpoint": checkpoint,
 }
 

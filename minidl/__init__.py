@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # the same names as in _EXPORTS, for type checkers and editor
     from minidl.run import checkpoint as checkpoint
     from minidl.run.evaluation import evaluate as evaluate
     from minidl.run.evaluation import predict as predict
-    from minidl.run.trained import load_model as load_model
+    from minidl.run.trained import load as load
+    from minidl.run.trained import save as save
     from minidl.training.fit import fit as fit
 
 __version__ = "0.1.0"
@@ -53,13 +54,14 @@ _EXPORTS = {
     "evaluate": "run.evaluation:evaluate",
     "fit": "training.fit:fit",
     "gradcheck": "engine.autograd:gradcheck",
-    "load_model": "run.trained:load_model",
+    "load": "run.trained:load",
     "models": "models",
     "nn": "nn",
     "no_grad": "engine.autograd:no_grad",
     "ops": "ops",
     "optim": "optim",
     "predict": "run.evaluation:predict",
+    "save": "run.trained:save",
     "schedules": "schedules",
     "seed": "engine.random:seed",
 }

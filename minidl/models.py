@@ -141,6 +141,7 @@ ABOUT = {
     "resnet44": "the same with 44 layers",
     "resnet56": "the same with 56 layers",
     "resnet110": "the same with 110 layers",
+    "FILE.py:FUNCTION": "your own: FUNCTION(input_shape, classes) in FILE.py returns the nn.Module",
 }
 OPTIONS: dict[str, dict[str, dict[str, object]]] = {
     "mlp": {},
@@ -157,6 +158,7 @@ OPTIONS: dict[str, dict[str, dict[str, object]]] = {
     "resnet44": {"conv": {"like": "lenet"}},
     "resnet56": {"conv": {"like": "lenet"}},
     "resnet110": {"conv": {"like": "lenet"}},
+    "FILE.py:FUNCTION": {"conv": {"like": "lenet"}},
 }
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
@@ -183,7 +185,7 @@ def build(name: str, input_shape: Shape = (28, 28, 1), classes: int = 10) -> nn.
     model = MODELS[name](input_shape, classes)
     if any(not parameter.size for parameter in model.parameters()):
         raise ConfigError(f"model {name!r} cannot take images of {input_shape}: they are too small for its pooling")
-    model.built_for = input_shape
+    model.built_for, model.built_as = input_shape, (name, classes)
     return model
 
 
@@ -195,9 +197,9 @@ def check(where: str, model: object) -> None:
     if isinstance(model, str) and model in MODELS:
         advice += f": minidl.models.build({model!r}, input_shape, classes) makes one"
     elif isinstance(model, str | Path):
-        advice += ": minidl.load_model(path) returns a trained one, and a function to standardise images"
+        advice += ": minidl.load(path) returns a trained one, and a function to standardise images"
     elif isinstance(model, tuple) and model and isinstance(model[0], nn.Module):
-        advice += ": write model, standardise = minidl.load_model(path)"
+        advice += ": write model, standardise = minidl.load(path)"
     elif isinstance(model, type) and issubclass(model, nn.Module):
         advice += f": write {model.__name__}(...)"
     raise ConfigError(f"{where}: the model is {shown(model)}; {advice}")

@@ -16,6 +16,7 @@ from minidl.cli.arguments import allow, check
 from minidl.engine.environment import prepare
 from minidl.errors import EXPECTED, explained, report
 from minidl.resources import MOST_RANKS
+from minidl.run import model_file
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import file_options
 from minidl.run.help import Command, show
@@ -55,8 +56,8 @@ def _options() -> type:
 Options = _options()
 COMMAND = Command("python -m minidl.simulate", Options, DESCRIPTION, EXAMPLES)
 # Options that have an effect with --measure.
-MEASURING = ("measure", "cluster", "data", "data_dir", "layout", "model", "conv", "batch_size", "seed", "threads",
-             "config", "json", "quiet")  # fmt: skip
+MEASURING = ("measure", "cluster", "data", "data_dir", "layout", "model", "model_hash", "conv", "batch_size", "seed",
+             "threads", "config", "json", "quiet")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             training = {name: value for name, value in given.items() if name in options(Config)}
             if given.get("ranks") == 1:
                 training["workers"] = 1
-            config = resolve(file_options(given), training)
+            file = file_options(given)
+            model_file.require_named(file.get("model"), given, given.get("config", ""), "give")
+            config = model_file.identified(resolve(file, training), given)
             prepare(config.threads)
             from minidl.training.simulated import execute  # slow: imports NumPy and Numba
 

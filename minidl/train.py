@@ -14,7 +14,7 @@ from minidl.comm.launch import local
 from minidl.engine.environment import number, prepare
 from minidl.errors import EXPECTED, AbortedError, MinidlError, explained, printable, report
 from minidl.resources import cores
-from minidl.run import declared
+from minidl.run import declared, model_file
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import file_options
 from minidl.run.display import count, speed
@@ -29,7 +29,9 @@ examples:
   python -m minidl.train
   python -m minidl.train --data mnist --validation 0.1
   python -m minidl.train --data my.npz --model mlp --optimizer adamw --out runs/mine
+  python -m minidl.train --model my_net.py:build --data mnist
   python -m minidl.train --resume runs/mine
+  python -m minidl.train --resume runs/mine --epochs 20
   python -m minidl.train --config runs/mine/config.toml --seed 1
   python -m minidl.train --evaluate runs/mine --json
 """
@@ -49,8 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             given = parse(Config, words)
             arguments.check(given)
             if given.get("resume"):
-                signals.message = f"stopped before the run continued; to continue: {resuming(given['resume'])}"
-            everywhere = not (given.get("config") or given.get("resume"))
+                again = resuming(given["resume"], given.get("model", ""))
+                signals.message = f"stopped before the run continued; to continue: {again}"
+            everywhere = not (given.get("config") or given.get("resume") or model_file.is_own(given.get("model")))
             config = read_config(given)
             everywhere = False
             if job is None:
@@ -85,11 +88,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def read_config(given: Mapping[str, Any]) -> Config:
     """Return the options of the run that the command line begins or continues. Those of --evaluate are read later."""
-    if given.get("resume"):
-        return resolve(read_run(given["resume"]), given)
+    if folder := given.get("resume"):
+        known = read_run(folder)
+        model_file.require_same_kind(known["model"], given, "--resume")
+        model_file.require_named(known["model"], given, f"the run {folder}", resuming(folder))
+        return model_file.identified(resolve(known, given), given, known.get("model_hash"))
     if given.get("evaluate"):
         return replace(Config(), workers=1, **{name: given[name] for name in ("threads", "quiet") if name in given})
-    return resolve(file_options(given), given)
+    file = file_options(given)
+    model_file.require_named(file.get("model"), given, given.get("config", ""), "give")
+    return model_file.identified(resolve(file, given), given)
 
 
 def processes(config: Config) -> int:

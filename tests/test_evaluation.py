@@ -24,7 +24,7 @@ def weights(path: Path, data: Dataset, **changes: Any) -> Path:
              "std": data.std.tolist()} | changes  # fmt: skip
     told = {name: json.dumps(value) for name, value in about.items() if value is not None}
     model = models.build("resnet20", (8, 8, 1), data.classes)
-    path.write_bytes(checkpoint._serialized(model.state_dict(), {"model": "resnet20", **told}))
+    path.write_bytes(checkpoint.serialized(model.state_dict(), {"model": "resnet20", **told}))
     return path
 
 

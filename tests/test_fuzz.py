@@ -53,7 +53,7 @@ import numpy as np
 import minidl.data.idx, minidl.data.npz, minidl.run.trained
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 idle, (kind, path) = peak(), sys.argv[1:]
-read = {"idx": lambda p: minidl.data.idx.read_idx(p, 3), "npz": minidl.data.load, "model": minidl.load_model}[kind]
+read = {"idx": lambda p: minidl.data.idx.read_idx(p, 3), "npz": minidl.data.load, "model": minidl.load}[kind]
 try:
     read(Path(path))
 except minidl.MinidlError as error:
@@ -300,11 +300,11 @@ def test_weights_with_holes_that_exceed_the_memory(tmp_path: Path) -> None:
     ({"model": "x"}, "unknown model 'x'"),
 ])  # fmt: skip
 def test_metadata_of_weights_is_checked(tmp_path: Path, about: dict[str, str], words: str) -> None:
-    from minidl import load_model
+    import minidl
 
     path = safetensors(tmp_path / "a.safetensors", {"__metadata__": ABOUT | about})
     with pytest.raises(CheckpointError, match=words) as caught:
-        load_model(path)
+        minidl.load(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -160,7 +160,7 @@ def test_a_header_is_parsed_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     parsed: list[object] = []
     real = files.safetensors_header
     monkeypatch.setattr(files, "safetensors_header", lambda file: parsed.append(file) or real(file))
-    minidl.load_model(run / "model.safetensors")
+    minidl.load(run / "model.safetensors")
     assert len(parsed) == 1
     parsed.clear()
     files.load(files.folder_of(run / "checkpoints", 10))
@@ -176,7 +176,7 @@ def test_arrays_that_the_model_does_not_have_are_not_read(run: Path, monkeypatch
     (run / "many.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
     monkeypatch.setattr(files, "_array", lambda *_: pytest.fail("an array is read"))
     with pytest.raises(CheckpointError, match="e0 is unknown to this model"):
-        minidl.load_model(run / "many.safetensors")
+        minidl.load(run / "many.safetensors")
 
 
 @pytest.mark.parametrize(("shape", "words"), [
@@ -247,7 +247,7 @@ def test_a_model_that_was_trained_on_extreme_inputs_is_loaded(tmp_path: Path, sc
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     argv = ["--data", str(tmp_path / "a.npz"), "--model", "mlp", "--epochs", "1", "--quiet"]
     assert main([*argv, "--workers", "1", "--out", str(tmp_path / "run")]) == 0
-    model, standardise = minidl.load_model(tmp_path / "run")
+    model, standardise = minidl.load(tmp_path / "run")
     assert minidl.predict(model, standardise(x)).shape == (20, 4)
 
 

@@ -195,26 +195,26 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_load_model_takes_a_run_a_checkpoint_or_a_file(finished: Path, tmp_path: Path) -> None:
+def test_load_takes_a_run_a_checkpoint_or_a_file(finished: Path, tmp_path: Path) -> None:
     shutil.copy(finished / "model.safetensors", tmp_path / "copied.safetensors")
     last = files.last(finished / "checkpoints")
     assert last
     for path in (finished, str(finished), last, tmp_path / "copied.safetensors"):
-        model, standardise = minidl.load_model(path)
+        model, standardise = minidl.load(path)
         assert standardise(np.zeros((2, 4, 4, 1))).shape == (2, 4, 4, 1) and not model.training
     with pytest.raises(CheckpointError, match=r"nothing does not exist; expected a run folder, a checkpoint or"):
-        minidl.load_model(tmp_path / "nothing")
+        minidl.load(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"empty is incomplete: sha256sums.txt does not exist"):
-        minidl.load_model(tmp_path / "empty")
+        minidl.load(tmp_path / "empty")
 
 
-def test_load_model_draws_nothing_from_the_generator(finished: Path) -> None:
+def test_load_draws_nothing_from_the_generator(finished: Path) -> None:
     drawn = []
     for path in (None, finished):
         nn.seed(0)
         if path:
-            minidl.load_model(path)
+            minidl.load(path)
         drawn.append(nn.Linear(2, 2).weight.numpy().copy())
     np.testing.assert_array_equal(drawn[0], drawn[1])
 

@@ -21,7 +21,7 @@ from minidl.errors import CheckpointError
 from minidl.run import checkpoint as files
 from minidl.run import folder as run
 from minidl.run.evaluation import evaluate
-from minidl.run.trained import load_model
+from minidl.run.trained import load
 from minidl.train import main
 
 SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--lr", "0.01"]
@@ -327,7 +327,7 @@ def test_weights_for_new_images(capsys: pytest.CaptureFixture[str]) -> None:
     told = result(capsys)
     last = files.last(Path("run/checkpoints"))
     assert last and (last / files.MODEL).read_bytes() == Path("run/model.safetensors").read_bytes()
-    model, standardise = load_model("run/model.safetensors")
+    model, standardise = load("run/model.safetensors")
     dataset = data.load("synthetic:96x4x4x1:4")
     images = dataset.x_test.astype(np.float64) * dataset.std + dataset.mean  # as stored in the data set's file
     np.testing.assert_allclose(standardise(images), dataset.x_test, atol=1e-5)
@@ -337,4 +337,4 @@ def test_weights_for_new_images(capsys: pytest.CaptureFixture[str]) -> None:
     assert metadata["format"] == "pt" and metadata["model"] == "mlp" and metadata["input_shape"] == "[4, 4, 1]"
     files.save(Path(), 1, files.Checkpoint(model.state_dict(), {}, {}))
     with pytest.raises(CheckpointError, match="does not name its model"):
-        load_model(f"step-00000001/{files.MODEL}")
+        load(f"step-00000001/{files.MODEL}")

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from minidl.errors import ConfigError
-from minidl.run.config import FREE
+from minidl.run.config import FREE, LENGTH
 
-WITH_RESUME = (*FREE, "resume", "json", "quiet", "trace")
-OF_A_RUN = ("evaluate", "data", "data_dir", "layout", "threads", "json", "quiet")  # with --evaluate of a run
-OF_A_FILE = (*OF_A_RUN, "model", "conv", "validation", "seed", "config")  # with --evaluate of other weights
+WITH_RESUME = (*FREE, *LENGTH, "model", "model_hash", "resume", "json", "quiet", "trace")
+# With --evaluate of a run. --model only names the file of a model again.
+OF_A_RUN = ("evaluate", "model", "model_hash", "data", "data_dir", "layout", "threads", "json", "quiet")
+OF_A_FILE = (*OF_A_RUN, "conv", "validation", "seed", "config")  # with --evaluate of other weights
 TARGETS = {"out": "begins a run", "resume": "continues a run", "evaluate": "tests weights"}
 
 
@@ -28,10 +29,11 @@ def check(given: Mapping[str, Any]) -> None:
     out = given.get("out", "")
     if out and os.path.lexists(out) and not os.path.isdir(out):
         raise ConfigError(f"--out {out} is a file: expected a folder, which is created if it does not exist")
-    weights = given.get("evaluate", "")
-    if weights and not os.path.exists(weights):
-        raise ConfigError(f"--evaluate {weights} does not exist: expected a run folder, a checkpoint or a .safetensors "
-                          "file")  # fmt: skip
+    for name in ("evaluate", "init"):
+        weights = os.path.expanduser(given.get(name, ""))
+        if weights and not os.path.exists(weights):
+            raise ConfigError(f"--{name} {weights} does not exist: expected a run folder, a checkpoint or a "
+                              ".safetensors file")  # fmt: skip
     data = given.get("data", "")
     if data.endswith(".npz") and not os.path.exists(os.path.expanduser(data)):
         raise ConfigError(f"--data {data}: there is no such file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -15,10 +16,12 @@ from minidl.comm.stats import Stats
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.errors import CheckpointError, ConfigError, printable
 from minidl.run import checkpoint as files
-from minidl.run.config import Config, resolve
-from minidl.run.config_file import file_options
+from minidl.run import model_file
+from minidl.run.config import FREE, LENGTH, Config, resolve
+from minidl.run.config_file import file_options, to_toml
+from minidl.run.display import count
 from minidl.run.evaluation import evaluate
-from minidl.run.folder import RunFolder, result_of
+from minidl.run.folder import RunFolder, read_run, result_of, resuming
 from minidl.run.signals import Signals
 from minidl.run.trained import check_data, described_options, find_weights, load_weights, run_options
 from minidl.training import local_snapshots
@@ -55,31 +58,59 @@ def begin(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fa
 def resume(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
     """Resume the run in --resume from its last checkpoint, or from the start if it has none yet.
 
-    A finished run is not trained again: its result is returned.
+    A finished run is not trained again: its result is returned. With --epochs or --steps, it is trained longer.
     """
-    folder = Path(given["resume"])
-    if result := result_of(folder):
+    folder, longer = Path(given["resume"]), any(name in given for name in LENGTH)
+    result = result_of(folder)
+    if result and not longer:
         if fabric.rank:  # if rank 0 has printed the result and ended, this rank may lead
             return None
         if not given.get("quiet"):
             print(printable(_already_finished(folder, config)), file=sys.stderr, flush=True)
         return result
-    session = Session(config, signals, fabric)
+    session = Session(config, signals, fabric, fresh=not files.steps(folder / "checkpoints"))
     session.resumed = True
     with session.output.opened(lambda: reopen(folder)):  # the leader opens it first; then all ranks read it
         if made := files.steps(folder / "checkpoints"):
             _restore(session, folder / "checkpoints", made)
-        if session.output.run:
-            session.output.run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
+        if result and (not made or session.trainer.finished):
+            raise ConfigError(_cannot_be_longer(folder, session, bool(made)))
+        if run := session.output.run:
+            _update_options(run, config, _length(config) if longer else "")
+            run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
         return session.train()
 
 
 def _already_finished(folder: Path, config: Config) -> str:
     length = "steps" if config.steps else "epochs"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime((folder / "summary.json").stat().st_mtime))
-    command = f"python -m minidl.train --config {quote(str(folder / 'config.toml'))} --{length} N"
     return (f"minidl: {folder} finished on {when} and is not trained again; this is its result. "
-            f"To train longer, begin a new run: {command}")  # fmt: skip
+            f"To train longer: {resuming(folder, config.model)} --{length} N")  # fmt: skip
+
+
+def _cannot_be_longer(folder: Path, session: Session, has_checkpoint: bool) -> str:
+    """Return why a finished run cannot be trained longer."""
+    if not has_checkpoint:
+        return f"{folder} has finished, and has no checkpoint to continue from: begin a new run with another --out"
+    made = _length(session.config)
+    return f"{folder} has already been trained for {made}: give a larger number to train it longer"
+
+
+def _length(config: Config) -> str:
+    return count(config.steps, "step") if config.steps else count(config.epochs, "epoch")
+
+
+def _update_options(run: RunFolder, config: Config, longer: str) -> None:
+    """Write config.toml again if the run becomes longer, or if its model file has moved or changed.
+
+    longer: the length that the command line gives, such as "20 epochs", or "". Other options remain: those in `FREE`
+    are for one resume only.
+    """
+    before = resolve(read_run(run.folder))
+    kept = {name: getattr(before, name) for name in FREE}
+    after = replace(config, **kept)
+    if to_toml(after) != to_toml(before):
+        run.change(after, longer)
 
 
 def _restore(session: Session, checkpoints: Path, made: Sequence[int]) -> None:
@@ -117,11 +148,16 @@ def _forget_missing_best(session: Session, checkpoints: Path) -> None:
 def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     """Test the weights that --evaluate names on the test images; return their scores."""
     weights = find_weights(Path(given["evaluate"]))
+    file, about = file_options(given), weights.metadata
     if known := run_options(weights.path):
         # With another seed, for example, the data would be split differently: training images could be test images.
         arguments.allow(given, arguments.OF_A_RUN, "--evaluate of a run: it is tested with the options of its training")
-    file = file_options(given)
+        model_file.require_same_kind(known["model"], given, "--evaluate of a run")
+    named = {**about, **file, **known}.get("model")
+    command = f"python -m minidl.train --evaluate {quote(given['evaluate'])}"
+    model_file.require_named(named, given, str(weights.path), command)
     config = resolve(known or described_options(weights, {**file, **given}), file, given)
+    config = model_file.identified(config, given, {**about, **known}.get("model_hash"))
     dataset, model = prepare(config)
     check_data(weights, dataset)
     try:

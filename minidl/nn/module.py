@@ -20,6 +20,7 @@ from minidl.nn.summary import Row, checked_shape, table
 
 Self = TypeVar("Self", bound="Module")
 
+RESERVED = ("arena", "statistics", "training", "built_for", "built_as")  # attributes of every module
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
@@ -54,6 +55,7 @@ class Module:
     training = True
     arena: Arena | None = None  # the parameters, after `flatten`
     built_for: tuple[int, int, int] | None = None  # (H, W, C), if models.build made the model; None: unknown
+    built_as: tuple[str, int] | None = None  # (name, classes), if models.build made the model
     statistics: Arena | None = None  # the buffers, after `flatten`: a separate vector, which replicas do not average
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -87,7 +89,7 @@ class Module:
     # -- sub-modules and parameters ----------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("arena", "statistics", "training", "built_for") and isinstance(value, Module | Parameter):
+        if name in RESERVED and isinstance(value, Module | Parameter):
             raise ConfigError(f"{type(self).__name__}.{name}: this name is reserved in every module; choose another")
         if isinstance(value, Module | Parameter) and isinstance(getattr(type(self), name, None), MemberDescriptorType):
             raise ConfigError(f"{type(self).__name__}.{name}: modules in __slots__ are not found: remove it from them")

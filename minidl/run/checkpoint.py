@@ -270,8 +270,8 @@ def _array(file: BufferedReader, name: str, stored: Stored) -> np.ndarray:
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     files = {
         # Other programs require the entry "format": "pt".
-        MODEL: _serialized(checkpoint.weights, {"format": "pt", **checkpoint.about}),
-        STATE: _serialized(checkpoint.vectors, {"format": FORMAT, "state": json.dumps(checkpoint.state)}),
+        MODEL: serialized(checkpoint.weights, {"format": "pt", **checkpoint.about}),
+        STATE: serialized(checkpoint.vectors, {"format": FORMAT, "state": json.dumps(checkpoint.state)}),
     }
     files[SUMS] = "".join(f"{_sha256(data)}  {name}\n" for name, data in files.items()).encode()
     shutil.rmtree(folder, ignore_errors=True)
@@ -284,7 +284,8 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     _sync(folder)
 
 
-def _serialized(arrays: Arrays, metadata: dict[str, str]) -> bytes:
+def serialized(arrays: Arrays, metadata: dict[str, str]) -> bytes:
+    """Return the content of a safetensors file."""
     # The writer copies an array's memory unchanged, so it must be in C order. asarray keeps the shape ();
     # ascontiguousarray would make it (1,).
     data = to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)

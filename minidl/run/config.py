@@ -34,6 +34,10 @@ def _abouts(chooser: str) -> dict[str, str]:
     return {name: choice.about for name, choice in declared.choices(chooser).items()}
 
 
+HASHES = {
+    "any": "every content is accepted; the run records the hash",
+    "HASH": "the first digits of the file's SHA-256, at least 8; --resume accepts a changed file with its new hash",
+}
 DATA = {
     "digits": "1,797 handwritten digits of 8x8 pixels, which come with minidl",
     "mnist": "70,000 handwritten digits of 28x28 pixels",
@@ -69,6 +73,8 @@ FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
 FREE = ("data_dir", "threads", "keep", "stall", "workers")
+LENGTH = ("epochs", "steps")  # a resumed run may become longer
+OWN_MODEL = "FILE.py:FUNCTION"
 
 GROUPS = {  # topics of --help, and sections of config.toml
     "model": "the network",
@@ -107,6 +113,10 @@ class Config:
     """
 
     model: str = option("lenet", "the network", group="model", choices=_abouts("model"))
+    model_hash: str = option("any", "refuse a FILE.py with another content", group="model", choices=HASHES,
+                             needs={"model": OWN_MODEL})
+    init: str = option("", "begin with the weights of a run folder, a checkpoint or a .safetensors file; a last layer "
+                       "for another number of classes begins with random weights", group="model")
 
     data: str = option("digits", "the data set", group="data", choices=DATA)
     data_dir: str = option("", "first folder to search for the files of data sets; then $MINIDL_DATA and the user's "
@@ -181,7 +191,7 @@ class Config:
 
 def options_of(values: Mapping[str, Any]) -> dict[str, Option]:
     """Return the options that all runs take, and those of the chosen model, optimizer and method."""
-    return _options_of(*(values[chooser] for chooser in CHOOSERS))
+    return _options_of(*(declared.choice_of(chooser, values[chooser]) for chooser in CHOOSERS))
 
 
 @cache
@@ -294,6 +304,8 @@ def _outdated(given: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
     for name in ("data", *CHOOSERS):
         if name in given and before[name] != after[name]:
             found |= depending_on(name)
+    if "model" in new:  # the hash is that of another file
+        found.add("model_hash")
     for name, entry in options_of(before).items():
         other = options_of(after).get(name)
         if other and (other.default, other.choices) != (entry.default, entry.choices):
@@ -305,6 +317,10 @@ def _with_absolute_paths(layer: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(layer)
     if matches("FILE.npz", found.get("data")):
         found["data"] = _absolute(found["data"])
+    if matches(OWN_MODEL, found.get("model")):
+        found["model"] = _absolute(found["model"])
+    if found.get("init"):
+        found["init"] = _absolute(found["init"])
     if matches("file:PATH", found.get("topology")):
         found["topology"] = "file:" + _absolute(found["topology"].removeprefix("file:"))
     return found

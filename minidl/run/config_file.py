@@ -68,7 +68,7 @@ def from_toml(content: str) -> FileOptions:
             found[key] = entry.check(value)
     for section in sections:
         chooser, dot, name = section.partition(".")
-        if dot and found.get(chooser) != name:
+        if dot and (chooser not in found or declared.section(declared.choice_of(chooser, found[chooser])) != name):
             raise ConfigError(f"[{section}] holds options of the {chooser} {name}: set {chooser} = \"{name}\" in "
                               f"[{chooser}], or remove [{section}]")  # fmt: skip
     if len(sections) == 1 and found.keys() >= EARLIER:
@@ -89,12 +89,17 @@ def _sections(tables: dict[str, Any]) -> dict[str, dict[str, Any]]:
         for inner, what in value.items():
             if not isinstance(what, dict):
                 found[key][inner] = what
-            elif key in CHOOSERS and inner in declared.choices(key):
+            elif key in CHOOSERS and inner in _by_section(key):
                 found[f"{key}.{inner}"] = what
             else:
-                known = ", ".join(declared.choices(key)) if key in CHOOSERS else "none"
+                known = ", ".join(_by_section(key)) if key in CHOOSERS else "none"
                 raise ConfigError(f"unknown section [{key}.{inner}]. Known {key}s: {known}")
     return found
+
+
+def _by_section(chooser: str) -> dict[str, str]:
+    """Return the models, optimizers or methods by the second part of their section's name."""
+    return {declared.section(name): name for name in declared.choices(chooser)}
 
 
 def _option(section: str, key: str) -> Option:
@@ -105,7 +110,7 @@ def _option(section: str, key: str) -> Option:
     if key not in known:
         raise ConfigError(f"unknown key {key!r}.{nearest(key, list(known))} Known: {', '.join(known)}")
     chooser, dot, name = section.partition(".")
-    if dot and key not in declared.choices(chooser)[name].options:
+    if dot and key not in declared.choices(chooser)[_by_section(chooser)[name]].options:
         raise ConfigError(f"[{section}]: {name} has no option {key!r}")
     if section and known[key].group != chooser:
         raise ConfigError(f"key {key!r} is in [{section}], but belongs into [{known[key].group}]")
@@ -124,9 +129,9 @@ def to_toml(config: Config) -> str:
 
 
 def saved(config: Config) -> dict[str, Option]:
-    """Return the options that config.toml holds: all that have an effect, except those of a single command."""
+    """Return the options that config.toml holds: those that have an effect and a value, and are not for one command."""
     return {name: entry for name, entry in options_of(vars(config)).items()
-            if entry.saved and getattr(config, name) is not None}  # fmt: skip
+            if entry.saved and getattr(config, name) not in (None, "")}  # fmt: skip
 
 
 def _toml_value(value: str | int | float | bool | tuple[str, ...]) -> str:

@@ -17,7 +17,8 @@
 Each method is a file with OPTIONS, a docstring and a class. A second literal, PRESET, is optional: {option: value} for
 options that all methods take, such as lr; a user's own values override them. The class of a method with servers states
 their number: `servers = 1`. models.py declares all models, and optim.py all optimizers: in these two files, the keys of
-OPTIONS and ABOUT are the names of the models and optimizers.
+OPTIONS and ABOUT are the names of the models and optimizers. One key is a form: FILE.py:FUNCTION stands for all models
+from users' files.
 
 The files are parsed, but not imported, so --help needs neither NumPy nor the methods. The closing bracket of a literal
 must be at the beginning of a line. A new method needs its file and a line in comm/methods/__init__.py.
@@ -34,7 +35,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from minidl.run.options import Option, declared
+from minidl.run.options import Option, declared, matches
 
 FILES = {"model": "minidl.models", "optimizer": "minidl.optim"}
 METHODS = "minidl.comm.methods"
@@ -59,7 +60,8 @@ def choices(chooser: str) -> dict[str, Choice]:
     """Return the models, optimizers or methods by name. chooser: model, optimizer or method."""
     if chooser in FILES:
         abouts, table = (_literal(FILES[chooser], name) for name in ("ABOUT", "OPTIONS"))
-        return {name: Choice(abouts[name], "", _options(f"{chooser}.{name}", table[name], table)) for name in table}
+        return {name: Choice(abouts[name], "", _options(f"{chooser}.{section(name)}", table[name], table))
+                for name in table}  # fmt: skip
     found = {}
     for name, target in _literal(METHODS, "METHODS").items():
         file, _, word = target.partition(".")
@@ -68,6 +70,20 @@ def choices(chooser: str) -> dict[str, Choice]:
         own = _options(f"{chooser}.{name}", _literal(module, "OPTIONS"), {})
         found[name] = Choice(about, papers, own, _literal(module, "PRESET", optional=True), _servers(module, word))
     return found
+
+
+def choice_of(chooser: str, value: str) -> str:
+    """Return the name of the choice that a value is, or whose form it has: FILE.py:FUNCTION for my_net.py:build.
+
+    The value must be valid.
+    """
+    known = choices(chooser)
+    return value if value in known else next(name for name in known if matches(name, value))
+
+
+def section(name: str) -> str:
+    """Return the second part of the section of config.toml that holds a choice's options: lenet, or own for a form."""
+    return name if name == name.lower() else "own"
 
 
 def _options(group: str, table: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Option]:

@@ -25,6 +25,7 @@ from minidl.errors import CheckpointError, ConfigError, MinidlError
 from minidl.reading import Unreadable, blaming, json_value, opened, text
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import read_toml, saved, to_toml
+from minidl.run.model_file import is_own
 from minidl.run.progress import LOSS
 from minidl.schema import Mismatch
 
@@ -43,6 +44,7 @@ _OF_REPLICAS = dict.fromkeys(("workers", "replicas_alive", "messages"), schema.w
 BEST_STEP = {"best_step": schema.whole()}
 SUMMARY = schema.record(_RESULT, BEST_STEP, others=True)
 SUMMARY_OF_REPLICAS = schema.record(_RESULT | _OF_REPLICAS, BEST_STEP, others=True)
+CONTINUES = "continues_to"  # in summary.json: the new length of a run that became longer, such as "20 epochs"
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 
@@ -80,7 +82,7 @@ class RunFolder:
                 made = not folder.exists()
                 folder.mkdir(parents=True, exist_ok=True)
             else:
-                folder = _next_free(f"{Path(config.data).stem}-{config.model}")
+                folder = _next_free(f"{Path(config.data).stem}-{Path(config.model).stem}")
                 made = True
             run = cls(folder)
         try:
@@ -157,6 +159,21 @@ class RunFolder:
         with self._writing(self.summary):
             write(self.summary, json.dumps(summary, indent=2).encode() + b"\n")
 
+    def change(self, config: Config, longer: str = "") -> None:
+        """Replace the options of the run: it continues with this config.
+
+        longer: the new length, such as "20 epochs", if the run becomes longer. An earlier result remains in
+        model.safetensors and in summary.json until the new one is written. Meanwhile summary.json says that the run
+        continues (see `result_of`).
+        """
+        with blaming(str(self.summary), JournalError):
+            old = json_value(text(self.summary, LONGEST_SUMMARY)) if longer and self.summary.exists() else None
+        with self._writing(self.summary):
+            if isinstance(old, dict):
+                write(self.summary, json.dumps(old | {CONTINUES: longer}, indent=2).encode() + b"\n")
+        with self._writing(self.config):
+            write(self.config, (HEAD + to_toml(config)).encode())
+
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
         try:
@@ -179,17 +196,23 @@ def read_run(folder: str | Path) -> dict[str, Any]:
     return read_options(path)
 
 
-def resuming(folder: str | Path) -> str:
-    """Return the command that continues the run in this folder."""
-    return f"python -m minidl.train --resume {quote(str(folder))}"
+def resuming(folder: str | Path, model: str = "") -> str:
+    """Return the command that continues the run in this folder. model: the model of the run, or ""."""
+    own = f" --model {quote(model)}" if is_own(model) else ""
+    return f"python -m minidl.train --resume {quote(str(folder))}{own}"
 
 
 def result_of(folder: str | Path) -> dict[str, Any] | None:
-    """Return the content of a run's summary.json; None if the run has not finished, or if the file is damaged."""
+    """Return the content of a run's summary.json; None if the run has not finished, or if the file is damaged.
+
+    A run that became longer after its first result has not finished.
+    """
     try:
         summary = json_value(text(Path(folder) / "summary.json", LONGEST_SUMMARY))
         (SUMMARY_OF_REPLICAS if isinstance(summary, dict) and "workers" in summary else SUMMARY)(summary)
     except (FileNotFoundError, NotADirectoryError, Unreadable, Mismatch):
+        return None
+    if CONTINUES in summary:
         return None
     return dict(summary) | {"out": str(folder)}  # the folder may have been moved
 

@@ -27,6 +27,7 @@ ALIASES = {
     "random-seed manual-seed rng-seed random-state": ("seed",),
     "output output-dir output-folder outdir save-dir save logdir log-dir run-dir save-path o": ("out",),
     "load restore continue checkpoint ckpt load-checkpoint resume-from restart": ("resume", "evaluate"),
+    "pretrained weights finetune fine-tune init-from init-weights initial-weights": ("init",),
     "eval test eval-only evaluation evaluate-only inference predict": ("evaluate",),
     "val val-split validation-split valid val-size validation-size val-fraction": ("validation",),
     "augmentation augmentations data-augmentation transforms": ("augment",),
@@ -47,13 +48,12 @@ REASONS = {  # names in other tools -> why minidl has no such option
     "num-workers nworkers j jobs loader-workers": "a thread of each replica loads the images: leave it out; --workers "
                                                   "sets the number of replicas",
     "dropout drop-rate dropout-rate p-dropout": "the models of --model have no dropout; put nn.Dropout into a model of "
-                                                "your own, and train it with minidl.fit",
-    "hidden hidden-size hidden-dim layers num-layers depth width units": "the models of --model have fixed sizes; "
-        "train a model of your own with minidl.fit",
+                                                "your own: --model my_net.py:build",
+    "hidden hidden-size hidden-dim layers num-layers depth width units": "the models of minidl have fixed sizes; "
+        "train a model of your own: --model my_net.py:build",
     "amp fp16 bf16 half precision dtype float16 mixed-precision": "minidl trains in float32: leave it out",
     "beta1 beta2 betas eps epsilon": "adam and adamw use the betas 0.9 and 0.999 and eps 1e-8; minidl.optim.Adam takes "
                                      "others",
-    "pretrained weights": "training starts from random weights; --resume continues a run, --evaluate tests a file",
     "num-classes classes n-classes": "the data set determines the number of classes: leave it out",
     "image-size img-size input-size input-shape resize": "the data set determines the size of images: leave it out",
     "shuffle no-shuffle": "the training images are always shuffled, in an order that --seed determines",

@@ -23,9 +23,11 @@ from minidl.schema import LARGEST, is_plain
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text",
          tuple: "names separated by commas"}  # fmt: skip
-# A choice with capital letters is a form: torus:RxC allows torus:2x3. These words stand for a path, a file or a number
-# above 0; any other word in capitals stands for a whole number of 1 or more.
-WORDS = {"PATH": ".+", "FILE": ".+", "ALPHA": "(?=[0.]*[1-9])[0-9]*[.]?[0-9]+(e[+-]?[0-9]+)?"}
+# A choice with capital letters is a form: torus:RxC allows torus:2x3. These words stand for a path, a file, a name in
+# Python, the first digits of a SHA-256, or a number above 0. Any other word in capitals stands for a whole number of 1
+# or more.
+WORDS = {"PATH": ".+", "FILE": ".+", "FUNCTION": "[A-Za-z_][A-Za-z_0-9]*", "HASH": "[0-9a-f]{8,64}",
+         "ALPHA": "(?=[0.]*[1-9])[0-9]*[.]?[0-9]+(e[+-]?[0-9]+)?"}  # fmt: skip
 
 
 class Limits(NamedTuple):
@@ -138,8 +140,8 @@ class Option:
             if matches(choice, word):
                 return
         for choice in self.choices:
-            beginning = re.split("[A-Z]", choice)[0]
-            if beginning and beginning != choice and word.startswith(beginning):
+            beginning, suffix = re.split("[A-Z]", choice)[0], re.search("(?<=[A-Z])[.][a-z]+", choice)
+            if (beginning and beginning != choice and word.startswith(beginning)) or (suffix and suffix[0] in word):
                 raise ConfigError(f"{self.words}: {shown(word)} is not of the form {choice}")
         plain = [choice for choice in self.choices if choice == choice.lower()]
         raise ConfigError(f"unknown {self.words} {shown(word)}.{nearest(word.strip().lower(), plain)} "

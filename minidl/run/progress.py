@@ -84,6 +84,11 @@ def progress(most: int) -> Kind:
     return check
 
 
+def length(config: Config, batches: int) -> int:
+    """Return the steps of a replica in a whole run. batches: the number of batches in an epoch."""
+    return config.steps or config.epochs * batches
+
+
 def require_position(at: Progress, batches: int, config: Config, name: str) -> None:
     """Raise Mismatch if a run with this config can never reach this progress.
 

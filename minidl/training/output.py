@@ -59,7 +59,7 @@ class RunOutput:
     @property
     def command(self) -> str:
         """The command that continues this run."""
-        return resuming(self.folder)
+        return resuming(self.folder, self.trainer.config.model)
 
     @property
     def checkpoints(self) -> Path:

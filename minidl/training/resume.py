@@ -15,9 +15,10 @@ from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.reading import blaming
 from minidl.run.checkpoint import RESUMABLE, Checkpoint, require_finite
-from minidl.run.config import FREE, resolve
+from minidl.run.config import FREE, LENGTH, resolve
 from minidl.run.config_file import from_toml, saved, to_toml
-from minidl.run.progress import BEST, Progress, require_position
+from minidl.run.model_file import is_own
+from minidl.run.progress import BEST, Progress, length, require_position
 from minidl.schema import LARGEST, named
 from minidl.training.replica_state import METHOD, ReplicaState, mean, restore_replica
 from minidl.training.trainer import Trainer
@@ -51,8 +52,9 @@ def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Ch
 
 
 def _about(trainer: Trainer) -> dict[str, str]:
-    """Return the metadata that `load_model` and --evaluate need in addition to the weights: see run/trained.py."""
+    """Return the metadata that `load` and --evaluate need in addition to the weights: see run/trained.py."""
     data = trainer.data
+    own = {"model_hash": trainer.config.model_hash} if trainer.config.model_hash else {}
     about = {
         "classes": data.classes,
         "input_shape": data.input_shape,  # (H, W, C)
@@ -61,12 +63,14 @@ def _about(trainer: Trainer) -> dict[str, str]:
         "seed": trainer.config.seed,  # the split of the data
         "validation": trainer.config.validation,
     }
-    return {"model": trainer.config.model, "data": data.name} | {n: json.dumps(v) for n, v in about.items()}
+    return {"model": trainer.config.model, **own, "data": data.name} | {n: json.dumps(v) for n, v in about.items()}
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Restore the trainer from a checkpoint, so that the run continues as if it had never stopped.
 
+    If the run has become longer, its schedule is stretched: the learning rate continues with the value that the
+    schedule of the longer run has at this position. So it rises again at the end of a finished run.
     If the replicas are not the same as before, all begin with the average weights at the average position.
     Raises CheckpointError if the checkpoint is from another run, model or layout.
     """
@@ -78,10 +82,15 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     except ConfigError as error:
         raise CheckpointError(f"the options in the checkpoint are not valid: {error}") from None
     now = trainer.config
+    moved = ("model", "model_hash") if is_own(then.model) and is_own(now.model) else ()  # see run/model_file.py
     for name in saved(then) | saved(now):
         was, is_now = getattr(then, name), getattr(now, name)
-        if name not in FREE and was != is_now:
+        if name not in (*FREE, *LENGTH, *moved) and was != is_now:
             raise CheckpointError(f"the checkpoint was made with {name} = {was!r}, not {is_now!r}")
+    if length(now, batches) < length(then, batches):
+        was, is_now = ((one.steps, "steps") if one.steps else (one.epochs, "epochs") for one in (then, now))
+        raise CheckpointError(f"the run has {was[0]:,} {was[1]}, and can only become longer, not {is_now[0]:,} "
+                              f"{is_now[1]}")  # fmt: skip
     with blaming("its state does not fit the run", CheckpointError):
         RESUMABLE(state)
         require_position(Progress(**state["progress"]), batches, then, "progress")

@@ -16,8 +16,11 @@ from minidl.ops.conv import winograd
 from minidl.run.config import Config
 from minidl.run.display import Display, count, epoch_line, legend, speed
 from minidl.run.folder import JournalError
+from minidl.run.model_file import description, is_own, short
 from minidl.run.options import options
+from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
+from minidl.run.trained import begin_with
 from minidl.training import local_snapshots
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.replica_state import collect
@@ -36,15 +39,16 @@ class Session:
     The leader (the first live replica) holds the run's folder, shows the progress, and tests the average of all.
     resumed: whether the run was begun before. origin: a note on the saved states that the run continues from, for
         the first printed line; "" if there is nothing to remark.
+    fresh: whether the weights of --init are needed. A run that has a checkpoint begins with those of the checkpoint.
     """
 
-    def __init__(self, config: Config, signals: Signals, fabric: Fabric) -> None:
+    def __init__(self, config: Config, signals: Signals, fabric: Fabric, fresh: bool = True) -> None:
         kind, fabric.replicas = chosen(config, fabric.size)
         self.config = config = replace(config, workers=len(fabric.replicas))
         self.signals, self.fabric = signals, fabric
-        self.data, self.model = prepare(config, fabric.rank)
+        self.data, self.model = prepare(config, fabric.rank, fresh)
         arena = self.model.flatten()
-        fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
+        fabric.join(kind.buffers(arena.size, config), description(config, arena.layout_hash))
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, self._show_epoch)
@@ -70,7 +74,7 @@ class Session:
         if self.resumed:
             self.display.say(self._resumed_at())
         company = "" if output.alone else f" each, {config.workers} replicas, {config.method}"
-        self.display.say(f"{output.folder}: {config.model} ({parameter_count(self.model):,} parameters) on "
+        self.display.say(f"{output.folder}: {short(config.model)} ({parameter_count(self.model):,} parameters) on "
                          f"{config.data} ({len(self.data.y_train):,} images), {count(trainer.total_steps, 'step')}"
                          f"{company}")  # fmt: skip
         self.display.say(legend(config.workers))
@@ -190,8 +194,11 @@ def chosen(config: Config, ranks: int) -> tuple[type[Method], tuple[int, ...]]:
     return kind if ranks > 1 else Local, replicas
 
 
-def prepare(config: Config, rank: int = 0) -> tuple[data.Dataset, nn.Module]:
-    """Set the threads and the convolution; return the data set, and the model with its initial weights."""
+def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dataset, nn.Module]:
+    """Set the threads and the convolution; return the data set, and the model with its initial weights.
+
+    fresh: whether the initial weights are needed; if not, the weights of --init are not read.
+    """
     if config.threads:
         set_threads(config.threads)
         if threads() < config.threads and not config.quiet and not rank:
@@ -204,4 +211,13 @@ def prepare(config: Config, rank: int = 0) -> tuple[data.Dataset, nn.Module]:
             raise ConfigError(f"{name} has an effect only on images, and {config.data} holds features (N, D): "
                               "leave it out")  # fmt: skip
     nn.seed(config.seed)
-    return dataset, models.build(config.model, dataset.input_shape, dataset.classes)
+    shape, classes = dataset.input_shape, dataset.classes
+    if is_own(config.model):
+        model = build(config.model, config.model_hash, shape, classes)
+    else:
+        model = models.build(config.model, shape, classes)
+    if config.init and fresh:
+        note = begin_with(model, config.init, classes)
+        if note and not config.quiet and not rank:
+            print(f"minidl: {note}", file=sys.stderr, flush=True)
+    return dataset, model

@@ -29,6 +29,7 @@ from minidl.run.config import Config
 from minidl.run.display import Display
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.folder import RunFolder, write
+from minidl.run.model_file import short
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training import forecast
@@ -100,7 +101,7 @@ class SimulatedRun:
         """Train to the end of the virtual run; test; write and return the summary."""
         self.run, self.began = run, perf_counter()
         self.total, self.epochs = self.trainers[0].total_steps, self.trainers[0].epochs
-        self.display.say(f"{run.folder}: {self.config.model} ({parameter_count(self.model):,} parameters) on "
+        self.display.say(f"{run.folder}: {short(self.config.model)} ({parameter_count(self.model):,} parameters) on "
                          f"{self.config.data} ({len(self.data.y_train):,} images), {self.total:,} steps each, "
                          f"{self.config.workers} simulated replicas, {self.config.method}"
                          f"{forecast.duration(self.config.workers, self.total, self.batch_flops)}")  # fmt: skip
