@@ -22,6 +22,7 @@ from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
 from minidl.training import local_snapshots
+from minidl.training.agreement import require_agreement
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.replica_state import collect
 from minidl.training.resume import make_checkpoint
@@ -51,6 +52,8 @@ class Session:
         fabric.join(kind.buffers(arena.size, config), description(config, arena.layout_hash))
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
+        if fabric.size > 1:
+            require_agreement(self.trainer)
         self.output = RunOutput(self.trainer, self._show_epoch)
         self.snapshots = Snapshots(self.output)
         self.last_epoch: Entry | None = None  # of the last epoch, with a synchronous method: `shut_down` reports it
