@@ -96,7 +96,7 @@ class Plan:
             begin = at = pages(at)  # separate pages for each rank, on its NUMA node
             pools = []
             present = here is None or rank in here
-            for count, capacity in self._slots(buffers, rank in servers):
+            for count, capacity in self._slots(buffers, rank in servers, rank in buffers.serving):
                 pools.append(Pool(at, count * present, LINE + _lines(capacity), size * present))
                 at = pools[-1].stop
             self.pools.append(pools)
@@ -104,10 +104,10 @@ class Plan:
         self.total = pages(at)
 
     @staticmethod
-    def _slots(buffers: BufferSpec, server: bool) -> list[tuple[int, int]]:
+    def _slots(buffers: BufferSpec, server: bool, serving: bool) -> list[tuple[int, int]]:
         """Return (number of slots, bytes in each) for every channel, and for published states."""
         model = 4 * buffers.elements
-        call, answer = (0, 2) if server else (1, 0)
+        call, answer = (0, 2) if server else (1, 2 * serving)
         return [
             (buffers.mail, model),  # MAIL
             (3, CHUNK),  # TREE: a message to the parent, a message to the children, and a reserve

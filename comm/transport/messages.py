@@ -87,6 +87,7 @@ class BufferSpec(NamedTuple):
     mail: int = 0  # number of messages that a rank can have in flight on MAIL
     publish: bool = False  # whether ranks publish states
     call: bool = False  # whether there is a server
+    serving: tuple[int, ...] = ()  # the replicas that answer requests (`Fabric.register`)
     shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of each vector that all ranks write to
 
 

@@ -87,7 +87,7 @@ class SimTransport(Rank):
         if layout != simulation.layout:
             raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
         self.buffers = buffers
-        serves = self.rank not in self.replicas
+        serves = self.rank not in self.replicas or self.rank in buffers.serving
         self.free = [buffers.mail, 3, int(buffers.call), (2 if serves else 1) * buffers.call, 3]  # messages, by Channel
         for name, elements in buffers.shared:
             nodes = len(simulation.place.groups)
