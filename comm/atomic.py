@@ -60,34 +60,49 @@ load_ordered = intrinsic(_load("seq_cst"))
 store_ordered = intrinsic(_store("seq_cst"))
 
 
-# -- messages: cells[receiver, sender] is k + 1 for a message in the sender's slot k, -(k + 1) while it is read, else 0
+# -- messages: cells[receiver, sender] is k + 1 for a message in the sender's slot k, -(k + 1) while it is read, else 0.
+# -- held[receiver] is k + 1 while the sender writes a message for this receiver into slot k, else 0.
 
 
 @jit
-def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, first: int, last: int) -> int:
-    """Return a free slot from `first` to `last - 1`, or -1 - sender if there is none.
+def reserve(
+    cells: ndarray, held: ndarray, states: ndarray, sender: int, peers: ndarray, first: int, last: int
+) -> int:  # fmt: skip
+    """Reserve a free slot from `first` to `last - 1` for a message to these peers, and return it.
 
-    Returns -1 - peer for a peer that is dead or has not released the sender's previous message.
+    Returns -1 - sender if no slot is free. Returns -1 - peer for a peer that is dead, that has not released the
+    sender's previous message, or for which the sender already holds a slot.
     """
     for peer in peers:
-        if load_acquire(cells[peer], sender) != 0 or states[peer] == DEAD:
+        if held[peer] != 0 or load_acquire(cells[peer], sender) != 0 or states[peer] == DEAD:
             return -1 - peer
     for slot in range(first, last):
         free = True
         for receiver in range(cells.shape[0]):
-            if abs(load_acquire(cells[receiver], sender)) == slot + 1 and states[receiver] != DEAD:
+            in_flight = abs(load_acquire(cells[receiver], sender)) == slot + 1 and states[receiver] != DEAD
+            if in_flight or held[receiver] == slot + 1:
                 free = False
                 break
         if free:
+            for peer in peers:
+                held[peer] = slot + 1
             return slot
     return -1 - sender
 
 
 @jit
-def deliver(cells: ndarray, sender: int, peers: ndarray, slot: int) -> None:
-    """Send the message in a slot, which must be complete, to these peers."""
+def deliver(cells: ndarray, held: ndarray, sender: int, peers: ndarray, slot: int) -> None:
+    """Send the message in a reserved slot, which must be complete, to these peers."""
     for peer in peers:
         store_release(cells[peer], sender, slot + 1)
+        held[peer] = 0
+
+
+@jit
+def cancel(held: ndarray, peers: ndarray) -> None:
+    """Free a reserved slot without sending a message."""
+    for peer in peers:
+        held[peer] = 0
 
 
 @jit
