@@ -199,7 +199,7 @@ def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
             from minidl.comm.stats import Stats
             from minidl.comm.transport.loopback import LoopbackTransport
 
-            fabric = LoopbackTransport(Stats())
+            fabric = Fabric(LoopbackTransport(Stats()))
         session = TimedSession(config, signals, fabric)
         session.recorder = recorder = StepRecorder(session.trainer, options.get("every", 0))
         with session.output.opened(lambda: RunFolder.create(session.config)):

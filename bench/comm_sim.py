@@ -14,7 +14,7 @@ import numpy as np
 
 from minidl import data, models, nn
 from minidl.comm.cluster import uniform
-from minidl.comm.fabric.base import Column, State
+from minidl.comm.fabric.base import Column, Fabric, State
 from minidl.comm.methods import method
 from minidl.comm.replica import Batch, Engine, Replica
 from minidl.comm.transport.sim import Simulation
@@ -51,13 +51,14 @@ def event_cost(ranks: int, name: str, steps: int) -> tuple[float, int]:
     batch = np.zeros((8, *SHAPE), np.float32), np.zeros(8, np.int64)
     kind = method(name)
     methods = []
-    for fabric in clock.fabrics:
+    fabrics = [Fabric(transport) for transport in clock.transports]
+    for fabric in fabrics:
         replica = IdleReplica(engine, fabric, own=True)
         fabric.join(kind.buffers(replica.theta.size, config), engine.arena.layout_hash)
         methods.append(kind(replica, fabric, config))
 
     def work(rank: int) -> Callable[[], None]:
-        fabric = clock.fabrics[rank]
+        fabric = fabrics[rank]
 
         def train() -> None:
             fabric.set_status(Column.STATE, State.TRAINING)

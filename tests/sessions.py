@@ -9,6 +9,7 @@ from typing import Any
 
 from minidl.cli.commands import execute
 from minidl.comm.cluster import parse
+from minidl.comm.fabric.base import Fabric
 from minidl.comm.transport.sim import Simulation
 from minidl.errors import AbortedError, MinidlError
 from minidl.run import checkpoint as files
@@ -47,9 +48,9 @@ class Sessions:
             plan(time, call, *arguments)
 
         simulation.at = at  # type: ignore[method-assign]
-        for fabric in simulation.fabrics:
-            fabric.close = lambda: None  # type: ignore[method-assign]  # the simulation's own `close` would announce FINISHED
-            fabric.aborted = lambda: self.failed  # type: ignore[method-assign]
+        for transport in simulation.transports:
+            transport.close = lambda: None  # type: ignore[method-assign]  # the simulation's own `close` would announce FINISHED
+            transport.aborted = lambda: self.failed  # type: ignore[method-assign]
         if stop:
             simulation.at(stop, simulation.stop)
         self.results: dict[int, Any] = simulation.run({rank: self.main(rank) for rank in range(ranks)})
@@ -57,13 +58,13 @@ class Sessions:
     def main(self, rank: int) -> Callable[[], Any]:
         def work() -> Any:
             try:
-                return execute(read_config(self.given), self.given, Signals(), self.simulation.fabric(rank))
+                return execute(read_config(self.given), self.given, Signals(), Fabric(self.simulation.transport(rank)))
             except Stopped as stopped:
                 return stopped
             except MinidlError as error:
                 self.failed = True  # as in Job.fail
-                for fabric in self.simulation.fabrics:
-                    fabric.wake()
+                for transport in self.simulation.transports:
+                    transport.wake()
                 return error
 
         return work

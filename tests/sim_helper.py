@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from minidl.comm.cluster import Cluster, uniform
-from minidl.comm.fabric.base import BufferSpec, Channel, Header
-from minidl.comm.transport.sim import SimTransport, Simulation
+from minidl.comm.fabric.base import BufferSpec, Channel, Fabric, Header
+from minidl.comm.transport.sim import Simulation
 
 NEEDS = BufferSpec(elements=1000, mail=2, publish=True, call=True)
 LINKS = dict(alpha=1e-3, beta=1e-6)
-Work = Callable[[SimTransport], Any]
+Work = Callable[[Fabric], Any]
 CORES = """
 devices.core = {flops = 1e6, jitter = 0.3}
 nodes = [{name = "node", count = 8, devices = ["core"]}]
@@ -27,18 +27,18 @@ def simulate(
     """Join every rank, then run its `work`; return the finished simulation, with `results` {rank: value}."""
     simulation = Simulation(cluster or uniform(ranks, **LINKS), ranks, **options)
 
-    def main(fabric: SimTransport) -> Callable[[], Any]:
+    def main(fabric: Fabric) -> Callable[[], Any]:
         def go() -> Any:
             fabric.join(NEEDS, "layout")
             return (work if callable(work) else work[fabric.rank])(fabric)
 
         return go
 
-    simulation.results = simulation.run({rank: main(simulation.fabric(rank)) for rank in range(ranks)})
+    simulation.results = simulation.run({rank: main(Fabric(simulation.transport(rank))) for rank in range(ranks)})
     return simulation
 
 
-def message(fabric: SimTransport, peer: int) -> np.ndarray:
+def message(fabric: Fabric, peer: int) -> np.ndarray:
     with fabric.wait(lambda: fabric.take(Channel.MAIL, peer), (peer,), "a message") as message:
         return message.vector.copy()
 
@@ -47,11 +47,11 @@ def ones(size: int = 250) -> np.ndarray:
     return np.ones(size, np.float32)  # 1000 bytes
 
 
-def after(fabric: SimTransport, seconds: float) -> None:
-    fabric._sleep(seconds)
+def after(fabric: Fabric, seconds: float) -> None:
+    fabric.transport._sleep(seconds)
 
 
-def push_sum(fabric: SimTransport, steps: int = 30, ranks: int = 8) -> float:
+def push_sum(fabric: Fabric, steps: int = 30, ranks: int = 8) -> float:
     """In each step, send half of this rank's mass to a random rank. Return the mass of this rank at the end."""
     mass, chance = 1.0, np.random.default_rng(fabric.rank)
     for step in range(steps):

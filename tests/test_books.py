@@ -10,14 +10,14 @@ import pytest
 
 from minidl.comm import stats, trace
 from minidl.comm.cluster import uniform
-from minidl.comm.fabric.base import BufferSpec
-from minidl.comm.transport.sim import SimTransport, Simulation
+from minidl.comm.fabric.base import BufferSpec, Fabric
+from minidl.comm.transport.sim import Simulation
 
 
 def test_an_allreduce_over_three_ranks(tmp_path: Path) -> None:
     simulation = Simulation(uniform(3, alpha=1e-3, beta=1e-6), 3)
 
-    def replica(fabric: SimTransport) -> tuple[np.ndarray, np.ndarray]:
+    def replica(fabric: Fabric) -> tuple[np.ndarray, np.ndarray]:
         fabric.join(BufferSpec(elements=1000, mail=2), "layout")
         fabric.stats.trace = trace.Trace.for_ranks(3)
         fabric.stats.start()
@@ -25,7 +25,7 @@ def test_an_allreduce_over_three_ranks(tmp_path: Path) -> None:
         fabric.stats.stop()
         return fabric.stats.vector(), fabric.stats.trace.vector(fabric.rank)
 
-    fabrics = [simulation.fabric(rank) for rank in range(3)]
+    fabrics = [Fabric(simulation.transport(rank)) for rank in range(3)]
     vectors = simulation.run({rank: partial(replica, fabric) for rank, fabric in enumerate(fabrics)})
     reports = [stats.from_vector(vectors[rank][0]) for rank in range(3)]
     timelines = [trace.from_vector(vectors[rank][1]) for rank in range(3)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toy_replicas import LINK, Group, batch_of, config_of, run, spread
 
 from minidl.comm.cluster import Event, uniform
-from minidl.comm.fabric.base import Column, Header, State
+from minidl.comm.fabric.base import Column, Fabric, Header, State
 from minidl.comm.methods import peers, weighing
 from minidl.comm.methods.base import Method
 from minidl.comm.transport.loopback import LoopbackTransport
@@ -152,7 +152,7 @@ def test_period_and_probability_of_exchanges() -> None:
 
 
 class Table(LoopbackTransport):
-    """The fabric of rank 1 among six replicas and a server, on two nodes. The other ranks exist only in `status`."""
+    """The transport of rank 1 among six replicas and a server, on two nodes. The other ranks exist only in `status`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Table(LoopbackTransport):
 
 def chosen(count: int = 400, **options: Any) -> list[int]:
     """Return how often each rank is chosen."""
-    table = options.pop("table", None) or Table()
+    table = options.pop("table", None) or Fabric(Table())
     choose = peers.chooser(table, config_of("gossip", **options), lambda: None)  # type: ignore[arg-type,return-value]
     found = [choose(generator(Purpose.GOSSIP, 0, 1, step)) for step in range(count)]
     assert None not in found
@@ -170,7 +170,7 @@ def chosen(count: int = 400, **options: Any) -> list[int]:
 
 
 def test_choice_excludes_itself_servers_and_dead_or_paused_replicas() -> None:
-    table = Table()
+    table = Fabric(Table())
     table.status[4, Column.STATE], table.status[5, Column.STATE] = State.DEAD, State.PAUSED
     counts = chosen(table=table)
     assert counts[1] == counts[4] == counts[5] == counts[6] == 0  # 6 is a server
@@ -180,13 +180,13 @@ def test_choice_excludes_itself_servers_and_dead_or_paused_replicas() -> None:
 def test_hierarchical_choice_is_mostly_within_the_node() -> None:
     counts = chosen(peer="hierarchical", inside=0.8)
     assert 280 < counts[0] + counts[2] < 360
-    table = Table()
+    table = Fabric(Table())
     table.status[[0, 2], Column.STATE] = State.DEAD
     assert sum(chosen(peer="hierarchical", inside=1.0, table=table)[3:6]) == 400  # no other peer is left on the node
 
 
 def test_choice_in_proportion_to_speed() -> None:
-    table = Table()
+    table = Fabric(Table())
     assert min(np.delete(chosen(peer="speed", table=table)[:6], 1)) > 50  # no speed is known yet
     table.status[:6, Column.SPEED] = 100, 100, 100, 0, 200, 400
     counts = chosen(800, peer="speed", table=table)
@@ -196,7 +196,7 @@ def test_choice_in_proportion_to_speed() -> None:
 
 
 def test_no_choice_if_all_peers_are_dead() -> None:
-    table = Table()
+    table = Fabric(Table())
     table.status[[0, 2, 3, 4, 5], Column.STATE] = State.DEAD
     for peer in ("uniform", "hierarchical", "speed"):
         choose = peers.chooser(table, config_of("gossip", peer=peer), lambda: None)  # type: ignore[arg-type,return-value]

@@ -9,7 +9,7 @@ import pytest
 from sim_helper import CORES, LINKS, NEEDS, after, message, ones, push_sum, simulate
 
 from minidl.comm.cluster import parse, uniform
-from minidl.comm.fabric.base import CHUNK, Channel, Column, Header, State
+from minidl.comm.fabric.base import CHUNK, Channel, Column, Fabric, Header, State
 from minidl.comm.transport.sim import Simulation
 from minidl.errors import ConfigError
 
@@ -221,10 +221,10 @@ def test_gather_and_calls():
         return "served"
 
     simulation = Simulation(uniform(3, **LINKS), 3)
-    for fabric in simulation.fabrics:
-        fabric.replicas = (0, 1)
+    fabrics = [Fabric(transport, replicas=(0, 1)) for transport in simulation.transports]
+    for fabric in fabrics:
         fabric.join(NEEDS, "layout")
-    jobs = [partial(work, fabric) for work, fabric in zip((client, client, server), simulation.fabrics)]
+    jobs = [partial(work, fabric) for work, fabric in zip((client, client, server), fabrics)]
     assert simulation.run(dict(enumerate(jobs))) == {0: (10, 0), 1: (11, 1), 2: "served"}
 
     gathered = simulate(lambda f: [(r, v[0]) for r, v in f.gather(np.full(4, f.rank, np.float32))], 3).results

@@ -16,7 +16,7 @@ def test_a_death_among_replicas_that_do_not_wait_for_each_other():
     simulation = simulate(push_sum, 8, cluster, flops=1e5)
     assert set(simulation.results) == {0, 1, 2, 4, 5, 6, 7}
     assert 4 < sum(simulation.results.values()) < 8  # the mass of rank 3 is lost
-    assert simulation.fabric(0).survivors() == [0, 1, 2, 4, 5, 6, 7]
+    assert simulation.transport(0).survivors() == [0, 1, 2, 4, 5, 6, 7]
 
 
 def test_a_death_ends_waits_for_the_dead_rank_and_runs_its_cleanup():
@@ -80,7 +80,7 @@ def test_all_stop_after_the_same_step():
                 return step
             fabric.elapse("gradient", 1 + fabric.rank)
             if fabric.rank == 1 and step == 10:
-                fabric.simulation.stop()
+                fabric.transport.simulation.stop()
 
     stops = simulate(work, 3, parse(CORES), flops=1e5).results
     assert len(set(stops.values())) == 1 and stops[0] > 11
@@ -88,13 +88,13 @@ def test_all_stop_after_the_same_step():
 
 def test_models_that_differ_and_memory_that_is_not_shared():
     simulation = Simulation(uniform(2), 2)
-    simulation.fabric(0).join(NEEDS, "one")
+    simulation.transport(0).join(NEEDS, "one")
     with pytest.raises(ConfigError, match="replica 1 has another model"):
-        simulation.fabric(1).join(NEEDS, "other")
+        simulation.transport(1).join(NEEDS, "other")
     with pytest.raises(ConfigError, match="ranks on 2 nodes share no memory"):
-        simulation.fabric(0).join(BufferSpec(shared=(("center", 5),)), "one")
+        simulation.transport(0).join(BufferSpec(shared=(("center", 5),)), "one")
     simulation = Simulation(uniform(2, per_node=2), 2)
-    for fabric in simulation.fabrics:
-        fabric.join(BufferSpec(shared=(("center", 5),)), "one")
-    simulation.fabric(0).shared("center")[:] = 3
-    assert (simulation.fabric(1).shared("center") == 3).all()
+    for transport in simulation.transports:
+        transport.join(BufferSpec(shared=(("center", 5),)), "one")
+    simulation.transport(0).shared("center")[:] = 3
+    assert (simulation.transport(1).shared("center") == 3).all()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidl.comm.consensus import BLOCK, Consensus, consensus_distance
+from minidl.comm.fabric.base import Fabric
 from minidl.comm.stats import BINS, Stats, _bin, _label, from_vector, merge
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.errors import ConfigError
@@ -180,7 +181,7 @@ def test_beside_in_one_thread() -> None:
 
 def test_an_error_in_concurrent_work_propagates() -> None:
     stats = Stats()
-    fabric = LoopbackTransport(stats)
+    fabric = Fabric(LoopbackTransport(stats))
     stats.start()
 
     def fail() -> None:
@@ -216,7 +217,7 @@ def test_concurrent_threads_lose_no_counts() -> None:
 
 def test_fabric_sets_size_and_clock_of_its_meter() -> None:
     stats = Stats()
-    fabric = LoopbackTransport(stats)
+    fabric = Fabric(LoopbackTransport(stats))
     assert stats.size == 1
     stats.start()
     with fabric.working("gradient", 1):

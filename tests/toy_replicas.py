@@ -98,8 +98,7 @@ def run(
     counts = [steps] * ranks if isinstance(steps, int) else steps
 
     def work(rank: int) -> None:
-        fabric = simulation.fabric(rank)
-        fabric.replicas = replicas
+        fabric = Fabric(simulation.transport(rank), replicas)
         replica = Replica(engine, fabric, own=True)
         replica.lr = config.lr if lr is None else lr
         if start == "scattered":
@@ -139,7 +138,7 @@ def alone(steps: int, batch: Callable[[int], Batch] = lambda step: batch_of(0, s
     """Train one replica without communication and return it."""
     config = config_of("local", **{**PLAIN, **options})
     engine = engine_of(config.optimizer, config.momentum, config.weight_decay, config.lr)
-    replica = Replica(engine, LoopbackTransport(), own=True)
+    replica = Replica(engine, Fabric(LoopbackTransport()), own=True)
     for step in range(steps):
         replica.gradient(batch(step))
         replica.update()

@@ -1,16 +1,18 @@
 """The fabric: the interface through which training methods communicate. It is the same for every transport.
 
-A training method (methods/) defines what replicas exchange. It is written once, for this interface, and runs on
+A training method (methods/) defines what replicas exchange. It is written once, for this interface. A fabric consists
+of a transport (comm/transport/), which moves messages, and of operations that this file builds from the transport's
+primitives:
 
-    shm.py    processes of one node, in shared memory
-    mpi.py    ranks of an MPI job: shared memory within a node, messages between nodes
-    sim.py    a simulated cluster, in one process, on a virtual clock
-    alone.py  one rank without peers
+    shm.py         processes of one node, in shared memory
+    mpi.py         ranks of an MPI job: shared memory within a node, messages between nodes
+    sim.py         a simulated cluster, in one process, on a virtual clock
+    loopback.py    one rank without peers
 
-A transport (transport.py) provides the primitives: `post` sends a vector, and `take` receives one; `publish` replaces
-this rank's published state, and `latest` reads the published state of a peer; `status` is the status table; `now` reads
-the clock; `idle` lets other processes run. This file builds the other operations from the primitives. So a sum has the
-same bits on all transports. The exception is `--reduce fast`, where MPI computes the sums.
+The primitives (transport/base.py): `post` sends a vector, and `take` receives one; `publish` replaces this rank's
+published state, and `latest` reads the published state of a peer; `status` is the status table; `now` reads the clock;
+`wait` waits. So a sum has the same bits on all transports. The exception is `--reduce fast`, where MPI computes the
+sums.
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD
@@ -21,6 +23,7 @@ same bits on all transports. The exception is `--reduce fast`, where MPI compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -41,14 +44,57 @@ from minidl.comm.transport.messages import (
 from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
 
+T = TypeVar("T")
 
-class Fabric(Transport):
-    """A transport, and operations for methods. The operations use only the transport's primitives."""
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float = 30.0) -> None:
-        super().__init__(rank, size, nodes, stats, stall)
+class OfTransport(Generic[T]):
+    """An attribute of the transport, which the fabric has under the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, fabric: Fabric, owner: type) -> T:
+        value: T = getattr(fabric.transport, self.name)
+        return value
+
+    def __set__(self, fabric: Fabric, value: T) -> None:
+        setattr(fabric.transport, self.name, value)
+
+
+class Fabric:
+    """A transport, and operations for methods. The operations use only the transport's primitives.
+
+    replicas: the ranks that train; the default is all ranks. led_by: if set, the only leader that `gather` accepts.
+    """
+
+    # transport/base.py explains these attributes.
+    rank, size, leader = OfTransport[int](), OfTransport[int](), OfTransport[int]()
+    nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
+    status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
+    stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
+
+    def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
+        self.transport = transport
+        if replicas is not None:
+            self.replicas = tuple(replicas)
+        # The transport's operations that methods and the training loop use; transport/base.py explains them.
+        self.join, self.close, self.fail, self.aborted = (
+            transport.join, transport.close, transport.fail, transport.aborted,
+        )  # fmt: skip
+        self.now, self.wait, self.working, self.elapse = (
+            transport.now, transport.wait, transport.working, transport.elapse,
+        )  # fmt: skip
+        self.post, self.take, self.publish, self.latest = (
+            transport.post, transport.take, transport.publish, transport.latest,
+        )  # fmt: skip
+        self.state, self.alive, self.survivors, self.set_status = (
+            transport.state, transport.alive, transport.survivors, transport.set_status,
+        )  # fmt: skip
+        self.idle, self.start, self.stopping, self.shared = (
+            transport.idle, transport.start, transport.stopping, transport.shared,
+        )  # fmt: skip
         self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
-        self.led_by: int | None = None  # if set, the only leader that `gather` accepts
+        self.led_by: int | None = None
 
     # -- messages, none lost -----------------------------------------------------------------------------
 
@@ -84,8 +130,21 @@ class Fabric(Transport):
         """Wait until all messages to and from this replica have been received. All replicas must call this.
 
         `handle` processes the messages that arrive meanwhile. As its last message, each replica sends a marker to every
-        other live replica (Chandy and Lamport 1985).
+        other live replica (Chandy and Lamport 1985). A simulation knows which messages are in flight without markers.
         """
+        drained = self.transport.native_drain()
+        if drained is None:
+            self._drain_with_markers(handle)
+            return
+
+        def done() -> bool | None:
+            for message in self.poll():
+                handle(message)
+            return drained() or None
+
+        self.wait(done, (self.rank,), "the end of all messages in flight")
+
+    def _drain_with_markers(self, handle: Callable[[Message], None]) -> None:
         empty = np.zeros(0, np.float32)
         unsent = {peer for peer in self.survivors() if peer != self.rank}
         unseen = unsent - self._silent
@@ -145,6 +204,8 @@ class Fabric(Transport):
 
     def allreduce(self, vector: np.ndarray) -> None:
         """vector = the sum of all replicas' vectors (float32 or float64), with the same bits on all replicas."""
+        if self.transport.native_allreduce(vector):
+            return
         parent, children = family = self._family(self.replicas)
         parts, ahead = _chunks(vector), 2 * self._depth()
         for at in range(len(parts) + ahead):  # one chunk moves up while an earlier one moves down
@@ -246,7 +307,7 @@ class Fabric(Transport):
         if self.stopping():
             if not synchronous:
                 return False
-            self._consider_stopping()
+            self.transport.consider_stopping()
             if steps >= self.wait(self._agreed_stop, (), "the agreement on the last step"):
                 return False
         self.step = steps + 1

@@ -1,7 +1,7 @@
 """The interface of a transport: its primitives, the state of each rank, and waiting.
 
 A transport moves messages between ranks: in shared memory (shm.py), by MPI (mpi.py) or in a simulation (sim.py).
-base.py builds everything that methods use from these primitives.
+A fabric (comm/fabric/base.py) contains a transport, and builds everything that methods use from these primitives.
 """
 
 from __future__ import annotations
@@ -94,6 +94,21 @@ class Transport(ABC):
         Raises ConfigError if the ranks share no memory.
         """
 
+    # -- operations that some transports do faster than the fabric ---------------------------------------
+
+    def native_allreduce(self, vector: np.ndarray) -> bool:
+        """Compute vector = the sum of all replicas' vectors. Returns False if this is not supported."""
+        return False
+
+    def native_drain(self) -> Callable[[], bool] | None:
+        """Begin `Fabric.drain`, and return a function that tells whether no message is in flight any more.
+
+        Returns None if this is not supported; the fabric then sends markers.
+        """
+        return None
+
+    # -- work and failure --------------------------------------------------------------------------------
+
     def elapse(self, what: str, amount: float) -> None:
         """In a simulation, advance the clock by the time of this work. Real clocks advance by themselves."""
 
@@ -146,7 +161,7 @@ class Transport(ABC):
                 raise PeerLost(lost, what)
             if self.aborted():
                 raise Aborted
-            self._consider_stopping()
+            self.consider_stopping()
             self.idle(attempt)
             attempt += 1
             if attempt % 64 == 0 and self.now() - told > (stall or self.stall):
@@ -180,7 +195,7 @@ class Transport(ABC):
         """Return whether any rank was asked to stop."""
         return self.stop_wanted or bool(self.status[:, Column.STOP].any())
 
-    def _consider_stopping(self) -> None:
+    def consider_stopping(self) -> None:
         """If a stop was requested, write 1 + self.step to the status table: this rank can stop after that step."""
         if self.stopping() and not self.status[self.rank, Column.STOP]:
             self.set_status(Column.STOP, 1 + self.step)

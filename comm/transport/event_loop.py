@@ -13,8 +13,9 @@ import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from minidl.comm.cluster import Cluster, Link
-from minidl.comm.fabric.base import ANY, BufferSpec, Channel, Column, Fabric, Header, State
 from minidl.comm.stats import Stats
+from minidl.comm.transport.base import Transport
+from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, State
 from minidl.errors import MinidlError
 
 T = TypeVar("T")
@@ -34,10 +35,10 @@ class SimulatedProcess:
     what: a text that says what a parked task waits for. peers: the ranks that the task waits for; empty: any rank.
     """
 
-    __slots__ = ("fabric", "greenlet", "parked", "peers", "what")
+    __slots__ = ("greenlet", "parked", "peers", "transport", "what")
 
-    def __init__(self, fabric: Rank, work: Callable[[], None], hub: greenlet) -> None:
-        self.fabric, self.greenlet = fabric, greenlet(work, hub)
+    def __init__(self, transport: Rank, work: Callable[[], None], hub: greenlet) -> None:
+        self.transport, self.greenlet = transport, greenlet(work, hub)
         self.parked, self.what = False, "its start"
         self.peers: Sequence[int] = ()
 
@@ -51,7 +52,7 @@ class InFlight:
         self.channel, self.sender, self.receivers, self.vector, self.header = channel, sender, receivers, vector, header
 
 
-class Rank(Fabric):
+class Rank(Transport):
     """The base class of SimTransport (sim.py), with those attributes of a rank that the event loop uses."""
 
     def __init__(self, simulation: EventLoop, rank: int, trace: bool = False) -> None:
@@ -84,10 +85,10 @@ class Rank(Fabric):
 class EventLoop:
     """Virtual time, the greenlets of all ranks, and the network between them.
 
-    Simulation (sim.py) documents the arguments, and sets `fabrics`, one for each rank.
+    Simulation (sim.py) documents the arguments, and sets `transports`, one for each rank.
     """
 
-    fabrics: Sequence[Rank] = ()
+    transports: Sequence[Rank] = ()
 
     def __init__(self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0) -> None:
         place = cluster.place(ranks)
@@ -145,12 +146,12 @@ class EventLoop:
         def main(rank: int) -> None:
             results[rank] = work[rank]()
             del self.running[rank]
-            self.fabrics[rank].close()
+            self.transports[rank].close()
 
         self.running.clear()
         late = {rank: time for time, rank in self.place.joins}
         for rank in work:
-            task = self.running[rank] = self.add_task(self.fabrics[rank], partial(main, rank))
+            task = self.running[rank] = self.add_task(self.transports[rank], partial(main, rank))
             if rank in late:
                 self.at(late[rank], self._come, rank)
             else:
@@ -161,11 +162,11 @@ class EventLoop:
                 raise Deadlock(self._who_waits())
         except BaseException as error:
             if self.current is not None:
-                error.add_note(f"rank {self.current.fabric.rank} of the simulation, after {self.time:.6g} virtual s")
+                error.add_note(f"rank {self.current.transport.rank} of the simulation, after {self.time:.6g} virtual s")
             raise
         finally:
-            for fabric in self.fabrics:
-                self._end(fabric)
+            for transport in self.transports:
+                self._end(transport)
             self.current = None
         return results
 
@@ -182,16 +183,16 @@ class EventLoop:
                 check()
             call(*arguments)
 
-    def add_task(self, fabric: Rank, work: Callable[[], None]) -> SimulatedProcess:
+    def add_task(self, transport: Rank, work: Callable[[], None]) -> SimulatedProcess:
         """Create a task of a rank; it starts when it is appended to `ready`."""
         assert self._hub is not None
-        task = SimulatedProcess(fabric, work, self._hub)
-        fabric.tasks.append(task)
+        task = SimulatedProcess(transport, work, self._hub)
+        transport.tasks.append(task)
         return task
 
     def resume(self, task: SimulatedProcess) -> None:
         """Run a task until it pauses or ends."""
-        if not task.fabric.gone:
+        if not task.transport.gone:
             self.current = task
             task.greenlet.switch()
             self.current = None
@@ -204,7 +205,7 @@ class EventLoop:
     def park(self, task: SimulatedProcess) -> None:
         """Suspend this task, which is running, until `wake`."""
         task.parked = True
-        task.fabric.parked.append(task)
+        task.transport.parked.append(task)
         for peer in task.peers or (ANY,):
             self._watching[peer][task] = None
         self.pause()
@@ -213,7 +214,7 @@ class EventLoop:
         """Let a parked task run again."""
         if task.parked:
             task.parked = False
-            task.fabric.parked.remove(task)
+            task.transport.parked.remove(task)
             for peer in task.peers or (ANY,):
                 self._watching[peer].pop(task, None)
             self.ready.append(task)
@@ -238,20 +239,20 @@ class EventLoop:
 
     def _die(self, rank: int) -> None:
         """Let a rank die. Its messages that are in flight are lost; receivers keep messages that have arrived."""
-        fabric = self.fabrics[rank]
-        if rank not in self.running or fabric.gone or self.status[rank, STATE] == State.DEAD:
+        transport = self.transports[rank]
+        if rank not in self.running or transport.gone or self.status[rank, STATE] == State.DEAD:
             return  # it has finished, or has not joined yet
         self.status[rank, STATE] = State.DEAD
-        self._end(fabric)
+        self._end(transport)
         del self.running[rank]
-        for channel in fabric.inbox:
+        for channel in transport.inbox:
             for message in list(channel.values()):
                 self.release(message, rank)
             channel.clear()
         self.draining.discard(rank)
         self.dead += 1
         self.board_changed(rank, STATE)
-        for other in self.fabrics:
+        for other in self.transports:
             other.wake()  # `other` may wait for the dead rank
         self.look_whether_drained()
 
@@ -264,22 +265,22 @@ class EventLoop:
         self.ready.append(self.running[rank])
         self.board_changed(rank, STATE)
 
-    def _end(self, fabric: Rank) -> None:
+    def _end(self, transport: Rank) -> None:
         """End all greenlets of a rank. Their `finally` clauses run, but can no longer communicate."""
-        fabric.gone = True
-        for task in fabric.tasks:
+        transport.gone = True
+        for task in transport.tasks:
             if not task.greenlet.dead:
                 task.greenlet.throw(GreenletExit)
             if task.parked:
                 self.wake(task)
-        fabric.tasks.clear()
+        transport.tasks.clear()
 
     def stop(self) -> None:
         """Let all replicas stop after their current step, as if all had received a signal at the same time."""
-        for fabric in self.fabrics:
-            fabric.stop_wanted = True
-            if not self.status[fabric.rank, STOP]:
-                self.status[fabric.rank, STOP] = 1 + fabric.step
+        for transport in self.transports:
+            transport.stop_wanted = True
+            if not self.status[transport.rank, STOP]:
+                self.status[transport.rank, STOP] = 1 + transport.step
         self.stop_asked = True
         self.board_changed(0, STOP)
 
@@ -292,18 +293,18 @@ class EventLoop:
 
     # -- durations ---------------------------------------------------------------------------------------
 
-    def seconds(self, fabric: Rank, what: str, amount: float) -> float:
+    def seconds(self, transport: Rank, what: str, amount: float) -> float:
         """Return the duration of work on a rank's device. what, amount: as for `Transport.working`."""
-        device = self.place.devices[fabric.rank]
+        device = self.place.devices[transport.rank]
         if what != "gradient":
             return TOUCHED.get(what, 0) * amount / device.memory
-        if fabric.step == 0 or fabric.step != fabric.drawn:  # one draw for all parts of a step's gradient
-            fabric.drawn, stragglers = fabric.step, self.cluster.stragglers
-            normal, uniform = fabric.chance.standard_normal(), fabric.chance.random()
-            fabric.slowness = math.exp(device.jitter * normal - device.jitter**2 / 2)  # its mean is 1
+        if transport.step == 0 or transport.step != transport.drawn:  # one draw for all parts of a step's gradient
+            transport.drawn, stragglers = transport.step, self.cluster.stragglers
+            normal, uniform = transport.chance.standard_normal(), transport.chance.random()
+            transport.slowness = math.exp(device.jitter * normal - device.jitter**2 / 2)  # its mean is 1
             if uniform < stragglers.probability:
-                fabric.slowness *= stragglers.factor
-        return amount * self.image_seconds[fabric.rank] * fabric.slowness
+                transport.slowness *= stragglers.factor
+        return amount * self.image_seconds[transport.rank] * transport.slowness
 
     def link(self, one: int, other: int) -> Link:
         """Return the link between two ranks."""
@@ -334,19 +335,19 @@ class EventLoop:
             self.transfer(message.sender, peer, size, self._arrive, message, peer)
 
     def _arrive(self, message: InFlight, peer: int) -> None:
-        fabric = self.fabrics[peer]
-        if fabric.gone or self.fabrics[message.sender].gone:
+        transport = self.transports[peer]
+        if transport.gone or self.transports[message.sender].gone:
             self.release(message, peer)
         else:
-            fabric.inbox[message.channel][message.sender] = message
-            fabric.wake()
+            transport.inbox[message.channel][message.sender] = message
+            transport.wake()
 
     def release(self, message: InFlight, peer: int) -> None:
         """Release a message for one receiver: the sender may send it another. The last release frees the memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)
-        sender = self.fabrics[message.sender]
+        sender = self.transports[message.sender]
         sender.on_way[message.channel].remove(peer)
         if not message.receivers:
             sender.free[message.channel] += 1
@@ -361,11 +362,11 @@ class EventLoop:
             return
         if self._training is None:
             states = self.status[:, STATE].tolist()
-            self._training = {rank for rank in self.fabrics[0].replicas if states[rank] < State.FINISHED}
+            self._training = {rank for rank in self.transports[0].replicas if states[rank] < State.FINISHED}
         if len(self.draining) >= len(self._training) and self.draining >= self._training:
             self.drained += 1
             for rank in sorted(self.draining):
-                self.fabrics[rank].wake()
+                self.transports[rank].wake()
             self.draining.clear()
 
 

@@ -1,4 +1,4 @@
-"""The fabric of a run with a single process: one rank, which has no peers."""
+"""The transport of a run with a single process: one rank, which has no peers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from minidl.comm.fabric.base import ANY, BufferSpec, Channel, Column, Fabric, Header, Message, Pending
 from minidl.comm.stats import Stats
+from minidl.comm.transport.base import Transport
+from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, Message, Pending
 
 T = TypeVar("T")
 
@@ -24,8 +25,8 @@ class Done(Pending[T]):
         return self.result
 
 
-class LoopbackTransport(Fabric):
-    """A fabric with one rank: there is nothing to send, receive or wait for."""
+class LoopbackTransport(Transport):
+    """A transport with one rank: there is nothing to send, receive or wait for."""
 
     def __init__(self, stats: Stats | None = None) -> None:
         super().__init__(0, 1, (0,), stats or Stats())

@@ -16,16 +16,17 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, Pending
 from minidl.comm.stats import Stats
+from minidl.comm.transport.base import Transport
 from minidl.comm.transport.mailbox import Mailbox
+from minidl.comm.transport.messages import ANY, Channel, Column, Header, Message, Pending
 
 T = TypeVar("T")
 YIELDS = 8  # attempts before the first sleep
 SHORTEST, LONGEST, GROWTH = 20e-6, 500e-6, 1.1  # duration of a sleep in seconds, and its growth factor
 
 
-class MailboxTransport(Fabric):
+class MailboxTransport(Transport):
     """A transport with mailboxes.
 
     mailbox: the mailboxes of all ranks that share memory with this one; set by `join`.

@@ -1,4 +1,4 @@
-"""The fabric of an MPI job: shared memory between the ranks of a node, MPI messages between nodes.
+"""The transport of an MPI job: shared memory between the ranks of a node, MPI messages between nodes.
 
 As in shm.py, a rank writes messages into slots of its mailbox, and the ranks of its node read them there. To another
 node, the sender's progress engine (progress_engine.py) sends the message from the slot without a copy. The engine
@@ -37,13 +37,14 @@ from typing import Literal
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.fabric.base import ANY, CHUNK, Aborted, BufferSpec, Channel, Column, Header, Message
 from minidl.comm.launch.job import MpiJob, recognise
 from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import HEADER, LINE, SLOTS, Mailbox, Plan
 from minidl.comm.transport.mailbox_transport import MailboxTransport
+from minidl.comm.transport.messages import ANY, CHUNK, BufferSpec, Channel, Column, Header, Message
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
 from minidl.engine.device import aligned
+from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
 
 TAKEN, ASK, NEWS, STATUS = 8, 16, 17, 18  # tags; the smaller ones are Channels
@@ -56,11 +57,11 @@ PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for
 
 
 class MpiTransport(MailboxTransport):
-    """One rank's fabric. fast (--reduce fast): let MPI compute the sums, in an order that MPI chooses."""
+    """One rank's transport. fast (--reduce fast): let MPI compute the sums, in an order that MPI chooses."""
 
     @classmethod
     def from_environment(cls, stats: Stats, stall: float = 30.0, fast: bool = False) -> MpiTransport:
-        """Create the fabric of this process. Raises ConfigError if no mpiexec or srun started it."""
+        """Create the transport of this process. Raises ConfigError if no mpiexec or srun started it."""
         job = recognise()
         if job is None:
             raise ConfigError("this process is not a rank of an MPI job")
@@ -317,13 +318,13 @@ class MpiTransport(MailboxTransport):
             raise ConfigError("this method needs memory that all replicas share: run it on one node")
         return super().shared(name)
 
-    def allreduce(self, vector: np.ndarray) -> None:
+    def native_allreduce(self, vector: np.ndarray) -> bool:
         if self._sums is None:
-            super().allreduce(vector)
-            return
+            return False
         sums, place = self._sums, self.engine.in_place
         done = self.engine.collective(lambda: sums.Iallreduce(place, vector))
         self.wait(lambda: done.is_set() or None, (), "a collective operation")
+        return True
 
     # -- the end -----------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The fabric of one node: processes that share memory.
+"""The transport of one node: processes that share memory.
 
 The launcher (local.py) has created a memory segment and passed its descriptor to all ranks. Rank 0 sets the length of
 the segment. Each rank allocates the part that it writes, and maps the complete segment, which consists of
@@ -15,16 +15,17 @@ import time
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.fabric.base import Aborted, BufferSpec, Column, State
 from minidl.comm.launch import local
 from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import Mailbox, Plan
 from minidl.comm.transport.mailbox_transport import MailboxTransport
+from minidl.comm.transport.messages import BufferSpec, Column, State
+from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
 
 
 class ShmTransport(MailboxTransport):
-    """One rank's fabric. segment: memory that begins with a control area for `size` ranks."""
+    """One rank's transport. segment: memory that begins with a control area for `size` ranks."""
 
     def __init__(self, rank: int, size: int, segment: memory.Segment, stats: Stats, stall: float = 30.0) -> None:
         super().__init__(rank, size, [0] * size, stats, stall)
@@ -35,7 +36,7 @@ class ShmTransport(MailboxTransport):
 
     @classmethod
     def from_environment(cls, stats: Stats, stall: float = 30.0) -> ShmTransport:
-        """Create the fabric of this process. Raises ConfigError if minidl's launcher did not start it."""
+        """Create the transport of this process. Raises ConfigError if minidl's launcher did not start it."""
         local.follow()
         place = local.place()
         if place is None:

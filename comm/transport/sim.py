@@ -1,4 +1,4 @@
-"""The simulated fabric: any number of replicas in one process, on a virtual clock.
+"""The simulated transport: any number of replicas in one process, on a virtual clock.
 
 An event-driven simulation keeps a heap of future events, ordered by time. It repeatedly removes the earliest event and
 runs it; an event may add others to the heap. The clock jumps from one event to the next. So simulating an hour of a
@@ -36,8 +36,8 @@ import numpy as np
 from greenlet import GreenletExit
 
 from minidl.comm.cluster import Cluster
-from minidl.comm.fabric.base import ANY, BufferSpec, Channel, Column, Header, Message, Pending, State
 from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, InFlight, Rank, SimulatedProcess
+from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, Message, Pending, State
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Simulation(EventLoop):
     trace: whether the meters record a timeline.
 
         simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
-        results = simulation.run({rank: a function without arguments that uses simulation.fabric(rank)})
+        results = simulation.run({rank: a function without arguments that uses simulation.transport(rank)})
         simulation.time    the duration of the run, in virtual seconds
     """
 
@@ -59,14 +59,14 @@ class Simulation(EventLoop):
         self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False
     ) -> None:
         super().__init__(cluster, ranks, seed, work, flops)
-        self.fabrics: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
+        self.transports: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
 
-    def fabric(self, rank: int) -> SimTransport:
-        return self.fabrics[rank]
+    def transport(self, rank: int) -> SimTransport:
+        return self.transports[rank]
 
 
 class SimTransport(Rank):
-    """The fabric of one rank of a simulation."""
+    """The transport of one rank of a simulation."""
 
     simulation: Simulation
 
@@ -140,12 +140,12 @@ class SimTransport(Rank):
         self._check_length(vector)
         self.newest = ((self.newest[0] if self.newest else 0) + 1, vector, header)
         for rank in sorted(self.lookers):
-            self.simulation.fabrics[rank].wake()
+            self.simulation.transports[rank].wake()
         self.lookers.clear()
 
     def latest(self, peer: int) -> Message | None:
         self._check_here()
-        simulation, owner = self.simulation, self.simulation.fabrics[peer]
+        simulation, owner = self.simulation, self.simulation.transports[peer]
         if self.nodes[peer] != self.nodes[self.rank]:
             found = self.answers.pop(peer, None)
             if found is None and peer not in self.asked and self.alive(peer):
@@ -167,7 +167,7 @@ class SimTransport(Rank):
 
     def _answer(self, peer: int) -> None:
         """Handle the arrival of this rank's request at a peer: if the peer's state is new, send it back."""
-        simulation, owner = self.simulation, self.simulation.fabrics[peer]
+        simulation, owner = self.simulation, self.simulation.transports[peer]
         if owner.newest is None or owner.newest[0] <= self.seen.get(peer, 0) or not self.alive(peer):
             number = owner.newest[0] if owner.newest else 0
             simulation.at(simulation.time + simulation.link(peer, self.rank).alpha, self._nothing_new, peer, number)
@@ -185,7 +185,7 @@ class SimTransport(Rank):
     def _nothing_new(self, peer: int, number: int) -> None:
         """Handle a reply without a state. The peer may have published a state while the reply was in flight."""
         self.asked.discard(peer)
-        owner = self.simulation.fabrics[peer]
+        owner = self.simulation.transports[peer]
         if owner.newest is not None and owner.newest[0] > number:
             self.wake()
         else:
@@ -260,19 +260,16 @@ class SimTransport(Rank):
     def survivors(self) -> list[int]:
         return list(self.simulation.survivors(self.replicas))
 
-    def drain(self, handle: Callable[[Message], None]) -> None:
-        """Wait until all replicas have called `drain` and no mail is in flight."""
+    def native_drain(self) -> Callable[[], bool]:
         simulation = self.simulation
         goal = simulation.drained + 1
         simulation.draining.add(self.rank)
 
-        def done() -> bool | None:
-            for message in self.poll():
-                handle(message)
+        def drained() -> bool:
             simulation.look_whether_drained()
-            return simulation.drained >= goal or None
+            return simulation.drained >= goal
 
-        self.wait(done, (self.rank,), "the end of all messages in flight")
+        return drained
 
     # -- checks ------------------------------------------------------------------------------------------
 
@@ -296,8 +293,8 @@ class SimTransport(Rank):
 class _Started:
     """A function that was passed to `start`, and its result. The function runs in a separate greenlet."""
 
-    def __init__(self, fabric: SimTransport, work: Callable[[], Any]) -> None:
-        self.fabric, self.work, self.done = fabric, work, False
+    def __init__(self, transport: SimTransport, work: Callable[[], Any]) -> None:
+        self.transport, self.work, self.done = transport, work, False
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -307,11 +304,11 @@ class _Started:
         except Exception as error:
             self.error = error
         self.done = True
-        self.fabric.start_next()
-        self.fabric.wake()
+        self.transport.start_next()
+        self.transport.wake()
 
     def wait(self) -> Any:
-        self.fabric.wait(lambda: self.done or None, (self.fabric.rank,), "a concurrent operation")
+        self.transport.wait(lambda: self.done or None, (self.transport.rank,), "a concurrent operation")
         if self.error is not None:
             raise self.error
         return self.result

@@ -34,7 +34,7 @@ def execute(config: Config, given: Mapping[str, Any], signals: Signals, fabric: 
     config: the options of the run (--evaluate does not use it). given: the options of the command line.
     Raises the MinidlErrors of the command that the options select.
     """
-    fabric = fabric or LoopbackTransport(Stats(trace=bool(given.get("trace"))))
+    fabric = fabric or Fabric(LoopbackTransport(Stats(trace=bool(given.get("trace")))))
     if given.get("resume"):
         return resume(config, given, signals, fabric)
     if given.get("evaluate"):

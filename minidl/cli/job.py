@@ -25,17 +25,18 @@ class Job:
 
     def join(self, config: Config) -> Fabric:
         """Create this rank's fabric and return it."""
+        from minidl.comm.fabric.base import Fabric
         from minidl.comm.stats import Stats
 
         stats, stall = Stats(self.rank, trace=config.trace), config.stall
         if self.launched:
             from minidl.comm.transport.shm import ShmTransport
 
-            self.fabric = ShmTransport.from_environment(stats, stall)
+            self.fabric = Fabric(ShmTransport.from_environment(stats, stall))
         else:
             from minidl.comm.transport.mpi import MpiTransport
 
-            self.fabric = MpiTransport.from_environment(stats, stall, config.reduce == "fast")
+            self.fabric = Fabric(MpiTransport.from_environment(stats, stall, config.reduce == "fast"))
         return self.fabric
 
     @property

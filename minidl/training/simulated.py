@@ -19,9 +19,9 @@ import numpy as np
 from minidl import nn
 from minidl.comm import cluster as clusters
 from minidl.comm import stats, trace
-from minidl.comm.fabric.base import Column, PeerLost, State
+from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
 from minidl.comm.replica import Engine
-from minidl.comm.transport.sim import SimTransport, Simulation
+from minidl.comm.transport.sim import Simulation
 from minidl.errors import ConfigError, MinidlError
 from minidl.program.replay import Prediction
 from minidl.run import checkpoint as files
@@ -82,9 +82,10 @@ class SimulatedRun:
         self.engine = Engine(self.model, self.config)
         arena = self.engine.arena
         buffers = kind.buffers(arena.size, self.config)
+        self.fabrics = [Fabric(transport, replicas) for transport in self.simulation.transports]
         self.trainers = []
-        for fabric in self.simulation.fabrics:
-            fabric.replicas, fabric.fail_fast = replicas, self.synchronous
+        for fabric in self.fabrics:
+            fabric.fail_fast = self.synchronous
             fabric.join(buffers, arena.layout_hash)
             self.trainers.append(Trainer(self.model, self.data, self.config, fabric=fabric, engine=self.engine))
         self.steps = self.logged = 0  # of all replicas together
@@ -126,7 +127,7 @@ class SimulatedRun:
     # -- a rank ------------------------------------------------------------------------------------------
 
     def main(self, rank: int) -> Callable[[], None]:
-        trainer, fabric = self.trainers[rank], self.simulation.fabric(rank)
+        trainer, fabric = self.trainers[rank], self.fabrics[rank]
 
         def work() -> None:
             if rank not in fabric.replicas:
@@ -149,7 +150,7 @@ class SimulatedRun:
 
         return work
 
-    def catch_up(self, trainer: Trainer, fabric: SimTransport) -> None:
+    def catch_up(self, trainer: Trainer, fabric: Fabric) -> None:
         """Copy the weights and the position of another replica to this one, which joins late."""
         others = [rank for rank in fabric.survivors() if rank != fabric.rank]
         if not others:
@@ -160,7 +161,7 @@ class SimulatedRun:
 
         def arrive() -> None:
             came.append(True)
-            fabric.wake()
+            self.simulation.transport(fabric.rank).wake()
 
         other.fabric.stats.sent(fabric.rank, theta.nbytes)
         self.simulation.transfer(others[0], fabric.rank, theta.nbytes, arrive)
@@ -206,7 +207,7 @@ class SimulatedRun:
                 score = self.score()
                 # `finish` validates the average after the last step.
                 validated = self.validate(entry["step"]) if entry["step"] < self.first.total_steps else {}
-            statistics = self.statistics(self.simulation.fabrics)
+            statistics = self.statistics(self.fabrics)
             entry |= {
                 "accuracy_average": score.accuracy,
                 "loss_average": score.loss,
@@ -222,13 +223,13 @@ class SimulatedRun:
 
     def states(self) -> list[ReplicaState]:
         """Return the weights of all live replicas."""
-        alive = self.simulation.fabrics[0].survivors()
+        alive = self.fabrics[0].survivors()
         return [ReplicaState(rank, {"theta": self.trainers[rank].replica.theta}, {}) for rank in alive]
 
     @property
     def first(self) -> Trainer:
         """The trainer of the first live replica."""
-        return self.trainers[self.simulation.fabrics[0].leader]
+        return self.trainers[self.fabrics[0].leader]
 
     def validate(self, step: int) -> Entry:
         """Return the score of the present weights on the validation images, if there are any; save the best weights."""
@@ -245,7 +246,7 @@ class SimulatedRun:
     def score(self) -> Score:
         return evaluate(self.model, self.data.x_test, self.data.y_test, prediction=self.engine.prediction)
 
-    def statistics(self, fabrics: list[SimTransport]) -> stats.Report:
+    def statistics(self, fabrics: list[Fabric]) -> stats.Report:
         return stats.merge([fabric.stats.report() for fabric in fabrics], self.simulation.place.nodes)
 
     # -- the end -----------------------------------------------------------------------------------------
@@ -259,7 +260,7 @@ class SimulatedRun:
         for state in tested:
             self.trainers[state.rank].replica.show()
             accuracies.append(self.score().accuracy)
-        statistics, step = self.statistics(simulation.fabrics), first.progress.step
+        statistics, step = self.statistics(self.fabrics), first.progress.step
         with averaged(first, states):
             validated = self.validate(step)
             files.save(self.run.checkpoints, step, make_checkpoint(first))
@@ -270,7 +271,7 @@ class SimulatedRun:
             self.run.log({"event": "average", "step": step, "epoch": first.progress.epoch, "time": simulation.time,
                           **validated})  # fmt: skip
         if self.config.trace:
-            timelines = [trace.from_vector(f.stats.trace.vector(f.rank)) for f in simulation.fabrics if f.stats.trace]
+            timelines = [trace.from_vector(f.stats.trace.vector(f.rank)) for f in self.fabrics if f.stats.trace]
             trace.write(self.run.folder / "trace.json", timelines, simulation.place.nodes)
         summary = {
             "time": "virtual",

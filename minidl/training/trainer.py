@@ -45,7 +45,7 @@ class Trainer:
         engine: Engine | None = None,
     ) -> None:
         self.model, self.data, self.config, self.check = model, data, config, check
-        self.fabric = fabric or LoopbackTransport()
+        self.fabric = fabric or Fabric(LoopbackTransport())
         self.engine = engine or Engine(model, config)
         self.progress = Progress()
         ranks, rank = self.fabric.replicas, self.fabric.rank

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from minidl.cli.job import find_job
-from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Column, Header, Message, State
+from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Column, Fabric, Header, Message, State
 from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError
 from minidl.run.config import Config
 
 
-def several(fabric: MpiTransport, *names: str) -> dict[str, Any]:
+def several(fabric: Fabric, *names: str) -> dict[str, Any]:
     """Run several scenarios in one job, because MPI starts only once in a process, and a start takes a second."""
     fabric.join(BufferSpec(elements=20_000, mail=3, publish=True), "layout")
-    results: dict[str, Any] = {"nodes": fabric.nodes, "beside": fabric.beside}
+    results: dict[str, Any] = {"nodes": fabric.nodes, "beside": fabric.transport.beside}
     for name in names:
         word, *arguments = name.split(":")
         results[word] = globals()[word](fabric, *arguments)
@@ -36,7 +36,7 @@ def several(fabric: MpiTransport, *names: str) -> dict[str, Any]:
     return results
 
 
-def allreduce(fabric: MpiTransport) -> dict[str, Any]:
+def allreduce(fabric: Fabric) -> dict[str, Any]:
     """Sum random vectors, one per rank. Return {"TYPE ELEMENTS": hash of the sum}, and the first sum as "values".
 
     `allreduce_start` computes the first sum, `allreduce` the others.
@@ -55,7 +55,7 @@ def allreduce(fabric: MpiTransport) -> dict[str, Any]:
     return sums
 
 
-def drain(fabric: MpiTransport) -> float:
+def drain(fabric: Fabric) -> float:
     """Repeatedly push half of this rank's mass to a random peer. The sum of all masses is conserved."""
     random = np.random.default_rng(fabric.rank)
     mass = np.ones(1)
@@ -70,7 +70,7 @@ def drain(fabric: MpiTransport) -> float:
     return float(mass[0])
 
 
-def newest(fabric: MpiTransport) -> list[int]:
+def newest(fabric: Fabric) -> list[int]:
     """Publish 50 versions. Read the peers' versions, which must increase, until the last one of each peer is read."""
     last = [0] * fabric.size
     last[fabric.rank] = 50
@@ -81,14 +81,14 @@ def newest(fabric: MpiTransport) -> list[int]:
     return last
 
 
-def publish(fabric: MpiTransport, version: int) -> bool:
+def publish(fabric: Fabric, version: int) -> bool:
     """Publish a version. Return False if no slot is free, because readers hold all of them."""
     misses = fabric.stats.misses
     fabric.publish((np.full(10_000, version, np.float32),), Header(round=version))
     return fabric.stats.misses == misses
 
 
-def look(fabric: MpiTransport, last: list[int]) -> bool:
+def look(fabric: Fabric, last: list[int]) -> bool:
     for peer in range(fabric.size):
         message = fabric.latest(peer) if peer != fabric.rank else None
         if message is not None:
@@ -98,7 +98,7 @@ def look(fabric: MpiTransport, last: list[int]) -> bool:
     return min(last) == 50
 
 
-def ring(fabric: MpiTransport) -> int:
+def ring(fabric: Fabric) -> int:
     """Send to the next rank and receive from the previous one. Each round receives the message of the same round."""
     right, left = (fabric.rank + 1) % fabric.size, (fabric.rank - 1) % fabric.size
     for round in range(200):
@@ -109,7 +109,7 @@ def ring(fabric: MpiTransport) -> int:
     return round
 
 
-def stress(fabric: MpiTransport, steps: str) -> dict[str, int]:
+def stress(fabric: Fabric, steps: str) -> dict[str, int]:
     """Publish, read and send vectors whose elements are all equal. Each header holds the length and the element."""
     random = np.random.default_rng(fabric.rank)
     buffer = np.empty(20_000, np.float32)
@@ -141,21 +141,21 @@ def torn_apart(message: Message) -> bool:
     return message.vector.size != header.start or not message.vector.min() == message.vector.max() == header.clock
 
 
-def gather(fabric: MpiTransport) -> list[Any]:
+def gather(fabric: Fabric) -> list[Any]:
     return [[rank, float(values[-1])] for rank, values in fabric.gather(np.full(300_000, float(fabric.rank)))]
 
 
-def board(fabric: MpiTransport) -> list[float]:
+def board(fabric: Fabric) -> list[float]:
     """Write to the status table, and wait until it shows the last value of every rank."""
     for speed in range(1000):
         fabric.set_status(Column.SPEED, speed + fabric.rank)
     expected = [999.0 + rank for rank in range(fabric.size)]
     fabric.wait(lambda: list(fabric.status[:, Column.SPEED]) == expected or None, (), "the status table")
-    assert all(fabric.now() - moment < 60 for moment in fabric.heard)
+    assert all(fabric.now() - moment < 60 for moment in fabric.transport.heard)
     return expected
 
 
-def idle(fabric: MpiTransport) -> float:
+def idle(fabric: Fabric) -> float:
     """Return the CPU seconds of this rank while rank 0 sleeps for two seconds and the others wait."""
     fabric.barrier()
     began = time.process_time()
@@ -165,7 +165,7 @@ def idle(fabric: MpiTransport) -> float:
     return time.process_time() - began
 
 
-def stop(fabric: MpiTransport) -> int:
+def stop(fabric: Fabric) -> int:
     """One rank receives a signal during a step. All ranks stop after the same number of steps."""
     for made in range(1000):
         if made == 3 and fabric.rank == fabric.size - 1:
@@ -176,7 +176,7 @@ def stop(fabric: MpiTransport) -> int:
     raise AssertionError("no rank stopped")
 
 
-def serve(fabric: MpiTransport) -> list[float]:
+def serve(fabric: Fabric) -> list[float]:
     """The last rank is a server: it sums the vectors that the others send."""
     fabric.replicas = tuple(range(fabric.size - 1))
     fabric.join(BufferSpec(elements=4, call=True), "layout")
@@ -195,7 +195,7 @@ def serve(fabric: MpiTransport) -> list[float]:
     return [float(number) for number in total]
 
 
-def late(fabric: MpiTransport) -> int:
+def late(fabric: Fabric) -> int:
     """The other ranks return while their messages to rank 0 are in flight."""
     fabric.join(BufferSpec(), "layout")
     if fabric.rank == 0:
@@ -203,11 +203,11 @@ def late(fabric: MpiTransport) -> int:
     return len(list(fabric.gather(np.zeros(CHUNK // 8))))
 
 
-def unequal(fabric: MpiTransport) -> None:
+def unequal(fabric: Fabric) -> None:
     fabric.join(BufferSpec(), "that" if fabric.rank == 1 else "this")
 
 
-def fail(fabric: MpiTransport, how: str) -> None:
+def fail(fabric: Fabric, how: str) -> None:
     """Rank 1 ends in the way that `how` names. The others wait for it."""
     fabric.join(BufferSpec(), "layout")
     if fabric.rank == 1:
@@ -221,7 +221,7 @@ def fail(fabric: MpiTransport, how: str) -> None:
     fabric.barrier()
 
 
-def early(fabric: MpiTransport) -> None:
+def early(fabric: Fabric) -> None:
     """All ranks raise the same error before they join."""
     raise MinidlError("no such file")
 
@@ -236,7 +236,7 @@ def main() -> int:
     name, *arguments = sys.argv[1:]
     try:
         fabric = job.join(Config(method="allreduce", reduce="fast" if name == "fast" else "tree", stall=60))
-        assert isinstance(fabric, MpiTransport)
+        assert isinstance(fabric.transport, MpiTransport)
         result = globals()["several" if name == "fast" else name](fabric, *arguments)
         fabric.set_status(Column.STATE, State.FINISHED)
     except Aborted:

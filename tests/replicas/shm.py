@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Channel, Column, Header, PeerLost, State
+from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Channel, Column, Fabric, Header, PeerLost, State
 from minidl.comm.stats import Stats
 from minidl.comm.transport.shm import ShmTransport
 from minidl.errors import MinidlError
@@ -25,7 +25,7 @@ def say(**words: Any) -> None:
     os.write(1, json.dumps(words).encode() + b"\n")
 
 
-def join(fabric: ShmTransport, layout: str = "layout", **buffers: Any) -> None:
+def join(fabric: Fabric, layout: str = "layout", **buffers: Any) -> None:
     fabric.join(BufferSpec(**buffers), layout)
     fabric.set_status(Column.STATE, State.TRAINING)
 
@@ -41,13 +41,13 @@ def digest(values: np.ndarray) -> str:
 SUMS = ((0, np.float32), (5, np.float32), (CHUNK, np.float32), (3 * CHUNK // 8 + 7, np.float64))
 
 
-def several(fabric: ShmTransport) -> dict[str, Any]:
+def several(fabric: Fabric) -> dict[str, Any]:
     """Run the scenarios in which no rank fails."""
     join(fabric, elements=1000, mail=3, shared=(("theta", 100),))
     return {what.__name__: what(fabric) for what in (allreduce, exchange, drain, shared)}
 
 
-def allreduce(fabric: ShmTransport) -> list[str]:
+def allreduce(fabric: Fabric) -> list[str]:
     sums = []
     for size, dtype in SUMS:
         own, beside = vector(fabric.rank, size, dtype), vector(fabric.rank, size, dtype)
@@ -60,7 +60,7 @@ def allreduce(fabric: ShmTransport) -> list[str]:
     return [*sums, digest(first)]
 
 
-def exchange(fabric: ShmTransport) -> int:
+def exchange(fabric: Fabric) -> int:
     """Exchange vectors with both neighbours in a ring, 200 times."""
     sides = sorted({(fabric.rank - 1) % fabric.size, (fabric.rank + 1) % fabric.size} - {fabric.rank})
     own, rounds = np.zeros(1000, np.float32), 200
@@ -75,7 +75,7 @@ def exchange(fabric: ShmTransport) -> int:
     return rounds
 
 
-def drain(fabric: ShmTransport) -> list[float]:
+def drain(fabric: Fabric) -> list[float]:
     """Repeatedly send half of each of two masses to a random peer. The sum of a mass over all ranks does not change."""
     random = np.random.default_rng(fabric.rank)
     mass = np.array([1, fabric.rank], np.float64)
@@ -90,13 +90,13 @@ def drain(fabric: ShmTransport) -> list[float]:
     return mass.tolist()
 
 
-def shared(fabric: ShmTransport) -> float:
+def shared(fabric: Fabric) -> float:
     fabric.shared("theta")[fabric.rank] = 1 + fabric.rank
     fabric.barrier()
     return float(fabric.shared("theta").sum())
 
 
-def gather(fabric: ShmTransport, victim: str) -> list[Any]:
+def gather(fabric: Fabric, victim: str) -> list[Any]:
     """One rank is killed before it calls `gather`."""
     join(fabric)
     if fabric.rank == int(victim):
@@ -107,7 +107,7 @@ def gather(fabric: ShmTransport, victim: str) -> list[Any]:
         return [str(error)]
 
 
-def serve(fabric: ShmTransport) -> list[float]:
+def serve(fabric: Fabric) -> list[float]:
     """The last rank is a server: it sums the vectors that the others send."""
     fabric.replicas = tuple(range(fabric.size - 1))
     join(fabric, elements=4, call=True)
@@ -127,7 +127,7 @@ def serve(fabric: ShmTransport) -> list[float]:
     return []
 
 
-def steps(fabric: ShmTransport, kind: str, last: str = "1000000", sleep: str = "0") -> int:
+def steps(fabric: Fabric, kind: str, last: str = "1000000", sleep: str = "0") -> int:
     """Make at most `last` steps; a signal stops the run earlier. After its third step a rank prints a line and sleeps.
 
     kind: "alone": ranks may make different numbers of steps. "together": all ranks make the same number of steps.
@@ -148,7 +148,7 @@ def steps(fabric: ShmTransport, kind: str, last: str = "1000000", sleep: str = "
     return made
 
 
-def fail(fabric: ShmTransport) -> None:
+def fail(fabric: Fabric) -> None:
     """Rank 1 fails. The others wait for an event that never happens."""
     join(fabric)
     if fabric.rank == 1:
@@ -156,7 +156,7 @@ def fail(fabric: ShmTransport) -> None:
     fabric.wait(lambda: None, (), "nothing")
 
 
-def stuck(fabric: ShmTransport) -> None:
+def stuck(fabric: Fabric) -> None:
     """Rank 1 fails. The others sleep and do not notice it."""
     join(fabric)
     if fabric.rank == 1:
@@ -164,25 +164,25 @@ def stuck(fabric: ShmTransport) -> None:
     time.sleep(1000)
 
 
-def hang(fabric: ShmTransport) -> None:
+def hang(fabric: Fabric) -> None:
     """Rank 1 hangs. Rank 0 waits for rank 1, and rank 2 waits for rank 0."""
     join(fabric)
     fabric.set_status(Column.STEP, 7)
-    fabric.stall = 0.1
+    fabric.transport.stall = 0.1
     if fabric.rank == 1:
         time.sleep(1000)
     fabric.barrier()
 
 
-def unequal(fabric: ShmTransport) -> None:
+def unequal(fabric: Fabric) -> None:
     join(fabric, layout=f"layout {fabric.rank == 1}")
 
 
-def greedy(fabric: ShmTransport) -> None:
+def greedy(fabric: Fabric) -> None:
     join(fabric, elements=1 << 44, mail=2)
 
 
-def stress(fabric: ShmTransport, exchanges: str, elements: str) -> dict[str, int]:
+def stress(fabric: Fabric, exchanges: str, elements: str) -> dict[str, int]:
     """Publish, send and read vectors. All elements of a vector are equal, so a torn vector is detected.
 
     The header contains the length and the value of the elements, so another vector's header is detected, too.
@@ -222,7 +222,7 @@ def is_torn(message: Any) -> bool:
 
 def main() -> int:
     stats = Stats()
-    fabric = ShmTransport.from_environment(stats, stall=60)
+    fabric = Fabric(ShmTransport.from_environment(stats, stall=60))
     try:
         result = globals()[sys.argv[1]](fabric, *sys.argv[2:])
         fabric.set_status(Column.STATE, State.FINISHED)
