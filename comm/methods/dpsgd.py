@@ -40,7 +40,7 @@ class DPSGD(Method):
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
-        return BufferSpec(elements=size * momentum.kind(config).vectors, mail=2)
+        return BufferSpec(nbytes=4 * size * momentum.kind(config).vectors, mail=2)
 
     def step(self, batch: Batch) -> float:
         replica, round = self.replica, self.replica.steps

@@ -10,8 +10,8 @@ channel:
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
 
-While the sender writes, no cell names the slot. The sender records in its own memory (`held`) for which receivers it
-holds which slot, so it can hold several slots at a time. A slot that is cancelled is free at once.
+While the sender writes, the cells of the receivers are negative, so they do not look at the slot, and the sender reserves
+no other slot for them. The sender may write several messages at a time. A slot that it cancels is free at once.
 
 2. Published states. Any rank may read them, and a new state replaces the old one. For each writer, one word names the
 slot with the newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is
@@ -123,7 +123,6 @@ class Mailbox:
         self.cells = [self._words(at, size, row) for at in plan.cells]
         self.newest = self._words(plan.newest, size, LINE)
         self.pins = self._words(plan.pins, size, row)
-        self.held = [np.zeros(size, np.int64) for _ in Channel]  # see atomic.reserve
         self.turn = [0] * len(Channel)
         self.version, self.publishing = 0, False  # publishing: whether a slot is reserved for a published state
         self.seen = [0] * size
@@ -142,22 +141,22 @@ class Mailbox:
         already reserved; or returns this rank, if no slot is free.
         Raises ConfigError if the message is longer than a slot.
         """
-        pool, cells, held = self.plan.pools[self.rank][channel], self.cells[channel], self.held[channel]
+        pool, cells = self.plan.pools[self.rank][channel], self.cells[channel]
         if nbytes > pool.capacity or not pool.slots:
             check_size(nbytes, pool.slots, pool.capacity, channel.name)
         to = _array(*peers)
         first, last = (0, pool.slots) if nbytes else (pool.slots, pool.slots + pool.empty)
-        slot = atomic.reserve(cells, held, self.states, self.rank, to, first, last)
+        slot = atomic.reserve(cells, self.states, self.rank, to, first, last)
         if slot < 0:
             return -1 - slot
         at = pool.slot(slot)
 
         def deliver(nbytes: int, code: int, header: Header) -> None:
             self._write_header(at, nbytes, code, header, 0)
-            atomic.deliver(cells, held, self.rank, to, slot)
+            atomic.deliver(cells, self.rank, to, slot + 1)
             sent(nbytes)
 
-        return Slot(self._data(at, nbytes), deliver, partial(atomic.cancel, held, to))
+        return Slot(self._data(at, nbytes), deliver, partial(atomic.deliver, cells, self.rank, to, 0))
 
     def take(self, channel: Channel, peer: int = ANY) -> Message | None:
         """Return the next message from a peer, or None. With ANY, begin with the peer after the previous sender."""
@@ -181,7 +180,8 @@ class Mailbox:
         Raises ConfigError if the state is longer than a slot.
         """
         pool = self.plan.pools[self.rank][PUBLISHED]
-        check_size(nbytes, pool.slots, pool.capacity, "published state")
+        if nbytes > pool.capacity or not pool.slots:
+            check_size(nbytes, pool.slots, pool.capacity, "published state")
         slot = atomic.find_unpinned(self.newest, self.pins, self.states, self.rank, SLOTS)
         if slot < 0 or self.publishing:
             return None
@@ -191,10 +191,13 @@ class Mailbox:
         def deliver(nbytes: int, code: int, header: Header) -> None:
             self.version += 1
             self._write_header(at, nbytes, code, header, self.version)
-            atomic.announce(self.newest, self.rank, self.version, SLOTS, slot)
+            atomic.announce(self.newest, self.rank, self.version * SLOTS + slot)
             self.publishing = False
 
-        return Slot(self._data(at, nbytes), deliver, partial(setattr, self, "publishing", False))
+        return Slot(self._data(at, nbytes), deliver, self._not_publishing)
+
+    def _not_publishing(self) -> None:
+        self.publishing = False
 
     def latest(self, peer: int) -> Message | Literal[False] | None:
         """Return a peer's published state; None if it is not new; False if it changed at every attempt."""

@@ -121,13 +121,6 @@ class Slot:
         self._dtype = np.dtype(dtype)
         return self.bytes.view(self._dtype)
 
-    def fill(self, parts: Sequence[np.ndarray]) -> None:
-        """Copy contiguous vectors of one type into the slot, one behind the other."""
-        out = self.array(parts[0].dtype)
-        for part in parts:
-            _copy(part, out[: part.size])
-            out = out[part.size :]
-
     def commit(
         self, header: Header = Header(), nbytes: int | None = None, dtype: type | np.dtype | None = None  # noqa: B008
     ) -> None:  # fmt: skip
@@ -149,6 +142,26 @@ class Slot:
                               f"the {self.bytes.size} bytes of the slot")  # fmt: skip
         self._deliver = None
         deliver(size, code, header)
+
+    def send(self, parts: Sequence[np.ndarray], header: Header) -> bool:
+        """Copy contiguous vectors of one type into the slot, one behind the other, and commit it. Returns True.
+
+        If that fails, the slot is cancelled.
+        """
+        try:
+            out = self.array(parts[0].dtype)
+            if len(parts) == 1:
+                _copy(parts[0], out)
+            else:
+                at = 0
+                for part in parts:
+                    _copy(part, out[at : at + part.size])
+                    at += part.size
+            self.commit(header)
+        except BaseException:
+            self.cancel()
+            raise
+        return True
 
     def cancel(self) -> None:
         """Free the slot without sending anything. Without effect after `commit`."""
