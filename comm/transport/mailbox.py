@@ -39,7 +39,6 @@ import numpy as np
 from minidl.comm import atomic
 from minidl.comm.memory import pages
 from minidl.comm.transport.messages import ANY, DTYPES, BufferSpec, Channel, Header, Message, Slot, check_size
-from minidl.engine.device import address
 
 LINE = 64  # bytes: size of a cache line; slots and rows of words begin on separate lines
 HEADER = struct.Struct("=q2i2q2dq")  # bytes, index in DTYPES, marker, start, round, weight, clock, version
@@ -232,7 +231,8 @@ class Mailbox:
         message = self.latest(self.rank)
         if not isinstance(message, Message):
             return None
-        return message, self._bytes(address(message.vector) - address(self.memory) - LINE)
+        slot = self.seen[self.rank] % SLOTS  # of the version that `latest` returned
+        return message, self._bytes(self.plan.pools[self.rank][PUBLISHED].slot(slot))
 
     def _bytes(self, at: int) -> np.ndarray:
         """Return the bytes of the header and data of the slot at offset `at`."""
