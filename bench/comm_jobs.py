@@ -4,7 +4,7 @@
     found = mpi(4, "train", {...})                          ranks on this machine, started by mpiexec
     found, traffic = hosts.run(4, "train", {...})           hosts = TwoHosts(...): half of the ranks on each of two
                                                             hosts with a slow link between them
-    found = simulated(4, argv)                              all ranks in this process, on a virtual clock
+    found = simulated(4, argv)                              all ranks in this process, on one node with a virtual clock
 
 Each rank runs a scenario of comm_rank.py; found[rank] is its result.
 """
@@ -134,9 +134,9 @@ class TwoHosts:
 
 
 def simulated(ranks: int, argv: Sequence[str]) -> Found:
-    """Simulate a run in this process on a virtual clock. Return its losses in the form of `train` in comm_rank.py."""
+    """Simulate a run of ranks on one node, on a virtual clock. Return its losses as `train` in comm_rank.py does."""
     from bench.comm_rank import StepRecorder
-    from minidl.comm.cluster import load
+    from minidl.comm.cluster import uniform
     from minidl.run.config import Config, resolve
     from minidl.run.folder import RunFolder
     from minidl.run.options import parse
@@ -145,7 +145,7 @@ def simulated(ranks: int, argv: Sequence[str]) -> Found:
 
     with tempfile.TemporaryDirectory() as folder, Signals() as signals:
         config = resolve(parse(Config, [*argv, "--quiet", "--out", f"{folder}/run"]))
-        session = SimulatedRun(config, load("uniform"), ranks, signals)
+        session = SimulatedRun(config, uniform(ranks, per_node=ranks), ranks, signals)
         recorders = [StepRecorder(trainer) for trainer in session.trainers]
         with RunFolder.create(session.config) as run:
             session.train(run)

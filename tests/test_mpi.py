@@ -91,7 +91,7 @@ def several(mode: str, ranks: int) -> list[Any]:
 
 
 def tree(vectors: list[np.ndarray], at: int = 0) -> np.ndarray:
-    """Return the sum of the vectors in the order of the tree of ranks: (parent + left subtree) + right subtree."""
+    """Return the sum of the vectors in the order of a binary tree: (parent + left subtree) + right subtree."""
     total = vectors[at]
     for child in (2 * at + 1, 2 * at + 2):
         if child < len(vectors):
@@ -105,8 +105,11 @@ def check_allreduce(found: list[Any]) -> None:
             if name != "values":
                 kind, size = name.split()
                 draws = [np.random.default_rng(rank).standard_normal(int(size)) for rank in range(len(found))]
-                vectors = [draw.astype(kind) for draw in draws]
-                assert bits == hashlib.sha256(tree(vectors).tobytes()).hexdigest(), name
+                vectors: dict[int, list[np.ndarray]] = {}  # by node
+                for node, draw in zip(found[0]["nodes"], draws):
+                    vectors.setdefault(node, []).append(draw.astype(kind))
+                total = tree([tree(those) for those in vectors.values()])  # the sum of the nodes' sums
+                assert bits == hashlib.sha256(total.tobytes()).hexdigest(), name
 
 
 cases = pytest.mark.parametrize("mode, ranks", [("memory", 3), ("messages", 2), ("messages", 3), ("both", 4)])

@@ -27,6 +27,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from minidl.comm.fabric.group import Group
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.messages import (
@@ -43,7 +44,6 @@ from minidl.comm.transport.messages import (
     State,
 )
 from minidl.errors import AbortedError as Aborted
-from minidl.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -95,6 +95,7 @@ class Fabric:
         self.idle, self.start, self.stopping, self.shared = (
             transport.idle, transport.start, transport.stopping, transport.shared,
         )  # fmt: skip
+        self._groups: dict[tuple[int, ...], Group] = {}
         self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
         self.led_by: int | None = None
 
@@ -193,106 +194,42 @@ class Fabric:
             self.wait(lambda: self.post(Channel.ANSWER, (sender,), parts, header) or not self.alive(sender) or None)
 
     # -- collectives -------------------------------------------------------------------------------------
-    #
-    # The members form a binary tree by their positions in the list, not by the       0
-    # nodes on which they run. Sums (own + left) + right move up; the result      1       2
-    # moves down.                                                                3 4     5 6
 
-    def _family(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return (parent, children) of this rank in the tree over `members`. The root's first list is empty."""
-        at = members.index(self.rank)
-        children = [members[child] for child in (2 * at + 1, 2 * at + 2) if child < len(members)]
-        return [members[(at - 1) // 2]] if at else [], children
+    def group(self, ranks: Sequence[int]) -> Group:
+        """Return a group of ranks, which must contain this rank, for collectives among them (group.py)."""
+        key = tuple(ranks)
+        if key not in self._groups:
+            self._groups[key] = Group(self.transport, key)
+        return self._groups[key]
 
     def allreduce(self, vector: np.ndarray) -> None:
-        """vector = the sum of all replicas' vectors (float32 or float64), with the same bits on all replicas."""
-        if self.transport.native_allreduce(vector):
-            return
-        parent, children = family = self._family(self.replicas)
-        parts, ahead = _chunks(vector), 2 * self._depth()
-        for at in range(len(parts) + ahead):  # one chunk moves up while an earlier one moves down
-            if at < len(parts):
-                for child in children:
-                    with self._receive(child) as message:
-                        np.add(parts[at], message.vector, out=parts[at])
-                self._send(parent, parts[at])
-            if at >= ahead:
-                self._come_down(parts[at - ahead], *family)
+        """vector = the sum of all replicas' vectors (float32 or float64), with the same bits on all replicas.
 
-    def _depth(self) -> int:
-        """Return the depth of this replica in the tree: the number of its ancestors.
-
-        Before a replica waits for the sum of chunk c, it has sent the chunks up to c + 2 * depth to its parent. The way
-        to the root and back has 2 * depth edges, and each edge holds one message. With more chunks in flight, replicas
-        could wait for each other forever.
+        The order of the additions depends on how the replicas are grouped into nodes (group.py).
         """
-        return (self.replicas.index(self.rank) + 1).bit_length() - 1
-
-    def broadcast(self, vector: np.ndarray) -> None:
-        """vector = the vector of rank 0, on all ranks. The tree contains the servers, too."""
-        family = self._family(range(self.size))
-        for part in _chunks(vector):
-            self._come_down(part, *family)
-
-    def _come_down(self, part: np.ndarray, parent: list[int], children: list[int]) -> None:
-        for above in parent:
-            with self._receive(above) as message:
-                part[...] = message.vector
-        self._send(children, part)
-
-    def barrier(self) -> None:
-        """Wait until all replicas have called this function."""
-        self.allreduce(np.zeros(1))
+        if not self.transport.native_allreduce(vector):
+            self.group(self.replicas).allreduce(vector)
 
     def allreduce_start(self, vector: np.ndarray) -> Pending[None]:
         """Start a concurrent `allreduce`. Do not use the vector before `wait` of the returned object has returned."""
         return self.stats.beside(self.start, lambda: self.allreduce(vector))
 
+    def broadcast(self, vector: np.ndarray, root: int = 0) -> None:
+        """vector = the vector of rank `root`, on all ranks, servers included."""
+        self.group(range(self.size)).broadcast(vector, root)
+
+    def barrier(self) -> None:
+        """Wait until all replicas have called this function."""
+        self.allreduce(np.zeros(1))
+
     def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Collect the vectors of all live replicas: at the leader, yield (rank, vector) in order of rank.
+        """Collect the vectors of all live replicas, as `Group.gather`: at the leader, yield (rank, vector).
 
-        Every replica must iterate over the result; only the leader gets values. A yielded vector is valid until the
-        next one. All vectors must have the same length. Raises PeerLost if the leader dies, if `led_by` is set and is
-        not the leader, or, with `fail_fast`, if any replica dies. In this last case some chunks may remain unread. The
-        header of each chunk holds round = int(fail_fast), so a later gather without `fail_fast` discards these chunks.
+        Raises PeerLost also if `led_by` is set and is not the leader.
         """
-        leader, header = self.leader, Header(round=int(self.fail_fast))
-        if self.led_by not in (None, leader):
+        if self.led_by not in (None, self.leader):
             raise PeerLost(self.led_by, "the collection of vectors")
-        if self.rank != leader:
-            for part in _chunks(vector):
-                self._send([leader], part, Channel.GATHER, header)
-            return
-        yield self.rank, vector
-        received = np.empty_like(vector)
-        for peer in self.survivors():
-            if peer == self.rank:
-                continue
-            try:
-                for part in _chunks(received):
-                    with self._receive(peer, Channel.GATHER, header) as message:
-                        part[...] = message.vector
-            except PeerLost:
-                if self.fail_fast:
-                    raise
-                continue
-            yield peer, received
-
-    def _send(
-        self, peers: Sequence[int], part: np.ndarray, channel: Channel = Channel.TREE, header: Header = Header()  # noqa: B008
-    ) -> None:
-        if peers:
-            self.wait(lambda: self.post(channel, peers, (part,), header) or None, peers, "a collective operation")
-
-    def _receive(self, peer: int, channel: Channel = Channel.TREE, header: Header = Header()) -> Message:  # noqa: B008
-        def expected() -> Message | None:
-            message = self.take(channel, peer)
-            if message is None or message.header.round == header.round:
-                return message
-            message.release()
-            return None
-
-        return self.wait(expected, (peer,), "a collective operation")
+        yield from self.group(self.replicas).gather(vector)
 
     # -- stopping ----------------------------------------------------------------------------------------
 
@@ -322,13 +259,6 @@ class Fabric:
         return None if 0 in wishes else float(max(wishes)) - 1
 
 
-def _chunks(vector: np.ndarray) -> list[np.ndarray]:
-    if vector.ndim != 1 or not vector.flags.c_contiguous or vector.dtype not in (np.float32, np.float64):
-        raise ConfigError(f"fabric: got {vector.dtype} {vector.shape}; expected contiguous float32 or float64 (n,)")
-    step = CHUNK // vector.itemsize
-    return [vector[i : i + step] for i in range(0, vector.size, step)]
-
-
 __all__ = [
     "ANY",
     "CHUNK",
@@ -337,6 +267,7 @@ __all__ = [
     "Channel",
     "Column",
     "Fabric",
+    "Group",
     "Header",
     "Message",
     "PeerLost",

@@ -1,7 +1,8 @@
 """The program of a rank in the tests of MPI: mpiexec -n 4 python tests/replicas/mpi.py SCENARIO ARGUMENTS...
 
 A scenario is a function of the fabric. Its return value is written as JSON to the file $RESULTS/<rank>.
-If the environment variable NODES is 2, the $RANKS ranks act as if they were on two nodes.
+If the environment variable NODES is 2, the $RANKS ranks act as if they were on two nodes. GROUPING="0,1,0" names the
+node of each rank.
 """
 
 from __future__ import annotations
@@ -56,6 +57,19 @@ def allreduce(fabric: Fabric) -> dict[str, Any]:
         if size == 5:
             sums["values"] = own.tolist()
     return sums
+
+
+def sums(fabric: Fabric, *sizes: str) -> dict[str, Any]:
+    """Sum a vector of each size. Return the hash of each sum, and the bytes that each sum sends to each rank."""
+    fabric.join(BufferSpec(), "layout")
+    found: dict[str, Any] = {"sums": [], "sent": []}
+    for size in map(int, sizes):
+        vector = np.random.default_rng(fabric.rank).standard_normal(size).astype(np.float32)
+        before = list(fabric.stats.sent_bytes)
+        fabric.allreduce(vector)
+        found["sums"].append(hashlib.sha256(vector.tobytes()).hexdigest())
+        found["sent"].append([after - then for after, then in zip(fabric.stats.sent_bytes, before)])
+    return found
 
 
 def drain(fabric: Fabric) -> float:
@@ -240,6 +254,8 @@ def main() -> int:
     nodes = os.environ.get("NODES")
     if nodes:
         os.environ["MINIDL_NODE"] = str(job.rank * int(nodes) // int(os.environ["RANKS"]))
+    if grouping := os.environ.get("GROUPING"):
+        os.environ["MINIDL_NODE"] = grouping.split(",")[job.rank]
     name, *arguments = sys.argv[1:]
     try:
         fabric = job.join(Config(method="allreduce", reduce="fast" if name == "fast" else "tree", stall=60))

@@ -1,0 +1,252 @@
+r"""Collectives: operations in which all ranks of a group take part, such as the sum of their vectors.
+
+The ranks of a group form a tree. Within a node it is a binary tree by position in the list of the node's ranks. The
+first rank of each node is its head. The heads form a second binary tree, by position in the list of nodes. So a link
+between two nodes is crossed once upward and once downward. This is the tree of ranks 0 to 9 on three nodes:
+
+     node A    0 ................ 5    node B        ___  within a node
+              / \ .              / \                 ...  between nodes
+             1   2  .           6   7
+            / \       .
+           3   4        . 8    node C                Sums move up; the one at rank 0 is
+                          |                          (((own + 1) + 2) + 5) + 8.
+                          9                          The result moves down.
+
+Vectors move in chunks, so that one chunk moves up while an earlier one moves down. The size of the chunks does not
+change the result.
+
+The head of a node with two children in the tree of heads sends three vectors to other nodes. So for long vectors and
+more than two nodes, the heads exchange in another way (Thakur et al. 2005). Head i adds up the i-th share of the
+vectors of all heads (reduce-scatter), and sends the sum to all others (all-gather). Each of N nodes then sends
+2 (N - 1) / N vectors.
+
+The bits of a sum depend on how the ranks are grouped into nodes, because the order of the additions does. They do not
+depend on the transport. For three or more nodes, they also depend on the length of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from minidl.comm.transport.base import Transport
+from minidl.comm.transport.messages import CHUNK, Channel, Header, Message, PeerLost
+from minidl.errors import ConfigError
+
+SHORTEST_CHUNK, CHUNKS = 1 << 15, 8  # between nodes: bytes of the shortest chunks; chunks that a vector has at least
+SHORTEST_SHARE = 1 << 14  # bytes: heads exchange shares if each has at least this length
+
+WHAT = "a collective operation"  # what a rank waits for
+
+
+class Family(NamedTuple):
+    """The neighbours of a rank in a tree. parent: empty for the root. depth: the number of ancestors."""
+
+    parent: tuple[int, ...]
+    children: tuple[int, ...]
+    depth: int
+
+
+class Tree(NamedTuple):
+    """heads: the first rank of each node. inside[rank]: within the rank's node. whole[rank]: across all nodes."""
+
+    heads: tuple[int, ...]
+    inside: dict[int, Family]
+    whole: dict[int, Family]
+
+
+@lru_cache(maxsize=64)
+def tree(ranks: tuple[int, ...], nodes: tuple[int, ...]) -> Tree:
+    """Return the tree of these ranks; its root is the first one. nodes[r]: the node of rank r."""
+    members: dict[int, list[int]] = {}
+    for rank in ranks:
+        members.setdefault(nodes[rank], []).append(rank)
+    heads = [found[0] for found in members.values()]
+    across = _binary(heads)
+    inside = {rank: family for found in members.values() for rank, family in _binary(found).items()}
+    whole = {}
+    for rank, (parent, children, depth) in inside.items():
+        head = across[members[nodes[rank]][0]]
+        own = head if rank in across else Family((), (), 0)
+        whole[rank] = Family(parent + own.parent, children + own.children, depth + head.depth)
+    return Tree(tuple(heads), inside, whole)
+
+
+def _binary(ranks: Sequence[int]) -> dict[int, Family]:
+    """Return the binary tree in which the rank at position i has children at positions 2i + 1 and 2i + 2."""
+    return {
+        rank: Family(
+            (ranks[(at - 1) // 2],) if at else (), tuple(ranks[2 * at + 1 : 2 * at + 3]), (at + 1).bit_length() - 1
+        )
+        for at, rank in enumerate(ranks)
+    }  # fmt: skip
+
+
+class Group:
+    """A group of ranks that compute together: `ranks`, which contain this rank, in the same order on all of them.
+
+    All ranks of the group must call the same operations in the same order. If a rank is in several groups, it may use
+    one at a time. Raises ConfigError if `ranks` are not ranks of this job, or lack this one.
+    """
+
+    def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
+        self.transport, self.ranks = transport, tuple(ranks)
+        if transport.rank not in self.ranks or len(set(self.ranks)) < len(self.ranks):
+            raise ConfigError(f"group {list(self.ranks)}: expected different ranks, among them this rank, "
+                              f"{transport.rank}")  # fmt: skip
+        if not set(self.ranks) <= set(range(transport.size)):
+            raise ConfigError(f"group {list(self.ranks)}: expected ranks from 0 to {transport.size - 1}")
+        self.tree = tree(self.ranks, transport.nodes)
+
+    # -- sums ----------------------------------------------------------------------------------------------
+
+    def reduce(self, vector: np.ndarray) -> None:
+        """At the group's first rank: vector = the sum of the vectors of all ranks (float32 or float64).
+
+        The vectors of the other ranks are overwritten.
+        """
+        family = self.tree.whole[self.transport.rank]
+        for part in self._parts(vector):
+            self._up(part, family)
+
+    def allreduce(self, vector: np.ndarray) -> None:
+        """vector = the sum of the vectors of all ranks (float32 or float64), with the same bits on all ranks."""
+        parts, heads, rank = self._parts(vector), self.tree.heads, self.transport.rank
+        if len(heads) > 2 and vector.nbytes >= SHORTEST_SHARE * len(heads):
+            inside = self.tree.inside[rank]
+            for part in parts:
+                self._up(part, inside)
+            if rank in heads:
+                self._exchange_shares(vector)
+            for part in parts:
+                self._down(part, inside)
+            return
+        family = self.tree.whole[rank]
+        # Before a rank waits for the sum of chunk c, it has sent the chunks up to c + 2 * depth to its parent. The way
+        # to the root and back has 2 * depth edges, and each edge holds one message. With more chunks in flight, ranks
+        # could wait for each other forever.
+        ahead = 2 * family.depth
+        for at in range(len(parts) + ahead):
+            if at < len(parts):
+                self._up(parts[at], family)
+            if at >= ahead:
+                self._down(parts[at - ahead], family)
+
+    def _up(self, part: np.ndarray, family: Family) -> None:
+        for child in family.children:
+            with self._receive(child) as message:
+                np.add(part, message.vector, out=part)
+        self._send(family.parent, part)
+
+    def _down(self, part: np.ndarray, family: Family) -> None:
+        for parent in family.parent:
+            with self._receive(parent) as message:
+                part[...] = message.vector
+        self._send(family.children, part)
+
+    def _exchange_shares(self, vector: np.ndarray) -> None:
+        """At the heads: vector = the sum of the vectors of all heads, by reduce-scatter and all-gather.
+
+        In round k, head i sends to head i + k and receives from head i - k. So the heads never wait for each other in
+        a circle: a head that has made the fewest rounds finds its edges free, and its messages arrived.
+        """
+        heads = self.tree.heads
+        at, count = heads.index(self.transport.rank), len(heads)
+        others = [(at + k) % count for k in range(1, count)]
+        shares = [_chunks(share, CHUNK) for share in np.array_split(vector, count)]
+        own = shares[at]
+        rounds = range(max(map(len, shares)))
+        for turn in rounds:
+            for to, source in zip(others, reversed(others)):
+                for part in shares[to][turn : turn + 1]:
+                    self._send((heads[to],), part)
+                for part in own[turn : turn + 1]:
+                    with self._receive(heads[source]) as message:
+                        np.add(part, message.vector, out=part)
+        for turn in rounds:
+            for part in own[turn : turn + 1]:
+                self._send([heads[to] for to in others], part)
+            for source in reversed(others):
+                for part in shares[source][turn : turn + 1]:
+                    with self._receive(heads[source]) as message:
+                        part[...] = message.vector
+
+    # -- copies --------------------------------------------------------------------------------------------
+
+    def broadcast(self, vector: np.ndarray, root: int) -> None:
+        """vector = the vector of rank `root`, on all ranks."""
+        if root not in self.ranks:
+            raise ConfigError(f"broadcast: got root {root}; expected a rank of the group {list(self.ranks)}")
+        nodes = self.transport.nodes
+        order = sorted(self.ranks, key=lambda rank: (rank != root, nodes[rank] != nodes[root]))
+        family = tree(tuple(order), nodes).whole[self.transport.rank]
+        for part in self._parts(vector):
+            self._down(part, family)
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called this function."""
+        self.allreduce(np.zeros(1))
+
+    def gather(self, vector: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Collect the vectors of all live ranks: at the first of them, yield (rank, vector) in order.
+
+        Every rank must iterate over the result; only the first live one gets values. A yielded vector is valid until
+        the next one. All vectors must have the same length. Raises PeerLost if the first one dies, or, with
+        `fail_fast`, if any replica dies. In this last case some chunks may remain unread. The header of each chunk
+        holds round = int(fail_fast), so a later gather without `fail_fast` discards these chunks.
+        """
+        transport = self.transport
+        alive = [rank for rank in self.ranks if transport.alive(rank)]
+        header = Header(round=int(transport.fail_fast))
+        if transport.rank != (alive or self.ranks)[0]:
+            for part in _chunks(vector, CHUNK):
+                self._send((alive or self.ranks)[:1], part, Channel.GATHER, header)
+            return
+        yield transport.rank, vector
+        received = np.empty_like(vector)
+        for peer in alive[1:]:
+            try:
+                for part in _chunks(received, CHUNK):
+                    with self._receive(peer, Channel.GATHER, header) as message:
+                        part[...] = message.vector
+            except PeerLost:
+                if transport.fail_fast:
+                    raise
+                continue
+            yield peer, received
+
+    # -- messages of collectives ---------------------------------------------------------------------------
+
+    def _parts(self, vector: np.ndarray) -> list[np.ndarray]:
+        """Return the chunks of a vector. Between nodes they are short, so that both directions of a link are used."""
+        if len(self.tree.heads) == 1:
+            return _chunks(vector, CHUNK)
+        return _chunks(vector, min(max(-(-vector.nbytes // CHUNKS), SHORTEST_CHUNK), CHUNK))
+
+    def _send(
+        self, peers: Sequence[int], part: np.ndarray, channel: Channel = Channel.TREE, header: Header = Header()  # noqa: B008
+    ) -> None:
+        transport = self.transport
+        if peers:
+            transport.wait(lambda: transport.post(channel, peers, (part,), header) or None, peers, WHAT)
+
+    def _receive(self, peer: int, channel: Channel = Channel.TREE, header: Header = Header()) -> Message:  # noqa: B008
+        def expected() -> Message | None:
+            message = self.transport.take(channel, peer)
+            if message is None or message.header.round == header.round:
+                return message
+            message.release()
+            return None
+
+        return self.transport.wait(expected, (peer,), WHAT)
+
+
+def _chunks(vector: np.ndarray, size: int) -> list[np.ndarray]:
+    """Return the parts of a vector, each of at most `size` bytes. Raises ConfigError for a wrong type or shape."""
+    if vector.ndim != 1 or not vector.flags.c_contiguous or vector.dtype not in (np.float32, np.float64):
+        raise ConfigError(f"fabric: got {vector.dtype} {vector.shape}; expected contiguous float32 or float64 (n,)")
+    step = size // vector.itemsize
+    return [vector[i : i + step] for i in range(0, vector.size, step)]
