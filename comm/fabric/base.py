@@ -9,10 +9,10 @@ primitives:
     sim.py         a simulated cluster, in one process, on a virtual clock
     loopback.py    one rank without peers
 
-The primitives (transport/base.py): `reserve` returns memory for a message, whose `commit` sends it; `post` sends a copy
-of a vector, and `take` receives it; `reserve_state` or `publish` replaces this rank's published state, and `latest`
-reads the published state of a peer; `status` is the status table; `now` reads the clock; `wait` waits. So a sum has the same bits on all transports. The exception is `--reduce fast`, where MPI computes the
-sums.
+The primitives (transport/base.py): `reserve` returns memory for a message, whose `commit` sends it, and `take` receives
+one; `reserve_state` does the same for this rank's published state, and `latest` reads the published state of a peer;
+`post` and `publish` send and publish a copy; `status` is the status table; `now` reads the clock; `wait` waits. So a
+sum has the same bits on all transports. The exception is `--reduce fast`, where MPI computes the sums.
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD

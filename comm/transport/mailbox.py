@@ -10,8 +10,8 @@ channel:
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
 
-While the sender writes, the cells of the receivers are negative, so they do not look at the slot, and the sender reserves
-no other slot for them. The sender may write several messages at a time. A slot that it cancels is free at once.
+While the sender writes, the cells of the receivers are negative: they do not read the slot, and the sender reserves no
+other slot for them. The sender may write several messages at a time. A slot that it cancels is free at once.
 
 2. Published states. Any rank may read them, and a new state replaces the old one. For each writer, one word names the
 slot with the newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is
@@ -42,7 +42,7 @@ from minidl.comm.transport.messages import ANY, DTYPES, BufferSpec, Channel, Hea
 
 LINE = 64  # bytes: size of a cache line; slots and rows of words begin on separate lines
 HEADER = struct.Struct("=q2i2q2dq")  # bytes, index in DTYPES, marker, start, round, weight, clock, version
-assert LINE >= HEADER.size
+assert HEADER.size <= LINE
 PUBLISHED = len(Channel)  # index of the pool of slots for published states
 SLOTS = 3  # number of slots in that pool
 TRIES = 8  # attempts to pin a published state that changes at each attempt

@@ -37,7 +37,20 @@ from greenlet import GreenletExit
 
 from minidl.comm.cluster import Cluster
 from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, InFlight, Rank, SimulatedProcess
-from minidl.comm.transport.messages import ANY, DTYPES, BufferSpec, Channel, Column, Header, Message, Pending, Slot, State, check_size, unsent
+from minidl.comm.transport.messages import (
+    ANY,
+    DTYPES,
+    BufferSpec,
+    Channel,
+    Column,
+    Header,
+    Message,
+    Pending,
+    Slot,
+    State,
+    check_size,
+    unsent,
+)
 from minidl.engine.device import aligned
 from minidl.errors import ConfigError, MinidlError
 

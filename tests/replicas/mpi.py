@@ -25,7 +25,7 @@ from minidl.errors import MinidlError
 from minidl.run.config import Config
 
 sys.path.append(str(Path(__file__).parents[1]))
-from replicas import slots as written  # noqa: E402
+from replicas import slots as written
 
 
 def several(fabric: Fabric, *names: str) -> dict[str, Any]:

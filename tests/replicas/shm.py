@@ -21,7 +21,7 @@ from minidl.comm.transport.shm import ShmTransport
 from minidl.errors import MinidlError
 
 sys.path.append(str(Path(__file__).parents[1]))
-from replicas import slots as written  # noqa: E402
+from replicas import slots as written
 
 
 def say(**words: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from minidl.comm.fabric.base import Channel, Fabric, Header, Message, Slot
@@ -52,23 +50,24 @@ def abandon(slot: Slot, way: int) -> None:
 
 
 def slots(fabric: Fabric, rounds: str = "60", seed: str = "0") -> int:
-    """In each round, send a message to two peers, receive the messages of this round, publish a state and read others.
+    """In each round, send a message to the next two ranks, receive two messages, publish a state and read others.
 
     Slots are reserved before the first of them is written, and some are abandoned: these can be reserved again at once.
-    Returns the number of messages and states that arrived.
+    Returns the number of messages and states that arrived. With two ranks, only one message is sent in each round.
     """
     random = np.random.default_rng([int(seed), fabric.rank])
-    peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
     arrived = 0
     for round in range(int(rounds)):
-        arrived += _messages(fabric, round, peers, random) + _states(fabric, round, peers, random)
+        arrived += _messages(fabric, round, random) + _states(fabric, round, random)
     fabric.drain(lambda message: None)
     return arrived
 
 
-def _messages(fabric: Fabric, round: int, peers: Sequence[int], random: np.random.Generator) -> int:
+def _messages(fabric: Fabric, round: int, random: np.random.Generator) -> int:
+    distances = range(1, min(fabric.size, 3))
     open_slots: list[tuple[Slot, int]] = []
-    for peer in peers[:2]:  # the method requested two slots
+    for distance in distances:
+        peer = (fabric.rank + distance) % fabric.size
         what = int(random.integers(1 << 30))
         size = content(what).nbytes
         size += int(random.integers(LONGEST - size + 1)) // 8 * 8
@@ -83,16 +82,16 @@ def _messages(fabric: Fabric, round: int, peers: Sequence[int], random: np.rando
         open_slots.append((slot, what))
     for slot, what in reversed(open_slots):
         write(slot, content(what), Header(start=what, round=round, weight=0.5, clock=1e9))
-    senders = [peer for peer in peers if fabric.rank in [other for other in range(fabric.size) if other != peer][:2]]
-    for peer in senders:
+    for distance in distances:
+        peer = (fabric.rank - distance) % fabric.size
         with fabric.wait(lambda: fabric.take(Channel.MAIL, peer), (peer,), "a message") as message:  # noqa: B023
             header = message.header
             assert (header.round, header.weight, header.clock, header.marker) == (round, 0.5, 1e9, False)
             assert is_intact(message), (round, message.vector)
-    return len(senders)
+    return len(distances)
 
 
-def _states(fabric: Fabric, round: int, peers: Sequence[int], random: np.random.Generator) -> int:
+def _states(fabric: Fabric, round: int, random: np.random.Generator) -> int:
     what, seen = int(random.integers(1 << 30)), 0
     slot = fabric.reserve_state(LONGEST)
     if slot is not None:  # else readers hold all slots
@@ -101,8 +100,8 @@ def _states(fabric: Fabric, round: int, peers: Sequence[int], random: np.random.
             abandon(slot, round % 3)
             slot = fabric.wait(lambda: fabric.reserve_state(LONGEST), (), "a slot")  # a reader may be pinning it
         write(slot, content(what), Header(start=what, round=round, weight=0.5))
-    for peer in peers:
-        message = fabric.latest(peer)
+    for peer in range(fabric.size):
+        message = fabric.latest(peer) if peer != fabric.rank else None
         if message is not None:
             with message:
                 if message.header.weight == 0.5:  # else an earlier scenario of the same job published this state
