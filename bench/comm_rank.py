@@ -53,11 +53,11 @@ def handoff(job: Job, options: dict[str, Any]) -> dict[str, list[float]]:
     options: `bytes`, the size of the vector; `turns`, the number of measurements. Returns {name: seconds of each turn}.
     """
     from minidl.comm.launch import local
-    from minidl.comm.transport.mailbox import _copy
+    from minidl.comm.transport.messages import _copy
     from minidl.engine.device import Device, aligned
 
     fabric, elements = job.join(Config()), int(options["bytes"]) // 4
-    fabric.join(BufferSpec(elements=elements, publish=True), "handoff")
+    fabric.join(BufferSpec(nbytes=4 * elements, publish=True), "handoff")
     local.settle()
     theta, other, mix = aligned(elements, np.float32), aligned(elements, np.float32), Device("cpu").mix.mix
     theta[:], other[:] = fabric.rank, 0.5
@@ -110,7 +110,7 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
     vector; `exchanges`, the number of vectors that all ranks together must verify.
     """
     fabric, elements = job.join(Config()), int(options["elements"])
-    fabric.join(BufferSpec(elements=elements, mail=3, publish=True), "torn")
+    fabric.join(BufferSpec(nbytes=4 * elements, mail=3, publish=True), "torn")
     random = np.random.default_rng(fabric.rank)
     table = random.integers(0, 2**31, 16 * elements, np.int32).view(np.float32)
     peers = [peer for peer in range(fabric.size) if peer != fabric.rank]

@@ -24,7 +24,8 @@ from numpy import ndarray
 from minidl.engine.jit import jit, parallel_jit, prange
 from minidl.kernels.elementwise.stream import chunk, chunks, finish, get, put
 
-DEAD = 5  # State.DEAD of fabric/words.py
+DEAD = 5  # State.DEAD of transport/messages.py
+HELD = 1 << 32  # more than any number of slots
 
 
 def _address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -60,14 +61,18 @@ load_ordered = intrinsic(_load("seq_cst"))
 store_ordered = intrinsic(_store("seq_cst"))
 
 
-# -- messages: cells[receiver, sender] is k + 1 for a message in the sender's slot k, -(k + 1) while it is read, else 0
+# -- messages. cells[receiver, sender] tells what happens to the sender's slot k:
+#
+#    -HELD - (k + 1)    the sender writes a message          k + 1       the message waits for the receiver
+#    0                  no message                           -(k + 1)    the receiver reads the message
 
 
 @jit
-def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, first: int, last: int) -> int:
-    """Return a free slot from `first` to `last - 1`, or -1 - sender if there is none.
+def reserve(cells: ndarray, states: ndarray, sender: int, peers: ndarray, first: int, last: int) -> int:
+    """Reserve a free slot from `first` to `last - 1` for a message to these peers, and return it.
 
-    Returns -1 - peer for a peer that is dead or has not released the sender's previous message.
+    Returns -1 - sender if no slot is free. Returns -1 - peer for a peer that is dead, that has not released the
+    sender's previous message, or for which the sender already writes a message.
     """
     for peer in peers:
         if load_acquire(cells[peer], sender) != 0 or states[peer] == DEAD:
@@ -75,19 +80,22 @@ def find_slot(cells: ndarray, states: ndarray, sender: int, peers: ndarray, firs
     for slot in range(first, last):
         free = True
         for receiver in range(cells.shape[0]):
-            if abs(load_acquire(cells[receiver], sender)) == slot + 1 and states[receiver] != DEAD:
+            cell = load_acquire(cells[receiver], sender)
+            if cell == -HELD - (slot + 1) or (abs(cell) == slot + 1 and states[receiver] != DEAD):
                 free = False
                 break
         if free:
+            for peer in peers:
+                store_release(cells[peer], sender, -HELD - (slot + 1))
             return slot
     return -1 - sender
 
 
 @jit
-def deliver(cells: ndarray, sender: int, peers: ndarray, slot: int) -> None:
-    """Send the message in a slot, which must be complete, to these peers."""
+def deliver(cells: ndarray, sender: int, peers: ndarray, cell: int) -> None:
+    """Set the cells of these peers. cell: slot + 1 to send the complete message in a slot, 0 to cancel it."""
     for peer in peers:
-        store_release(cells[peer], sender, slot + 1)
+        store_release(cells[peer], sender, cell)
 
 
 @jit
@@ -131,9 +139,9 @@ def find_unpinned(newest: ndarray, pins: ndarray, states: ndarray, writer: int, 
 
 
 @jit
-def announce(newest: ndarray, writer: int, version: int, slots: int, slot: int) -> None:
-    """Make this slot the newest."""
-    store_ordered(newest[writer], 0, version * slots + slot)
+def announce(newest: ndarray, writer: int, word: int) -> None:
+    """Make a slot the newest. word: version * slots + slot."""
+    store_ordered(newest[writer], 0, word)
 
 
 @jit

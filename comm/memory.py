@@ -24,7 +24,9 @@ from minidl.resources import available
 WORD = 8  # bytes
 STOP, ABORT, SIZE = 0, 1, 2  # words of the header
 HEADER, ROW = 8, 16  # lengths in words
-STATE, HEARD, LAYOUT = 0, 7, 8  # indices in a row, which begins with the columns of the status table
+STATE = 0  # index of the first column of the status table in a row, which begins with these columns
+COLUMNS = ROW - 2  # maximum number of columns
+HEARD, LAYOUT = ROW - 2, ROW - 1  # indices of the other words of a row
 JOINING, PAUSED, DEAD = 0, 3, 5  # values of fabric/words.py's State, which the launcher does not import
 
 

@@ -11,7 +11,7 @@ from minidl.comm.cluster import Cluster, uniform
 from minidl.comm.fabric.base import BufferSpec, Channel, Fabric, Header
 from minidl.comm.transport.sim import Simulation
 
-NEEDS = BufferSpec(elements=1000, mail=2, publish=True, call=True)
+NEEDS = BufferSpec(nbytes=4000, mail=2, publish=True, call=True)
 LINKS = dict(alpha=1e-3, beta=1e-6)
 Work = Callable[[Fabric], Any]
 CORES = """

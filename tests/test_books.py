@@ -18,7 +18,7 @@ def test_an_allreduce_over_three_ranks(tmp_path: Path) -> None:
     simulation = Simulation(uniform(3, alpha=1e-3, beta=1e-6), 3)
 
     def replica(fabric: Fabric) -> tuple[np.ndarray, np.ndarray]:
-        fabric.join(BufferSpec(elements=1000, mail=2), "layout")
+        fabric.join(BufferSpec(nbytes=4000, mail=2), "layout")
         fabric.stats.trace = trace.Trace.for_ranks(3)
         fabric.stats.start()
         fabric.allreduce_start(np.ones(250, np.float32)).wait()

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import llvmlite.binding as llvm
 import numba
@@ -16,12 +17,13 @@ from hypothesis import strategies as st
 
 from minidl.comm import atomic, memory
 from minidl.comm.fabric.base import ANY, BufferSpec, Channel, Header, Message, State
-from minidl.comm.transport import mailbox
+from minidl.comm.memory import pages
 from minidl.comm.transport.mailbox import SLOTS, Mailbox, Plan
+from minidl.comm.transport.messages import CACHE, DTYPES, Slot
 from minidl.engine.device import Device
-from minidl.errors import ConfigError, MinidlError
+from minidl.errors import ConfigError
 
-NEEDS = BufferSpec(elements=8, mail=2, publish=True)
+NEEDS = BufferSpec(nbytes=32, mail=2, publish=True)
 
 
 def boxes(size: int, buffers: BufferSpec = NEEDS, servers: tuple[int, ...] = ()) -> list[Mailbox]:
@@ -37,49 +39,83 @@ def vector(value: float, size: int = 8, dtype: type = np.float32) -> np.ndarray:
     return np.full(size, value, dtype)
 
 
+def post(box: Mailbox, channel: Channel, peers: Sequence[int], header: Header, *parts: np.ndarray) -> int | None:
+    """Send a copy of the parts. Returns None, or the rank for which `reserve` fails."""
+    slot = box.reserve(channel, peers, sum(part.nbytes for part in parts))
+    if isinstance(slot, int):
+        return slot
+    slot.send(parts, header)
+    return None
+
+
+def publish(box: Mailbox, vector: np.ndarray, header: Header = Header()) -> bool:  # noqa: B008 (immutable)
+    slot = box.reserve_state(vector.nbytes)
+    return slot is not None and slot.send((vector,), header)
+
+
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.data())
 def test_messages_arrive_once_in_order_and_unchanged(size: int, mail: int, data: st.DataObject) -> None:
-    ranks = boxes(size, BufferSpec(elements=8, mail=mail))
-    sent: dict[tuple[int, int], list[float]] = {}  # values in flight, by (sender, receiver)
-    held: list[tuple[int, Message, float]] = []
+    ranks = boxes(size, BufferSpec(nbytes=32, mail=mail))
+    writing: list[tuple[int, tuple[int, ...], Slot, int]] = []  # (sender, receivers, slot, value)
+    edges: dict[tuple[int, int], int] = {}  # (sender, receiver) -> value of the message, from `reserve` to `release`
+    sent: set[tuple[int, int]] = set()
+    held: list[tuple[int, Message, int]] = []
     for number in range(data.draw(st.integers(1, 60))):
         rank = data.draw(st.integers(0, size - 1))
-        action = data.draw(st.sampled_from(["post", "take", "release"]))
-        if action == "post":
+        action = data.draw(st.sampled_from(["reserve", "commit", "cancel", "take", "release"]))
+        if action == "reserve":
             peers = data.draw(st.lists(st.integers(0, size - 1), min_size=1, unique=True))
-            busy = [peer for peer in peers if (rank, peer) in sent]
-            dtype, length = data.draw(st.sampled_from([(np.float32, 8), (np.float32, 3), (np.float64, 4)]))
-            obstacle = ranks[rank].post(Channel.MAIL, peers, (vector(number, length, dtype),), Header(start=length))
-            if busy:
-                assert obstacle == busy[0]
-            if obstacle is None:
-                for peer in peers:
-                    sent[rank, peer] = [number]
-            elif obstacle == rank and not busy:  # all slots are in use, each by another message
-                assert len({sent[edge][0] for edge in sent if edge[0] == rank}) == mail
+            busy = [peer for peer in peers if (rank, peer) in edges]
+            slot = ranks[rank].reserve(Channel.MAIL, peers, 32)
+            if isinstance(slot, int) and not busy:  # all slots are in use, each by another message
+                assert slot == rank
+                assert len({value for (sender, _), value in edges.items() if sender == rank}) == mail
+            elif isinstance(slot, int):
+                assert slot == busy[0]
+            else:
+                assert not busy
+                slot.bytes[:] = number
+                writing.append((rank, tuple(peers), slot, number))
+                edges.update({(rank, peer): number for peer in peers})
+        elif action in ("commit", "cancel") and writing:
+            sender, receivers, slot, value = writing.pop(data.draw(st.integers(0, len(writing) - 1)))
+            assert (slot.bytes == value).all()  # no other message was written into the same memory
+            if action == "cancel":
+                slot.cancel()
+                for peer in receivers:
+                    del edges[sender, peer]
+            else:
+                dtype = data.draw(st.sampled_from(DTYPES))
+                nbytes = data.draw(st.sampled_from([0, 8, 32]))
+                slot.commit(Header(start=nbytes, round=DTYPES.index(dtype)), nbytes, dtype)
+                sent.update((sender, peer) for peer in receivers)
         elif action == "take":
             message = ranks[rank].take(Channel.MAIL)
-            waiting = [edge for edge in sent if edge[1] == rank and not any(
-                message.sender == edge[0] for receiver, message, _ in held if receiver == rank)]  # fmt: skip
-            assert (message is not None) == bool(waiting)
+            assert (message is not None) == any(receiver == rank for _, receiver in sent)
             if message is not None:
-                held.append((rank, message, sent[message.sender, rank][0]))
-        elif held:
+                sent.remove((message.sender, rank))
+                held.append((rank, message, edges[message.sender, rank]))
+        elif action == "release" and held:
             receiver, message, value = held.pop(data.draw(st.integers(0, len(held) - 1)))
-            assert (message.vector == value).all() and message.vector.size == message.header.start
+            check(message, value)
             message.release()
-            del sent[message.sender, receiver]
+            del edges[message.sender, receiver]
     for _, message, value in held:  # a held message is never overwritten
-        assert (message.vector == value).all()
+        check(message, value)
 
 
-def test_note_arrives_unchanged() -> None:
+def check(message: Message, value: int) -> None:
+    assert (message.vector.nbytes, message.vector.dtype) == (message.header.start, DTYPES[message.header.round])
+    assert message.vector.tobytes() == bytes([value]) * message.header.start
+
+
+def test_headers_arrive_unchanged() -> None:
     a, b = boxes(2)
     header = Header(start=3, weight=0.25, clock=1e9, round=7, marker=True)
-    a.post(Channel.MAIL, (1,), (vector(1, 2), vector(2, 3)), header)
+    post(a, Channel.MAIL, (1,), header, vector(1, 2), vector(2, 3))
     message = b.take(Channel.MAIL, 0)
     assert message is not None and message.header == header and message.sender == 0
     assert message.vector.tolist() == [1, 1, 2, 2, 2]
@@ -90,64 +126,90 @@ def test_no_sender_starves() -> None:
     order = []
     for _ in range(6):
         for rank in (1, 2, 3):
-            ranks[rank].post(Channel.MAIL, (0,), (vector(rank),), Header())
+            post(ranks[rank], Channel.MAIL, (0,), Header(), vector(rank))
         with ranks[0].take(Channel.MAIL, ANY) as message:  # type: ignore[union-attr]
             order.append(message.sender)
     assert order == [1, 2, 3, 1, 2, 3]
 
 
 def test_empty_messages_need_no_slot() -> None:
-    a, _, c = boxes(3, BufferSpec(elements=8, mail=1))
-    assert a.post(Channel.MAIL, (1,), (vector(1),), Header()) is None
-    assert a.post(Channel.MAIL, (2,), (vector(1),), Header()) == 0  # no free slot
-    assert a.post(Channel.MAIL, (2,), (vector(1, 0),), Header(marker=True)) is None
+    a, _, c = boxes(3, BufferSpec(nbytes=32, mail=1))
+    assert post(a, Channel.MAIL, (1,), Header(), vector(1)) is None
+    assert post(a, Channel.MAIL, (2,), Header(), vector(1)) == 0  # no free slot
+    assert post(a, Channel.MAIL, (2,), Header(marker=True), vector(1, 0)) is None
     message = c.take(Channel.MAIL)
     assert message is not None and message.header.marker and message.vector.size == 0
 
 
 def test_a_second_release_has_no_effect() -> None:
     a, b = boxes(2)
-    a.post(Channel.MAIL, (1,), (vector(1),), Header())
+    post(a, Channel.MAIL, (1,), Header(), vector(1))
     first = b.take(Channel.MAIL)
     assert first is not None
     first.release()
-    a.post(Channel.MAIL, (1,), (vector(2),), Header())
+    post(a, Channel.MAIL, (1,), Header(), vector(2))
     first.release()
     second = b.take(Channel.MAIL)
     assert second is not None and second.vector[0] == 2
 
 
 def test_dead_ranks_hold_no_slots_and_their_messages_are_received() -> None:
-    a, b, c = boxes(3, BufferSpec(elements=8, mail=1, publish=True))
-    a.post(Channel.MAIL, (1,), (vector(1),), Header())
-    b.post(Channel.MAIL, (2,), (vector(5),), Header())
+    a, b, c = boxes(3, BufferSpec(nbytes=32, mail=1, publish=True))
+    post(a, Channel.MAIL, (1,), Header(), vector(1))
+    post(b, Channel.MAIL, (2,), Header(), vector(5))
     for value in range(SLOTS):  # b holds the slot of the first vector
-        a.publish((vector(value),), Header())
+        publish(a, vector(value), Header())
         if value == 0:
             assert isinstance(b.latest(0), Message)
     a.states[1] = State.DEAD
-    assert a.post(Channel.MAIL, (2,), (vector(2),), Header()) is None
-    assert a.post(Channel.MAIL, (1,), (vector(2),), Header()) == 1
+    assert post(a, Channel.MAIL, (2,), Header(), vector(2)) is None
+    assert post(a, Channel.MAIL, (1,), Header(), vector(2)) == 1
     for box in (a, c):
         for value in range(2 * SLOTS):
-            assert box.publish((vector(value),), Header())
+            assert publish(box, vector(value), Header())
     message = c.take(Channel.MAIL, 1)
     assert message is not None and message.vector[0] == 5
 
 
-def test_message_longer_than_requested() -> None:
+def test_messages_longer_than_requested() -> None:
     a, _ = boxes(2)
-    with pytest.raises(MinidlError, match="a message of 68 bytes, but the method requested slots of 64 bytes"):
-        a.post(Channel.MAIL, (1,), (vector(0, 17),), Header())
+    with pytest.raises(ConfigError, match="MAIL: a message of 33 bytes, but the method requested slots of 32 bytes"):
+        a.reserve(Channel.MAIL, (1,), 33)
+    with pytest.raises(ConfigError, match="CALL: a message of 1 bytes, but the method requested no slots"):
+        a.reserve(Channel.CALL, (1,), 1)
+    with pytest.raises(ConfigError, match="published state: a message of 33 bytes"):
+        a.reserve_state(33)
+
+
+def test_a_slot_of_a_dead_receiver_stays_reserved() -> None:
+    """The memory of a message that is still being written is not given to another message."""
+    a, _, _ = boxes(3, BufferSpec(nbytes=32, mail=1))
+    slot = a.reserve(Channel.MAIL, (1,), 32)
+    a.states[1] = State.DEAD
+    assert a.reserve(Channel.MAIL, (2,), 32) == 0
+    assert isinstance(slot, Slot)
+    slot.commit()
+    assert isinstance(a.reserve(Channel.MAIL, (2,), 32), Slot)
+
+
+def test_an_abandoned_slot_can_be_reserved_again_at_once() -> None:
+    a, b = boxes(2, BufferSpec(nbytes=32, mail=1, publish=True))
+    for _ in range(10):
+        slot, state = a.reserve(Channel.MAIL, (1,), 32), a.reserve_state(32)
+        assert isinstance(slot, Slot) and state is not None
+        assert a.reserve(Channel.MAIL, (1,), 32) == 1 and a.reserve_state(32) is None
+        with slot, state:
+            pass
+    assert b.take(Channel.MAIL) is None and b.latest(0) is None
 
 
 def test_replicas_call_and_servers_answer() -> None:
-    ranks = boxes(3, BufferSpec(elements=4, call=True), servers=(2,))
+    ranks = boxes(3, BufferSpec(nbytes=16, call=True), servers=(2,))
     for rank in (0, 1):
-        assert ranks[rank].post(Channel.CALL, (2,), (vector(rank, 4),), Header()) is None
+        assert post(ranks[rank], Channel.CALL, (2,), Header(), vector(rank, 4)) is None
     for _ in range(2):
         with ranks[2].take(Channel.CALL) as message:  # type: ignore[union-attr]
-            assert ranks[2].post(Channel.ANSWER, (message.sender,), (message.vector,), Header()) is None
+            assert post(ranks[2], Channel.ANSWER, (message.sender,), Header(), message.vector) is None
     for rank in (0, 1):
         answer = ranks[rank].take(Channel.ANSWER, 2)
         assert answer is not None and answer.vector[0] == rank
@@ -165,7 +227,7 @@ def test_readers_get_the_newest_complete_vector(actions: list[str]) -> None:
         word, _, reader = action.partition(" ")
         if word == "publish":
             slots = {message.vector.ctypes.data for message, value in held.values() if value != shown}
-            published = ranks[0].publish((vector(number),), Header(clock=number))
+            published = publish(ranks[0], vector(number), Header(clock=number))
             assert published == (len(slots) < SLOTS - 1 or not shown)
             shown = number if published else shown
         elif word == "look" and int(reader) not in held:
@@ -183,9 +245,9 @@ def test_readers_get_the_newest_complete_vector(actions: list[str]) -> None:
 
 def test_a_reader_holds_one_published_vector_of_a_peer_at_a_time() -> None:
     a, b = boxes(2)
-    a.publish((vector(1),), Header())
+    publish(a, vector(1), Header())
     message = b.latest(0)
-    a.publish((vector(2),), Header())
+    publish(a, vector(2), Header())
     with pytest.raises(AssertionError, match="not released"):
         b.latest(0)
     assert isinstance(message, Message) and message.vector[0] == 1
@@ -195,16 +257,16 @@ def test_a_reader_holds_one_published_vector_of_a_peer_at_a_time() -> None:
 
 
 def test_vectors_longer_than_the_cache() -> None:
-    size = mailbox.CACHE // 4 + 1000
-    a, b = boxes(2, BufferSpec(elements=size, mail=1))
+    size = CACHE // 4 + 1000
+    a, b = boxes(2, BufferSpec(nbytes=4 * size, mail=1))
     source = np.arange(size, dtype=np.float32)
-    a.post(Channel.MAIL, (1,), (source,), Header())
+    post(a, Channel.MAIL, (1,), Header(), source)
     message = b.take(Channel.MAIL)
     assert message is not None and np.array_equal(message.vector, source)
 
 
 def test_another_process_opens_a_segment_through_proc() -> None:
-    segment = memory.Segment.create(mailbox.pages(5000))
+    segment = memory.Segment.create(pages(5000))
     other = memory.Segment.open(f"/proc/{os.getpid()}/fd/{segment.fd}")
     segment.map(8192)[4097] = 7
     assert other.map(8192)[4097] == 7
@@ -238,9 +300,9 @@ def test_arm_gets_ordered_loads_and_stores() -> None:
     cases = [
         (atomic.deliver, (rows, number, words, number), {"stlr"}),
         (atomic.take, (rows, number, number, number), {"ldar", "stlr"}),
-        (atomic.find_slot, (rows, states, number, words, number, number), {"ldar"}),
+        (atomic.reserve, (rows, states, number, words, number, number), {"ldar", "stlr"}),
         (atomic.give_back, (rows, number, number, number), {"ldar", "stlr"}),
-        (atomic.announce, (rows, number, number, number, number), {"stlr"}),
+        (atomic.announce, (rows, number, number), {"stlr"}),
         (atomic.pin, (rows, rows, number, number, number, number, number), {"ldar", "stlr"}),
         (atomic.find_unpinned, (rows, rows, states, number, number), {"ldar"}),
     ]

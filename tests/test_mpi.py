@@ -86,7 +86,7 @@ def results(ranks: int, *arguments: str, **more: str) -> list[Any]:
 
 @cache
 def several(mode: str, ranks: int) -> list[Any]:
-    scenarios = ["allreduce", "gather", "ring", "newest", "drain", "board", "stress:1000", "stop"]
+    scenarios = ["allreduce", "gather", "ring", "newest", "drain", "board", "stress:1000", "slots:100:0", "stop"]
     return results(ranks, "several", *scenarios, **MODES[mode])
 
 
@@ -144,6 +144,12 @@ def test_messages_and_published_vectors(mode: str, ranks: int) -> None:
     assert sum(result["drain"] for result in found) == pytest.approx(ranks, rel=1e-12)  # mass is conserved
     assert all(result["stress"]["torn"] == 0 and result["stress"]["seen"] > 0 for result in found)
     assert len({result["stop"] for result in found}) == 1
+
+
+@cases
+def test_slots_of_all_types_arrive_bit_for_bit(mode: str, ranks: int) -> None:
+    for result in several(mode, ranks):
+        assert result["slots"] >= 100 * min(ranks - 1, 2)  # at least the messages; the scenario checks their content
 
 
 def test_a_server_answers_from_another_node() -> None:

@@ -69,6 +69,13 @@ def test_too_little_memory() -> None:
     assert "MiB are needed and" in errors and errors.count("\n") == 1
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_slots_of_all_types_arrive_bit_for_bit(ranks: int) -> None:
+    code, said, errors = job(ranks, "slots", "200", str(ranks))
+    assert (code, errors) == (0, "")
+    assert all(said[rank] >= 200 * (ranks - 1) for rank in range(ranks))  # the scenario checks the content
+
+
 @pytest.mark.parametrize("size", [1000, 300_000])
 def test_nothing_is_torn(size: int) -> None:
     """Three ranks write at full speed, and each reads what the others write."""

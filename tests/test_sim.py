@@ -165,7 +165,7 @@ def test_memory_for_messages_is_limited_as_on_real_machines():
             assert [fabric.send(peer, ones()) for peer in (1, 2, 3)] == [True, True, False]  # NEEDS.mail is 2
 
     simulate(work, 4)
-    with pytest.raises(ConfigError, match="message of 1001 float32; the method requested memory for 1000"):
+    with pytest.raises(ConfigError, match="message of 4004 bytes, but the method requested slots of 4000 bytes"):
         simulate(lambda fabric: fabric.send(1 - fabric.rank, ones(1001)))
 
 

@@ -9,10 +9,10 @@ primitives:
     sim.py         a simulated cluster, in one process, on a virtual clock
     loopback.py    one rank without peers
 
-The primitives (transport/base.py): `post` sends a vector, and `take` receives one; `publish` replaces this rank's
-published state, and `latest` reads the published state of a peer; `status` is the status table; `now` reads the clock;
-`wait` waits. So a sum has the same bits on all transports. The exception is `--reduce fast`, where MPI computes the
-sums.
+The primitives (transport/base.py): `reserve` returns memory for a message, whose `commit` sends it, and `take` receives
+one; `reserve_state` does the same for this rank's published state, and `latest` reads the published state of a peer;
+`post` and `publish` send and publish a copy; `status` is the status table; `now` reads the clock; `wait` waits. So a
+sum has the same bits on all transports. The exception is `--reduce fast`, where MPI computes the sums.
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD
@@ -41,6 +41,7 @@ from minidl.comm.transport.messages import (
     Message,
     PeerLost,
     Pending,
+    Slot,
     State,
 )
 from minidl.errors import AbortedError as Aborted
@@ -88,6 +89,7 @@ class Fabric:
         self.post, self.take, self.publish, self.latest = (
             transport.post, transport.take, transport.publish, transport.latest,
         )  # fmt: skip
+        self.reserve, self.reserve_state = transport.reserve, transport.reserve_state
         self.state, self.alive, self.survivors, self.set_status = (
             transport.state, transport.alive, transport.survivors, transport.set_status,
         )  # fmt: skip
@@ -287,5 +289,6 @@ __all__ = [
     "Message",
     "PeerLost",
     "Pending",
+    "Slot",
     "State",
 ]  # fmt: skip

@@ -42,7 +42,7 @@ class DPSGD(Method):
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
-        return BufferSpec(elements=size * momentum.kind(config).vectors, mail=2)
+        return BufferSpec(nbytes=4 * size * momentum.kind(config).vectors, mail=2)
 
     def local(self, batch: Batch) -> float:
         """Adapt. With --overlap, send x_i and compute only the gradient."""

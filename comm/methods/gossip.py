@@ -73,8 +73,8 @@ class Gossip(Method):
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
         weighing.kind(config)
-        elements = size * momentum.kind(config).vectors
-        return BufferSpec(elements, mail={"push": 2, "pull": 1, "push-pull": 3}[config.exchange],
+        nbytes = 4 * size * momentum.kind(config).vectors
+        return BufferSpec(nbytes, mail={"push": 2, "pull": 1, "push-pull": 3}[config.exchange],
                      publish=config.exchange == "pull")  # fmt: skip
 
     def local(self, batch: Batch) -> float:

@@ -15,7 +15,18 @@ from typing import TypeVar
 import numpy as np
 
 from minidl.comm.stats import Stats, concurrent
-from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, Message, PeerLost, Pending, State
+from minidl.comm.transport.messages import (
+    ANY,
+    BufferSpec,
+    Channel,
+    Column,
+    Header,
+    Message,
+    PeerLost,
+    Pending,
+    Slot,
+    State,
+)
 from minidl.errors import AbortedError as Aborted
 
 T = TypeVar("T")
@@ -54,11 +65,12 @@ class Transport(ABC):
         """Return the seconds since a moment that is about the same for all ranks."""
 
     @abstractmethod
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
-        """Send a copy of the concatenated parts to each of the peers, without waiting.
+    def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
+        """Return memory for a message of at most `nbytes` to these peers, without waiting. Write and commit it.
 
-        Returns False and sends nothing if memory is full, or a peer is dead or has not released the previous message.
-        parts: contiguous vectors of one type, float32 or float64.
+        Returns None if memory is full, or a peer is dead or has not released the previous message, or a slot for it is
+        already reserved. On MAIL, the statistics count this as a skipped message.
+        Raises ConfigError if the method requested smaller slots (BufferSpec). One thread at a time uses a channel.
         """
 
     @abstractmethod
@@ -66,8 +78,12 @@ class Transport(ABC):
         """Return the next message from a peer, or None. With ANY, choose fairly among the senders."""
 
     @abstractmethod
-    def publish(self, parts: Sequence[np.ndarray], header: Header) -> None:
-        """Publish a copy of the concatenated parts, to be read by `latest`. Does nothing if no memory is free."""
+    def reserve_state(self, nbytes: int) -> Slot | None:
+        """Return memory for a published state of at most `nbytes`, which `latest` reads as soon as it is committed.
+
+        Returns None, and counts a missed read, if no memory is free or a slot for a state is already reserved.
+        Raises ConfigError if the method requested smaller slots (BufferSpec).
+        """
 
     @abstractmethod
     def latest(self, peer: int) -> Message | None:
@@ -94,6 +110,21 @@ class Transport(ABC):
 
         Raises ConfigError if the ranks share no memory.
         """
+
+    # -- copies ------------------------------------------------------------------------------------------
+
+    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
+        """Send a copy of the concatenated parts to each of the peers. Returns False if `reserve` fails.
+
+        parts: contiguous vectors of one of the types in DTYPES (messages.py).
+        """
+        slot = self.reserve(channel, peers, sum([part.nbytes for part in parts]))
+        return slot is not None and slot.send(parts, header)
+
+    def publish(self, parts: Sequence[np.ndarray], header: Header) -> bool:
+        """Publish a copy of the concatenated parts. Returns False if `reserve_state` fails."""
+        slot = self.reserve_state(sum([part.nbytes for part in parts]))
+        return slot is not None and slot.send(parts, header)
 
     # -- operations that some transports do faster than the fabric ---------------------------------------
 

@@ -44,12 +44,19 @@ class SimulatedProcess:
 
 
 class InFlight:
-    """A message in the simulated network. receivers: the ranks that have not released it yet."""
+    """A message in the simulated network.
 
-    __slots__ = ("channel", "header", "receivers", "sender", "vector")
+    receivers: the ranks that have not released it yet. used: the number of the sender's slots that it occupies, 0 or 1.
+    vector, header: set when the sender commits the message.
+    """
 
-    def __init__(self, channel: Channel, sender: int, receivers: set[int], vector: np.ndarray, header: Header) -> None:
-        self.channel, self.sender, self.receivers, self.vector, self.header = channel, sender, receivers, vector, header
+    __slots__ = ("channel", "header", "receivers", "sender", "used", "vector")
+
+    vector: np.ndarray
+    header: Header
+
+    def __init__(self, channel: Channel, sender: int, receivers: set[int], used: int) -> None:
+        self.channel, self.sender, self.receivers, self.used = channel, sender, receivers, used
 
 
 class Rank(Transport):
@@ -67,7 +74,8 @@ class Rank(Transport):
         self.gone = False  # dead, or the simulation is over
         self.inbox: list[dict[int, InFlight]] = [{} for _ in Channel]  # by sender, in order of arrival
         self.on_way: list[set[int]] = [set() for _ in Channel]  # peers that have not released this rank's message
-        self.free = [0] * len(Channel)  # by channel, how many more messages fit into memory
+        self.slots = [(0, 0)] * len(Channel)  # by channel, (number, bytes of each) of this rank's slots
+        self.free = [0] * len(Channel)  # by channel, number of free slots
 
     def wake(self) -> None:
         """Wake all parked tasks of this rank, so that they check again whether they can continue."""
@@ -350,7 +358,7 @@ class EventLoop:
         sender = self.transports[message.sender]
         sender.on_way[message.channel].remove(peer)
         if not message.receivers:
-            sender.free[message.channel] += 1
+            sender.free[message.channel] += message.used
         sender.wake()
         if message.channel is MAIL:
             self.mail -= 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
-from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, Message, Pending
+from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Message, Pending, Slot, unsent
 
 T = TypeVar("T")
 
@@ -38,14 +38,14 @@ class LoopbackTransport(Transport):
     def now(self) -> float:
         return monotonic()
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
-        return not peers
+    def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
+        return None if peers else unsent(nbytes)
 
     def take(self, channel: Channel, peer: int = ANY) -> Message | None:
         return None
 
-    def publish(self, parts: Sequence[np.ndarray], header: Header) -> None:
-        pass
+    def reserve_state(self, nbytes: int) -> None:
+        return None  # no other rank could read it
 
     def latest(self, peer: int) -> Message | None:
         return None

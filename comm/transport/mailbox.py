@@ -1,14 +1,17 @@
 """Mailboxes: processes that share memory send vectors to each other without locks and without waiting.
 
 Every rank has slots that only this rank writes. A slot holds a header (length, type, the fields of Header, the version
-of a published state) and the data. A vector is copied once, into a slot, and readers read it there. Two protocols
-define which slots may be read and which may be overwritten.
+of a published state) and the data. The sender reserves a slot, writes into it, and commits it; readers read it there.
+Two protocols define which slots may be read and which may be overwritten.
 
 1. Messages. The sender names the receivers, and no message is lost. Each pair (sender, receiver) has one int64 cell per
 channel:
 
     sender    cell == 0? write a slot       cell = k + 1  ------>  cell > 0? read slot k in place         receiver
               slot k is free again if no cell names it    <------  cell = 0
+
+While the sender writes, the cells of the receivers are negative: they do not read the slot, and the sender reserves no
+other slot for them. The sender may write several messages at a time. A slot that it cancels is free at once.
 
 2. Published states. Any rank may read them, and a new state replaces the old one. For each writer, one word names the
 slot with the newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is
@@ -27,21 +30,19 @@ pins are ignored. atomic.py orders the stores and loads.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from minidl.comm import atomic
 from minidl.comm.memory import pages
-from minidl.comm.transport.messages import ANY, CHUNK, BufferSpec, Channel, Header, Message
-from minidl.engine.device import address
-from minidl.errors import MinidlError
-from minidl.kernels.elementwise.stream import CACHE
+from minidl.comm.transport.messages import ANY, DTYPES, BufferSpec, Channel, Header, Message, Slot, check_size
 
 LINE = 64  # bytes: size of a cache line; slots and rows of words begin on separate lines
-HEADER = struct.Struct("=5q2dq")  # elements, whether float64, start, round, marker, weight, clock, version
+HEADER = struct.Struct("=q2i2q2dq")  # bytes, index in DTYPES, marker, start, round, weight, clock, version
+assert HEADER.size <= LINE
 PUBLISHED = len(Channel)  # index of the pool of slots for published states
 SLOTS = 3  # number of slots in that pool
 TRIES = 8  # attempts to pin a published state that changes at each attempt
@@ -50,12 +51,14 @@ TRIES = 8  # attempts to pin a published state that changes at each attempt
 class Pool(NamedTuple):
     """A rank's slots for one purpose.
 
-    start: the offset of the first slot. slots: the number of slots with room for data; each has `stride` bytes.
+    start: the offset of the first slot. slots: the number of slots with room for `capacity` bytes of data; each
+    occupies `stride` bytes.
     empty: the number of slots for messages without data. They come after the others, and each has LINE bytes.
     """
 
     start: int
     slots: int
+    capacity: int
     stride: int
     empty: int
 
@@ -96,26 +99,13 @@ class Plan:
             begin = at = pages(at)  # separate pages for each rank, on its NUMA node
             pools = []
             present = here is None or rank in here
-            for count, capacity in self._slots(buffers, rank in servers, rank in buffers.serving):
-                pools.append(Pool(at, count * present, LINE + _lines(capacity), size * present))
+            channels = buffers.slots(rank in servers, rank in buffers.serving)
+            for count, capacity in (*channels.values(), (SLOTS * buffers.publish, buffers.nbytes)):
+                pools.append(Pool(at, count * present, capacity, LINE + _lines(capacity), size * present))
                 at = pools[-1].stop
             self.pools.append(pools)
             self.parts.append((begin, at))
         self.total = pages(at)
-
-    @staticmethod
-    def _slots(buffers: BufferSpec, server: bool, serving: bool) -> list[tuple[int, int]]:
-        """Return (number of slots, bytes in each) for every channel, and for published states."""
-        model = 4 * buffers.elements
-        call, answer = (0, 2) if server else (1, 2 * serving)
-        return [
-            (buffers.mail, model),  # MAIL
-            (3, CHUNK),  # TREE: a message to the parent, a message to the children, and a reserve
-            (call * buffers.call, model),  # CALL
-            (answer * buffers.call, model),  # ANSWER
-            (1, CHUNK),  # GATHER
-            (SLOTS * buffers.publish, model),
-        ]
 
 
 class Mailbox:
@@ -127,13 +117,13 @@ class Mailbox:
     def __init__(self, memory: np.ndarray, plan: Plan, rank: int, states: np.ndarray) -> None:
         self.plan, self.rank, self.states = plan, rank, states
         self.bytes, self.memory = memory.data, memory
-        self.vectors = memory.view(np.float32), memory.view(np.float64)
+        self.vectors = [memory.view(dtype) for dtype in DTYPES]
         size, row = plan.size, plan.row
         self.cells = [self._words(at, size, row) for at in plan.cells]
         self.newest = self._words(plan.newest, size, LINE)
         self.pins = self._words(plan.pins, size, row)
         self.turn = [0] * len(Channel)
-        self.version = 0
+        self.version, self.publishing = 0, False  # publishing: whether a slot is reserved for a published state
         self.seen = [0] * size
 
     def _words(self, at: int, rows: int, row: int) -> np.ndarray:
@@ -141,22 +131,31 @@ class Mailbox:
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> int | None:
-        """Send a message to these peers. Returns None if it was sent.
+    def reserve(
+        self, channel: Channel, peers: Sequence[int], nbytes: int, sent: Callable[[int], object] = lambda nbytes: None
+    ) -> Slot | int:
+        """Reserve a slot for a message of at most `nbytes` to these peers, at least one. sent(nbytes): see `commit`.
 
-        Else returns a peer that is dead or has not released the previous message, or this rank if no slot is free.
-        Raises MinidlError if the message is longer than a slot.
+        If that fails, returns a peer that is dead, has not released the previous message, or for which a slot is
+        already reserved; or returns this rank, if no slot is free.
+        Raises ConfigError if the message is longer than a slot.
         """
         pool, cells = self.plan.pools[self.rank][channel], self.cells[channel]
-        to = np.array(peers, np.int64)
-        empty = not any(part.size for part in parts)
-        first, last = (pool.slots, pool.slots + pool.empty) if empty else (0, pool.slots)
-        slot = atomic.find_slot(cells, self.states, self.rank, to, first, last)
+        if nbytes > pool.capacity or not pool.slots:
+            check_size(nbytes, pool.slots, pool.capacity, channel.name)
+        to = _array(*peers)
+        first, last = (0, pool.slots) if nbytes else (pool.slots, pool.slots + pool.empty)
+        slot = atomic.reserve(cells, self.states, self.rank, to, first, last)
         if slot < 0:
             return -1 - slot
-        self._write(pool, slot, parts, header, 0)
-        atomic.deliver(cells, self.rank, to, slot)
-        return None
+        at = pool.slot(slot)
+
+        def deliver(nbytes: int, code: int, header: Header) -> None:
+            self._write_header(at, nbytes, code, header, 0)
+            atomic.deliver(cells, self.rank, to, slot + 1)
+            sent(nbytes)
+
+        return Slot(self._data(at, nbytes), deliver, partial(atomic.deliver, cells, self.rank, to, 0))
 
     def take(self, channel: Channel, peer: int = ANY) -> Message | None:
         """Return the next message from a peer, or None. With ANY, begin with the peer after the previous sender."""
@@ -173,15 +172,31 @@ class Mailbox:
 
     # -- published states --------------------------------------------------------------------------------
 
-    def publish(self, parts: Sequence[np.ndarray], header: Header) -> bool:
-        """Publish a state. Returns False, and publishes nothing, if readers have pinned all slots but the newest."""
+    def reserve_state(self, nbytes: int) -> Slot | None:
+        """Reserve a slot for a published state of at most `nbytes`.
+
+        Returns None if readers have pinned all slots but the newest, or another slot is already reserved.
+        Raises ConfigError if the state is longer than a slot.
+        """
+        pool = self.plan.pools[self.rank][PUBLISHED]
+        if nbytes > pool.capacity or not pool.slots:
+            check_size(nbytes, pool.slots, pool.capacity, "published state")
         slot = atomic.find_unpinned(self.newest, self.pins, self.states, self.rank, SLOTS)
-        if slot < 0:
-            return False
-        self.version += 1
-        self._write(self.plan.pools[self.rank][PUBLISHED], slot, parts, header, self.version)
-        atomic.announce(self.newest, self.rank, self.version, SLOTS, slot)
-        return True
+        if slot < 0 or self.publishing:
+            return None
+        self.publishing = True
+        at = pool.slot(slot)
+
+        def deliver(nbytes: int, code: int, header: Header) -> None:
+            self.version += 1
+            self._write_header(at, nbytes, code, header, self.version)
+            atomic.announce(self.newest, self.rank, self.version * SLOTS + slot)
+            self.publishing = False
+
+        return Slot(self._data(at, nbytes), deliver, self._not_publishing)
+
+    def _not_publishing(self) -> None:
+        self.publishing = False
 
     def latest(self, peer: int) -> Message | Literal[False] | None:
         """Return a peer's published state; None if it is not new; False if it changed at every attempt."""
@@ -216,43 +231,33 @@ class Mailbox:
         message = self.latest(self.rank)
         if not isinstance(message, Message):
             return None
-        return message, self._bytes(address(message.vector) - address(self.memory) - LINE)
+        slot = self.seen[self.rank] % SLOTS  # of the version that `latest` returned
+        return message, self._bytes(self.plan.pools[self.rank][PUBLISHED].slot(slot))
 
     def _bytes(self, at: int) -> np.ndarray:
         """Return the bytes of the header and data of the slot at offset `at`."""
-        count, kind = HEADER.unpack_from(self.bytes, at)[:2]
-        return self.memory[at : at + LINE + count * (8 if kind else 4)]
+        nbytes, *_ = HEADER.unpack_from(self.bytes, at)
+        return self.memory[at : at + LINE + nbytes]
 
     # -- slots -------------------------------------------------------------------------------------------
 
-    def _write(self, pool: Pool, slot: int, parts: Sequence[np.ndarray], header: Header, version: int) -> None:
-        """Write header and data into a slot. Raises MinidlError if the data are longer than the slot."""
-        at, kind = pool.slot(slot), parts[0].dtype == np.float64
-        count = sum(part.size for part in parts)
-        room = pool.stride - LINE if slot < pool.slots else 0
-        size = count * parts[0].itemsize
-        if size > room:
-            raise MinidlError(f"a message of {size} bytes, but the method requested slots of {room} bytes")
-        numbers = header.start, header.round, header.marker, header.weight, header.clock
-        HEADER.pack_into(self.bytes, at, count, kind, *numbers, version)
-        place = self._vector(at, kind, count)
-        for part in parts:
-            _copy(part, place[: part.size])
-            place = place[part.size :]
+    def _data(self, at: int, nbytes: int) -> np.ndarray:
+        return self.memory[at + LINE : at + LINE + nbytes]
+
+    def _write_header(self, at: int, nbytes: int, code: int, header: Header, version: int) -> None:
+        start, weight, clock, round, marker = header
+        HEADER.pack_into(self.bytes, at, nbytes, code, marker, start, round, weight, clock, version)
 
     def _read(self, channel: int, sender: int, slot: int, release: partial[None]) -> Message:
-        at = self.plan.pools[sender][channel].slot(slot)
-        count, kind, start, round, marker, weight, clock, _ = HEADER.unpack_from(self.bytes, at)
-        header = Header(start, weight, clock, round, bool(marker))
-        return Message(sender, self._vector(at, kind, count), header, release)
+        """Return the message in a slot.
 
-    def _vector(self, at: int, kind: int, count: int) -> np.ndarray:
-        """Return the data of the slot at offset `at`.
-
-        The array is writable for readers as well, because Numba compiles functions again for read-only arrays.
+        Its vector is writable for readers as well, because Numba compiles functions again for read-only arrays.
         """
-        first = (at + LINE) >> (3 if kind else 2)
-        return self.vectors[kind][first : first + count]
+        at = self.plan.pools[sender][channel].slot(slot)
+        nbytes, code, header, _ = read_header(self.bytes, at)
+        size = DTYPES[code].itemsize
+        first = (at + LINE) // size
+        return Message(sender, self.vectors[code][first : first + nbytes // size], header, release)
 
     def shared(self, name: str) -> np.ndarray:
         """Return a float32 vector that all ranks read and write."""
@@ -260,12 +265,15 @@ class Mailbox:
         return self.vectors[0][at // 4 : at // 4 + elements]
 
 
-def _copy(source: np.ndarray, out: np.ndarray) -> None:
-    """out = source. The stores to a large, aligned vector bypass the caches."""
-    if out.nbytes >= CACHE and out.ctypes.data % LINE == 0:
-        atomic.copy_past(source, out)
-    else:
-        out[:] = source
+def read_header(data: memoryview, at: int = 0) -> tuple[int, int, Header, int]:
+    """Return (bytes, index in DTYPES, header, version) of the message in the slot at offset `at`."""
+    nbytes, code, marker, start, round, weight, clock, version = HEADER.unpack_from(data, at)
+    return nbytes, code, Header(start, weight, clock, round, bool(marker)), version
+
+
+@lru_cache(1024)
+def _array(*peers: int) -> np.ndarray:
+    return np.array(peers, np.int64)
 
 
 def _lines(size: int) -> int:

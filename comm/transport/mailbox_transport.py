@@ -10,6 +10,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -19,7 +20,7 @@ from minidl.comm import memory
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.mailbox import Mailbox
-from minidl.comm.transport.messages import ANY, Channel, Column, Header, Message, Pending
+from minidl.comm.transport.messages import ANY, Channel, Column, Message, Pending, Slot, unsent
 
 T = TypeVar("T")
 YIELDS = 8  # attempts before the first sleep
@@ -47,16 +48,20 @@ class MailboxTransport(Transport):
         self.heard = cast("list[float]", numbers[:, memory.HEARD])
         return rows
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
-        obstacle = self.mailbox.post(channel, peers, parts, header)
-        if obstacle is not None:
-            if channel is Channel.MAIL:  # `held` does not count collectives and requests
-                self.stats.sends_skipped(peers[0] if obstacle == self.rank else obstacle)
-            return False
-        size = sum(part.nbytes for part in parts)
+    def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
+        if not peers:
+            return unsent(nbytes)
+        slot = self.mailbox.reserve(channel, peers, nbytes, partial(self.sent, channel, tuple(peers)))
+        if isinstance(slot, Slot):
+            return slot
+        if channel is Channel.MAIL:  # sends_skipped does not count collectives and requests
+            self.stats.sends_skipped(peers[0] if slot == self.rank else slot)
+        return None
+
+    def sent(self, channel: Channel, peers: Sequence[int], nbytes: int) -> None:
+        """Count a message of `nbytes`, which is in this rank's mailbox now."""
         for peer in peers:
-            self.stats.sent(peer, size)
-        return True
+            self.stats.sent(peer, nbytes)
 
     def take(self, channel: Channel, peer: int = ANY) -> Message | None:
         message = self.next_message(channel, peer)
@@ -68,9 +73,11 @@ class MailboxTransport(Transport):
         """Return a message or None, as `take` does, but do not count it."""
         return self.mailbox.take(channel, peer)
 
-    def publish(self, parts: Sequence[np.ndarray], header: Header) -> None:
-        if not self.mailbox.publish(parts, header):
+    def reserve_state(self, nbytes: int) -> Slot | None:
+        slot = self.mailbox.reserve_state(nbytes)
+        if slot is None:
             self.stats.reads_missed(self.rank)
+        return slot
 
     def latest(self, peer: int) -> Message | None:
         message = self.newest(peer)

@@ -1,18 +1,31 @@
-"""The types of the communication layer: channels, messages and their headers, the columns of the status table."""
+"""The types of the communication layer: channels, slots, messages and their headers, the columns of the status table.
+
+    sender      slot = reserve(channel, peers, nbytes)    write slot.bytes    slot.commit(header)
+    receiver                                                                  message = take(channel)    release()
+
+A message is an array of one of the types in DTYPES. It is sent as bytes, with the index of its type in DTYPES and its
+number of bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from minidl.errors import MinidlError
+from minidl.comm import atomic, memory
+from minidl.engine.device import aligned
+from minidl.errors import ConfigError, MinidlError
+from minidl.kernels.elementwise.stream import CACHE
 
 T = TypeVar("T", covariant=True)
 ANY = -1  # any peer
+MAX_CHANNELS = 8  # mpi.py adds it to the tag of a message
+DTYPES = tuple(map(np.dtype, ("f4", "f8", "u1", "u2", "i1", "i2", "i4", "i8", "f2")))  # bfloat16 is sent as u2
+CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 CHUNK = 1 << 20  # bytes: collectives divide vectors into chunks, so that sending a chunk overlaps the sum of the next
 
 
@@ -80,15 +93,134 @@ class Message:
         self.release()
 
 
+class Slot:
+    """Memory for one message or published state: the sender reserves it, writes the data and commits it.
+
+    bytes: uint8 (nbytes,), the memory that was reserved. It begins on a 64-byte boundary and contains arbitrary values.
+    A slot keeps its edges busy until `commit` or `cancel`. A `with` block cancels a slot that was not committed:
+
+        slot = fabric.reserve(Channel.MAIL, [peer], theta.size)
+        if slot is not None:
+            with slot:
+                quantise(theta, out=slot.array(np.int8))
+                slot.commit(header)
+    """
+
+    __slots__ = ("_abandon", "_deliver", "_dtype", "bytes")
+
+    def __init__(
+        self, data: np.ndarray, deliver: Callable[[int, int, Header], object], abandon: Callable[[], object]
+    ) -> None:
+        """data: see `bytes`. deliver(nbytes, index in DTYPES, header) sends the message, abandon() frees the slot."""
+        self.bytes, self._dtype = data, DTYPES[2]
+        self._deliver: Callable[[int, int, Header], object] | None = deliver
+        self._abandon = abandon
+
+    def array(self, dtype: type | np.dtype) -> np.ndarray:
+        """Return the memory as a vector of this type, which also becomes the type of the message."""
+        self._dtype = np.dtype(dtype)
+        return self.bytes.view(self._dtype)
+
+    def commit(
+        self, header: Header = Header(), nbytes: int | None = None, dtype: type | np.dtype | None = None  # noqa: B008
+    ) -> None:  # fmt: skip
+        """Send the message, or publish the state. Do not write to the slot afterwards.
+
+        nbytes: number of bytes to send, from the beginning of the slot. Default: all.
+        dtype: type of the message. Default: the type passed to the last call of `array`, or uint8.
+        Raises MinidlError if the slot was committed or cancelled before, or nbytes or dtype does not fit.
+        """
+        kind = self._dtype if dtype is None else np.dtype(dtype)
+        size = self.bytes.size if nbytes is None else nbytes
+        deliver, code = self._deliver, CODES.get(kind)
+        if deliver is None:
+            raise MinidlError("this slot was already committed or cancelled: reserve another one")
+        if code is None:
+            raise MinidlError(f"a message of {kind}: expected one of {', '.join(map(str, DTYPES))}")
+        if not 0 <= size <= self.bytes.size or size % kind.itemsize:
+            raise MinidlError(f"a message of {size} bytes of {kind}: expected a multiple of {kind.itemsize}, at most "
+                              f"the {self.bytes.size} bytes of the slot")  # fmt: skip
+        self._deliver = None
+        deliver(size, code, header)
+
+    def send(self, parts: Sequence[np.ndarray], header: Header) -> bool:
+        """Copy contiguous vectors of one type into the slot, one behind the other, and commit it. Returns True.
+
+        If that fails, the slot is cancelled.
+        """
+        try:
+            out = self.array(parts[0].dtype)
+            if len(parts) == 1:
+                _copy(parts[0], out)
+            else:
+                at = 0
+                for part in parts:
+                    _copy(part, out[at : at + part.size])
+                    at += part.size
+            self.commit(header)
+        except BaseException:
+            self.cancel()
+            raise
+        return True
+
+    def cancel(self) -> None:
+        """Free the slot without sending anything. Without effect after `commit`."""
+        if self._deliver is not None:
+            self._deliver = None
+            self._abandon()
+
+    def __enter__(self) -> Slot:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.cancel()
+
+
+def unsent(nbytes: int) -> Slot:
+    """Return a slot for a message without receivers."""
+    return Slot(aligned(nbytes, np.uint8), lambda *message: None, lambda: None)
+
+
+def _copy(source: np.ndarray, out: np.ndarray) -> None:
+    """out = source. The stores to a large, aligned vector of floats bypass the caches."""
+    if out.nbytes >= CACHE and out.ctypes.data % 64 == 0 and out.dtype in DTYPES[:2]:
+        atomic.copy_past(source, out)
+    else:
+        out[:] = source
+
+
 class BufferSpec(NamedTuple):
     """The memory that a method needs for messages. It is allocated once, when the ranks join."""
 
-    elements: int = 0  # length of the longest message or published state, in float32
+    nbytes: int = 0  # size of the longest message or published state, in bytes: 4 * n for n float32
     mail: int = 0  # number of messages that a rank can have in flight on MAIL
     publish: bool = False  # whether ranks publish states
     call: bool = False  # whether there is a server
     serving: tuple[int, ...] = ()  # the replicas that answer requests (`Fabric.register`)
-    shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of each vector that all ranks write to
+    shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of each float32 vector that all ranks write to
+
+    def slots(self, server: bool, serving: bool) -> dict[Channel, tuple[int, int]]:
+        """Return for every channel the number of slots of a rank, and the bytes of each slot.
+
+        server: whether the rank is a server. serving: whether it is a replica that answers requests.
+        """
+        call, answer = (0, 2) if server else (1, 2 * serving)
+        return {
+            Channel.MAIL: (self.mail, self.nbytes),
+            Channel.TREE: (3, CHUNK),  # a message to the parent, a message to the children, and a reserve
+            Channel.CALL: (call * self.call, self.nbytes),
+            Channel.ANSWER: (answer * self.call, self.nbytes),
+            Channel.GATHER: (1, CHUNK),
+        }
+
+
+def check_size(nbytes: int, slots: int, capacity: int, what: str) -> None:
+    """Raise ConfigError if `nbytes` do not fit into one of the method's `slots`, which have `capacity` bytes each."""
+    if nbytes > (capacity if slots else 0):
+        raise ConfigError(
+            f"{what}: a message of {nbytes} bytes, but the method requested "
+            f"{f'slots of {capacity} bytes' if slots else 'no slots'}: request more in `buffers`"
+        )
 
 
 class PeerLost(MinidlError):
@@ -103,3 +235,18 @@ class Pending(Protocol[T]):
     """An operation in progress. `wait` waits until it is complete and returns its result."""
 
     def wait(self) -> T: ...
+
+
+def check_limits(columns: Sequence[int], channels: Sequence[int]) -> None:
+    """Raise ImportError if there are more status columns or channels than the memory or the tags of MPI can hold."""
+    if max(columns) >= memory.COLUMNS:
+        raise ImportError(f"column {max(columns)} of the status table: expected at most column {memory.COLUMNS - 1}, "
+                          "because the next word has another use: lengthen ROW in comm/memory.py")  # fmt: skip
+    if max(channels) >= MAX_CHANNELS:
+        raise ImportError(f"channel {max(channels)}: expected at most channel {MAX_CHANNELS - 1}, because the tags "
+                          "of mpi.py have no room for more: enlarge MAX_CHANNELS in comm/transport/messages.py")  # fmt: skip
+    if list(BufferSpec().slots(server=False)) != list(channels):
+        raise ImportError("channels: expected slots for each of them, in order, in BufferSpec.slots")
+
+
+check_limits([*Column], [*Channel])

@@ -39,15 +39,16 @@ import numpy as np
 from minidl.comm import memory
 from minidl.comm.launch.job import MpiJob, recognise
 from minidl.comm.stats import Stats
-from minidl.comm.transport.mailbox import HEADER, LINE, SLOTS, Mailbox, Plan
+from minidl.comm.transport.mailbox import LINE, SLOTS, Mailbox, Plan, read_header
 from minidl.comm.transport.mailbox_transport import MailboxTransport
-from minidl.comm.transport.messages import ANY, CHUNK, BufferSpec, Channel, Column, Header, Message
+from minidl.comm.transport.messages import ANY, CHUNK, DTYPES, MAX_CHANNELS, BufferSpec, Channel, Column, Message
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
 from minidl.engine.device import aligned
 from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
 
-TAKEN, ASK, NEWS, STATUS = 8, 16, 17, 18  # tags; the smaller ones are Channels
+TAKEN = MAX_CHANNELS  # tags; the smaller ones are Channels
+ASK, NEWS, STATUS = (2 * MAX_CHANNELS + i for i in range(3))
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
@@ -160,7 +161,7 @@ class MpiTransport(MailboxTransport):
         plan = Plan(self.size, buffers, servers, self.beside)
         begin = memory.control_size(self.size)
         head = self._groups[self.rank] == self.rank
-        self._mail = 4 * buffers.elements
+        self._mail = buffers.nbytes
         if head:
             self.segment.lengthen(begin + plan.total)
             self.segment.reserve(begin, begin + plan.parts[self.rank][1])
@@ -183,13 +184,11 @@ class MpiTransport(MailboxTransport):
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
-        if not super().post(channel, peers, parts, header):
-            return False
+    def sent(self, channel: Channel, peers: Sequence[int], nbytes: int) -> None:
+        super().sent(channel, peers, nbytes)
         for peer in peers:
             if peer in self._remote:
                 self.engine.send(peer, channel, self.mailbox.carry(channel, peer))
-        return True
 
     def next_message(self, channel: Channel, peer: int) -> Message | None:
         arrived = self._arrived[channel]
@@ -225,7 +224,7 @@ class MpiTransport(MailboxTransport):
 
     def _room(self, tag: int, size: int) -> np.ndarray:
         """Return a buffer for an arriving message. Buffers of more than TINY bytes are reused."""
-        if size <= TINY:
+        if size <= TINY or tag == STATUS:
             return np.empty(size, np.uint8)
         capacity = max(size, LINE + (CHUNK if tag in (Channel.TREE, Channel.GATHER) else self._mail))
         shelf = self._shelves.setdefault(capacity, [])
@@ -245,7 +244,7 @@ class MpiTransport(MailboxTransport):
         elif tag == NEWS:
             if old := self._news.pop(source, None):
                 old.release()
-            self._seen[source] = HEADER.unpack_from(room.data)[-1]
+            self._seen[source] = read_header(room.data)[-1]
             self._news[source] = self._message(source, NEWS, room)
             self._asked.discard(source)
         elif tag == STATUS:
@@ -255,11 +254,11 @@ class MpiTransport(MailboxTransport):
 
     def _message(self, source: int, tag: int, room: np.ndarray) -> Message:
         """Return the message in a receive buffer: its header, and a view of its data."""
-        count, kind, start, round, marker, weight, clock, _ = HEADER.unpack_from(room.data)
-        vector = room[LINE : LINE + count * (8 if kind else 4)].view(np.float64 if kind else np.float32)
+        nbytes, code, header, _ = read_header(room.data)
+        vector = room[LINE : LINE + nbytes].view(DTYPES[code])
         held = [room]
         release = partial(self._release, source, tag, held)
-        return Message(source, vector, Header(start, weight, clock, round, bool(marker)), release)
+        return Message(source, vector, header, release)
 
     def _release(self, source: int, tag: int, held: list[np.ndarray]) -> None:
         """Keep a receive buffer for reuse. Report the release to the sender, unless the buffer held a published state.

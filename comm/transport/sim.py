@@ -37,11 +37,25 @@ from greenlet import GreenletExit
 
 from minidl.comm.cluster import Cluster
 from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, InFlight, Rank, SimulatedProcess
-from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, Message, Pending, State
+from minidl.comm.transport.messages import (
+    ANY,
+    DTYPES,
+    BufferSpec,
+    Channel,
+    Column,
+    Header,
+    Message,
+    Pending,
+    Slot,
+    State,
+    check_size,
+    unsent,
+)
+from minidl.engine.device import aligned
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
-LIMITED = (Channel.MAIL, Channel.CALL, Channel.ANSWER)  # channels whose messages hold at most buffers.elements float32
+BLOCK = 1 << 16  # bytes
 
 
 class Simulation(EventLoop):
@@ -60,9 +74,21 @@ class Simulation(EventLoop):
     ) -> None:
         super().__init__(cluster, ranks, seed, work, flops)
         self.transports: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
+        self._block, self._used = np.empty(0, np.uint8), BLOCK  # see `memory`
 
     def transport(self, rank: int) -> SimTransport:
         return self.transports[rank]
+
+    def memory(self, nbytes: int) -> np.ndarray:
+        """Return uninitialised memory on a 64-byte boundary. Small pieces share a block, because `aligned` is slow."""
+        if nbytes > BLOCK // 64:
+            return aligned(nbytes, np.uint8, np.empty)
+        begin = self._used
+        self._used += -(-nbytes // 64) * 64
+        if self._used > BLOCK:
+            self._block, self._used = aligned(BLOCK, np.uint8, np.empty), 0
+            return self.memory(nbytes)
+        return self._block[begin : begin + nbytes]
 
 
 class SimTransport(Rank):
@@ -73,6 +99,7 @@ class SimTransport(Rank):
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
         self.newest: tuple[int, np.ndarray, Header] | None = None  # (number, vector, header) of the published state
+        self.publishing = False  # whether a slot for a published state is reserved
         self.seen: dict[int, int] = {}  # peer -> the number of its newest published state that this rank has seen
         self.asked: set[int] = set()
         self.answers: dict[int, tuple[int, np.ndarray, Header]] = {}
@@ -87,8 +114,8 @@ class SimTransport(Rank):
         if layout != simulation.layout:
             raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
         self.buffers = buffers
-        serves = self.rank not in self.replicas or self.rank in buffers.serving
-        self.free = [buffers.mail, 3, int(buffers.call), (2 if serves else 1) * buffers.call, 3]  # messages, by Channel
+        self.slots = [*buffers.slots(self.rank not in self.replicas, self.rank in buffers.serving).values()]
+        self.free = [number for number, _ in self.slots]
         for name, elements in buffers.shared:
             nodes = len(simulation.place.groups)
             if nodes > 1:
@@ -98,29 +125,39 @@ class SimTransport(Rank):
     def now(self) -> float:
         return self.simulation.time
 
-    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
+    def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
         self._check_here()
-        way = self.on_way[channel]
+        if self.buffers is None:
+            raise ConfigError(f"replica {self.rank} sends before it has joined")
+        slots, capacity = self.slots[channel]
+        if nbytes > capacity or not slots:
+            check_size(nbytes, slots, capacity, channel.name)
+        if not peers:
+            return unsent(nbytes)
+        way, used = self.on_way[channel], 1 if nbytes else 0  # an empty message needs no memory
         for peer in peers:
-            if peer in way or not self.alive(peer):
+            if peer in way or used > self.free[channel] or not self.alive(peer):
                 if channel is MAIL:
                     self.stats.sends_skipped(peer)
-                return False
-        if not self.free[channel]:
-            self._check_joined(channel)
-            return False
-        vector = _snapshot(parts)
-        if channel in LIMITED:
-            self._check_length(vector)
-        if not peers:
-            return True
-        self.free[channel] -= 1
+                return None
+        self.free[channel] -= used
         way.update(peers)
+        message = InFlight(channel, self.rank, set(peers), used)
+        data = self.simulation.memory(nbytes)
+        return Slot(data, partial(self._send, message, data), partial(self._cancel, message))
+
+    def _send(self, message: InFlight, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
+        self._check_here()
         self.heard[self.rank] = self.simulation.time
-        for peer in peers:
-            self.stats.sent(peer, vector.nbytes)
-        self.simulation.send(InFlight(channel, self.rank, set(peers), vector, header))
-        return True
+        for peer in message.receivers:
+            self.stats.sent(peer, nbytes)
+        message.vector, message.header = _sealed(data, nbytes, code), header
+        self.simulation.send(message)
+
+    def _cancel(self, message: InFlight) -> None:
+        self.on_way[message.channel] -= message.receivers
+        self.free[message.channel] += message.used
+        self.wake()
 
     def take(self, channel: Channel, peer: int = ANY) -> Message | None:
         inbox = self.inbox[channel]
@@ -134,11 +171,21 @@ class SimTransport(Rank):
         self.stats.received(peer, message.vector.nbytes)
         return Message(peer, message.vector, message.header, partial(self.simulation.release, message, self.rank))
 
-    def publish(self, parts: Sequence[np.ndarray], header: Header) -> None:
+    def reserve_state(self, nbytes: int) -> Slot | None:
         self._check_here()
-        vector = _snapshot(parts)
-        self._check_length(vector)
-        self.newest = ((self.newest[0] if self.newest else 0) + 1, vector, header)
+        buffers = self.buffers or BufferSpec()
+        check_size(nbytes, buffers.publish, buffers.nbytes, "published state")
+        if self.publishing:
+            self.stats.reads_missed(self.rank)
+            return None
+        self.publishing = True
+        data = self.simulation.memory(nbytes)
+        return Slot(data, partial(self._publish, data), partial(setattr, self, "publishing", False))
+
+    def _publish(self, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
+        self._check_here()
+        self.newest = ((self.newest[0] if self.newest else 0) + 1, _sealed(data, nbytes, code), header)
+        self.publishing = False
         for rank in sorted(self.lookers):
             self.simulation.transports[rank].wake()
         self.lookers.clear()
@@ -277,18 +324,6 @@ class SimTransport(Rank):
         if self.gone:
             raise GreenletExit  # ends this greenlet: the rank is dead, or the simulation is over
 
-    def _check_joined(self, channel: Channel) -> None:
-        if self.buffers is None:
-            raise ConfigError(f"replica {self.rank} sends before it has joined")
-        if not self.on_way[channel]:
-            raise ConfigError(f"replica {self.rank} sends on {channel.name}, for which its method requested no memory")
-
-    def _check_length(self, vector: np.ndarray) -> None:
-        """Raise ConfigError if a message is longer than a slot of shared memory would be."""
-        if self.buffers is None or vector.nbytes > 4 * self.buffers.elements:
-            raise ConfigError(f"a message of {vector.size} {vector.dtype}; the method requested memory for "
-                              f"{self.buffers.elements if self.buffers else 0} float32")  # fmt: skip
-
 
 class _Started:
     """A function that was passed to `start`, and its result. The function runs in a separate greenlet."""
@@ -314,9 +349,9 @@ class _Started:
         return self.result
 
 
-def _snapshot(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return a read-only copy of the concatenated parts; all receivers share it."""
-    vector = parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+def _sealed(data: np.ndarray, nbytes: int, code: int) -> np.ndarray:
+    """Return the message in a slot as a read-only vector; all receivers share it."""
+    vector = data[:nbytes].view(DTYPES[code])
     vector.flags.writeable = False
     return vector
 

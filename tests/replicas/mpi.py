@@ -24,10 +24,13 @@ from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError
 from minidl.run.config import Config
 
+sys.path.append(str(Path(__file__).parents[1]))
+from replicas import slots as written
+
 
 def several(fabric: Fabric, *names: str) -> dict[str, Any]:
     """Run several scenarios in one job, because MPI starts only once in a process, and a start takes a second."""
-    fabric.join(BufferSpec(elements=20_000, mail=3, publish=True), "layout")
+    fabric.join(BufferSpec(nbytes=80_000, mail=3, publish=True), "layout")
     results: dict[str, Any] = {"nodes": fabric.nodes, "beside": fabric.transport.beside}
     for name in names:
         word, *arguments = name.split(":")
@@ -155,6 +158,10 @@ def torn_apart(message: Message) -> bool:
     return message.vector.size != header.start or not message.vector.min() == message.vector.max() == header.clock
 
 
+def slots(fabric: Fabric, rounds: str, seed: str) -> int:
+    return written.slots(fabric, rounds, seed)
+
+
 def gather(fabric: Fabric) -> list[Any]:
     return [[rank, float(values[-1])] for rank, values in fabric.gather(np.full(300_000, float(fabric.rank)))]
 
@@ -193,7 +200,7 @@ def stop(fabric: Fabric) -> int:
 def serve(fabric: Fabric) -> list[float]:
     """The last rank is a server: it sums the vectors that the others send."""
     fabric.replicas = tuple(range(fabric.size - 1))
-    fabric.join(BufferSpec(elements=4, call=True), "layout")
+    fabric.join(BufferSpec(nbytes=16, call=True), "layout")
     total = np.zeros(4, np.float32)
 
     def add(message: Message) -> tuple[list[np.ndarray], Header]:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Channel, Column,
 from minidl.comm.stats import Stats
 from minidl.comm.transport.shm import ShmTransport
 from minidl.errors import MinidlError
+
+sys.path.append(str(Path(__file__).parents[1]))
+from replicas import slots as written
 
 
 def say(**words: Any) -> None:
@@ -43,7 +47,7 @@ SUMS = ((0, np.float32), (5, np.float32), (CHUNK, np.float32), (3 * CHUNK // 8 +
 
 def several(fabric: Fabric) -> dict[str, Any]:
     """Run the scenarios in which no rank fails."""
-    join(fabric, elements=1000, mail=3, shared=(("theta", 100),))
+    join(fabric, nbytes=4000, mail=3, shared=(("theta", 100),))
     return {what.__name__: what(fabric) for what in (allreduce, exchange, drain, shared)}
 
 
@@ -96,6 +100,11 @@ def shared(fabric: Fabric) -> float:
     return float(fabric.shared("theta").sum())
 
 
+def slots(fabric: Fabric, rounds: str, seed: str) -> int:
+    join(fabric, nbytes=written.LONGEST, mail=2, publish=True)
+    return written.slots(fabric, rounds, seed)
+
+
 def gather(fabric: Fabric, victim: str) -> list[Any]:
     """One rank is killed before it calls `gather`."""
     join(fabric)
@@ -110,7 +119,7 @@ def gather(fabric: Fabric, victim: str) -> list[Any]:
 def serve(fabric: Fabric) -> list[float]:
     """The last rank is a server: it sums the vectors that the others send."""
     fabric.replicas = tuple(range(fabric.size - 1))
-    join(fabric, elements=4, call=True)
+    join(fabric, nbytes=16, call=True)
     total = np.zeros(4, np.float32)
     if fabric.rank == fabric.size - 1:
 
@@ -160,7 +169,7 @@ def steps(fabric: Fabric, kind: str, last: str = "1000000", sleep: str = "0") ->
     kind: "alone": ranks may make different numbers of steps. "together": all ranks make the same number of steps.
     "ring": in addition, each rank waits for its neighbours in every step. The steps of higher ranks take longer.
     """
-    join(fabric, elements=1, mail=2)
+    join(fabric, nbytes=4, mail=2)
     fabric.fail_fast = kind != "alone"
     sides = [rank % fabric.size for rank in (fabric.rank - 1, fabric.rank + 1)] if kind == "ring" else []
     made = 0
@@ -206,7 +215,7 @@ def unequal(fabric: Fabric) -> None:
 
 
 def greedy(fabric: Fabric) -> None:
-    join(fabric, elements=1 << 44, mail=2)
+    join(fabric, nbytes=1 << 46, mail=2)
 
 
 def stress(fabric: Fabric, exchanges: str, elements: str) -> dict[str, int]:
@@ -215,7 +224,7 @@ def stress(fabric: Fabric, exchanges: str, elements: str) -> dict[str, int]:
     The header contains the length and the value of the elements, so another vector's header is detected, too.
     """
     size = int(elements)
-    join(fabric, elements=size, mail=2, publish=True)
+    join(fabric, nbytes=4 * size, mail=2, publish=True)
     random = np.random.default_rng(fabric.rank)
     buffer = np.empty(size, np.float32)
     seen = torn = sent = step = 0
