@@ -27,7 +27,7 @@ def simulated(work: Callable[[Fabric], Any], ranks: int = 2, cluster: Any = None
     simulation = Simulation(cluster, ranks, flops=cluster.devices["core"].flops)
     fabrics = [Fabric(transport) for transport in simulation.transports]
     for fabric in fabrics:
-        fabric.join(BufferSpec(elements=250, call=True, serving=tuple(range(ranks))), "layout")
+        fabric.join(BufferSpec(nbytes=1000, call=True, serving=tuple(range(ranks))), "layout")
         fabric.stats.start()
     return simulation.run({fabric.rank: lambda fabric=fabric: work(fabric) for fabric in fabrics})
 

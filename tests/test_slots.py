@@ -170,4 +170,4 @@ def test_the_words_of_a_row_do_not_overlap() -> None:
 
 def test_slots_of_all_channels() -> None:
     for server in (False, True):
-        assert list(BufferSpec(4, 1, True, True).slots(server)) == list(Channel)
+        assert list(BufferSpec(4, 1, True, True).slots(server, serving=False)) == list(Channel)

@@ -245,7 +245,7 @@ def check_limits(columns: Sequence[int], channels: Sequence[int]) -> None:
     if max(channels) >= MAX_CHANNELS:
         raise ImportError(f"channel {max(channels)}: expected at most channel {MAX_CHANNELS - 1}, because the tags "
                           "of mpi.py have no room for more: enlarge MAX_CHANNELS in comm/transport/messages.py")  # fmt: skip
-    if list(BufferSpec().slots(server=False)) != list(channels):
+    if list(BufferSpec().slots(server=False, serving=False)) != list(channels):
         raise ImportError("channels: expected slots for each of them, in order, in BufferSpec.slots")
 
 

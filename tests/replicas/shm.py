@@ -142,7 +142,7 @@ def mutual(fabric: Fabric) -> list[float]:
     The last rank is late: the others answer its requests while they wait for it in `barrier`.
     """
     ranks, served = range(fabric.size), np.zeros(4, np.float32)
-    fabric.join(BufferSpec(elements=4, call=True, serving=tuple(ranks)), "layout")
+    fabric.join(BufferSpec(nbytes=16, call=True, serving=tuple(ranks)), "layout")
 
     def add(message: Any) -> Any:
         served[:] += message.vector

@@ -1,0 +1,162 @@
+"""The method in CONTRIBUTING.md: it runs in a simulation, in processes on one machine and under mpiexec.
+
+A folder contains a package minidl with the method's file and its line in METHODS. It takes all other files from the
+checkout, so its kernels are compiled only once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_mpi import environment, mpiexec
+
+from minidl.run import checkpoint as files
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "minidl"
+SMALL = ("--data", "synthetic:900x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--lr", "0.02", "--json")
+ALONE = {"MINIDL_WORKERS": "", "MINIDL_THREADS": "1"}
+
+
+def example() -> str:
+    """Return the method's file, as CONTRIBUTING.md contains it."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## A method is one file")[2]
+    found = re.search(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert found
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a package minidl that has the method `triggered`."""
+    folder = tmp_path_factory.mktemp("own")
+    package = folder / "minidl"
+    methods = package / "comm" / "methods"
+    shutil.copytree(PACKAGE / "comm" / "methods", methods, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in PACKAGE.glob("*.py"):
+        shutil.copy(file, package)
+    shutil.copytree(PACKAGE / "clusters", package / "clusters")
+    with (package / "__init__.py").open("a") as file:
+        file.write(f"\n__path__.append({str(PACKAGE)!r})\n")
+    (methods / "triggered.py").write_text(example())
+    [line] = re.findall('`("triggered": .*,)`', (ROOT / "CONTRIBUTING.md").read_text())
+    registry = methods / "__init__.py"
+    text = registry.read_text()
+    registry.write_text(text.replace("\n}\n", f"\n    {line}\n}}\n", 1))
+    return folder
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", *words]
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    variables = environment(**ALONE)
+    variables["PYTHONPATH"] = str(folder)
+    return subprocess.Popen(words, cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def run(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
+    with started(folder, *words) as process:
+        try:
+            out, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == code, errors
+    return out, errors
+
+
+def test_the_example_has_at_most_40_lines_of_code() -> None:
+    code = example().partition('"""\n\n')[2]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 40
+
+
+TRANSPORTS: dict[str, Callable[[], list[str]]] = {
+    "simulation": lambda: command("minidl.simulate", "--ranks", "3"),
+    "launcher": lambda: command("minidl.train", "--workers", "3"),
+    "mpiexec": lambda: [*mpiexec(), "-n", "3", *command("minidl.train")],
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_it_runs_on_every_transport(folder: Path, transport: str) -> None:
+    """With a larger --drift, replicas send less."""
+    messages = []
+    for drift in ("0.002", "0.5"):
+        options = ["--method", "triggered", "--drift", drift, "--epochs", "3", "--out", f"{transport}-{drift}"]
+        out, _ = run(folder, *TRANSPORTS[transport](), *SMALL, *options)
+        summary = json.loads(out.splitlines()[-1])
+        assert (summary["method"], summary["replicas_alive"]) == ("triggered", 3)
+        assert summary["test_accuracy"] > 0.35, "chance is 0.25"
+        text = (folder / f"{transport}-{drift}" / "config.toml").read_text()
+        assert f"[method.triggered]\ndrift = {drift}\n" in text
+        messages.append(summary["staleness"]["count"])
+    assert messages[0] > 10 > messages[1]
+
+
+def test_its_option_is_in_the_help_and_refused_by_other_methods(folder: Path) -> None:
+    out, _ = run(folder, *command("minidl.train", "--help", "triggered"))
+    assert "method triggered: Gossip by events" in out
+    assert "--drift X relative change after which a replica sends its model (default: 0.05)" in " ".join(out.split())
+    out, _ = run(folder, *command("minidl.train", "--help"))
+    assert "only for the method triggered:" in out
+    _, errors = run(folder, *command("minidl.train", "--method", "gossip", "--drift", "1"), code=2)
+    assert errors == ("minidl: error: drift is an option of the method triggered, not of gossip: leave it out, or "
+                      "choose another method\n")  # fmt: skip
+
+
+def stop(folder: Path, out: str) -> files.Checkpoint:
+    """Stop a run of three processes after its first epoch; return its checkpoint."""
+    words = [*TRANSPORTS["launcher"](), *SMALL, "--method", "triggered", "--epochs", "100", "--out", out]
+    with started(folder, *words) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while '"epoch": 2' not in text(folder / out / "metrics.jsonl"):
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 143, errors
+    return files.load(last(folder / out))
+
+
+def text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+def last(run: Path) -> Path:
+    found = files.last(run / "checkpoints")
+    assert found
+    return found
+
+
+def test_its_vector_is_saved_and_restored(folder: Path) -> None:
+    """The vector has the length of the model. tests/test_method_state.py tests that a run continues from it."""
+    saved = stop(folder, "stopped")
+    for rank in range(3):
+        sent, theta = saved.vectors[f"{rank}/method.sent"], saved.vectors[f"{rank}/theta"]
+        assert sent.dtype == np.float32 and sent.shape == theta.shape and not np.array_equal(sent, theta)
+    assert not np.array_equal(saved.vectors["0/method.sent"], saved.vectors["1/method.sent"])
+    checkpoint = last(folder / "stopped")
+    step = int(checkpoint.name.removeprefix("step-"))
+    damaged = {**saved.vectors, "1/method.sent": np.zeros(7, np.float32)}
+    files.save(checkpoint.parent, step, replace(saved, vectors=damaged))
+    resume = command("minidl.train", "--resume", "stopped", "--quiet")
+    _, errors = run(folder, *resume, code=2)
+    assert "1/method.sent is float32 (7,); expected float32 (" in errors and errors.count("\n") == 1
+    files.save(checkpoint.parent, step, saved)
+    run(folder, *resume)
+    assert files.load(last(folder / "stopped")).state["progress"]["step"] > step
