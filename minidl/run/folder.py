@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -152,8 +153,8 @@ class RunFolder:
 
     def finish(self, weights: Path, summary: dict[str, Any]) -> None:
         """Write model.safetensors, a copy of the file `weights`, and summary.json."""
-        with self._writing(self.model):
-            write(self.model, weights.read_bytes())
+        with self._writing(self.model), open(weights, "rb") as file, replacing(self.model) as copy:
+            shutil.copyfileobj(file, copy)
         with self._writing(self.summary):
             write(self.summary, json.dumps(summary, indent=2).encode() + b"\n")
 
