@@ -281,6 +281,9 @@ class StoredArrays(Mapping[str, np.ndarray]):
             _require_memory(stored.stop - stored.start)
             return _array(handle.file, name, stored)
 
+    def __contains__(self, name: object) -> bool:  # the inherited function would read the array
+        return name in self._places
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
