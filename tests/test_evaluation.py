@@ -12,7 +12,7 @@ import pytest
 from minidl import models
 from minidl.data import Dataset, load
 from minidl.errors import CheckpointError
-from minidl.run import checkpoint
+from minidl.run.array_writer import write_arrays
 from minidl.run.checkpoint import header
 from minidl.run.trained import check_data
 from minidl.train import main
@@ -24,7 +24,7 @@ def weights(path: Path, data: Dataset, **changes: Any) -> Path:
              "std": data.std.tolist()} | changes  # fmt: skip
     told = {name: json.dumps(value) for name, value in about.items() if value is not None}
     model = models.build("resnet20", (8, 8, 1), data.classes)
-    path.write_bytes(checkpoint.serialized(model.state_dict(), {"model": "resnet20", **told}))
+    write_arrays(path, model.state_dict(), {"model": "resnet20", **told})
     return path
 
 

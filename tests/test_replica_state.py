@@ -14,9 +14,8 @@ from minidl.run.config import resolve
 from minidl.training.replica_state import (
     ReplicaState,
     averaged,
-    collect,
     gather_numbers,
-    mean,
+    mean_and_distance,
     own_state,
     reestimate,
     restore_replica,
@@ -40,7 +39,8 @@ def trainer(model: nn.Module | None = None) -> Trainer:
 
 def test_mean_is_computed_in_float64() -> None:
     vectors = [np.array([1e8, 1], np.float32), np.array([1, 1], np.float32), np.array([-1e8, 4], np.float32)]
-    assert mean(vectors).dtype == np.float32 and mean(vectors).tolist() == [np.float32(1 / 3), 2]
+    mean, _ = mean_and_distance(vectors)
+    assert mean.dtype == np.float32 and mean.tolist() == [np.float32(1 / 3), 2]
 
 
 def test_statistics_are_the_means_over_batches() -> None:
@@ -70,8 +70,8 @@ def test_the_average_replaces_the_model_only_in_its_context() -> None:
     list(one.run())
     own = own_state(one)
     before = {name: vector.copy() for name, vector in own.vectors.items()}
-    other = ReplicaState(1, {"theta": before["theta"] + 2}, {})
-    with averaged(one, [ReplicaState(0, {"theta": before["theta"]}, {}), other]) as model:
+    average, _ = mean_and_distance([before["theta"], before["theta"] + 2])
+    with averaged(one, average) as model:
         first = next(iter(model.parameters())).numpy()
         assert np.allclose(one.replica.theta[: first.size], before["theta"][: first.size] + 1)
         assert not np.array_equal(one.replica.statistics, before["statistics"])
@@ -103,11 +103,8 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
         restore_replica(one, saved)
 
 
-def test_a_single_replica_collects_its_state() -> None:
+def test_numbers_are_gathered() -> None:
     one = trainer()
-    [only] = collect(one) or []
-    assert only.rank == 0 and np.array_equal(only.vectors["theta"], one.replica.theta)
-    assert only.numbers["progress"]["step"] == 0
     assert dict(gather_numbers(one, {"words": "é"})) == {0: {"words": "é"}}
     with pytest.raises(CheckpointError, match="numbers take"):
         list(gather_numbers(one, {"words": "x" * 20_000}))

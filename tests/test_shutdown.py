@@ -71,8 +71,8 @@ def test_metrics_that_cannot_be_written(tmp_path: Path, method: str) -> None:
 
 def test_checkpoints_that_a_run_keeps(sessions: Callable[..., Sessions], monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
-    save = files.save
-    monkeypatch.setattr(files, "save", lambda folder, step, *rest: (saved.append(step), save(folder, step, *rest)))
+    writing = files.writing
+    monkeypatch.setattr(files, "writing", lambda folder, step: (saved.append(step), writing(folder, step))[1])
     sessions(method="dpsgd", validation=0.25)
     assert saved == [2, 4], "each epoch must be saved exactly once"
     run = sessions(method="gossip", validation=0.25, lr=0.001, schedule="constant")
@@ -98,8 +98,8 @@ def killed(folder: Path, ranks: int, victims: Iterable[int], where: str, *option
 
 
 @pytest.mark.parametrize(("method", "victim", "where"), [
-    ("dpsgd", 0, "training.shutdown:collect"),
-    ("dpsgd", 1, "training.shutdown:collect"),
+    ("dpsgd", 0, "training.shutdown:_save"),
+    ("dpsgd", 1, "training.shutdown:_save"),
     ("dpsgd", 0, "training.shutdown:summarise"),
     ("gossip", 0, "training.output:averaged"),
     ("gossip", 0, "training.shutdown:gather_numbers"),

@@ -243,8 +243,8 @@ def check_limits(columns: Sequence[int], channels: Sequence[int]) -> None:
         raise ImportError(f"column {max(columns)} of the status table: expected at most column {memory.COLUMNS - 1}, "
                           "because the next word has another use: lengthen ROW in comm/memory.py")  # fmt: skip
     if max(channels) >= MAX_CHANNELS:
-        raise ImportError(f"channel {max(channels)}: expected at most channel {MAX_CHANNELS - 1}, because the tags "
-                          "of mpi.py have no room for more: enlarge MAX_CHANNELS in comm/transport/messages.py")  # fmt: skip
+        raise ImportError(f"channel {max(channels)}: expected at most channel {MAX_CHANNELS - 1}, because the "
+                          "tags of mpi.py have no room for more: enlarge MAX_CHANNELS")  # fmt: skip
     if list(BufferSpec().slots(server=False, serving=False)) != list(channels):
         raise ImportError("channels: expected slots for each of them, in order, in BufferSpec.slots")
 

@@ -17,7 +17,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
@@ -25,19 +26,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors.numpy import save as to_bytes
 
 from minidl import resources
 from minidl.errors import CheckpointError
 from minidl.reading import Stored, Unreadable, blaming, content, json_value, opened, safetensors_header
+from minidl.run.array_writer import TYPES, ArrayWriter, Layout, layouts, write_arrays
 from minidl.run.progress import progress
 from minidl.schema import LARGEST, Kind, Mismatch, count_or_number, mapping, maybe, named, record, text, whole
 
 FORMAT = "minidl checkpoint 1"
 MODEL, STATE, SUMS = "model.safetensors", "state.safetensors", "sha256sums.txt"
 UNKNOWN_TO_NUMPY = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3", "F8_E5M2": "float8_e5m2"}
-TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
-         "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}  # fmt: skip
 
 
 def _state(most: int) -> Kind:
@@ -64,12 +63,13 @@ Arrays = dict[str, np.ndarray]
 class Checkpoint:
     """The contents of a checkpoint.
 
-    weights: the model's state_dict. vectors: the optimizer's flat vectors. state: JSON values. about: the metadata of
-    model.safetensors, which says what the weights are for.
+    weights: the model's state_dict. vectors: the optimizer's flat vectors; those of a loaded checkpoint are read from
+    the file when they are used (StoredArrays). state: JSON values. about: the metadata of model.safetensors, which says
+    what the weights are for.
     """
 
     weights: Arrays
-    vectors: Arrays
+    vectors: Mapping[str, np.ndarray]
     state: dict[str, Any]
     about: dict[str, str] = field(default_factory=dict)
 
@@ -99,10 +99,39 @@ def last(checkpoints: Path) -> Path | None:
 
 def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
     """Write a checkpoint completely or not at all. Raises CheckpointError if writing fails."""
+    with writing(checkpoints, step) as folder:
+        write_weights(folder, checkpoint.weights, checkpoint.about)
+        vectors, metadata = checkpoint.vectors, state_metadata(checkpoint.state)
+        with ArrayWriter(folder / STATE, layouts_of(vectors), metadata) as file:
+            for name in vectors:
+                file.write(name, vectors[name])
+            file.finish(metadata)
+
+
+def write_weights(folder: Path, weights: Arrays, about: Mapping[str, str]) -> None:
+    """Write model.safetensors into a checkpoint's folder."""
+    write_arrays(folder / MODEL, weights, {"format": "pt", **about})  # other programs require this format
+
+
+def state_metadata(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the metadata of state.safetensors."""
+    return {"format": FORMAT, "state": json.dumps(state)}
+
+
+@contextmanager
+def writing(checkpoints: Path, step: int) -> Iterator[Path]:
+    """Yield a temporary folder. At the end of the `with` block, it becomes the checkpoint of this step.
+
+    The block writes MODEL and STATE into the folder. If it raises an exception, the earlier checkpoint remains. Raises
+    CheckpointError for an OSError of the block.
+    """
     final = folder_of(checkpoints, step)
     beside, replaced = final.with_name(f".new-{final.name}"), final.with_name(f".old-{final.name}")
     try:
-        _write(beside, checkpoint)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        yield beside
+        _write_sums(beside)
         if final.exists():
             final.rename(replaced)
         beside.rename(final)
@@ -113,6 +142,9 @@ def save(checkpoints: Path, step: int, checkpoint: Checkpoint) -> None:
         kept = f"the last good one is {good}" if good else "there is no earlier one"
         hint = "free disk space and use --resume" if error.errno == errno.ENOSPC else "fix this and use --resume"
         raise CheckpointError(f"cannot write checkpoint {final}: {error.strerror}; {kept}; {hint}") from None
+    except Exception:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -143,7 +175,8 @@ def load(folder: Path) -> Checkpoint:
     model, vectors = verify(folder)
     state = _state_of(folder, vectors)
     about = {name: text for name, text in model.metadata.items() if name != "format"}
-    return Checkpoint(model.values(), vectors.values(), state, about)
+    with _part_of(folder, STATE):
+        return Checkpoint(model.values(), StoredArrays.of(vectors), state, about)
 
 
 def load_step(checkpoints: Path, step: int) -> Checkpoint:
@@ -175,11 +208,11 @@ def verify(folder: Path) -> tuple[ArrayFile, ArrayFile]:
     files = []
     for name in (MODEL, STATE):
         with _part_of(folder, name):
-            files.append(_header(folder / name))
+            files.append(_header(folder / name, most=_capacity(folder) if name == STATE else None))
     found = ""
     for name in (MODEL, STATE):
-        with _part_of(folder, name), opened(folder / name) as file:
-            found += f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n"
+        with _part_of(folder, name):
+            found += f"{_sha256(folder / name)}  {name}\n"
     if sums != found.encode():
         raise CheckpointError(f"checkpoint {folder} is damaged: {SUMS} does not match its files")
     return files[0], files[1]
@@ -224,6 +257,55 @@ class ArrayFile(NamedTuple):
             return {name: _array(file, name, stored) for name, stored in self.arrays.items()}
 
 
+class StoredArrays(Mapping[str, np.ndarray]):
+    """Arrays in open files. Each use of an array reads it from its file. The files may be deleted meanwhile."""
+
+    def __init__(self, places: Mapping[str, tuple[_OpenFile, Stored]]) -> None:
+        self._places = dict(places)
+
+    @classmethod
+    def of(cls, file: ArrayFile) -> StoredArrays:
+        """Open a file whose header has been read."""
+        handle = _OpenFile(file.path)
+        return cls({name: (handle, stored) for name, stored in file.arrays.items()})
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Read an array. Raises CheckpointError if the file has become shorter, or if memory is short."""
+        handle, stored = self._places[name]
+        with blaming(str(handle.path), CheckpointError):
+            _require_memory(stored.stop - stored.start)
+            return _array(handle.file, name, stored)
+
+    def __contains__(self, name: object) -> bool:  # the inherited function would read the array
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __or__(self, others: StoredArrays) -> StoredArrays:
+        """Return the arrays of both; those of `others` replace arrays of the same name."""
+        return StoredArrays(self._places | others._places)
+
+    def layouts(self) -> dict[str, Layout]:
+        return {name: Layout(np.dtype(TYPES[stored.kind]), stored.shape) for name, (_, stored) in self._places.items()}
+
+
+class _OpenFile:
+    """A file that is closed when nothing refers to it any more."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, opened(path)
+        weakref.finalize(self, self.file.close)
+
+
+def layouts_of(arrays: Mapping[str, np.ndarray]) -> dict[str, Layout]:
+    """Return the layouts of arrays, without reading those that are stored in a file."""
+    return arrays.layouts() if isinstance(arrays, StoredArrays) else layouts(arrays)
+
+
 def header(path: Path) -> ArrayFile:
     """Read the header of a safetensors file.
 
@@ -234,15 +316,18 @@ def header(path: Path) -> ArrayFile:
         return _header(path)
 
 
-def _header(path: Path) -> ArrayFile:
+def _header(path: Path, most: int | None = None) -> ArrayFile:
+    """most: the largest total size of the arrays in bytes; by default, the free memory."""
     with opened(path) as file:
         try:
             arrays, metadata = safetensors_header(file)
         except (Unreadable, Mismatch) as error:
             raise Unreadable(f"it is damaged, or not a safetensors file: {error}") from None
-    needed, free = sum(stored.stop - stored.start for stored in arrays.values()), resources.available()
-    if needed > free:  # a sparse file may be larger than the disk
-        raise Unreadable(f"it holds {resources.size(needed)}, and {resources.size(free)} of memory are free")
+    needed = sum(stored.stop - stored.start for stored in arrays.values())
+    if most is None:
+        _require_memory(needed)
+    elif needed > most:
+        raise Unreadable(f"it holds {resources.size(needed)}, and its disk {resources.size(most)}")
     for name, stored in arrays.items():
         if stored.kind in UNKNOWN_TO_NUMPY:
             raise Unreadable(f"{named(name)} holds {UNKNOWN_TO_NUMPY[stored.kind]}; expected float32: "
@@ -250,7 +335,19 @@ def _header(path: Path) -> ArrayFile:
     return ArrayFile(path, arrays, metadata)
 
 
-def require_finite(arrays: Arrays) -> None:
+def _require_memory(needed: int) -> None:
+    free = resources.available()
+    if needed > free:  # a sparse file may be larger than the disk
+        raise Unreadable(f"it holds {resources.size(needed)}, and {resources.size(free)} of memory are free")
+
+
+def _capacity(folder: Path) -> int:
+    """Return the size of the disk on which a folder is, in bytes. A sparse file may claim more."""
+    disk = os.statvfs(folder)
+    return disk.f_blocks * disk.f_frsize
+
+
+def require_finite(arrays: Mapping[str, np.ndarray]) -> None:
     """Raise CheckpointError if a value is NaN, or is infinite as float32."""
     for name, values in arrays.items():
         with np.errstate(over="ignore"):
@@ -267,39 +364,18 @@ def _array(file: BufferedReader, name: str, stored: Stored) -> np.ndarray:
     return array
 
 
-def _write(folder: Path, checkpoint: Checkpoint) -> None:
-    files = {
-        # Other programs require the entry "format": "pt".
-        MODEL: serialized(checkpoint.weights, {"format": "pt", **checkpoint.about}),
-        STATE: serialized(checkpoint.vectors, {"format": FORMAT, "state": json.dumps(checkpoint.state)}),
-    }
-    files[SUMS] = "".join(f"{_sha256(data)}  {name}\n" for name, data in files.items()).encode()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for name, data in files.items():
-        with open(folder / name, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+def _write_sums(folder: Path) -> None:
+    """Write the checksums of MODEL and STATE, and sync the folder to disk."""
+    with open(folder / SUMS, "w") as file:
+        file.writelines(f"{_sha256(folder / name)}  {name}\n" for name in (MODEL, STATE))
+        file.flush()
+        os.fsync(file.fileno())
     _sync(folder)
 
 
-def serialized(arrays: Arrays, metadata: dict[str, str]) -> bytes:
-    """Return the content of a safetensors file."""
-    # The writer copies an array's memory unchanged, so it must be in C order. asarray keeps the shape ();
-    # ascontiguousarray would make it (1,).
-    data = to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
-    # The writer puts the metadata in random order. Sort it, so that equal runs have equal files.
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header["__metadata__"] = dict(sorted(metadata.items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # keeps the arrays aligned
-    return len(text).to_bytes(8, "little") + text + data[start:]
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _sha256(path: Path) -> str:
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(folder: Path) -> None:

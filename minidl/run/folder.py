@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -154,8 +155,8 @@ class RunFolder:
 
     def finish(self, weights: Path, summary: dict[str, Any]) -> None:
         """Write model.safetensors, a copy of the file `weights`, and summary.json."""
-        with self._writing(self.model):
-            write(self.model, weights.read_bytes())
+        with self._writing(self.model), open(weights, "rb") as file, replacing(self.model) as copy:
+            shutil.copyfileobj(file, copy)
         with self._writing(self.summary):
             write(self.summary, json.dumps(summary, indent=2).encode() + b"\n")
 
@@ -237,10 +238,16 @@ def write(path: Path, content: bytes) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file for new content, which replaces the old content atomically at the end of the `with` block."""
+    with replaced(path) as beside, open(beside, "wb") as file:
+        yield file
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file. The block writes this file, which then replaces the old one atomically."""
     beside = path.with_name(f".{path.name}.new")
     try:
-        with open(beside, "wb") as file:
-            yield file
+        yield beside
         os.replace(beside, path)
     except BaseException:
         with suppress(OSError):

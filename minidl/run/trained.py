@@ -27,9 +27,10 @@ from minidl.nn import Module, init
 from minidl.reading import blaming, json_value
 from minidl.run import checkpoint as files
 from minidl.run import model_file
+from minidl.run.array_writer import write_arrays
 from minidl.run.checkpoint import ArrayFile
 from minidl.run.config import DATASETS
-from minidl.run.folder import read_options, write
+from minidl.run.folder import read_options, replaced
 from minidl.schema import Kind, Mismatch, named, number, several, text, whole
 
 Standardise = Callable[[np.ndarray], np.ndarray]
@@ -67,7 +68,8 @@ def save(model: Module, path: str | Path, data: Dataset | None = None) -> None:
         about |= {"mean": json.dumps(data.mean.tolist()), "std": json.dumps(data.std.tolist())}
     try:
         files.require_finite(weights)
-        write(path, files.serialized(weights, about))
+        with replaced(path) as beside:
+            write_arrays(beside, weights, about)
     except CheckpointError as error:
         raise CheckpointError(f"save: {error}") from None
     except OSError as error:

@@ -46,7 +46,7 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
 
     Raises CheckpointError if a snapshot is damaged.
     """
-    vectors, members = dict(checkpoint.vectors), dict(checkpoint.state.get("members", {}))
+    vectors, members = checkpoint.vectors, dict(checkpoint.state.get("members", {}))
     for folder in (checkpoints / FOLDER).glob("[0-9]*"):
         made = files.steps(folder)
         part = files.load_step(folder, made[-1]) if made and folder.name not in members else None
@@ -54,7 +54,8 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
             raise CheckpointError(f"{files.last(folder)}: expected the state of replica {folder.name}")
         # If a snapshot has another number of batches per epoch, the number of replicas has changed since: ignore it.
         if part and part.state["batches"] == checkpoint.state["batches"]:
-            vectors |= part.vectors
+            assert isinstance(vectors, files.StoredArrays) and isinstance(part.vectors, files.StoredArrays)
+            vectors = vectors | part.vectors
             members |= part.state["members"]
     ordered = {rank: members[rank] for rank in sorted(members, key=int)}
     return replace(checkpoint, vectors=vectors, state=checkpoint.state | ({"members": ordered} if ordered else {}))

@@ -7,26 +7,25 @@ saves its weights if all replicas have died.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from minidl.comm import trace
-from minidl.comm.consensus import consensus_distance
 from minidl.comm.fabric.base import Column, Fabric
 from minidl.nn import Module
 from minidl.run import checkpoint as files
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.folder import JournalError, RunFolder, resuming
+from minidl.run.progress import BEST
 from minidl.training import local_snapshots
-from minidl.training.replica_state import ReplicaState, averaged, broadcast_text
-from minidl.training.resume import make_checkpoint
+from minidl.training.collecting import Replicas, collected, send_state
+from minidl.training.replica_state import averaged, broadcast_text
+from minidl.training.resume import about, finite_weights, make_checkpoint
 from minidl.training.trainer import Entry, Trainer
 
-
-def distance(states: Sequence[ReplicaState]) -> float:
-    """Return the consensus distance of the replicas, relative to the norm of their mean (comm/consensus.py)."""
-    return consensus_distance(state.vectors["theta"] for state in states)
+Members = Mapping[int, dict[str, Any]]  # the numbers of each replica, by rank
 
 
 def epoch_means(fabric: Fabric) -> dict[str, float]:
@@ -118,23 +117,42 @@ class RunOutput:
 
     def write(self, checkpoint: files.Checkpoint, step: int = -1) -> None:
         """Write a checkpoint for this step (default: the present one), and delete old ones."""
-        checkpoints, at = self._held().checkpoints, self.trainer.progress
-        files.save(checkpoints, at.step if step < 0 else step, checkpoint)
-        files.prune(checkpoints, self.trainer.config.keep, at.best_step)
+        files.save(self._held().checkpoints, self.trainer.progress.step if step < 0 else step, checkpoint)
+        self._prune()
 
-    def keep(self, states: Sequence[ReplicaState], entry: Entry | None) -> None:
-        """Write a checkpoint of all replicas with their average.
+    def save_all(self, entry: Callable[[Members], Entry | None]) -> Replicas | None:
+        """Write a checkpoint of all replicas with their average. Every replica calls this.
 
-        entry: the entry of an epoch if one ends now. In this case, the average is validated, and the entry is reported.
+        `fabric.led_by` must be the leader, which writes; the others send their states to it.
+        entry: returns the entry of an epoch if one ends now, and else None; the leader calls it with the numbers of all
+        replicas. If there is an entry, the average is validated, and the entry is reported.
+        Returns the states of all at the leader, and None elsewhere.
         """
-        trainer = self.trainer
-        with averaged(trainer, states):
-            scores = trainer.validate(trainer.progress.step) if entry is not None else {}
-            checkpoint = make_checkpoint(trainer, states)
-        if entry is not None:
-            self.report(entry | scores | {"consensus_distance": distance(states)})
-        self.write(checkpoint)
+        trainer, fabric = self.trainer, self.fabric
+        if fabric.rank != fabric.led_by:
+            send_state(trainer)
+            return None
+        checkpoints, step = self._held().checkpoints, trainer.progress.step
+        with files.writing(checkpoints, step) as folder, collected(trainer, folder) as replicas:
+            epoch = entry(replicas.members)
+            with averaged(trainer, replicas.theta):
+                scores = trainer.validate(step) if epoch is not None else {}
+                files.write_weights(folder, finite_weights(trainer), about(trainer))
+            if epoch is not None:
+                self.report(epoch | scores | {"consensus_distance": replicas.distance})
+        self._prune()
         local_snapshots.remove(self.checkpoints)
+        return replicas
+
+    def rewrite(self) -> None:
+        """Write the last checkpoint again, because the best step has changed, which it contains."""
+        at = self.trainer.progress
+        checkpoint = files.load_step(self.checkpoints, at.step)
+        checkpoint.state["progress"] |= {name: getattr(at, name) for name in BEST}
+        self.write(checkpoint)
+
+    def _prune(self) -> None:
+        files.prune(self._held().checkpoints, self.trainer.config.keep, self.trainer.progress.best_step)
 
     # -- the result --------------------------------------------------------------------------------------
 

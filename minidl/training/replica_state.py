@@ -1,19 +1,20 @@
 """The state of a replica, and the average of all replicas, with batch norm statistics for the averaged weights.
 
-    states = collect(trainer)            all replicas call it; the leader gets the list of states, others an empty list
-    with averaged(trainer, states): ...  the leader's model holds the average of all weights
+    own_state(trainer)                  the vectors and numbers of this replica: collecting.py sends them to the leader
+    with averaged(trainer, theta): ...  the leader's model holds the average of all weights
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from minidl.comm.consensus import Consensus
 from minidl.comm.fabric.base import Fabric
 from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
@@ -53,19 +54,6 @@ def own_state(trainer: Trainer) -> ReplicaState:
         "method": trainer.method.numbers(),
     }
     return ReplicaState(trainer.fabric.rank, vectors, numbers)
-
-
-def collect(trainer: Trainer) -> list[ReplicaState]:
-    """Return the states of all live replicas in the order of their ranks, at the leader; elsewhere an empty list."""
-    own, fabric = own_state(trainer), trainer.fabric
-    vectors: dict[int, dict[str, np.ndarray]] = {}
-    for name, vector in own.vectors.items():
-        for rank, values in fabric.gather(vector.reshape(-1)):
-            vectors.setdefault(rank, {})[name] = values.reshape(vector.shape).copy()
-    numbers = dict(gather_numbers(trainer, own.numbers))
-    # A replica that has died meanwhile has sent no statistics.
-    return [ReplicaState(rank, vectors[rank], numbers[rank], values.copy())
-            for rank, values in fabric.gather(fabric.stats.vector())]  # fmt: skip
 
 
 def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
@@ -142,21 +130,28 @@ def _frame(text: str) -> np.ndarray:
     return np.frombuffer(content.ljust(FRAME), np.float64).copy()
 
 
-def mean(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean of vectors, summed in float64 in the given order."""
-    total = np.zeros(vectors[0].size)
+def mean_and_distance(vectors: Iterable[np.ndarray]) -> tuple[np.ndarray, float]:
+    """Return the mean of vectors, summed in float64 in the given order, and their consensus distance.
+
+    There must be at least one vector. A vector must be valid only until the next one.
+    """
+    total, consensus = np.zeros(0), Consensus(0)
     for vector in vectors:
+        if not consensus.count:
+            total, consensus, dtype = np.zeros(vector.size), Consensus(vector.size), vector.dtype
         total += vector
-    return (total / len(vectors)).astype(vectors[0].dtype)
+        consensus.add(vector)
+    total /= consensus.count
+    return total.astype(dtype), consensus.relative
 
 
 @contextmanager
-def averaged(trainer: Trainer, states: Sequence[ReplicaState]) -> Iterator[Module]:
-    """During the `with` block, the model has the mean of all weights, and batch norm statistics estimated for it."""
+def averaged(trainer: Trainer, average: np.ndarray) -> Iterator[Module]:
+    """During the `with` block, the model has these averaged weights, and batch norm statistics estimated for them."""
     engine = trainer.engine
     theta, statistics = engine.arena.theta.copy(), engine.statistics and engine.statistics.theta.copy()
     try:
-        engine.arena.theta[:] = mean([state.vectors["theta"] for state in states])
+        engine.arena.theta[:] = average
         engine.arena.touch()
         if statistics is not None:
             reestimate(trainer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
@@ -14,13 +14,13 @@ from minidl.comm.stats import from_vector
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.reading import blaming
-from minidl.run.checkpoint import RESUMABLE, Checkpoint, require_finite
+from minidl.run.checkpoint import RESUMABLE, Checkpoint, layouts_of, require_finite
 from minidl.run.config import FREE, LENGTH, resolve
 from minidl.run.config_file import from_toml, saved, to_toml
 from minidl.run.model_file import is_own
 from minidl.run.progress import BEST, Progress, length, require_position
 from minidl.schema import LARGEST, named
-from minidl.training.replica_state import METHOD, ReplicaState, mean, restore_replica
+from minidl.training.replica_state import METHOD, ReplicaState, mean_and_distance, restore_replica
 from minidl.training.trainer import Trainer
 
 STATS = "communication"  # in a checkpoint, the name of a replica's communication statistics
@@ -31,31 +31,40 @@ def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Ch
 
     states: with several replicas, the states to save. The saved weights are those of the model: usually the average.
     """
-    weights = trainer.model.state_dict()
-    for name, values in weights.items():
-        if not np.isfinite(values).all():
-            raise trainer.diverged(f"{name} holds values that are not finite", trainer.progress.step)
-    vectors, numbers = trainer.engine.optimizer.state_dict()
-    state = {
+    vectors = trainer.engine.optimizer.state_dict()[0]
+    if states:
+        vectors = {f"{one.rank}/{name}": vector for one in states for name, vector in one.vectors.items()}
+        vectors |= {f"{one.rank}/{STATS}": one.stats for one in states if one.stats is not None}
+    state = state_of_run(trainer, {one.rank: one.numbers for one in states})
+    return Checkpoint(finite_weights(trainer), vectors, state, about(trainer))
+
+
+def state_of_run(trainer: Trainer, members: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return the JSON values of a checkpoint. members: with several replicas, the numbers of each one, by rank."""
+    return {
         "progress": asdict(trainer.progress),
-        "optimizer": numbers,
+        "optimizer": trainer.engine.optimizer.state_dict()[1],
         "random": random_state(),
         "layout": trainer.engine.arena.layout_hash,
         "batches": len(trainer.sampler),
         "config": to_toml(trainer.config),
-    }
-    if states:
-        vectors = {f"{one.rank}/{name}": vector for one in states for name, vector in one.vectors.items()}
-        vectors |= {f"{one.rank}/{STATS}": one.stats for one in states if one.stats is not None}
-        state["members"] = {str(one.rank): one.numbers for one in states}
-    return Checkpoint(weights, vectors, state, _about(trainer))
+    } | ({"members": {str(rank): numbers for rank, numbers in members.items()}} if members else {})
 
 
-def _about(trainer: Trainer) -> dict[str, str]:
+def finite_weights(trainer: Trainer) -> dict[str, np.ndarray]:
+    """Return the model's weights. Raises DivergedError if a value is not finite."""
+    weights = trainer.model.state_dict()
+    for name, values in weights.items():
+        if not np.isfinite(values).all():
+            raise trainer.diverged(f"{name} holds values that are not finite", trainer.progress.step)
+    return weights
+
+
+def about(trainer: Trainer) -> dict[str, str]:
     """Return the metadata that `load` and --evaluate need in addition to the weights: see run/trained.py."""
     data = trainer.data
     own = {"model_hash": trainer.config.model_hash} if trainer.config.model_hash else {}
-    about = {
+    described = {
         "classes": data.classes,
         "input_shape": data.input_shape,  # (H, W, C)
         "mean": data.mean.tolist(),
@@ -63,7 +72,8 @@ def _about(trainer: Trainer) -> dict[str, str]:
         "seed": trainer.config.seed,  # the split of the data
         "validation": trainer.config.validation,
     }
-    return {"model": trainer.config.model, **own, "data": data.name} | {n: json.dumps(v) for n, v in about.items()}
+    names = {"model": trainer.config.model, **own, "data": data.name}
+    return names | {name: json.dumps(value) for name, value in described.items()}
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -110,7 +120,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.progress = Progress(**state["progress"])
     trainer.model.load_state_dict(checkpoint.weights)
     if same and not members:
-        trainer.engine.optimizer.load_state_dict(checkpoint.vectors, state["optimizer"])
+        vectors = {name: _vector(checkpoint, name) for name in checkpoint.vectors}
+        trainer.engine.optimizer.load_state_dict(vectors, state["optimizer"])
         set_random_state(state["random"])
         trainer.replica.steps = trainer.progress.step
     elif same:
@@ -123,20 +134,26 @@ def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if a value is not finite, or if a vector has another type or shape than in this run."""
     theta, statistics = trainer.engine.arena.theta, trainer.engine.statistics
     require_finite(checkpoint.weights)
-    require_finite(checkpoint.vectors)
-    for name, vector in checkpoint.vectors.items():
+    for name, found in layouts_of(checkpoint.vectors).items():
         kind = name.rpartition("/")[2]
         own = statistics.theta if kind == "statistics" and statistics is not None else theta
-        if kind == STATS:
-            _check_stats(name, vector)
-        elif kind.startswith(METHOD):
-            continue  # `restore_replica` compares it with the method's own, unless the replicas are other ones
-        elif vector.dtype != own.dtype or vector.shape != own.shape:
-            raise CheckpointError(f"{named(name)} is {vector.dtype} {vector.shape}; expected {own.dtype} {own.shape}")
+        if kind == STATS or kind.startswith(METHOD):
+            continue  # `_stats` and `restore_replica` check these
+        if found.dtype != own.dtype or found.shape != own.shape:
+            raise CheckpointError(f"{named(name)} is {found.dtype} {found.shape}; expected {own.dtype} {own.shape}")
 
 
-def _check_stats(name: str, vector: np.ndarray) -> None:
-    """Raise CheckpointError unless a vector may be a replica's statistics of communication."""
+def _vector(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    """Read one vector of a checkpoint. Raises CheckpointError if a value is not finite."""
+    vector = checkpoint.vectors[name]
+    require_finite({name: vector})
+    return vector
+
+
+def _stats(checkpoint: Checkpoint, rank: int) -> np.ndarray:
+    """Read a replica's statistics of communication. Raises CheckpointError if they are not valid."""
+    name = f"{rank}/{STATS}"
+    vector = _vector(checkpoint, name)
     try:
         if vector.dtype != np.float64 or vector.ndim != 1 or (vector > LARGEST).any() or (vector < -1).any():
             raise ConfigError(f"{vector.dtype} {vector.shape}; expected float64 (N,) of 0 to {LARGEST:,}")
@@ -144,15 +161,17 @@ def _check_stats(name: str, vector: np.ndarray) -> None:
             raise ConfigError(f"expected the statistics of this rank, found those of rank {vector[0]:.0f}")
     except ConfigError as error:
         raise CheckpointError(f"{name}: {error}") from None
+    return vector
 
 
 def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]]) -> None:
-    """Restore each replica from its saved state, and a server from the state of replica 0."""
+    """Restore each replica from its saved state, and a server from the state of replica 0. Each reads only this one."""
     fabric = trainer.fabric
     rank = fabric.rank if fabric.rank in members else 0
     prefix = f"{rank}/"
-    vectors = {n.removeprefix(prefix): v for n, v in checkpoint.vectors.items() if n.startswith(prefix)}
-    numbers, stats = members[rank], vectors.pop(STATS)
+    names = [name for name in checkpoint.vectors if name.startswith(prefix) and name != prefix + STATS]
+    vectors = {name.removeprefix(prefix): _vector(checkpoint, name) for name in names}
+    numbers, stats = members[rank], _stats(checkpoint, rank)
     if rank == fabric.rank:
         if stats.size != fabric.stats.vector().size:
             raise CheckpointError(f"{prefix}{STATS} is not for {fabric.size} ranks")
@@ -170,10 +189,10 @@ def _restore_other_replicas(
     before = [Progress(**member["progress"]) for member in members.values()] or [trainer.progress]
     _continue_from(trainer, before, batches)
     if members:
-        trainer.replica.theta[:] = mean([checkpoint.vectors[f"{rank}/theta"] for rank in members])
+        trainer.replica.theta[:] = mean_and_distance(_vector(checkpoint, f"{rank}/theta") for rank in members)[0]
         trainer.replica.touch()
     if members and trainer.fabric.rank == 0:
-        trainer.fabric.stats.take_over([checkpoint.vectors[f"{rank}/{STATS}"] for rank in members])
+        trainer.fabric.stats.take_over([_stats(checkpoint, rank) for rank in members])
 
 
 def _continue_from(trainer: Trainer, before: Sequence[Progress], batches: int) -> None:

@@ -24,7 +24,6 @@ from minidl.run.trained import begin_with
 from minidl.training import local_snapshots
 from minidl.training.agreement import require_agreement
 from minidl.training.output import RunOutput, parameter_count
-from minidl.training.replica_state import collect
 from minidl.training.resume import make_checkpoint
 from minidl.training.shutdown import Reason, serve, shut_down
 from minidl.training.summary import Snapshots
@@ -163,9 +162,8 @@ class Session:
             if trainer.finished:
                 self.last_epoch = entry  # the shutdown collects the states anyway
                 return
-            states = collect(trainer)
-            if states:
-                output.keep(states, entry)
+            fabric.led_by = fabric.leader
+            output.save_all(lambda members: entry)
             fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
             self.snapshots.take()

@@ -19,8 +19,9 @@ import numpy as np
 from minidl.comm.fabric.base import Column, PeerLost, State
 from minidl.errors import MinidlError
 from minidl.run.signals import Signals, Stopped
-from minidl.training.output import RunOutput
-from minidl.training.replica_state import ReplicaState, averaged, collect, gather_numbers, own_state
+from minidl.training.collecting import Replicas
+from minidl.training.output import Members, RunOutput
+from minidl.training.replica_state import averaged, gather_numbers
 from minidl.training.resume import make_checkpoint
 from minidl.training.summary import Snapshots, summarise
 from minidl.training.trainer import Entry
@@ -48,7 +49,7 @@ def shut_down(
     while True:
         fabric.led_by = fabric.leader
         try:
-            states, verdict = _save(output, fabric.led_by, reason, last_epoch)
+            replicas, verdict = _save(output, fabric.led_by, reason, last_epoch)
             if output.journal_error is not None:
                 raise output.journal_error
             if verdict == State.STOPPED:
@@ -57,7 +58,7 @@ def shut_down(
                 dead = ", ".join(str(rank) for rank in range(fabric.size) if not fabric.alive(rank))
                 what = reason if isinstance(reason, PeerLost) else f"replica {dead} died"
                 raise MinidlError(f"{what}; the others are saved; to continue from their average: {output.command}")
-            return _finish(output, snapshots, states, fabric.led_by)
+            return _finish(output, snapshots, replicas, fabric.led_by)
         except PeerLost:
             if fabric.alive(fabric.led_by):
                 raise
@@ -65,30 +66,29 @@ def shut_down(
 
 def _save(
     output: RunOutput, leader: int, reason: Reason, last_epoch: Entry | None
-) -> tuple[list[ReplicaState], State]:
+) -> tuple[Replicas | None, State]:
     """Collect the states of all replicas; the leader saves them. Return the states and the leader's verdict."""
-    fabric, trainer = output.fabric, output.trainer
+    fabric, steps = output.fabric, output.trainer.total_steps
     if fabric.rank == leader:
-        states = collect(trainer)
-        finished = all(_has_finished(state, trainer.total_steps) for state in states)
-        output.keep(states, last_epoch if finished else None)
+        replicas = output.save_all(lambda members: last_epoch if _have_finished(members, steps) else None)
+        assert replicas
         stopped = fabric.stopping() and not isinstance(reason, PeerLost)
+        finished = _have_finished(replicas.members, steps)
         verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
         fabric.set_status(Column.STATE, verdict)
-        return states, verdict
+        return replicas, verdict
     # Wait until the leader is PAUSED: before, it may still be collecting states for the end of an epoch.
     fabric.wait(lambda: fabric.state(leader) >= State.PAUSED or None, (leader,), "the checkpoint")
-    states = collect(trainer)
-    verdict = fabric.wait(lambda: _one_of(VERDICTS, fabric.state(leader)), (leader,), "the verdict")
-    return states, verdict
+    output.save_all(lambda members: None)
+    return None, fabric.wait(lambda: _one_of(VERDICTS, fabric.state(leader)), (leader,), "the verdict")
 
 
 def _finish(
-    output: RunOutput, snapshots: Snapshots, states: list[ReplicaState], leader: int
+    output: RunOutput, snapshots: Snapshots, replicas: Replicas | None, leader: int
 ) -> dict[str, Any] | None:
     """Test the result and each replica. The leader writes and returns the summary."""
     fabric, trainer = output.fabric, output.trainer
-    snapshots.validate(states)
+    snapshots.validate(replicas)
     own = {"score": output.score(), "speed": trainer.progress.images_per_second}
     results = [result for _, result in gather_numbers(trainer, own)]
     statistics = [vector.copy() for _, vector in fabric.gather(fabric.stats.vector())]
@@ -99,8 +99,9 @@ def _finish(
         return None
     if output.journal_error is not None:
         raise output.journal_error
+    assert replicas
     score = output.test()
-    summary = output.summary(score) | summarise(output, states, score, results, statistics)
+    summary = output.summary(score) | summarise(output, replicas, score, results, statistics)
     output.finish(summary)
     fabric.set_status(Column.STATE, State.OVER)
     return summary
@@ -120,7 +121,7 @@ def serve(output: RunOutput) -> None:
     begun = fabric.status[list(fabric.replicas), Column.STEP]
     at.step = max(0, int(np.mean(begun)) - 1)
     at.epoch, at.batch = divmod(at.step - at.shift, len(trainer.sampler))
-    with averaged(trainer, [own_state(trainer)]):  # estimates batch norm statistics, which a server lacks
+    with averaged(trainer, trainer.replica.theta):  # estimates batch norm statistics, which a server lacks
         output.write(make_checkpoint(trainer))
     raise MinidlError(f"all workers have died; the center is saved; to continue from it: {output.command}")
 
@@ -129,6 +130,7 @@ def _one_of(states: tuple[State, ...], state: State) -> State | None:
     return state if state in states else None
 
 
-def _has_finished(state: ReplicaState, total_steps: int) -> bool:
-    progress = state.numbers["progress"]
-    return bool(progress["step"] >= total_steps and progress["batch"] == 0)
+def _have_finished(members: Members, total_steps: int) -> bool:
+    """Return whether all replicas have made all steps."""
+    every = [numbers["progress"] for numbers in members.values()]
+    return all(progress["step"] >= total_steps and progress["batch"] == 0 for progress in every)

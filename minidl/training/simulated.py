@@ -33,8 +33,8 @@ from minidl.run.model_file import short
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training import forecast
-from minidl.training.output import distance, parameter_count
-from minidl.training.replica_state import ReplicaState, averaged
+from minidl.training.output import parameter_count
+from minidl.training.replica_state import ReplicaState, averaged, mean_and_distance
 from minidl.training.resume import make_checkpoint
 from minidl.training.session import chosen, prepare
 from minidl.training.trainer import Entry, Trainer
@@ -203,8 +203,8 @@ class SimulatedRun:
         }
         self.loss = self.correct = self.images = 0.0
         if event == "epoch":
-            states = self.states()
-            with averaged(self.first, states):
+            theta, distance = mean_and_distance(state.vectors["theta"] for state in self.states())
+            with averaged(self.first, theta):
                 score = self.score()
                 # `finish` validates the average after the last step.
                 validated = self.validate(entry["step"]) if entry["step"] < self.first.total_steps else {}
@@ -213,7 +213,7 @@ class SimulatedRun:
                 "accuracy_average": score.accuracy,
                 "loss_average": score.loss,
                 **validated,
-                "consensus_distance": distance(states),
+                "consensus_distance": distance,
                 **{name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction")},
             }
             if self.epoch == 1 or self.epoch % -(-self.epochs // PRINTED) == 0:
@@ -262,7 +262,8 @@ class SimulatedRun:
             self.trainers[state.rank].replica.show()
             accuracies.append(self.score().accuracy)
         statistics, step = self.statistics(self.fabrics), first.progress.step
-        with averaged(first, states):
+        theta, distance = mean_and_distance(state.vectors["theta"] for state in states)
+        with averaged(first, theta):
             validated = self.validate(step)
             files.save(self.run.checkpoints, step, make_checkpoint(first))
             result = files.folder_of(self.run.checkpoints, first.progress.result)
@@ -293,7 +294,7 @@ class SimulatedRun:
             "accuracy_average": score.accuracy,
             "accuracy_best": max(accuracies),
             "accuracy_worst": min(accuracies),
-            "consensus_distance": distance(states),
+            "consensus_distance": distance,
             **{name: statistics[name] for name in ("bytes_sent", "messages", "bytes_between_nodes", "wait_fraction",
                                               "staleness", "sends_skipped", "reads_missed")},
             "virtual_seconds_by_kind": statistics["seconds"],

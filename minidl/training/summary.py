@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from minidl.comm import stats
 from minidl.run.checkpoint import Checkpoint
 from minidl.run.evaluation import Score
-from minidl.training.output import RunOutput, distance
-from minidl.training.replica_state import ReplicaState, averaged
+from minidl.training.collecting import Replicas
+from minidl.training.output import RunOutput
+from minidl.training.replica_state import averaged, mean_and_distance
 from minidl.training.resume import make_checkpoint
 
 
@@ -33,37 +35,42 @@ class Snapshots:
         if trainer.data.x_validation is not None and at.epoch > trainer.furthest and not trainer.finished:
             self.taken.append((at.step, at.seconds, trainer.replica.theta.copy()))
 
-    def validate(self, last: Sequence[ReplicaState]) -> None:
+    def validate(self, last: Replicas | None) -> None:
         """Validate the average of each epoch, and keep the best. All replicas call it.
 
-        last: the final states of all replicas, at the leader; elsewhere empty.
+        last: the final states of all replicas, at the leader; elsewhere None.
         """
         trainer, output, at = self.trainer, self.output, self.trainer.progress
         for number, (step, seconds, theta) in enumerate(self.taken):
-            states = [ReplicaState(rank, {"theta": vector.copy()}, {}) for rank, vector in trainer.fabric.gather(theta)]
-            if states:
-                checkpoint = self._validate_average(states, step, at.epoch - len(self.taken) + number, seconds)
-                if at.best_step == step:
-                    output.write(checkpoint, step)
-        if last and not trainer.method.synchronous and trainer.data.x_validation is not None:
-            self._validate_average(last, at.step, at.epoch, at.seconds)
-            output.keep(last, None)  # also saves the best step, which this validation may have changed
+            gathered = (vector for _, vector in trainer.fabric.gather(theta))
+            if last is None:
+                deque(gathered, maxlen=0)
+                continue
+            epoch = at.epoch - len(self.taken) + number
+            checkpoint = self._validate_average(*mean_and_distance(gathered), step, epoch, seconds)
+            if at.best_step == step:
+                output.write(checkpoint, step)
+        if last is not None and not trainer.method.synchronous and trainer.data.x_validation is not None:
+            self._validate_average(last.theta, last.distance, at.step, at.epoch, at.seconds)
+            output.rewrite()
 
-    def _validate_average(self, states: Sequence[ReplicaState], step: int, epoch: int, seconds: float) -> Checkpoint:
+    def _validate_average(
+        self, theta: np.ndarray, distance: float, step: int, epoch: int, seconds: float
+    ) -> Checkpoint:  # fmt: skip
         """Validate and log an average; return its checkpoint."""
-        with averaged(self.trainer, states):
+        with averaged(self.trainer, theta):
             scores = self.trainer.validate(step)
             checkpoint = make_checkpoint(self.trainer)
         position = {"step": step, "epoch": epoch, "batch": 0, "loss_sum": 0.0, "correct": 0, "images": 0}
         checkpoint.state["progress"] |= position
         self.output.log({"event": "average", "step": step, "epoch": epoch, **scores,
-                         "consensus_distance": distance(states), "seconds": seconds})  # fmt: skip
+                         "consensus_distance": distance, "seconds": seconds})  # fmt: skip
         return checkpoint
 
 
 def summarise(
     output: RunOutput,
-    states: Sequence[ReplicaState],
+    replicas: Replicas,
     score: Score,
     results: Sequence[dict[str, Any]],
     every: Sequence[np.ndarray],
@@ -78,11 +85,11 @@ def summarise(
         "workers": output.trainer.config.workers,
         "method": output.trainer.config.method,
         "replicas_alive": len(results),
-        "train_loss": float(np.mean([state.numbers["progress"]["train_loss"] for state in states])),
+        "train_loss": float(np.mean([one["progress"]["train_loss"] for one in replicas.members.values()])),
         "accuracy_average": score.accuracy,
         "accuracy_best": max(accuracies),
         "accuracy_worst": min(accuracies),
-        "consensus_distance": distance(states),
+        "consensus_distance": replicas.distance,
         "images_per_second": round(sum(result["speed"] for result in results), 1),
         **{name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction", "bytes_between_nodes",
                                                "staleness", "sends_skipped", "reads_missed", "edges")},
