@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from minidl.cli import arguments
-from minidl.cli.job import Job, find_job
+from minidl.training.job import Job, find_job
 from minidl.comm.launch import local
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minidl import simulate, train
 from minidl.cli.arguments import check
-from minidl.cli.job import Job
+from minidl.training.job import Job
 from minidl.errors import ConfigError
 from minidl.run.config import Config, resolve
 from minidl.run.help import page

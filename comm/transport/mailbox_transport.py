@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, Pending
+from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, Pending, State
 from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import Mailbox
 
@@ -83,6 +83,17 @@ class MailboxTransport(Fabric):
     def newest(self, peer: int) -> Message | Literal[False] | None:
         """Return what `latest` returns, or False if the peer replaced its state during every attempt to pin it."""
         return self.mailbox.latest(peer)
+
+    def delivered(self) -> bool:
+        """Return whether every message of this rank has been received and released, or its receiver is dead."""
+        alive = self.status[:, Column.STATE] != State.DEAD
+        return not any(cells[alive, self.rank].any() for cells in self.mailbox.cells)
+
+    def leave_mailbox(self) -> None:
+        """Before another `join`: wait until this rank's messages are delivered, then let go of the memory."""
+        if "mailbox" in self.__dict__:
+            self.wait(lambda: self.delivered() or None, (), "others to receive the last messages")
+            del self.mailbox
 
     def set_status(self, column: Column, value: float) -> None:
         self.status[self.rank, column] = value

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.cli.job import find_job
+from minidl.training.job import find_job
 from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Column, Header, Message, State
 from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError

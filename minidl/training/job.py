@@ -6,7 +6,9 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from minidl.comm import memory
 from minidl.comm.launch import job as mpi_job
+from minidl.comm.launch import local
 from minidl.errors import report
 from minidl.run.config import Config
 
@@ -17,10 +19,13 @@ PATIENCE = 1.0  # seconds that a rank waits for the leader to report the same er
 
 
 class Job:
-    """This process as a rank of a job. launched: True if comm/launch/local.py started it, False if MPI did."""
+    """This process as one of the `size` ranks of a job.
 
-    def __init__(self, rank: int, launched: bool) -> None:
-        self.rank, self.launched = rank, launched
+    launched: True if comm/launch/local.py started it, False if MPI did.
+    """
+
+    def __init__(self, rank: int, launched: bool, size: int = 0) -> None:
+        self.rank, self.launched, self.size = rank, launched, size
         self.fabric: Fabric | None = None
 
     def join(self, config: Config) -> Fabric:
@@ -48,24 +53,47 @@ class Job:
 
         everywhere: whether all ranks certainly have this error; in this case, only the leader reports it.
         """
-        fabric = self.fabric
         if everywhere and not self.leads:
             return 2
-        if not self.leads:  # wait: if the leader has the same error, it reports it and aborts the job
-            deadline = time.monotonic() + PATIENCE
-            while time.monotonic() < deadline and not (fabric and fabric.aborted()):
-                time.sleep(0.01)
-        if not (fabric and fabric.aborted()):
+        if self.reports():
             name = f"replica {self.rank}: " if self.rank else ""
             report(name + words)
-        if fabric:
-            fabric.fail()
+        if self.fabric:
+            self.fabric.fail()
         return 2
+
+    def reports(self) -> bool:
+        """Return whether this rank must report its error: no other rank has reported one.
+
+        A rank that does not lead waits first: if the leader has the same error, it reports it and aborts the job.
+        """
+        deadline = time.monotonic() + (0 if self.leads else PATIENCE)
+        while time.monotonic() < deadline and not self.aborted():
+            time.sleep(0.01)
+        return not self.aborted()
+
+    def aborted(self) -> bool:
+        """Return whether another rank has failed."""
+        return self.fabric.aborted() if self.fabric else bool(self.launched and self._word(memory.ABORT))
+
+    @property
+    def stop(self) -> int:
+        """The signal by which the launcher was asked to stop the job, or 0."""
+        return self._word(memory.STOP) if self.launched else 0
+
+    def _word(self, index: int) -> int:
+        """Return a word of the memory that the launcher shares with all ranks."""
+        place = local.place()
+        if place is None:
+            return 0
+        control = memory.Segment(place.fd).map(memory.control_size(place.ranks))
+        return int.from_bytes(control[memory.WORD * index : memory.WORD * (index + 1)], "little")
 
 
 def find_job() -> Job | None:
     """Return the job that the environment variables describe, or None."""
     if place := os.environ.get("MINIDL_RANK"):
-        return Job(int(place.split()[0]), launched=True)
+        at = local.place()
+        return Job(int(place.split()[0]), launched=True, size=at.ranks if at else 1)
     found = mpi_job.recognise()
-    return Job(found.rank, launched=False) if found else None
+    return Job(found.rank, launched=False, size=found.size) if found else None
