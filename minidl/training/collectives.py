@@ -21,16 +21,22 @@ def rank() -> int:
     """Return the number of this process among those that run the script: 0, 1, ..., size() - 1.
 
     `python -m minidl.launch --workers 4 script.py` or `mpiexec -n 4 python script.py` starts such processes. A script
-    that is started without them is rank 0 of 1. This function starts no communication.
+    that is started without them is rank 0 of 1.
     """
-    job = find_job()
-    return job.rank if job else 0
+    return _place()[0]
 
 
 def size() -> int:
-    """Return the number of processes that run the script, from 1. This function starts no communication."""
+    """Return the number of processes that run the script, from 1."""
+    return _place()[1]
+
+
+def _place() -> tuple[int, int]:
+    """Return (rank, size). Under mpiexec, start MPI: only then does mpiexec notice it when a rank fails."""
     job = find_job()
-    return job.size if job else 1
+    if job is None or job.launched:
+        return (job.rank, job.size) if job else (0, 1)
+    return world().rank, world().size
 
 
 def allreduce(array: ArrayLike) -> np.ndarray:

@@ -65,9 +65,11 @@ class Job:
     def reports(self) -> bool:
         """Return whether this rank must report its error: no other rank has reported one.
 
-        A rank that does not lead waits first: if the leader has the same error, it reports it and aborts the job.
+        A rank that does not lead waits first: if the leader has the same error, it reports it and aborts the job. Under
+        MPI, a rank does not see that another one has reported: each waits a little longer than the one before.
         """
-        deadline = time.monotonic() + (0 if self.leads else PATIENCE)
+        longer = 0.0 if self.launched else 0.4 * min(self.rank - 1, 10)
+        deadline = time.monotonic() + (0 if self.leads else PATIENCE + longer)
         while time.monotonic() < deadline and not self.aborted():
             time.sleep(0.01)
         return not self.aborted()

@@ -155,12 +155,14 @@ class JoinedReplica:
 
     def _all_have_finished(self) -> bool | None:
         """Raise ConfigError if another replica has begun a step that this one does not make: it would wait forever."""
-        steps = self._fabric.status[:, Column.STEP]
-        if steps.max() > self.steps:
+        fabric = self._fabric
+        steps = fabric.status[:, Column.STEP]
+        first = next(rank for rank in range(fabric.size) if fabric.state(rank) == State.PAUSED)  # it reports for all
+        if steps.max() > self.steps and first == self.rank:
             raise ConfigError(f"finish: replica {self.rank} has made {self.steps} steps, and replica {steps.argmax()} has "
                               f"begun step {int(steps.max())}: with {self.config.method}, all make the same "
                               "number of steps")  # fmt: skip
-        return all(self._fabric.state(rank) >= State.PAUSED for rank in self._fabric.replicas) or None
+        return all(fabric.state(rank) >= State.PAUSED for rank in fabric.replicas) or None
 
     def __enter__(self) -> JoinedReplica:
         return self

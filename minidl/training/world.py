@@ -39,6 +39,7 @@ from minidl.training.job import find_job
 from minidl.training.session import chosen
 
 LEAVING = 2.0  # seconds that a rank which ends waits until others have received its last messages
+DIFFERENT = ("model", "data", "threads", "data_dir", "stall")  # options that are compared in another way, or not at all
 FRAME = 1 << 14  # bytes: the longest description of a call
 
 
@@ -102,7 +103,7 @@ class World:
         arena = model.flatten()
         count = f"{type(model).__name__} of {sum(parameter.size for parameter in model.parameters()):,} parameters"
         given = {name: getattr(config, name) for name in options(Config)}
-        alike = {name: value for name, value in given.items() if name not in ("threads", "data_dir", "stall")}
+        alike = {name: value for name, value in given.items() if name not in DIFFERENT}
         self.agree(call, {"model": count, **facts, **alike, "layout of parameters": arena.layout_hash[:12]})
         if len(fabric.replicas) < self.size:
             dead = next(rank for rank in range(self.size) if not fabric.alive(rank))
