@@ -4,7 +4,8 @@ A segment is a file without a name (memfd_create). Linux deletes it when no proc
 processes inherit its descriptor, or open /proc/PID/fd/N of a process that has it. This file does not use NumPy, because
 the launcher does not load NumPy.
 
-    control | header: stop, abort, size of the data    8 words
+    control | header: stop, abort, size of the data,   8 words
+            |         number of joins so far
             | row of rank 0                            16 words: its row of the status table, the time of its last sign
             | row of rank 1 ...                                  of life, a hash of its model's layout
     data    | mailboxes (mailbox.py)
@@ -22,12 +23,12 @@ from minidl.errors import ConfigError
 from minidl.resources import available
 
 WORD = 8  # bytes
-STOP, ABORT, SIZE = 0, 1, 2  # words of the header
+STOP, ABORT, SIZE, JOINS = 0, 1, 2, 3  # words of the header
 HEADER, ROW = 8, 16  # lengths in words
 STATE = 0  # index of the first column of the status table in a row, which begins with these columns
 COLUMNS = ROW - 2  # maximum number of columns
 HEARD, LAYOUT = ROW - 2, ROW - 1  # indices of the other words of a row
-JOINING, PAUSED, DEAD = 0, 3, 5  # values of fabric/words.py's State, which the launcher does not import
+JOINING, PAUSED, FINISHED, DEAD = 0, 3, 4, 5  # values of messages.py's State, which the launcher does not import
 
 
 def control_size(ranks: int) -> int:

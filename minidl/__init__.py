@@ -36,7 +36,13 @@ if TYPE_CHECKING:  # the same names as in _EXPORTS, for type checkers and editor
     from minidl.run.evaluation import predict as predict
     from minidl.run.trained import load as load
     from minidl.run.trained import save as save
+    from minidl.training.collectives import allreduce as allreduce
+    from minidl.training.collectives import broadcast as broadcast
+    from minidl.training.collectives import neighbor_average as neighbor_average
+    from minidl.training.collectives import rank as rank
+    from minidl.training.collectives import size as size
     from minidl.training.fit import fit as fit
+    from minidl.training.joined import join as join
 
 __version__ = "0.1.0"
 
@@ -48,22 +54,28 @@ _EXPORTS = {
     "MinidlError": "errors:MinidlError",
     "Prediction": "program.replay:Prediction",
     "Tensor": "engine.tensor:Tensor",
+    "allreduce": "training.collectives:allreduce",
+    "broadcast": "training.collectives:broadcast",
     "checkpoint": "run.checkpoint",
     "data": "data",
     "errors": "errors",
     "evaluate": "run.evaluation:evaluate",
     "fit": "training.fit:fit",
     "gradcheck": "engine.autograd:gradcheck",
+    "join": "training.joined:join",
     "load": "run.trained:load",
     "models": "models",
+    "neighbor_average": "training.collectives:neighbor_average",
     "nn": "nn",
     "no_grad": "engine.autograd:no_grad",
     "ops": "ops",
     "optim": "optim",
     "predict": "run.evaluation:predict",
+    "rank": "training.collectives:rank",
     "save": "run.trained:save",
     "schedules": "schedules",
     "seed": "engine.random:seed",
+    "size": "training.collectives:size",
 }
 __all__ = ["__version__", *_EXPORTS]
 

@@ -193,7 +193,8 @@ class ProcessGroup:
             self.kill()
             return True
         self.words[memory.STOP] = signum
-        if all(self.numbers[self._state(rank)] == memory.JOINING for rank in range(self.ranks)):
+        idle = (memory.JOINING, memory.FINISHED)  # nothing is compiled yet, or a script is between two trainings
+        if all(self.numbers[self._state(rank)] in idle for rank in range(self.ranks)):
             _tell("stopped; there was nothing to save yet")
             self.code = 128 + signum
             self.kill()

@@ -20,7 +20,7 @@ from minidl.comm import memory
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.mailbox import Mailbox
-from minidl.comm.transport.messages import ANY, Channel, Column, Message, Pending, Slot, unsent
+from minidl.comm.transport.messages import ANY, Channel, Column, Message, Pending, Slot, State, unsent
 
 T = TypeVar("T")
 YIELDS = 8  # attempts before the first sleep
@@ -91,6 +91,17 @@ class MailboxTransport(Transport):
     def newest(self, peer: int) -> Message | Literal[False] | None:
         """Return what `latest` returns, or False if the peer replaced its state during every attempt to pin it."""
         return self.mailbox.latest(peer)
+
+    def delivered(self) -> bool:
+        """Return whether every message of this rank has been received and released, or its receiver is dead."""
+        alive = self.status[:, Column.STATE] != State.DEAD
+        return not any(cells[alive, self.rank].any() for cells in self.mailbox.cells)
+
+    def leave_mailbox(self) -> None:
+        """Before another `join`: wait until this rank's messages are delivered, then let go of the memory."""
+        if "mailbox" in self.__dict__:
+            self.wait(lambda: self.delivered() or None, (), "others to receive the last messages")
+            del self.mailbox
 
     def set_status(self, column: Column, value: float) -> None:
         self.status[self.rank, column] = value

@@ -161,8 +161,11 @@ class MpiTransport(MailboxTransport):
         plan = Plan(self.size, buffers, servers, self.beside)
         begin = memory.control_size(self.size)
         head = self._groups[self.rank] == self.rank
+        if self._joined:
+            self.leave_mailbox()
         self._mail = buffers.nbytes
         if head:
+            os.ftruncate(self.segment.fd, begin)  # so that the new memory is zero
             self.segment.lengthen(begin + plan.total)
             self.segment.reserve(begin, begin + plan.parts[self.rank][1])
         words = self._everyone(f"{layout} {hashlib.sha256(repr(buffers).encode()).hexdigest()[:8]}")
@@ -181,6 +184,15 @@ class MpiTransport(MailboxTransport):
         self._sums = self.engine.ask(lambda: self.engine.split(self.rank in self.replicas)) if self.fast else None
         self._everyone("")  # wait until all nodes have allocated their memory
         self._joined = True
+
+    def leave_mailbox(self) -> None:
+        self._joined = False  # from now on, the engine answers no requests for published states
+        self.wait(lambda: not self._answering or None, (), "others to receive the last messages")
+        super().leave_mailbox()
+        for unread in self._news.values():
+            unread.release()
+        self._news, self._askers, self._asked, self._seen = {}, {}, set(), [0] * self.size
+        self._everyone("")  # wait until all ranks have left the memory
 
     # -- messages ----------------------------------------------------------------------------------------
 

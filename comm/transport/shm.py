@@ -10,6 +10,7 @@ the segment. Each rank allocates the part that it writes, and maps the complete 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 
 import numpy as np
@@ -33,6 +34,7 @@ class ShmTransport(MailboxTransport):
         control = np.frombuffer(segment.map(memory.control_size(size)), np.int64)
         self.control, self.layouts = control, self.map_rows(control)[:, memory.LAYOUT]
         self.heard[rank] = self.now()
+        self._joins = 0  # number of calls of `join`
 
     @classmethod
     def from_environment(cls, stats: Stats, stall: float = 30.0) -> ShmTransport:
@@ -47,12 +49,17 @@ class ShmTransport(MailboxTransport):
         begin = memory.control_size(self.size)
         servers = [rank for rank in range(self.size) if rank not in self.replicas]
         plan = Plan(self.size, buffers, servers)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        self.leave_mailbox()
+        self.layouts[self.rank], self._joins = 0, self._joins + 1
         if self.rank == 0:
+            self.wait(lambda: not self.layouts.any() or None, others, "all ranks to leave the previous memory")
+            os.ftruncate(self.segment.fd, begin)  # so that the new memory is zero
             self.segment.lengthen(begin + plan.total)
             self.segment.reserve(begin, begin + plan.parts[0][1])
-            self.control[memory.SIZE] = plan.total
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        total = self.wait(lambda: int(self.control[memory.SIZE]) or None, others, "shared memory")
+            self.control[memory.SIZE], self.control[memory.JOINS] = plan.total, self._joins
+        self.wait(lambda: self.control[memory.JOINS] == self._joins or None, others, "shared memory")
+        total = int(self.control[memory.SIZE])
         if total == plan.total:
             if self.rank:
                 start, stop = plan.parts[self.rank]

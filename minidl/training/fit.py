@@ -20,17 +20,20 @@ from minidl.checked import shown
 from minidl.data import Dataset, from_arrays, load
 from minidl.engine.jit import set_threads, threads
 from minidl.engine.random import isolated
-from minidl.errors import ConfigError, nearest
+from minidl.errors import ConfigError
 from minidl.nn import Module
 from minidl.ops.conv import with_winograd
 from minidl.run.checkpoint import Arrays
 from minidl.run.config import DATASETS, Config, resolve
 from minidl.run.display import Display, epoch_line
 from minidl.run.evaluation import Score, evaluate
-from minidl.run.options import options
+from minidl.training.keywords import checked, of_training, with_options
+from minidl.training.together import Together
 from minidl.training.trainer import Entry, Trainer
+from minidl.training.world import world
 
 Data = Dataset | str | Path | tuple[np.ndarray, ...]
+OPTIONS = of_training("model", "data", "keep", "workers")  # model and data are arguments; `fit` keeps no checkpoints
 
 
 @dataclass
@@ -46,6 +49,7 @@ def tell(entry: Entry) -> None:
     print(epoch_line(entry), flush=True)
 
 
+@with_options(OPTIONS)
 def fit(
     model: Module,
     data: Data,
@@ -59,21 +63,30 @@ def fit(
               (N, H, W, C), which `fit` does not standardise, and labels (N,)
     progress  called with an entry (a dict: step, epoch, loss, accuracy, ...) after each epoch; the default prints
               a line. With None nothing is printed, not even notices of compilation on standard error
-    given     fields of `minidl.run.config.Config` (epochs, batch_size, lr, ...). The others have the command
-              line's defaults. `conv` is allowed only if the model has a convolution
+
+    In a script of several processes (`python -m minidl.launch --workers 4 script.py` or `mpiexec -n 4 python
+    script.py`), each has a replica of the model, and `method` and its options determine what they exchange. All give
+    the same data, which `fit` divides, and begin with the weights of rank 0. Every rank gets the average model and the
+    same History; rank 0 calls `progress`. After Ctrl-C, KeyboardInterrupt is raised in all ranks.
+
+    The defaults of some options depend on the data set and the optimizer, as on the command line. `conv` is allowed
+    only if the model has a convolution. An option that the chosen method or optimizer does not take is refused.
 
     At the end, it restores the earlier settings: random numbers, threads, the kind of convolution, each module's mode.
 
     The model ends with the weights that scored best on the validation part, or with the last weights if there is none.
     Raises ConfigError for invalid options, DataError for invalid data, DivergedError if the loss is not finite.
     """
+    here = world()
     models.check("fit", model)
-    config = _library_config(model, data, given)
+    config = _library_config(model, data, given, here.size)
     if progress is not None and not callable(progress):
         raise ConfigError(f"fit: progress is {shown(progress)}; expected a function of an entry, or None")
     dataset = _as_dataset(data, config)
     models.check_images("fit", model, dataset.x_train.shape)
     with _settings(model, config):
+        if here.job is not None:
+            return History(*Together(here, model, dataset, config, progress).train())
         return _train(model, dataset, config, progress)
 
 
@@ -111,32 +124,24 @@ def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[
     return history
 
 
-def _library_config(model: Module, data: Data, given: dict[str, Any]) -> Config:
-    """Return the options of a training. Raises ConfigError for those that are invalid or have no effect."""
+def _library_config(model: Module, data: Data, given: dict[str, Any], size: int) -> Config:
+    """Return the options of a training of `size` replicas. Raises ConfigError for those that are invalid or have no effect."""
     if not isinstance(data, Dataset | str | Path | tuple | list):
         raise ConfigError(f"fit: the data are {shown(data)}; expected arrays (x, y) or (x, y, x_test, y_test), a "
                           "Dataset or the name of a data set")  # fmt: skip
-    others = ("model", "data", "keep")  # no options of `fit`: model and data are arguments, and it keeps no checkpoints
-    names = [name for name, entry in options(Config).items()
-             if entry.saved and entry.group != "method" and name not in others]  # fmt: skip
+    given = checked("fit", given, OPTIONS)
     for name in given:
-        if name not in names:
-            raise ConfigError(f"fit: unknown option {name!r}.{nearest(name, names)} Known: {', '.join(names)}")
         if isinstance(data, Dataset) and name in ("data_dir", "layout", "validation"):
             raise ConfigError(f"fit: {name} has no effect on a Dataset, which is loaded already: give it to load()")
         if isinstance(data, tuple | list) and name in ("data_dir", "layout"):
             raise ConfigError(f"fit: {name} has no effect on arrays; it is for data sets in files")
     if "conv" in given and not any(parameter.ndim == 4 for parameter in model.parameters()):
         raise ConfigError("fit: conv has no effect on this model, which has no convolution: leave it out")
-    given = {name: _plain(value) for name, value in given.items()}
+    if size > 1:
+        given["workers"] = size
     # A user's own Dataset may have a name that is not in DATASETS. In this case, no preset applies.
     name = str(data) if isinstance(data, (str, Path)) else getattr(data, "name", "")
     return resolve({"data": name} if name in DATASETS or isinstance(data, (str, Path)) else {}, given)
-
-
-def _plain(value: Any) -> Any:
-    """Convert a NumPy number to a Python number, and a path to text, because options have these types."""
-    return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
 
 
 def _as_dataset(data: Data, config: Config) -> Dataset:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from minidl import data, models, nn
-from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
+from minidl.comm.fabric.base import Column, Fabric, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
@@ -26,10 +26,10 @@ from minidl.training.agreement import require_agreement
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.resume import make_checkpoint
 from minidl.training.shutdown import Reason, serve, shut_down
+from minidl.training.startup import begin_together
 from minidl.training.summary import Snapshots
 from minidl.training.trainer import Entry, Trainer
 
-COMPILING = 300.0  # seconds after which a replica prints that it still waits for kernels
 LOG_EVERY = 100  # steps between two lines of metrics.jsonl within an epoch
 
 
@@ -82,7 +82,7 @@ class Session:
         self.display.say(legend(config.workers))
         self.signals.defer(config.quiet or not output.leads)
         try:
-            self._compile()
+            begin_together(self.fabric, self.trainer.prepare)
             if self.fabric.rank not in self.fabric.replicas:
                 serve(output)
                 return None
@@ -102,19 +102,6 @@ class Session:
             return f"resuming {self.output.folder} from the start: it has no checkpoint yet"
         return (f"resuming {self.output.folder} from step {at.step:,} of {self.trainer.total_steps:,} "
                 f"(epoch {min(at.epoch + 1, epochs)} of {epochs}){self.origin}")  # fmt: skip
-
-    def _compile(self) -> None:
-        """Compile the kernels in the first rank of each node; the other ranks then load them from the cache."""
-        fabric = self.fabric
-        first = fabric.nodes.index(fabric.nodes[fabric.rank])
-        if fabric.rank != first:
-            fabric.wait(
-                lambda: fabric.state(first) >= State.READY or None, (first,), "the compiled kernels", COMPILING
-            )
-        self.trainer.prepare()
-        fabric.set_status(Column.STATE, State.TRAINING)
-        # All ranks begin together, even with an asynchronous method. Dead ranks do not delay them: DEAD > TRAINING.
-        fabric.wait(lambda: bool(fabric.status[:, Column.STATE].min() >= State.TRAINING) or None, (), "all to be ready")
 
     def _train(self) -> Reason:
         """Train; return the signal or the death that ended training before the last step, or None."""

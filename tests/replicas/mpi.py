@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from minidl.cli.job import find_job
 from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Column, Fabric, Header, Message, State
 from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError
 from minidl.run.config import Config
+from minidl.training.job import find_job
 
 sys.path.append(str(Path(__file__).parents[1]))
 from replicas import slots as written

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from minidl import nn
-from minidl.cli.job import find_job
 from minidl.data import Dataset
 from minidl.run.config import Config
 from minidl.train import main
 from minidl.training import session
+from minidl.training.job import find_job
 
 what, *options = sys.argv[1:]
 prepare = session.prepare

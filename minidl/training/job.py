@@ -1,0 +1,102 @@
+"""The job of which this process is a rank, if any: a job of the launcher on this machine, or an MPI job."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from minidl.comm import memory
+from minidl.comm.launch import job as mpi_job
+from minidl.comm.launch import local
+from minidl.errors import report
+from minidl.run.config import Config
+
+if TYPE_CHECKING:
+    from minidl.comm.fabric.base import Fabric
+
+PATIENCE = 1.0  # seconds that a rank waits for the leader to report the same error
+
+
+class Job:
+    """This process as one of the `size` ranks of a job.
+
+    launched: True if comm/launch/local.py started it, False if MPI did.
+    """
+
+    def __init__(self, rank: int, launched: bool, size: int = 0) -> None:
+        self.rank, self.launched, self.size = rank, launched, size
+        self.fabric: Fabric | None = None
+
+    def join(self, config: Config) -> Fabric:
+        """Create this rank's fabric and return it."""
+        from minidl.comm.fabric.base import Fabric
+        from minidl.comm.stats import Stats
+
+        stats, stall = Stats(self.rank, trace=config.trace), config.stall
+        if self.launched:
+            from minidl.comm.transport.shm import ShmTransport
+
+            self.fabric = Fabric(ShmTransport.from_environment(stats, stall))
+        else:
+            from minidl.comm.transport.mpi import MpiTransport
+
+            self.fabric = Fabric(MpiTransport.from_environment(stats, stall, config.reduce == "fast"))
+        return self.fabric
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the leader, which prints for all."""
+        return self.rank == (self.fabric.leader if self.fabric else 0)
+
+    def fail(self, words: str, everywhere: bool = False) -> int:
+        """Report an error, once per job, and make the other ranks exit. Returns the exit code.
+
+        everywhere: whether all ranks certainly have this error; in this case, only the leader reports it.
+        """
+        if everywhere and not self.leads:
+            return 2
+        if self.reports():
+            name = f"replica {self.rank}: " if self.rank else ""
+            report(name + words)
+        if self.fabric:
+            self.fabric.fail()
+        return 2
+
+    def reports(self) -> bool:
+        """Return whether this rank must report its error: no other rank has reported one.
+
+        A rank that does not lead waits first: if the leader has the same error, it reports it and aborts the job. Under
+        MPI, a rank does not see that another one has reported: each waits a little longer than the one before.
+        """
+        longer = 0.0 if self.launched else 0.4 * min(self.rank - 1, 10)
+        deadline = time.monotonic() + (0 if self.leads else PATIENCE + longer)
+        while time.monotonic() < deadline and not self.aborted():
+            time.sleep(0.01)
+        return not self.aborted()
+
+    def aborted(self) -> bool:
+        """Return whether another rank has failed."""
+        return self.fabric.aborted() if self.fabric else bool(self.launched and self._word(memory.ABORT))
+
+    @property
+    def stop(self) -> int:
+        """The signal by which the launcher was asked to stop the job, or 0."""
+        return self._word(memory.STOP) if self.launched else 0
+
+    def _word(self, index: int) -> int:
+        """Return a word of the memory that the launcher shares with all ranks."""
+        place = local.place()
+        if place is None:
+            return 0
+        control = memory.Segment(place.fd).map(memory.control_size(place.ranks))
+        return int.from_bytes(control[memory.WORD * index : memory.WORD * (index + 1)], "little")
+
+
+def find_job() -> Job | None:
+    """Return the job that the environment variables describe, or None."""
+    if place := os.environ.get("MINIDL_RANK"):
+        at = local.place()
+        return Job(int(place.split()[0]), launched=True, size=at.ranks if at else 1)
+    found = mpi_job.recognise()
+    return Job(found.rank, launched=False, size=found.size) if found else None
