@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 from minidl.comm.methods.base import Batch, Method
+from minidl.run.config import Config
 
 OPTIONS: dict[str, dict[str, object]] = {}  # replicas exchange nothing
 
 
 class Local(Method):
     synchronous = False
+
+    @classmethod
+    def claims(cls, config: Config) -> bool:
+        """Return False: the replicas are independent, so each trains on its part."""
+        return False
 
     def step(self, batch: Batch) -> float:
         loss = self.replica.gradient(batch)

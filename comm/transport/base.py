@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from minidl.comm.claims import Claims
 from minidl.comm.stats import Stats
 from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, Message, PeerLost, Pending, State
 from minidl.errors import AbortedError as Aborted
@@ -93,6 +94,11 @@ class Transport(ABC):
 
         Raises ConfigError if the ranks share no memory.
         """
+
+    @property
+    @abstractmethod
+    def claims(self) -> Claims:
+        """The claims of this rank: which pieces of the run's work it trains (comm/claims.py)."""
 
     def elapse(self, what: str, amount: float) -> None:
         """In a simulation, advance the clock by the time of this work. Real clocks advance by themselves."""

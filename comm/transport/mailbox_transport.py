@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import numpy as np
 
 from minidl.comm import memory
+from minidl.comm.claims import Claims, Ledger
 from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, Pending
 from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import Mailbox
@@ -83,6 +84,10 @@ class MailboxTransport(Fabric):
     def newest(self, peer: int) -> Message | Literal[False] | None:
         """Return what `latest` returns, or False if the peer replaced its state during every attempt to pin it."""
         return self.mailbox.latest(peer)
+
+    @property
+    def claims(self) -> Claims:
+        return Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
 
     def set_status(self, column: Column, value: float) -> None:
         self.status[self.rank, column] = value

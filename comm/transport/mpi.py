@@ -15,6 +15,8 @@ each channel from one rank to another, and the memory for arriving messages is b
     ASK, NEWS                    a request for the newest published state, and the reply, which the progress engine
                                  sends while the replica computes
     STATUS                       a rank's row of the status table, sent to one rank of every other node
+    CLAIM, CLAIMED               a request to the ledger of claimed work, which is in the memory of the first replica's
+                                 node, and the reply, which that replica's progress engine sends
 
 MPI reports which ranks form a node (Split_type). If these ranks cannot all map one memory segment, they too use MPI.
 MINIDL_NODE=NAME overrides the node that MPI reports, and MINIDL_MPI_ONLY=1 sends everything through MPI.
@@ -37,6 +39,7 @@ from typing import Literal
 import numpy as np
 
 from minidl.comm import memory
+from minidl.comm.claims import Claims, Ledger, RemoteClaims
 from minidl.comm.fabric.base import ANY, CHUNK, Aborted, BufferSpec, Channel, Column, Header, Message
 from minidl.comm.launch.job import MpiJob, recognise
 from minidl.comm.stats import Stats
@@ -46,7 +49,7 @@ from minidl.comm.transport.progress_engine import TINY, ProgressEngine
 from minidl.engine.device import aligned
 from minidl.errors import ConfigError
 
-TAKEN, ASK, NEWS, STATUS = 8, 16, 17, 18  # tags; the smaller ones are Channels
+TAKEN, ASK, NEWS, STATUS, CLAIM, CLAIMED = 8, 16, 17, 18, 19, 20  # tags; the smaller ones are Channels
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
@@ -76,6 +79,7 @@ class MpiTransport(MailboxTransport):
         self._seen = [0] * self.size  # for each peer, the version of its state that this rank received last
         self._askers: dict[int, int] = {}  # peer that requested this rank's state -> version that the peer has seen
         self._answering = 0  # number of replies that are being sent
+        self._remote_claims: RemoteClaims | None = None  # if the ledger is on another node
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
         self._untold, self._told = False, 0.0
@@ -208,6 +212,16 @@ class MpiTransport(MailboxTransport):
             self.engine.send(peer, ASK, np.array([self._seen[peer]]).view(np.uint8))
         return message
 
+    @property
+    def claims(self) -> Claims:
+        first = self.replicas[0]
+        if first not in self._remote:
+            return super().claims
+        self._remote_claims = self._remote_claims or RemoteClaims(
+            lambda request: self.engine.send(first, CLAIM, request.view(np.uint8))
+        )
+        return self._remote_claims
+
     def set_status(self, column: Column, value: float) -> None:
         super().set_status(column, value)
         self._untold = True
@@ -249,6 +263,13 @@ class MpiTransport(MailboxTransport):
             self._asked.discard(source)
         elif tag == STATUS:
             self.status[source] = room.view(np.float64)
+        elif tag == CLAIM:
+            ledger = Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
+            if (reply := ledger.serve(source, room.view(np.int64))) is not None:
+                self.engine.send(source, CLAIMED, reply.view(np.uint8))
+            return
+        elif tag == CLAIMED and self._remote_claims is not None:
+            self._remote_claims.reply(room.view(np.int64))
         with self._news_came:
             self._news_came.notify_all()
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from minidl.comm.fabric.base import Column, PeerLost, State
 from minidl.errors import MinidlError
+from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training.output import RunOutput
 from minidl.training.replica_state import ReplicaState, averaged, collect, gather_numbers, own_state
@@ -42,6 +43,7 @@ def shut_down(
     fabric = output.fabric
     fabric.fail_fast = False  # a death now ends only the waits for that replica
     fabric.stats.stop()
+    output.trainer.work.give_back()
     fabric.set_status(Column.STATE, State.PAUSED)
     with suppress(PeerLost):  # the server died: keep this replica's weights
         output.trainer.method.pause()
@@ -70,7 +72,7 @@ def _save(
     fabric, trainer = output.fabric, output.trainer
     if fabric.rank == leader:
         states = collect(trainer)
-        finished = all(_has_finished(state, trainer.total_steps) for state in states)
+        finished = all(trainer.work.finished(Progress(**state.numbers["progress"])) for state in states)
         output.keep(states, last_epoch if finished else None)
         stopped = fabric.stopping() and not isinstance(reason, PeerLost)
         verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
@@ -127,8 +129,3 @@ def serve(output: RunOutput) -> None:
 
 def _one_of(states: tuple[State, ...], state: State) -> State | None:
     return state if state in states else None
-
-
-def _has_finished(state: ReplicaState, total_steps: int) -> bool:
-    progress = state.numbers["progress"]
-    return bool(progress["step"] >= total_steps and progress["batch"] == 0)
