@@ -60,7 +60,7 @@ class Sampler:
         self.own: np.ndarray | None = None  # the indices of this replica's images; None unless shards are skewed
         if shards != "iid" and replicas > 1:
             self.own = dirichlet_shards(data.y_train, replicas, parse_skew(shards), seed)[place]
-        self._interrupted: tuple[int, list[list[int]]] = -1, []  # (epoch, parts)
+        self.interrupted: tuple[int, list[list[int]]] = -1, []  # arguments of `divide_again`
         self._skipped = 0  # batches that the interrupted epoch has less than others
         self.batches = len(self._loader(None if replicas == 1 else np.arange(self.images)))
         self._all = self._loader(None, seed)
@@ -76,7 +76,7 @@ class Sampler:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over batches `start`, `start + 1`, ... of an epoch: x (B, H, W, C), y (B,)."""
-        if epoch != self._interrupted[0]:
+        if epoch != self.interrupted[0]:
             return self._loader(self._indices(epoch)).epoch(epoch, start, self.prefetch)
         indices = self._part_of_rest()
         return self._loader(indices).epoch(epoch, start - self._skipped, self.prefetch) if indices.size else iter(())
@@ -89,21 +89,16 @@ class Sampler:
     def divide_again(self, epoch: int, parts: Sequence[Sequence[int]]) -> int:
         """Divide what is left of an epoch among the replicas. Returns the first batch of it, as `epoch` counts them.
 
-        parts: for each earlier division of this epoch, the number of batches that each of its replicas has trained.
+        parts: for each earlier division of this epoch, the batch at which each of its replicas stopped. Batches are
+        counted such that an epoch always ends at batch len(self).
         Raises ConfigError for shards that are not "iid".
         """
         if self.own is not None:
             raise ConfigError("skewed shards cannot be divided again")
-        self._interrupted = epoch, [list(counts) for counts in parts]
+        self.interrupted = epoch, [list(counts) for counts in parts]
         indices = self._part_of_rest()
-        self._skipped = self.batches - (len(self._loader(indices)) if indices.size else 0)
+        self._skipped = self.batches - _batches(indices.size, self.batch_size)
         return self._skipped
-
-    def parts(self, epoch: int, batches: Sequence[int]) -> list[list[int]]:
-        """Return the argument `parts` of `divide_again`, if the replicas have trained their first `batches`."""
-        if epoch == self._interrupted[0]:
-            return [*self._interrupted[1], [batch - self._skipped for batch in batches]]
-        return [list(batches)] if any(batches) else []
 
     def sample(self, batches: int) -> Iterator[Batch]:
         """Yield this number of batches from all training images: the same batches for every replica and call."""
@@ -120,7 +115,7 @@ class Sampler:
 
     def _part_of_rest(self) -> np.ndarray:
         """Return the indices of this replica's images in the interrupted epoch."""
-        rest = _rest(len(self.data.y_train), self.run_seed, self.batch_size, *self._interrupted)
+        rest = _rest(len(self.data.y_train), self.run_seed, self.batch_size, *self.interrupted)
         images = len(rest) // self.replicas
         return rest[self.place * images : (self.place + 1) * images]
 
@@ -150,13 +145,20 @@ def _rest(images: int, seed: int, batch_size: int, epoch: int, parts: Sequence[S
     rest = np.arange(images) if alone else generator(Purpose.SHARD, seed, epoch).permutation(images)
     for counts in parts:
         length = len(rest) // len(counts)
+        skipped = _batches(images // len(counts), batch_size) - _batches(length, batch_size)
         left = [rest[len(counts) * length :]]
         for place, count in enumerate(counts):
             own = rest[place * length : (place + 1) * length]
             left.append(generator(Purpose.ORDER, replica_seed(seed, place), epoch).permutation(own)[
-                _trained(count, length, batch_size) :])  # fmt: skip
+                _trained(count - skipped, length, batch_size) :])  # fmt: skip
         rest = np.concatenate(left)
     return rest
+
+
+def _batches(images: int, batch_size: int) -> int:
+    """Return the number of batches of this many images, as Loader makes them."""
+    full, rest = divmod(images, batch_size)
+    return full + (rest > 1 or images == 1)
 
 
 def _trained(batches: int, images: int, batch_size: int) -> int:

@@ -51,8 +51,16 @@ def _state(most: int) -> Kind:
     return record(
         {"progress": at, "optimizer": record({"steps": count}), "random": random, "layout": text(),
          "batches": whole(1, most), "config": text()},
-        optional={"members": mapping(member, text("0|[1-9][0-9]{0,6}", "a rank"))},
+        optional={"work": _work(most), "members": mapping(member, text("0|[1-9][0-9]{0,6}", "a rank"))},
     )  # fmt: skip
+
+
+def _work(most: int) -> Kind:
+    """Return the description of the work of a run (training/work.py). What it means is checked in resume.py."""
+    count = whole(0, most)
+    return record({"replicas": whole(1, 1 << 16)},
+                  optional={"total": whole(1, most), "first": count, "left": several(count),
+                            "epoch": count, "parts": several(several(count, 1), 1)})  # fmt: skip
 
 
 VALID = _state(LARGEST)

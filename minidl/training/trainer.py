@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from signal import SIGTERM
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,7 @@ from minidl.run.config import Config
 from minidl.run.evaluation import evaluate
 from minidl.run.progress import Progress
 from minidl.run.signals import Stopped
-from minidl.training.work import work_of
+from minidl.training.work import Claimed, work_of
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
 
@@ -66,6 +66,16 @@ class Trainer:
         self.method = kind(self.replica, self.fabric, config)
         self.furthest = 0  # after a resume: the largest number of epochs that a replica had finished before
         self._warm = False  # whether the first step is done: it compiles, so images/s exclude it
+
+    def go_on_with(self, total: int, first: int, left: Sequence[int]) -> None:
+        """Continue claimed work: see Claimed. With another number of replicas, each makes another number of steps."""
+        assert isinstance(self.work, Claimed)
+        self.work.continue_from(total, first, tuple(left))
+        self._plan()
+
+    def _plan(self) -> None:
+        planned = self.work.planned
+        self.schedule = schedules.build(self.config.schedule, planned, min(self.config.warmup, planned))
 
     @property
     def total_steps(self) -> int:

@@ -29,12 +29,14 @@ class Work(ABC):
     """The work of a run, as one of its replicas sees it.
 
     planned: the steps of a replica in the whole run, on average. epochs: their number, counting one that --steps
-    interrupts. batches: batches of all replicas in an epoch. left_out: images that no replica gets in an epoch.
+    interrupts. batches: batches of all replicas in an epoch. own_batches: at most so many batches of an epoch are this
+    replica's. left_out: images that no replica gets in an epoch.
     """
 
     planned: int
     epochs: int
     batches: int
+    own_batches: int
     left_out = 0
 
     @abstractmethod
@@ -67,9 +69,9 @@ class Work(ABC):
     def give_back(self) -> None:
         """Give back the batches that this replica has claimed and not trained. Called when it stops training."""
 
-    def state(self) -> dict[str, Any] | None:
-        """Return what a checkpoint must contain, in addition to the progress, to continue the work."""
-        return None
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must contain, in addition to the progress, to continue the work (resume.py)."""
 
     @property
     def repeated(self) -> int:
@@ -84,7 +86,8 @@ class Divided(Work):
         self.sampler = sampler
         self.planned = config.steps or config.epochs * len(sampler)
         self.epochs = -(-self.planned // len(sampler))
-        self.batches, self.left_out = sampler.replicas * len(sampler), sampler.left_out
+        self.own_batches, self.left_out = len(sampler), sampler.left_out
+        self.batches = sampler.replicas * len(sampler)
 
     def epoch(self, at: Progress) -> Iterator[Batch]:
         for batch in self.sampler.epoch(at.epoch, start=at.batch):
@@ -108,6 +111,11 @@ class Divided(Work):
         left = self.planned + at.shift - at.step  # the last epoch may be shorter
         return at.batch, min(len(self.sampler), at.batch + left)
 
+    def state(self) -> dict[str, Any]:
+        epoch, parts = self.sampler.interrupted
+        interrupted = {"epoch": epoch, "parts": parts} if parts else {}
+        return {"replicas": self.sampler.replicas, **interrupted}
+
     def finished(self, at: Progress) -> bool:
         return at.step >= self.planned + at.shift and at.batch == 0
 
@@ -125,7 +133,7 @@ class Claimed(Work):
     def __init__(self, sampler: Sampler, config: Config, fabric: Fabric, check: Callable[[], None]) -> None:
         self.sampler, self.fabric, self.check = sampler, fabric, check
         self.claims: Claims = getattr(fabric, "transport", fabric).claims
-        self.batches = sampler.pieces
+        self.batches = self.own_batches = sampler.pieces
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="minidl-prefetch") if sampler.prefetch else None
         self.ready: Future[Batch] | None = None  # the claimed piece, which a thread prepares
         self.ticket: int | None = None  # the answer to the last request; None: it has not arrived
@@ -136,7 +144,7 @@ class Claimed(Work):
     def continue_from(self, total: int, first: int = 0, left: tuple[int, ...] = ()) -> None:
         """Set the work: see the class. Call this before the first claim, with the same values on all ranks."""
         self.total, self.first, self.left = total, first, left
-        self.planned = -(-total // self.sampler.replicas)
+        self.planned = self.steps(total)
         self.epochs = -(-total // self.batches)
 
     def epoch(self, at: Progress) -> Iterator[Batch]:
@@ -153,7 +161,7 @@ class Claimed(Work):
                 self._request()
 
     def settle(self, at: Progress) -> bool:
-        at.step = max(at.step, at.shift + self._steps(self.piece + 1))
+        at.step = max(at.step, at.shift + self.steps(self.piece + 1))
         if not self.claims.settle(self.present):
             return False
         at.batch += 1
@@ -163,7 +171,7 @@ class Claimed(Work):
         return self.piece / self.sampler.replicas
 
     def samples(self, at: Progress) -> int:
-        epoch, batch = divmod(self.piece + 1, self.batches)
+        epoch, batch = divmod(self.total if self.finished(at) else self.piece + 1, self.batches)
         images = len(self.sampler.data.y_train)
         return epoch * images + min(batch * self.sampler.batch_size, images)
 
@@ -174,20 +182,20 @@ class Claimed(Work):
         return at.epoch >= self.epochs and at.batch == 0
 
     def end_epoch(self, at: Progress) -> None:
-        at.step = max(at.step, at.shift + self._steps(min(self.total, (at.epoch + 1) * self.batches)))
+        at.step = max(at.step, at.shift + self.steps(min(self.total, (at.epoch + 1) * self.batches)))
 
     def give_back(self) -> None:
         self.claims.give_back()
         self.ticket = self.ready = self.asked = None
 
-    def state(self) -> dict[str, Any] | None:
-        state = self.claims.state()
-        if state is None:
-            return None
+    def state(self) -> dict[str, Any]:
+        replicas, state = {"replicas": self.sampler.replicas}, self.claims.state()
+        if state is None:  # this rank cannot see the ledger, and the leader saves it
+            return replicas
         handed_out, unsettled = state
         left = sorted([*self.left[handed_out:], *(self._piece(number << claims.FIELD) for number in unsettled)])
         first = self.first + max(0, handed_out - len(self.left))
-        return {"replicas": self.sampler.replicas, "total": self.total, "first": first, "left": left}
+        return {**replicas, "total": self.total, "first": first, "left": left}
 
     @property
     def repeated(self) -> int:
@@ -195,7 +203,8 @@ class Claimed(Work):
 
     # -- claims ------------------------------------------------------------------------------------------
 
-    def _steps(self, pieces: int) -> int:
+    def steps(self, pieces: int) -> int:
+        """Return the steps of a replica, on average, in which the replicas train this many pieces."""
         return -(-pieces // self.sampler.replicas)
 
     def _piece(self, ticket: int) -> int:
