@@ -40,7 +40,7 @@ BINS = 16  # bins of staleness: 0, 1, 2, 3-4, 5-8, ..., more than 8192 steps
 NUMBERS = (
     "rank", "elapsed", "waiting", *WORK, "beside_working", "beside_waiting", "bytes_off_the_clock",
     "messages_off_the_clock", "bytes_before", "messages_before", "sends_skipped", "reads_missed",
-    "staleness_sum", "staleness_max",
+    "staleness_sum", "staleness_max", "ended",
 )  # fmt: skip
 _KIND = {name: number for number, name in enumerate(KINDS)}
 
@@ -75,6 +75,7 @@ class Stats:
         self.age_sum = self.age_max = 0.0
         self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # [lane][kind], for lanes MAIN and BESIDE
         self.elapsed = self.started = 0.0
+        self.ended = 0.0  # when this replica's last step ended; 0: it has made no step
         self.apart = [0, 0]  # bytes and messages sent while the clock was stopped
         self.mark = (0, 0)  # bytes and messages sent until the clock last stopped
         self.before = [0, 0]  # bytes and messages of an earlier run with different ranks: see `take_over`
@@ -140,6 +141,10 @@ class Stats:
         """Call start(work). The replica's waiting time includes its wait for the result, but no waits inside `work`."""
         return Beside(self, start(partial(_apart, work)))
 
+    def stepped(self) -> None:
+        """Note that a step of this replica has ended."""
+        self.ended = self.now()
+
     # -- the clock ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -173,7 +178,7 @@ class Stats:
         numbers = [
             self.rank, elapsed, main[WAITING], *(main[_KIND[what]] for what in WORK),
             sum(beside) - beside[WAITING], beside[WAITING], *apart, *self.before,
-            self.skipped, self.misses, self.age_sum, self.age_max,
+            self.skipped, self.misses, self.age_sum, self.age_max, self.ended,
         ]  # fmt: skip
         return np.concatenate([np.asarray(part, np.float64) for part in (numbers, self.ages, *self._edges())])
 
@@ -277,6 +282,7 @@ def from_vector(vector: np.ndarray) -> Report:
         "bytes_off_the_clock": int(numbers["bytes_off_the_clock"]),
         "messages_off_the_clock": int(numbers["messages_off_the_clock"]),
         "elapsed": numbers["elapsed"],
+        "ended": numbers["ended"],
         "seconds": seconds,
         "wait_fraction": _wait_fraction(seconds),
         "beside": {"working": numbers["beside_working"], "waiting": numbers["beside_waiting"]},
@@ -296,6 +302,7 @@ def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Re
     Sender and receiver both count the messages of an edge, and the larger count is used. The receiver's count lacks the
     messages in flight. The sender's count is missing for servers, dead replicas and states published in shared memory.
     nodes[r]: the node of rank r, for bytes_between_nodes; without it, all ranks are on one node.
+    idle_seconds: between a replica's last step and the last step of all, summed over the replicas.
     """
     sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before",
                           "sends_skipped", "reads_missed"), 0)  # fmt: skip
@@ -304,9 +311,11 @@ def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Re
     edges: dict[tuple[int, int], tuple[int, int]] = {}
     ages, age_sum, age_max = [0] * BINS, 0.0, 0.0
     replicas, elapsed = 0, 0.0
+    ends: list[float] = []
     for report in reports:
         replicas += 1
         elapsed = max(elapsed, report["elapsed"])
+        ends += [report["ended"]] if report["ended"] else []
         for total, part in ((sums, report), (seconds, report["seconds"]), (beside, report["beside"])):
             for name in total:
                 total[name] += part[name]
@@ -325,6 +334,7 @@ def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Re
         "bytes_between_nodes": between,
         **sums,
         "elapsed": elapsed,
+        "idle_seconds": sum(max(ends) - end for end in ends),
         "seconds": seconds,
         "wait_fraction": _wait_fraction(seconds),
         "beside": beside,

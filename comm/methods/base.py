@@ -80,6 +80,14 @@ class Method(ABC):
         """
         return BufferSpec()
 
+    @classmethod
+    def claims(cls, config: Config) -> bool:
+        """Return whether replicas claim their batches one by one. Else each has an equal part of the data, in advance.
+
+        Replicas that wait for each other make the same number of steps. With skewed shards each has its own images.
+        """
+        return not cls.synchronous and (config.shards or "iid") == "iid"
+
     def step(self, batch: Batch) -> float:
         """Make one training step; return the loss of the batch."""
         dead = (self.fabric.status[:, Column.STATE] == State.DEAD).tobytes()

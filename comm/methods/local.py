@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 from minidl.comm.methods.base import Method
+from minidl.run.config import Config
 
 OPTIONS: dict[str, dict[str, object]] = {}  # replicas exchange nothing
 
 
 class Local(Method):
     synchronous = False
+
+    @classmethod
+    def claims(cls, config: Config) -> bool:
+        """Return False: the replicas are independent, so each trains on its part."""
+        return False
 
     def exchange(self) -> None:
         """Replicas exchange nothing."""

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from minidl.comm.claims import Claims
 from minidl.comm.stats import Stats, concurrent
 from minidl.comm.transport.messages import (
     ANY,
@@ -142,6 +143,10 @@ class Transport(ABC):
         return None
 
     # -- work and failure --------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def claims(self) -> Claims:
+        """The claims of this rank: which pieces of the run's work it trains (comm/claims.py)."""
 
     def elapse(self, what: str, amount: float) -> None:
         """In a simulation, advance the clock by the time of this work. Real clocks advance by themselves."""

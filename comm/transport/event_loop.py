@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from minidl.comm import claims
 from minidl.comm.cluster import Cluster, Link
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
@@ -112,6 +113,7 @@ class EventLoop:
         self.heard = [0.0] * ranks
         self.everybody = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
+        self.claims = np.zeros(claims.words(ranks), np.int64)
         self.layout = ""
         self.mail = 0  # messages in flight on MAIL
         self.stop_asked = False

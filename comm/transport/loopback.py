@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from minidl.comm import claims
+from minidl.comm.claims import Ledger
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Message, Pending, Slot, unsent
@@ -31,6 +33,7 @@ class LoopbackTransport(Transport):
     def __init__(self, stats: Stats | None = None) -> None:
         super().__init__(0, 1, (0,), stats or Stats())
         self.vectors: dict[str, np.ndarray] = {}
+        self._table = np.zeros(claims.words(1), np.int64)
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
         self.vectors = {name: np.zeros(size, np.float32) for name, size in buffers.shared}
@@ -49,6 +52,10 @@ class LoopbackTransport(Transport):
 
     def latest(self, peer: int) -> Message | None:
         return None
+
+    @property
+    def claims(self) -> Ledger:
+        return Ledger(self._table, self.status[:, Column.STATE], 0)
 
     def set_status(self, column: Column, value: float) -> None:
         self.status[0, column] = value

@@ -36,7 +36,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from minidl.comm import atomic
+from minidl.comm import atomic, claims
 from minidl.comm.memory import pages
 from minidl.comm.transport.messages import ANY, DTYPES, BufferSpec, Channel, Header, Message, Slot, check_size
 
@@ -88,7 +88,8 @@ class Plan:
         self.cells = [channel * size * self.row for channel in Channel]
         self.newest = len(Channel) * size * self.row
         self.pins = self.newest + size * LINE
-        at = self.pins + size * self.row
+        self.claims = self.pins + size * self.row
+        at = self.claims + _lines(8 * claims.words(size))
         self.shared: dict[str, tuple[int, int]] = {}
         for name, elements in buffers.shared:
             self.shared[name] = at, elements
@@ -122,6 +123,7 @@ class Mailbox:
         self.cells = [self._words(at, size, row) for at in plan.cells]
         self.newest = self._words(plan.newest, size, LINE)
         self.pins = self._words(plan.pins, size, row)
+        self.claims = memory[plan.claims :][: 8 * claims.words(size)].view(np.int64)
         self.turn = [0] * len(Channel)
         self.version, self.publishing = 0, False  # publishing: whether a slot is reserved for a published state
         self.seen = [0] * size

@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import numpy as np
 
 from minidl.comm import memory
+from minidl.comm.claims import Claims, Ledger
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.mailbox import Mailbox
@@ -102,6 +103,10 @@ class MailboxTransport(Transport):
         if "mailbox" in self.__dict__:
             self.wait(lambda: self.delivered() or None, (), "others to receive the last messages")
             del self.mailbox
+
+    @property
+    def claims(self) -> Claims:
+        return Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
 
     def set_status(self, column: Column, value: float) -> None:
         self.status[self.rank, column] = value

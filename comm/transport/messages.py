@@ -47,7 +47,8 @@ class Column(IntEnum):
     STOP = 2  # 1 + the number of steps after which this rank can stop; 0: it has not noticed a request to stop
     SPEED = 3  # recent speed in images/s
     ACCURACY = 4  # training accuracy in this rank's latest finished epoch, 0 to 1
-    LOSS = 5  # mean training loss in the same epoch, written after ACCURACY; 0: no epoch is finished yet
+    LOSS = 5  # mean training loss in the same epoch
+    IMAGES = 6  # images of this rank in the same epoch; 0: no epoch is finished yet, or it made no step in it
 
 
 class State(IntEnum):

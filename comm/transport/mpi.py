@@ -15,6 +15,8 @@ each channel from one rank to another, and the memory for arriving messages is b
     ASK, NEWS                    a request for the newest published state, and the reply, which the progress engine
                                  sends while the replica computes
     STATUS                       a rank's row of the status table, sent to one rank of every other node
+    CLAIM, CLAIMED               a request to the ledger of claimed work, which is in the memory of the first replica's
+                                 node, and the reply, which that replica's progress engine sends
 
 MPI reports which ranks form a node (Split_type). If these ranks cannot all map one memory segment, they too use MPI.
 MINIDL_NODE=NAME overrides the node that MPI reports, and MINIDL_MPI_ONLY=1 sends everything through MPI.
@@ -37,6 +39,7 @@ from typing import Literal
 import numpy as np
 
 from minidl.comm import memory
+from minidl.comm.claims import Claims, Ledger, RemoteClaims
 from minidl.comm.launch.job import MpiJob, recognise
 from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import LINE, SLOTS, Mailbox, Plan, read_header
@@ -48,7 +51,7 @@ from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
 
 TAKEN = MAX_CHANNELS  # tags; the smaller ones are Channels
-ASK, NEWS, STATUS = (2 * MAX_CHANNELS + i for i in range(3))
+ASK, NEWS, STATUS, CLAIM, CLAIMED = (2 * MAX_CHANNELS + i for i in range(5))
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
@@ -78,6 +81,7 @@ class MpiTransport(MailboxTransport):
         self._seen = [0] * self.size  # for each peer, the version of its state that this rank received last
         self._askers: dict[int, int] = {}  # peer that requested this rank's state -> version that the peer has seen
         self._answering = 0  # number of replies that are being sent
+        self._remote_claims: RemoteClaims | None = None  # if the ledger is on another node
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
         self._untold, self._told = False, 0.0
@@ -220,6 +224,16 @@ class MpiTransport(MailboxTransport):
             self.engine.send(peer, ASK, np.array([self._seen[peer]]).view(np.uint8))
         return message
 
+    @property
+    def claims(self) -> Claims:
+        first = self.replicas[0]
+        if first not in self._remote:
+            return super().claims
+        self._remote_claims = self._remote_claims or RemoteClaims(
+            lambda request: self.engine.send(first, CLAIM, request.view(np.uint8))
+        )
+        return self._remote_claims
+
     def set_status(self, column: Column, value: float) -> None:
         super().set_status(column, value)
         self._untold = True
@@ -261,6 +275,13 @@ class MpiTransport(MailboxTransport):
             self._asked.discard(source)
         elif tag == STATUS:
             self.status[source] = room.view(np.float64)
+        elif tag == CLAIM:
+            ledger = Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
+            if (reply := ledger.serve(source, room.view(np.int64))) is not None:
+                self.engine.send(source, CLAIMED, reply.view(np.uint8))
+            return
+        elif tag == CLAIMED and self._remote_claims is not None:
+            self._remote_claims.reply(room.view(np.int64))
         with self._news_came:
             self._news_came.notify_all()
 

@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 import numpy as np
 from greenlet import GreenletExit
 
+from minidl.comm.claims import Ledger
 from minidl.comm.cluster import Cluster
 from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, InFlight, Rank, SimulatedProcess
 from minidl.comm.transport.messages import (
@@ -284,6 +285,11 @@ class SimTransport(Rank):
 
     def shared(self, name: str) -> np.ndarray:
         return self.simulation.vectors[name]
+
+    @property
+    def claims(self) -> Ledger:
+        """Claims take no time. A rank that waits for a piece looks again when a rank's status changes."""
+        return Ledger(self.simulation.claims, self.simulation.status[:, STATE], self.rank)
 
     def elapse(self, what: str, amount: float) -> None:
         self._check_here()

@@ -79,19 +79,23 @@ class Loader:
         """
         if not 0 <= whole("Loader", "start", start, -math.inf) <= len(self):
             raise ConfigError(f"epoch {epoch} has {len(self)} batches and cannot start at batch {start}")
-        order = self.indices
-        if self.shuffle:
-            order = generator(Purpose.ORDER, self.seed, epoch).permutation(order)
+        order = self.order(epoch)
         if not prefetch:
-            return (self._batch(order, epoch, number) for number in range(start, len(self)))
+            return (self.batch(order, epoch, number) for number in range(start, len(self)))
         return self._prefetched(order, epoch, start, prefetch)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Return the samples in the order of this epoch: indices (N,)."""
+        if not self.shuffle:
+            return self.indices
+        return generator(Purpose.ORDER, self.seed, epoch).permutation(self.indices)
 
     def _prefetched(self, order: np.ndarray, epoch: int, start: int, prefetch: int) -> Iterator[Batch]:
         waiting: deque[Future[Batch]] = deque()
         thread = ThreadPoolExecutor(1, thread_name_prefix="minidl-prefetch")
         try:
             for number in range(start, len(self)):
-                waiting.append(thread.submit(self._batch, order, epoch, number))
+                waiting.append(thread.submit(self.batch, order, epoch, number))
                 if len(waiting) > prefetch:
                     yield waiting.popleft().result()
             while waiting:
@@ -99,7 +103,8 @@ class Loader:
         finally:
             thread.shutdown(cancel_futures=True)
 
-    def _batch(self, order: np.ndarray, epoch: int, number: int) -> Batch:
+    def batch(self, order: np.ndarray, epoch: int, number: int) -> Batch:
+        """Return one batch of an epoch. order: the result of `order` for this epoch."""
         full = self.drop_last or number + 1 < len(self)
         chosen = order[number * self.batch_size : (number + 1) * self.batch_size if full else None]
         x = self.x.take(chosen, axis=0)

@@ -1,8 +1,19 @@
-"""The training images of one replica, in the order in which it trains on them."""
+"""The training images of one replica, in the order in which it trains on them.
+
+A run's work is a number of samples that all replicas train together. There are two ways to hand them out:
+
+    divided   `epoch`: in each epoch, every replica gets an equal part of all images, in advance. At most replicas - 1
+              images are left out; the next epoch divides another permutation, so others are left out then
+    claimed   `piece`: each epoch's permutation of all images is cut into pieces of one batch, which have numbers over
+              the whole run. A replica that is ready claims the next piece (comm/claims.py)
+
+If an epoch is interrupted, and another number of replicas continues, the rest of the epoch is divided again: `parts`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,11 +28,14 @@ from minidl.errors import ConfigError
 class Sampler:
     """The batches of one replica. replicas: the number of replicas. place: the index of this replica, from 0.
 
-    Each epoch, every replica gets the same number of images, and therefore the same number of batches.
+    Divided: each epoch, every replica gets the same number of images, and therefore the same number of batches.
 
     shards    "iid": the images are shuffled and divided again each epoch; "skewed:ALPHA": each replica has its
               own images in all epochs, and some classes are over-represented in them
     augment   names of AUGMENTATIONS. prefetch: number of batches that a thread prepares in advance
+
+    images: of each replica in an epoch. left_out: images that no replica gets in an epoch. pieces: batches of an epoch
+    of all images, for `piece`.
 
     Raises ConfigError if there are fewer images than replicas.
     """
@@ -40,25 +54,51 @@ class Sampler:
         self.data, self.batch_size, self.run_seed, self.place, self.replicas = data, batch_size, seed, place, replicas
         self.augment, self.prefetch = augment, prefetch
         self.seed = replica_seed(seed, place)
-        self.images = len(data.y_train) // replicas
+        self.images, self.left_out = divmod(len(data.y_train), replicas)
         if self.images < 1:
             raise ConfigError(f"{len(data.y_train)} training images cannot be divided among {replicas} replicas")
         self.own: np.ndarray | None = None  # the indices of this replica's images; None unless shards are skewed
         if shards != "iid" and replicas > 1:
             self.own = dirichlet_shards(data.y_train, replicas, parse_skew(shards), seed)[place]
-        self.batches = len(self._loader(0))
+        self.interrupted: tuple[int, list[list[int]]] = -1, []  # arguments of `divide_again`
+        self._skipped = 0  # batches that the interrupted epoch has less than others
+        self.batches = len(self._loader(None if replicas == 1 else np.arange(self.images)))
+        self._all = self._loader(None, seed)
+        self.pieces = len(self._all)
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
+        """Return the number of batches of this replica in an epoch."""
         return self.batches
 
     def first(self) -> Batch:
         """Return the first batch of the run."""
-        return next(self._loader(0).epoch(0, prefetch=0))
+        return next(self._loader(self._indices(0)).epoch(0, prefetch=0))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over batches `start`, `start + 1`, ... of an epoch: x (B, H, W, C), y (B,)."""
-        return self._loader(epoch).epoch(epoch, start, self.prefetch)
+        if epoch != self.interrupted[0]:
+            return self._loader(self._indices(epoch)).epoch(epoch, start, self.prefetch)
+        indices = self._part_of_rest()
+        return self._loader(indices).epoch(epoch, start - self._skipped, self.prefetch) if indices.size else iter(())
+
+    def piece(self, number: int) -> Batch:
+        """Return a piece of the run: x (B, H, W, C), y (B,), the same for every replica."""
+        epoch, batch = divmod(number, self.pieces)
+        return self._all.batch(_whole_order(len(self.data.y_train), self.run_seed, epoch), epoch, batch)
+
+    def divide_again(self, epoch: int, parts: Sequence[Sequence[int]]) -> int:
+        """Divide what is left of an epoch among the replicas. Returns the first batch of it, as `epoch` counts them.
+
+        parts: for each earlier division of this epoch, the batch at which each of its replicas stopped. Batches are
+        counted such that an epoch always ends at batch len(self).
+        Raises ConfigError for shards that are not "iid".
+        """
+        if self.own is not None:
+            raise ConfigError("skewed shards cannot be divided again")
+        self.interrupted = epoch, [list(counts) for counts in parts]
+        indices = self._part_of_rest()
+        self._skipped = self.batches - _batches(indices.size, self.batch_size)
+        return self._skipped
 
     def sample(self, batches: int) -> Iterator[Batch]:
         """Yield this number of batches from all training images: the same batches for every replica and call."""
@@ -66,12 +106,18 @@ class Sampler:
         for _, batch in zip(range(batches), loader.epoch(0, prefetch=0)):
             yield batch
 
-    def _loader(self, epoch: int) -> Loader:
+    def _loader(self, indices: np.ndarray | None, seed: int | None = None) -> Loader:
         data = self.data
         return Loader(
-            data.x_train, data.y_train, self.batch_size, self.seed,
-            augment=Augment(self.augment, data.black), indices=self._indices(epoch),
+            data.x_train, data.y_train, self.batch_size, self.seed if seed is None else seed,
+            augment=Augment(self.augment, data.black), indices=indices,
         )  # fmt: skip
+
+    def _part_of_rest(self) -> np.ndarray:
+        """Return the indices of this replica's images in the interrupted epoch."""
+        rest = _rest(len(self.data.y_train), self.run_seed, self.batch_size, *self.interrupted)
+        images = len(rest) // self.replicas
+        return rest[self.place * images : (self.place + 1) * images]
 
     def _indices(self, epoch: int) -> np.ndarray | None:
         """Return the indices of this replica's images in an epoch; None: all."""
@@ -82,6 +128,43 @@ class Sampler:
             return shard(len(self.data.y_train), lengths, self.place, self.run_seed, epoch)
         mine = generator(Purpose.SKEWED_SHARD, self.seed, epoch + 1).permutation(self.own)
         return np.resize(mine, self.images)
+
+
+@lru_cache(maxsize=4)
+def _whole_order(images: int, seed: int, epoch: int) -> np.ndarray:
+    """Return all images in the order of an epoch. All replicas of a simulation share it."""
+    return generator(Purpose.ORDER, seed, epoch).permutation(images)
+
+
+def _rest(images: int, seed: int, batch_size: int, epoch: int, parts: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return the images of an epoch that no replica has trained, in the order in which they are divided again.
+
+    parts: see `Sampler.divide_again`.
+    """
+    alone = bool(parts) and len(parts[0]) == 1  # a single replica does not divide the images
+    rest = np.arange(images) if alone else generator(Purpose.SHARD, seed, epoch).permutation(images)
+    for counts in parts:
+        length = len(rest) // len(counts)
+        skipped = _batches(images // len(counts), batch_size) - _batches(length, batch_size)
+        left = [rest[len(counts) * length :]]
+        for place, count in enumerate(counts):
+            own = rest[place * length : (place + 1) * length]
+            left.append(generator(Purpose.ORDER, replica_seed(seed, place), epoch).permutation(own)[
+                _trained(count - skipped, length, batch_size) :])  # fmt: skip
+        rest = np.concatenate(left)
+    return rest
+
+
+def _batches(images: int, batch_size: int) -> int:
+    """Return the number of batches of this many images, as Loader makes them."""
+    full, rest = divmod(images, batch_size)
+    return full + (rest > 1 or images == 1)
+
+
+def _trained(batches: int, images: int, batch_size: int) -> int:
+    """Return the number of images in the first batches of a part. A single image joins the batch before it."""
+    trained = batches * batch_size
+    return images if batches and images % batch_size == 1 and trained == images - 1 else trained
 
 
 def replica_seed(seed: int, place: int) -> int:

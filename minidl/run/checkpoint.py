@@ -32,7 +32,19 @@ from minidl.errors import CheckpointError
 from minidl.reading import Stored, Unreadable, blaming, content, json_value, opened, safetensors_header
 from minidl.run.array_writer import TYPES, ArrayWriter, Layout, layouts, write_arrays
 from minidl.run.progress import progress
-from minidl.schema import LARGEST, Kind, Mismatch, count_or_number, mapping, maybe, named, record, text, whole
+from minidl.schema import (
+    LARGEST,
+    Kind,
+    Mismatch,
+    count_or_number,
+    mapping,
+    maybe,
+    named,
+    record,
+    several,
+    text,
+    whole,
+)
 
 FORMAT = "minidl checkpoint 1"
 MODEL, STATE, SUMS = "model.safetensors", "state.safetensors", "sha256sums.txt"
@@ -49,8 +61,16 @@ def _state(most: int) -> Kind:
     return record(
         {"progress": at, "optimizer": record({"steps": count}), "random": random, "layout": text(),
          "batches": whole(1, most), "config": text()},
-        optional={"members": mapping(member, text("0|[1-9][0-9]{0,6}", "a rank"))},
+        optional={"work": _work(most), "members": mapping(member, text("0|[1-9][0-9]{0,6}", "a rank"))},
     )  # fmt: skip
+
+
+def _work(most: int) -> Kind:
+    """Return the description of the work of a run (training/work.py). What it means is checked in resume.py."""
+    count = whole(0, most)
+    return record({"replicas": whole(1, 1 << 16)},
+                  optional={"total": whole(1, most), "first": count, "left": several(count),
+                            "epoch": count, "parts": several(several(count, 1), 1)})  # fmt: skip
 
 
 VALID = _state(LARGEST)

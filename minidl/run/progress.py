@@ -89,10 +89,12 @@ def length(config: Config, batches: int) -> int:
     return config.steps or config.epochs * batches
 
 
-def require_position(at: Progress, batches: int, config: Config, name: str) -> None:
+def require_position(at: Progress, batches: int, config: Config, name: str, planned: int = 0) -> None:
     """Raise Mismatch if a run with this config can never reach this progress.
 
-    batches: the number of batches in an epoch. name: what the message calls the progress.
+    batches: the number of batches in an epoch. name: what the message calls the progress. planned: where replicas claim
+    their batches, the mean number of steps of a replica in the whole run; else 0. `batches` are then those of all
+    replicas, and the epoch does not determine the position of a replica.
     """
     position = at.step - at.shift
     beyond = at.batch > batches or (at.batch == batches and not at.images)
@@ -101,7 +103,10 @@ def require_position(at: Progress, batches: int, config: Config, name: str) -> N
                        f"{config.batch_size}")  # fmt: skip
     # With --steps, `epoch` and `batch` do not determine the position, so only upper limits are checked: the last epoch
     # may be shorter, and a change of the number of replicas changes the number of steps in an epoch.
-    if config.steps:
+    if planned:
+        if position > planned:
+            raise Mismatch(f"{name} counts {position} steps; expected at most {planned}")
+    elif config.steps:
         if position > config.steps or at.epoch > at.step:
             raise Mismatch(f"{name} is in epoch {at.epoch} after {position} steps; expected at most {config.steps} "
                            "steps")  # fmt: skip

@@ -7,6 +7,10 @@ Each replica writes its snapshot without communication. So the snapshots are of 
 flight are lost, with the push-sum masses that they carry (comm/methods/weighing.py). The saved masses would not add up
 to the number of replicas, so after a resume each mass starts again at 1. When all replicas have stopped, one checkpoint
 holds the states of all, and the snapshots are deleted.
+
+The leader's checkpoint also says which batches were not settled when it was written. A resumed run hands them out
+again, so those that the replicas had trained between this checkpoint and their death are repeated: up to the batches of
+about one epoch.
 """
 
 from __future__ import annotations
@@ -52,13 +56,18 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
         part = files.load_step(folder, made[-1]) if made and folder.name not in members else None
         if part and list(part.state.get("members", {})) != [folder.name]:
             raise CheckpointError(f"{files.last(folder)}: expected the state of replica {folder.name}")
-        # If a snapshot has another number of batches per epoch, the number of replicas has changed since: ignore it.
-        if part and part.state["batches"] == checkpoint.state["batches"]:
+        # If a snapshot is from another number of replicas, it is older than the checkpoint: ignore it.
+        if part and _replicas(part) == _replicas(checkpoint):
             assert isinstance(vectors, files.StoredArrays) and isinstance(part.vectors, files.StoredArrays)
             vectors = vectors | part.vectors
             members |= part.state["members"]
     ordered = {rank: members[rank] for rank in sorted(members, key=int)}
     return replace(checkpoint, vectors=vectors, state=checkpoint.state | ({"members": ordered} if ordered else {}))
+
+
+def _replicas(checkpoint: files.Checkpoint) -> tuple[int, int]:
+    state = checkpoint.state
+    return state["batches"], state.get("work", {}).get("replicas", 0)
 
 
 def exist(checkpoints: Path) -> bool:

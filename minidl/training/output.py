@@ -29,15 +29,16 @@ Members = Mapping[int, dict[str, Any]]  # the numbers of each replica, by rank
 
 
 def epoch_means(fabric: Fabric) -> dict[str, float]:
-    """Return the mean training loss and accuracy of the live replicas, each in its latest finished epoch.
+    """Return the mean training loss and accuracy over the images of the live replicas, each in its latest epoch.
 
     They come from the status table, so no replica waits. Empty if no live replica has finished an epoch.
     """
     rows = fabric.status[fabric.survivors()]
-    rows = rows[rows[:, Column.LOSS] > 0]
-    if not len(rows):
+    images = rows[:, Column.IMAGES]
+    if not images.sum():
         return {}
-    return {"loss": float(rows[:, Column.LOSS].mean()), "accuracy": float(rows[:, Column.ACCURACY].mean())}
+    return {name: float(images @ rows[:, column] / images.sum())
+            for name, column in (("loss", Column.LOSS), ("accuracy", Column.ACCURACY))}  # fmt: skip
 
 
 class RunOutput:

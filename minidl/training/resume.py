@@ -15,13 +15,14 @@ from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.reading import blaming
 from minidl.run.checkpoint import RESUMABLE, Checkpoint, layouts_of, require_finite
-from minidl.run.config import FREE, LENGTH, resolve
+from minidl.run.config import FREE, LENGTH, Config, resolve
 from minidl.run.config_file import from_toml, saved, to_toml
 from minidl.run.model_file import is_own
 from minidl.run.progress import BEST, Progress, length, require_position
-from minidl.schema import LARGEST, named
+from minidl.schema import LARGEST, Mismatch, named
 from minidl.training.replica_state import METHOD, ReplicaState, mean_and_distance, restore_replica
 from minidl.training.trainer import Trainer
+from minidl.training.work import Claimed
 
 STATS = "communication"  # in a checkpoint, the name of a replica's communication statistics
 
@@ -46,7 +47,8 @@ def state_of_run(trainer: Trainer, members: Mapping[int, dict[str, Any]]) -> dic
         "optimizer": trainer.engine.optimizer.state_dict()[1],
         "random": random_state(),
         "layout": trainer.engine.arena.layout_hash,
-        "batches": len(trainer.sampler),
+        "batches": trainer.work.own_batches,
+        "work": trainer.work.state(),
         "config": to_toml(trainer.config),
     } | ({"members": {str(rank): numbers for rank, numbers in members.items()}} if members else {})
 
@@ -103,14 +105,15 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
                               f"{is_now[1]}")  # fmt: skip
     with blaming("its state does not fit the run", CheckpointError):
         RESUMABLE(state)
-        require_position(Progress(**state["progress"]), batches, then, "progress")
+        planned = _require_work(trainer, state, then)
+        require_position(Progress(**state["progress"]), batches, then, "progress", planned)
         for rank, member in members.items():
-            require_position(Progress(**member["progress"]), batches, then, f"members.{rank}.progress")
+            require_position(Progress(**member["progress"]), batches, then, f"members.{rank}.progress", planned)
     alike = list(members) == list(trainer.fabric.replicas) if members else trainer.fabric.size == 1
     same = alike and then.workers == now.workers
-    if same and batches != len(trainer.sampler):
-        raise CheckpointError(f"an epoch had {batches} batches, and now has {len(trainer.sampler)}: the data set has "
-                              "changed")  # fmt: skip
+    if (same or isinstance(trainer.work, Claimed)) and batches != trainer.work.own_batches:
+        raise CheckpointError(f"an epoch had {batches} batches, and now has {trainer.work.own_batches}: the data set "
+                              "has changed")  # fmt: skip
     if layout != trainer.engine.arena.layout_hash:
         raise CheckpointError("the checkpoint is from a model with another layout of parameters")
     _check_arrays(trainer, checkpoint)
@@ -118,6 +121,13 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         if name not in checkpoint.vectors:
             raise CheckpointError(f"the checkpoint has no vector {name}")
     trainer.progress = Progress(**state["progress"])
+    if isinstance(trainer.work, Claimed):
+        work, config = state["work"], trainer.config
+        # With --steps, the total depends on the number of replicas at the start.
+        total = work["total"] * config.steps // then.steps if config.steps else config.epochs * batches
+        trainer.go_on_with(total, work["first"], work["left"])
+    elif same and "parts" in state.get("work", {}):
+        trainer.sampler.divide_again(state["work"]["epoch"], state["work"]["parts"])
     trainer.model.load_state_dict(checkpoint.weights)
     if same and not members:
         vectors = {name: _vector(checkpoint, name) for name in checkpoint.vectors}
@@ -128,6 +138,25 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         _restore_same_replicas(trainer, checkpoint, members)
     else:
         _restore_other_replicas(trainer, checkpoint, members, batches)
+
+
+def _require_work(trainer: Trainer, state: dict[str, Any], then: Config) -> int:
+    """Raise Mismatch if the saved work does not fit the run. Returns the argument `planned` of `require_position`."""
+    work, batches = state.get("work", {}), state["batches"]
+    if not isinstance(trainer.work, Claimed):
+        counts, epoch = work.get("parts", []), work.get("epoch", 0)
+        if max(map(max, counts), default=0) > len(trainer.sampler.data.y_train) or epoch > state["progress"]["epoch"]:
+            raise Mismatch(f"work.parts is {counts} in epoch {epoch}")
+        return 0
+    if "total" not in work:
+        raise Mismatch(f"it does not say which batches are left, which replicas of {then.method} claim one by one")
+    total, first, left = work["total"], work.get("first", 0), work.get("left", [])
+    if not then.steps and total != then.epochs * batches:
+        raise Mismatch(f"work.total is {total}; expected {then.epochs} epochs of {batches} batches")
+    if first > total or left != sorted(set(left)) or max(left, default=-1) >= first:
+        raise Mismatch(f"work.first is {first} of {total}, and work.left is {left[:8]}; expected increasing numbers "
+                       "below it")  # fmt: skip
+    return -(-total // int(work["replicas"]))
 
 
 def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -187,7 +216,12 @@ def _restore_other_replicas(
 ) -> None:
     """Restore all replicas from the average. batches: the steps of an epoch before the stop."""
     before = [Progress(**member["progress"]) for member in members.values()] or [trainer.progress]
-    _continue_from(trainer, before, batches)
+    if isinstance(trainer.work, Claimed):
+        _continue_claims(trainer, trainer.work, before)
+    else:
+        stopped = {rank: (at.epoch, at.batch) for rank, at in zip(members or [0], before)}
+        _continue_from(trainer, before, batches)
+        _divide_again(trainer, stopped, checkpoint.state.get("work", {}))
     if members:
         trainer.replica.theta[:] = mean_and_distance(_vector(checkpoint, f"{rank}/theta") for rank in members)[0]
         trainer.replica.touch()
@@ -208,3 +242,33 @@ def _continue_from(trainer: Trainer, before: Sequence[Progress], batches: int) -
     at.shift = at.step - (made if trainer.config.steps else at.epoch * own + at.batch)
     at.loss_sum, at.correct, at.images = 0.0, 0, 0
     trainer.replica.steps = at.step
+
+
+def _continue_claims(trainer: Trainer, work: Claimed, before: Sequence[Progress]) -> None:
+    """Continue with the pieces that are left. `step` becomes the largest in `before`, so that it never decreases."""
+    at = trainer.progress
+    at.step = max(one.step for one in before)
+    at.shift = at.step - work.steps(work.first)
+    at.batch, at.loss_sum, at.correct, at.images = 0, 0.0, 0, 0
+    trainer.replica.steps = at.step
+
+
+def _divide_again(trainer: Trainer, stopped: dict[int, tuple[int, int]], work: dict[str, Any]) -> None:
+    """Divide the rest of an interrupted epoch among the replicas, if all replicas stopped in this epoch.
+
+    stopped: by rank, the epoch and the batch at which a replica stopped. A dead replica counts as stopped with the
+    others.
+    Otherwise (independent replicas, skewed shards) the replicas continue with new parts at the average position.
+    """
+    sampler, at = trainer.sampler, trainer.progress
+    replicas = work.get("replicas", len(stopped))
+    epochs, batches = {epoch for epoch, _ in stopped.values()}, {rank: batch for rank, (_, batch) in stopped.items()}
+    if len(epochs) > 1 or sampler.own is not None or max(stopped) >= replicas or not any(batches.values()):
+        return
+    [at.epoch] = epochs
+    earlier = work.get("parts", []) if work.get("epoch") == at.epoch else []
+    last = min(batches.values())
+    batch = sampler.divide_again(at.epoch, [*earlier, [batches.get(rank, last) for rank in range(replicas)]])
+    at.epoch, at.batch = (at.epoch, batch) if batch < len(sampler) else (at.epoch + 1, 0)
+    if not trainer.config.steps:
+        at.shift = at.step - at.epoch * len(sampler) - at.batch

@@ -71,6 +71,7 @@ class Session:
         Raises Stopped after a signal, when the state is saved. Raises any MinidlError of the training.
         """
         trainer, config, output = self.trainer, self.config, self.output
+        self.logged = trainer.progress.step // LOG_EVERY
         self.display = Display(config.quiet or not output.leads)
         trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.display.compiling
         if self.resumed:
@@ -127,10 +128,10 @@ class Session:
     def _step_done(self, entry: Entry) -> None:
         trainer, at = self.trainer, self.trainer.progress
         if self.display.due():
-            steps = min(len(trainer.sampler), at.batch + trainer.total_steps - at.step)  # the last epoch may be shorter
-            self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", at.batch, steps,
+            self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", *trainer.work.within(at),
                              f"{speed(entry['images_per_second'])}, loss {at.loss_sum / at.images:.4f}")  # fmt: skip
-        if at.step % LOG_EVERY == 0:
+        if at.step // LOG_EVERY > self.logged:  # where work is claimed, `step` may grow by more than 1
+            self.logged = at.step // LOG_EVERY
             self.output.log(entry)
 
     def _show_epoch(self, entry: Entry) -> None:
@@ -140,6 +141,7 @@ class Session:
     def _epoch_done(self, entry: Entry) -> None:
         """Report and save an epoch. With an asynchronous method, replicas do not wait for each other to save."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
+        fabric.set_status(Column.IMAGES, entry.pop("images"))
         fabric.set_status(Column.ACCURACY, entry["accuracy"])
         fabric.set_status(Column.LOSS, entry["loss"])
         if output.alone:

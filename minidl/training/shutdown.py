@@ -18,13 +18,14 @@ import numpy as np
 
 from minidl.comm.fabric.base import Column, PeerLost, State
 from minidl.errors import MinidlError
+from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training.collecting import Replicas
 from minidl.training.output import Members, RunOutput
 from minidl.training.replica_state import averaged, gather_numbers
 from minidl.training.resume import make_checkpoint
 from minidl.training.summary import Snapshots, summarise
-from minidl.training.trainer import Entry
+from minidl.training.trainer import Entry, Trainer
 
 Reason = Stopped | PeerLost | None  # why training ended; None: all steps were made
 VERDICTS = (State.FINISHED, State.STOPPED, State.LOST)
@@ -43,6 +44,7 @@ def shut_down(
     fabric = output.fabric
     fabric.fail_fast = False  # a death now ends only the waits for that replica
     fabric.stats.stop()
+    output.trainer.work.give_back()
     fabric.set_status(Column.STATE, State.PAUSED)
     with suppress(PeerLost):  # the server died: keep this replica's weights
         output.trainer.method.pause()
@@ -68,12 +70,12 @@ def _save(
     output: RunOutput, leader: int, reason: Reason, last_epoch: Entry | None
 ) -> tuple[Replicas | None, State]:
     """Collect the states of all replicas; the leader saves them. Return the states and the leader's verdict."""
-    fabric, steps = output.fabric, output.trainer.total_steps
+    fabric, trainer = output.fabric, output.trainer
     if fabric.rank == leader:
-        replicas = output.save_all(lambda members: last_epoch if _have_finished(members, steps) else None)
+        replicas = output.save_all(lambda members: last_epoch if _have_finished(trainer, members) else None)
         assert replicas
         stopped = fabric.stopping() and not isinstance(reason, PeerLost)
-        finished = _have_finished(replicas.members, steps)
+        finished = _have_finished(trainer, replicas.members)
         verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
         fabric.set_status(Column.STATE, verdict)
         return replicas, verdict
@@ -130,7 +132,6 @@ def _one_of(states: tuple[State, ...], state: State) -> State | None:
     return state if state in states else None
 
 
-def _have_finished(members: Members, total_steps: int) -> bool:
-    """Return whether all replicas have made all steps."""
-    every = [numbers["progress"] for numbers in members.values()]
-    return all(progress["step"] >= total_steps and progress["batch"] == 0 for progress in every)
+def _have_finished(trainer: Trainer, members: Members) -> bool:
+    """Return whether all replicas have finished their work."""
+    return all(trainer.work.finished(Progress(**numbers["progress"])) for numbers in members.values())

@@ -37,6 +37,7 @@ from minidl.training.output import parameter_count
 from minidl.training.replica_state import ReplicaState, averaged, mean_and_distance
 from minidl.training.resume import make_checkpoint
 from minidl.training.session import chosen, prepare
+from minidl.training.summary import worked
 from minidl.training.trainer import Entry, Trainer
 
 HEAD = ("# The options of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
@@ -146,6 +147,7 @@ class SimulatedRun:
             except Stopped:
                 pass
             fabric.stats.stop()
+            trainer.work.give_back()
             fabric.set_status(Column.STATE, State.PAUSED)
             trainer.method.pause()
 
@@ -170,7 +172,7 @@ class SimulatedRun:
         fabric.stats.received(others[0], theta.nbytes)
         trainer.replica.theta[:] = theta
         trainer.progress = Progress(step=at.step, epoch=at.epoch, batch=at.batch)
-        trainer.replica.steps = at.step
+        trainer.replica.steps = other.replica.steps
 
     # -- metrics.jsonl -----------------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class SimulatedRun:
         if self.display.due():
             self.display.bar("simulating", self.steps // self.config.workers, self.total,
                              f"{self.simulation.time:.4g} virtual s, loss {self.loss / self.images:.4f}")  # fmt: skip
-        epoch = self.steps // (self.config.workers * len(trainer.sampler))
+        epoch = self.steps // trainer.work.batches
         if epoch > self.epoch or self.steps - self.logged >= LOG_EVERY * self.config.workers:
             event = "epoch" if epoch > self.epoch else "step"
             self.epoch, self.logged = epoch, self.steps
@@ -296,7 +298,8 @@ class SimulatedRun:
             "accuracy_worst": min(accuracies),
             "consensus_distance": distance,
             **{name: statistics[name] for name in ("bytes_sent", "messages", "bytes_between_nodes", "wait_fraction",
-                                              "staleness", "sends_skipped", "reads_missed")},
+                                              "idle_seconds", "staleness", "sends_skipped", "reads_missed")},
+            **worked(first),
             "virtual_seconds_by_kind": statistics["seconds"],
             "parameters": parameter_count(self.model),
             "events": simulation.happened,

@@ -15,6 +15,7 @@ from minidl.training.collecting import Replicas
 from minidl.training.output import RunOutput
 from minidl.training.replica_state import averaged, mean_and_distance
 from minidl.training.resume import make_checkpoint
+from minidl.training.trainer import Trainer
 
 
 class Snapshots:
@@ -92,5 +93,15 @@ def summarise(
         "consensus_distance": replicas.distance,
         "images_per_second": round(sum(result["speed"] for result in results), 1),
         **{name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction", "bytes_between_nodes",
-                                               "staleness", "sends_skipped", "reads_missed", "edges")},
+                                               "idle_seconds", "staleness", "sends_skipped", "reads_missed", "edges")},
+        **worked(output.trainer),
     }  # fmt: skip
+
+
+def worked(trainer: Trainer) -> dict[str, Any]:
+    """Return the entries of summary.json about the work of all replicas: see training/work.py."""
+    return {
+        "samples": trainer.work.samples(trainer.progress),
+        "batches_repeated": trainer.work.repeated,
+        "images_left_out": trainer.work.left_out,  # of each epoch
+    }

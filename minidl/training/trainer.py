@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from signal import SIGTERM
 from time import perf_counter
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidl import schedules
+from minidl.comm import claims
 from minidl.comm.fabric.base import Fabric
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
@@ -23,6 +24,7 @@ from minidl.run.config import Config
 from minidl.run.evaluation import evaluate
 from minidl.run.progress import Progress
 from minidl.run.signals import Stopped
+from minidl.training.work import Claimed, work_of
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
 
@@ -54,29 +56,40 @@ class Trainer:
             place=ranks.index(rank) if rank in ranks else 0,  # a server trains on no images
             replicas=len(ranks), augment=config.augment, shards=config.shards, prefetch=0 if engine else 2,
         )  # fmt: skip
-        self.planned = config.steps or config.epochs * len(self.sampler)  # the steps of a replica in a whole run
-        self.schedule = schedules.build(config.schedule, self.planned, config.warmup)
+        chosen = method(config.method)
+        self.work = work_of(chosen.claims(config), self.sampler, config, self.fabric, lambda: self.check())
+        self.schedule = schedules.build(config.schedule, self.work.planned, config.warmup)
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
         self.replica = Replica(self.engine, self.fabric, own=engine is not None)
-        kind = method(config.method) if self.fabric.size > 1 else Local
+        kind = chosen if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
         self.furthest = 0  # after a resume: the largest number of epochs that a replica had finished before
         self._warm = False  # whether the first step is done: it compiles, so images/s exclude it
 
+    def go_on_with(self, total: int, first: int, left: Sequence[int]) -> None:
+        """Continue claimed work: see Claimed. With another number of replicas, each makes another number of steps."""
+        assert isinstance(self.work, Claimed)
+        self.work.continue_from(total, first, tuple(left))
+        self._plan()
+
+    def _plan(self) -> None:
+        planned = self.work.planned
+        self.schedule = schedules.build(self.config.schedule, planned, min(self.config.warmup, planned))
+
     @property
     def total_steps(self) -> int:
         """The value of `progress.step` at the end of the run."""
-        return self.planned + self.progress.shift
+        return self.work.planned + self.progress.shift
 
     @property
     def epochs(self) -> int:
         """The number of epochs, counting one that --steps interrupts."""
-        return -(-self.planned // len(self.sampler))
+        return self.work.epochs
 
     @property
     def finished(self) -> bool:
-        return self.progress.step >= self.total_steps and self.progress.batch == 0
+        return self.work.finished(self.progress)
 
     def run(self) -> Iterator[Entry]:
         """Train to the end. Yields an entry with "event": "step" after each step and "epoch" after each epoch.
@@ -97,16 +110,16 @@ class Trainer:
             began = perf_counter() - self.progress.seconds
 
     def prepare(self) -> None:
-        """Record the step for a full batch. Compile its kernels and those of methods, so that no step compiles."""
+        """Record the step for a full batch. Compile all kernels, also of methods and claims, so that no step compiles."""
         self.model.train()
         self.engine.gradient.prepare(*self.sampler.first())
+        claims.prepare()
         if self.fabric.size > 1:
             self.replica.compile_arithmetic()
 
     def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Make one step on a batch x (B, H, W, C), y (B,); return its mean loss and the number of correct answers."""
-        steps = self.progress.step - self.progress.shift
-        self.progress.lr = self.replica.lr = self.config.lr * self.schedule(steps)
+        self.progress.lr = self.replica.lr = self.config.lr * self.schedule(self.work.position(self.progress))
         try:
             loss = self.method.step((x, y))
         except DivergedError as error:
@@ -118,30 +131,36 @@ class Trainer:
         at = self.progress
         self.model.train()
         began = perf_counter()
-        for x, y in self.sampler.epoch(at.epoch, start=at.batch):
-            if at.step == self.total_steps:
-                break
+        for x, y in self.work.epoch(at):
             self.check()
-            if not self.fabric.begin_step(at.step, self.method.synchronous):
+            if not self.fabric.begin_step(self.replica.steps, self.method.synchronous):
                 raise Stopped(SIGTERM)
             loss, correct = self.step(x, y)
-            at.step, at.batch, at.images = at.step + 1, at.batch + 1, at.images + len(y)
-            at.loss_sum, at.correct = at.loss_sum + loss * len(y), at.correct + correct
+            self.fabric.stats.stepped()
+            if self.work.settle(at):
+                at.images, at.correct = at.images + len(y), at.correct + correct
+                at.loss_sum += loss * len(y)
             if self._warm:
                 at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + perf_counter() - began
             yield self._entry("step", loss=loss, accuracy=correct / len(y))
             self._warm, began = True, perf_counter()
 
     def _finish_epoch(self) -> Entry:
-        """Count the epoch as done. Validate the replica if it trains alone."""
+        """Count the epoch as done. Validate the replica if it trains alone.
+
+        "images" in the entry is the number of this replica's samples in the epoch. If it has made no step, "loss" is
+        that of its latest epoch with a step.
+        """
         at = self.progress
-        scores = {"loss": at.loss_sum / at.images, "accuracy": at.correct / at.images}
+        self.work.end_epoch(at)
+        images = at.images
+        scores = {"loss": at.loss_sum / images if images else at.train_loss, "accuracy": at.correct / max(images, 1)}
         if self.fabric.size == 1:
             scores |= self.validate(at.step)
         at.train_loss = scores["loss"]
         at.epoch, at.batch = at.epoch + 1, 0
         at.loss_sum, at.correct, at.images = 0.0, 0, 0
-        return self._entry("epoch", **scores)
+        return self._entry("epoch", **scores, images=images)
 
     def validate(self, step: int) -> dict[str, float]:
         """Evaluate the present weights on the validation images, if there are any; remember the best step so far."""
@@ -161,8 +180,8 @@ class Trainer:
         at = self.progress
         epoch = at.epoch + (event == "step")  # counted from 1
         speed = round(at.images_per_second, 1)
-        return {"event": event, "step": at.step, "epoch": epoch, **values, "lr": at.lr,
-                "images_per_second": speed}  # fmt: skip
+        return {"event": event, "step": at.step, "samples": self.work.samples(at), "epoch": epoch, **values,
+                "lr": at.lr, "images_per_second": speed}  # fmt: skip
 
     def diverged(self, what: str, step: int) -> DivergedError:
         """Return the error for a loss or weights that are not finite in this step."""

@@ -1,0 +1,261 @@
+"""The work of a replica: which batches it trains on, and how far the run is.
+
+    Divided   synchronous methods, `local`, and skewed shards: equal parts of each epoch, in advance
+    Claimed   other methods: a replica that is ready claims the next batch, so a fast replica trains on more of them
+
+A run's work is a number of batches that all replicas train together. The position in a run is measured in steps of a
+replica, on average over the replicas: batches of all replicas / number of replicas. Learning rates depend on it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from signal import SIGTERM
+from typing import Any
+
+from minidl.comm import claims
+from minidl.comm.claims import OVER, WAIT, Claims, piece_of
+from minidl.comm.fabric.base import Fabric
+from minidl.data.loader import Batch
+from minidl.data.sampler import Sampler
+from minidl.run.config import Config
+from minidl.run.progress import Progress
+from minidl.run.signals import Stopped
+
+
+class Work(ABC):
+    """The work of a run, as one of its replicas sees it.
+
+    planned: the steps of a replica in the whole run, on average. epochs: their number, counting one that --steps
+    interrupts. batches: batches of all replicas in an epoch. own_batches: at most so many batches of an epoch are this
+    replica's. left_out: images that no replica gets in an epoch.
+    """
+
+    planned: int
+    epochs: int
+    batches: int
+    own_batches: int
+    left_out = 0
+
+    @abstractmethod
+    def epoch(self, at: Progress) -> Iterator[Batch]:
+        """Iterate over this replica's remaining batches of the current epoch. Call `settle` after each step."""
+
+    @abstractmethod
+    def settle(self, at: Progress) -> bool:
+        """Note that the step of the present batch has ended. Returns False if its samples do not count."""
+
+    @abstractmethod
+    def position(self, at: Progress) -> float:
+        """Return the position in the schedule of the present batch."""
+
+    @abstractmethod
+    def samples(self, at: Progress) -> int:
+        """Return how many samples of the run all replicas have trained, or begun, up to this replica's position."""
+
+    @abstractmethod
+    def within(self, at: Progress) -> tuple[int, int]:
+        """Return (batches done, batches) of the current epoch."""
+
+    @abstractmethod
+    def finished(self, at: Progress) -> bool:
+        """Return whether a replica with this progress has nothing left to do."""
+
+    def end_epoch(self, at: Progress) -> None:
+        """Move the position to the end of the current epoch."""
+
+    def give_back(self) -> None:
+        """Give back the batches that this replica has claimed and not trained. Called when it stops training."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must contain, in addition to the progress, to continue the work (resume.py)."""
+
+    @property
+    def repeated(self) -> int:
+        """The number of batches that a dead replica had begun, and that were handed out again."""
+        return 0
+
+
+class Divided(Work):
+    """Each replica has an equal part of every epoch."""
+
+    def __init__(self, sampler: Sampler, config: Config) -> None:
+        self.sampler = sampler
+        self.planned = config.steps or config.epochs * len(sampler)
+        self.epochs = -(-self.planned // len(sampler))
+        self.own_batches, self.left_out = len(sampler), sampler.left_out
+        self.batches = sampler.replicas * len(sampler)
+
+    def epoch(self, at: Progress) -> Iterator[Batch]:
+        for batch in self.sampler.epoch(at.epoch, start=at.batch):
+            if at.step == self.planned + at.shift:
+                return
+            yield batch
+
+    def settle(self, at: Progress) -> bool:
+        at.step, at.batch = at.step + 1, at.batch + 1
+        return True
+
+    def position(self, at: Progress) -> float:
+        return at.step - at.shift
+
+    def samples(self, at: Progress) -> int:
+        sampler = self.sampler
+        part = sampler.images if at.batch == len(sampler) else min(at.batch * sampler.batch_size, sampler.images)
+        return sampler.replicas * (at.epoch * sampler.images + part)
+
+    def within(self, at: Progress) -> tuple[int, int]:
+        left = self.planned + at.shift - at.step  # the last epoch may be shorter
+        return at.batch, min(len(self.sampler), at.batch + left)
+
+    def state(self) -> dict[str, Any]:
+        epoch, parts = self.sampler.interrupted
+        interrupted = {"epoch": epoch, "parts": parts} if parts else {}
+        return {"replicas": self.sampler.replicas, **interrupted}
+
+    def finished(self, at: Progress) -> bool:
+        return at.step >= self.planned + at.shift and at.batch == 0
+
+
+class Claimed(Work):
+    """Replicas claim the pieces of the run (Sampler.piece), each its next one while it trains the present one.
+
+    total: pieces of the run. first, left: after a resume, all pieces before `first` are settled except those in `left`.
+
+    An epoch ends for a replica when it begins a piece of a later epoch, or when all pieces are settled. So a slow
+    replica may make no step in an epoch. At the end of the run, a replica that finds no piece waits until the others
+    have settled theirs: if one of them dies, its piece is handed out again.
+    """
+
+    def __init__(self, sampler: Sampler, config: Config, fabric: Fabric, check: Callable[[], None]) -> None:
+        self.sampler, self.fabric, self.check = sampler, fabric, check
+        self.claims: Claims = fabric.transport.claims
+        self.batches = self.own_batches = sampler.pieces
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="minidl-prefetch") if sampler.prefetch else None
+        self.ready: Future[Batch] | None = None  # the claimed piece, which a thread prepares
+        self.ticket: int | None = None  # the answer to the last request; None: it has not arrived
+        self.asked: float | None = None  # when the last request was made
+        self.piece, self.present = 0, OVER  # the present piece, and its ticket
+        self.continue_from(config.steps * sampler.replicas or config.epochs * sampler.pieces)
+
+    def continue_from(self, total: int, first: int = 0, left: tuple[int, ...] = ()) -> None:
+        """Set the work: see the class. Call this before the first claim, with the same values on all ranks."""
+        self.total, self.first, self.left = total, first, left
+        self.planned = self.steps(total)
+        self.epochs = -(-total // self.batches)
+
+    def epoch(self, at: Progress) -> Iterator[Batch]:
+        while (ticket := self._upcoming()) >= 0:
+            piece = self._piece(ticket)
+            if piece // self.batches > at.epoch:
+                return
+            batch = self.ready.result() if self.ready else self.sampler.piece(piece)
+            if self.claims.begin(ticket):
+                self.piece, self.present = piece, ticket
+                self._request()
+                yield batch
+            else:  # the piece was revoked
+                self._request()
+
+    def settle(self, at: Progress) -> bool:
+        at.step = max(at.step, at.shift + self.steps(self.piece + 1))
+        if not self.claims.settle(self.present):
+            return False
+        at.batch += 1
+        return True
+
+    def position(self, at: Progress) -> float:
+        return self.piece / self.sampler.replicas
+
+    def samples(self, at: Progress) -> int:
+        epoch, batch = divmod(self.total if self.finished(at) else self.piece + 1, self.batches)
+        images = len(self.sampler.data.y_train)
+        return epoch * images + min(batch * self.sampler.batch_size, images)
+
+    def within(self, at: Progress) -> tuple[int, int]:
+        return self.piece % self.batches + 1, min(self.batches, self.total - self.piece // self.batches * self.batches)
+
+    def finished(self, at: Progress) -> bool:
+        return at.epoch >= self.epochs and at.batch == 0
+
+    def end_epoch(self, at: Progress) -> None:
+        at.step = max(at.step, at.shift + self.steps(min(self.total, (at.epoch + 1) * self.batches)))
+
+    def give_back(self) -> None:
+        self.claims.give_back()
+        self.ticket = self.ready = self.asked = None
+
+    def state(self) -> dict[str, Any]:
+        replicas, state = {"replicas": self.sampler.replicas}, self.claims.state()
+        if state is None:  # this rank cannot see the ledger, and the leader saves it
+            return replicas
+        handed_out, unsettled = state
+        left = sorted([*self.left[handed_out:], *(self._piece(number << claims.FIELD) for number in unsettled)])
+        first = self.first + max(0, handed_out - len(self.left))
+        return {**replicas, "total": self.total, "first": first, "left": left}
+
+    @property
+    def repeated(self) -> int:
+        return self.claims.repeated
+
+    # -- claims ------------------------------------------------------------------------------------------
+
+    def steps(self, pieces: int) -> int:
+        """Return the steps of a replica, on average, in which the replicas train this many pieces."""
+        return -(-pieces // self.sampler.replicas)
+
+    def _piece(self, ticket: int) -> int:
+        """Return the piece that a ticket stands for: first those in `left`, then the others."""
+        number = piece_of(ticket)
+        return self.left[number] if number < len(self.left) else self.first + number - len(self.left)
+
+    def _request(self) -> None:
+        self.ticket, self.ready, self.asked = None, None, self.fabric.now()
+        self.claims.request(self.total - self.first + len(self.left), self._answer)
+
+    def _answer(self, ticket: int) -> None:
+        """Handle the answer to a request: let a thread prepare the piece. May run in another thread."""
+        if ticket >= 0 and self.pool is not None:
+            self.ready = self.pool.submit(self.sampler.piece, self._piece(ticket))
+        self.ticket = ticket
+
+    def _upcoming(self) -> int:
+        """Return the ticket of the next piece, or OVER. Waits for it, at the end of the run without the clock."""
+        if self.asked is None:
+            self._request()
+        ticket = self.fabric.wait(lambda: self.ticket, (), "the next piece of work")
+        if ticket == WAIT:
+            self._request()
+            if self.ticket in (None, WAIT):
+                return self._idle()
+            ticket = self.ticket
+        return ticket
+
+    def _idle(self) -> int:
+        """Wait until a piece is free, or all pieces are settled. Raises Stopped if the replicas are asked to stop."""
+        stats = self.fabric.stats
+
+        def free() -> int | None:
+            self.check()
+            if self.fabric.stopping():
+                raise Stopped(SIGTERM)
+            assert self.asked is not None
+            if self.ticket == WAIT and self.fabric.now() - self.asked >= self.claims.patience:
+                self._request()
+            return None if self.ticket == WAIT else self.ticket
+
+        stats.stop()
+        try:
+            return self.fabric.wait(free, (), "the last pieces of work")
+        finally:
+            stats.start()
+
+
+def work_of(claimed: bool, sampler: Sampler, config: Config, fabric: Fabric, check: Callable[[], None]) -> Work:
+    """Return the work of a replica. claimed: whether replicas claim it."""
+    return Claimed(sampler, config, fabric, check) if claimed else Divided(sampler, config)
+
+
