@@ -141,8 +141,8 @@ def test_gossip_stopped_and_resumed(command: Command) -> None:
     checkpoint = max((command.folder / "run" / "checkpoints").glob("step-*"))
     from minidl.run import checkpoint as files
 
-    members = files.load(checkpoint).state["members"].values()
-    assert sum(member["method"][0]["mass"][0] for member in members) == 3.0, "no mass is lost, and none is in flight"
+    vectors = files.load(checkpoint).vectors
+    assert sum(vectors[f"{rank}/method.mass"][0] for rank in range(3)) == 3.0, "no mass is lost, and none is in flight"
     result = command.run("--resume", "run")
     assert result["replicas_alive"] == 3 and result["test_accuracy"] > LEARNT
 

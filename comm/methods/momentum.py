@@ -74,7 +74,10 @@ class Mixed(Momentum):
 
 
 class QuasiGlobal(Momentum):
-    """Momentum that follows the mixed models. The velocity that the optimizer computes in a step is discarded."""
+    """Momentum that follows the mixed models. The velocity that the optimizer computes in a step is discarded.
+
+    It needs the exchange of every step.
+    """
 
     def begin(self) -> None:
         self.x, self.m = self.replica.theta.copy(), self.replica.state["velocity"].copy()
