@@ -182,9 +182,8 @@ class Group:
         """vector = the vector of rank `root`, on all ranks."""
         if root not in self.ranks:
             raise ConfigError(f"broadcast: got root {root}; expected a rank of the group {list(self.ranks)}")
-        nodes = self.transport.nodes
-        order = sorted(self.ranks, key=lambda rank: (rank != root, nodes[rank] != nodes[root]))
-        family = tree(tuple(order), nodes).whole[self.transport.rank]
+        order = (root, *[rank for rank in self.ranks if rank != root])  # root is the root of this order's tree
+        family = tree(order, self.transport.nodes).whole[self.transport.rank]
         for part in self._parts(vector):
             self._down(part, family)
 
