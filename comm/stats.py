@@ -235,6 +235,11 @@ class Beside(Generic[T]):
             self.stats.waited(began, self.stats.now())
 
 
+def concurrent() -> bool:
+    """Return whether the caller runs inside a concurrent operation, or waits for the result of one."""
+    return _beside.get()
+
+
 def _apart(work: Callable[[], T]) -> T:
     """Run `work`, and count its waits in the lane BESIDE."""
     token = _beside.set(True)

@@ -157,6 +157,10 @@ def test_a_server_answers_from_another_node() -> None:
     assert found[2] == [200.0] * 4
 
 
+def test_replicas_that_train_and_serve() -> None:
+    assert results(4, "mutual", NODES="2") == [[210.0] * 4] + [[200.0] * 4] * 3
+
+
 def test_sums_by_mpi() -> None:
     for result in results(3, "fast", "allreduce"):
         expected = sum(np.random.default_rng(rank).standard_normal(5).astype(np.float32) for rank in range(3))

@@ -44,6 +44,12 @@ def test_calls_and_replies() -> None:
     assert said == {0: [], 1: [], 2: [200.0] * 4}
 
 
+def test_replicas_that_train_and_serve() -> None:
+    code, said, errors = job(3, "mutual")
+    assert code == 0, errors
+    assert said == {0: [160.0] * 4, 1: [150.0] * 4, 2: [150.0] * 4}
+
+
 def test_a_replica_that_waits_too_long_names_its_peers() -> None:
     words = r"minidl: replica 0 has waited \d+ s for a collective .*; peers: 1 \(last heard of \d+ s ago, in step 7\)"
     with Launched(3, "hang") as launched:

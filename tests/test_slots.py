@@ -170,4 +170,7 @@ def test_the_words_of_a_row_do_not_overlap() -> None:
 
 def test_slots_of_all_channels() -> None:
     for server in (False, True):
-        assert list(BufferSpec(4, 1, True, True).slots(server)) == list(Channel)
+        slots = BufferSpec(4, 1, call=True, serving=(5,)).slots(0, server)
+        assert list(slots) == list(Channel)
+        assert (slots[Channel.CALL][0], slots[Channel.ANSWER][0]) == ((0, 2) if server else (1, 0))
+    assert BufferSpec(4, 1, call=True, serving=(5,)).slots(5, server=False)[Channel.ANSWER] == (2, 4)

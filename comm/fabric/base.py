@@ -16,7 +16,7 @@ sum has the same bits on all transports. The exception is `--reduce fast`, where
 
     state, newest wins     publish, latest               gossip by pull
     messages, none lost    send, poll, exchange          gossip by push, D-PSGD
-    request and reply      call, serve                   the parameter server
+    request and reply      call, serve, register         the parameter server
     collectives            allreduce, broadcast ...      allreduce, local SGD, checkpoints
 """
 
@@ -28,6 +28,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from minidl.comm.fabric.group import Group
+from minidl.comm.fabric.service import Call, Handler, Service
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.messages import (
@@ -173,25 +174,39 @@ class Fabric:
 
     def call(self, server: int, parts: Sequence[np.ndarray], out: np.ndarray, header: Header = Header()) -> Header:  # noqa: B008
         """Send a request to a server, wait for the reply, and copy it to `out`. Returns the reply's header."""
+        return self.call_start(server, parts, out, header).wait()
+
+    def call_start(
+        self, server: int, parts: Sequence[np.ndarray], out: np.ndarray, header: Header = Header()  # noqa: B008
+    ) -> Pending[Header]:  # fmt: skip
+        """Send a request to a server. `wait` of the returned object waits for the reply, as `call` does.
+
+        The request contains a copy of the parts. If another request of this rank has not arrived yet, this function
+        waits until it has.
+        """
         self.wait(lambda: self.post(Channel.CALL, (server,), parts, header) or None, (server,), "a free server")
-        with self.wait(lambda: self.take(Channel.ANSWER, server), (server,), "a server's reply") as message:
-            out[...] = message.vector
-            return message.header
+        return Call(self.transport, server, out)
 
-    def serve(self, handle: Callable[[Message], tuple[Sequence[np.ndarray], Header]]) -> None:
+    def register(self, handle: Handler | None) -> None:
+        """Answer requests with `handle` from now on, while this rank waits and when it begins a step. None: stop that.
+
+        handle(message) returns the reply: its parts, and its header. It runs in the thread of the replica. It does not
+        run while the replica waits for the result of `allreduce_start`. For a replica, BufferSpec.serving must name it.
+        """
+        self.transport.service = Service(self.transport, handle).poll if handle else None
+
+    def serve(self, handle: Handler) -> None:
         """Answer requests, one at a time, until every replica is dead or has reached State.PAUSED."""
+        service = Service(self.transport, handle)
+        self.transport.service = service.poll
 
-        def question() -> Message | bool | None:
-            message = self.take(Channel.CALL)
+        def done() -> bool | None:
             busy = any(self.state(replica) < State.PAUSED for replica in self.replicas)
-            return message or (None if busy else self.take(Channel.CALL) or False)
+            service.poll()  # after the look at the states: a replica sends its last request before it pauses
+            return True if service.replied() and not busy else None
 
-        while message := self.wait(question, (), "requests"):
-            assert isinstance(message, Message)
-            with message:
-                sender = message.sender
-                parts, header = handle(message)
-            self.wait(lambda: self.post(Channel.ANSWER, (sender,), parts, header) or not self.alive(sender) or None)
+        self.wait(done, (), "requests")
+        self.transport.service = None
 
     # -- collectives -------------------------------------------------------------------------------------
 
@@ -240,9 +255,11 @@ class Fabric:
         But they notice the request to stop in different steps. A replica that notices it writes 1 + s into the status
         table, where s is the number of the step that it began last. Before its next step, it waits until no entry is 0.
         All replicas stop after step number max(s). Raises Aborted if another rank has failed.
+        Also answers the requests that have arrived, if a service is registered.
         """
         if self.aborted():
             raise Aborted
+        self.transport.poll_service()
         if self.stopping():
             if not synchronous:
                 return False

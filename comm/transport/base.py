@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from minidl.comm.stats import Stats
+from minidl.comm.stats import Stats, concurrent
 from minidl.comm.transport.messages import (
     ANY,
     BufferSpec,
@@ -48,6 +48,7 @@ class Transport(ABC):
         self.stop_wanted = False  # whether a signal requested a stop
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
         self.step = 0
+        self.service: Callable[[], bool] | None = None  # see `Fabric.register`
 
     # -- the primitives ----------------------------------------------------------------------------------
 
@@ -177,6 +178,7 @@ class Transport(ABC):
     ) -> T:
         """Wait until ready() returns a value other than None, and return it. stall: if not 0, replaces `self.stall`.
 
+        Meanwhile, answer requests if a service is registered.
         Raises PeerLost if `lost` returns a rank while ready() returns None. Raises Aborted if another rank has failed.
         """
         result = ready()
@@ -184,6 +186,10 @@ class Transport(ABC):
             return result
         began, attempt, told = self.now(), 0, self.now()
         while True:
+            paused = self.now()
+            if self.poll_service():
+                self.stats.waited(began, paused)
+                began = told = self.now()
             lost = self.lost(peers)
             result = ready()  # after the check for deaths: all messages of a dead peer have arrived by now
             if result is not None:
@@ -200,6 +206,10 @@ class Transport(ABC):
                 self._tell_stall(told - began, peers, what)
         self.stats.waited(began, self.now())
         return result
+
+    def poll_service(self) -> bool:
+        """Answer the requests that have arrived, unless in a concurrent operation. Returns whether there was any."""
+        return self.service is not None and not concurrent() and self.service()
 
     def lost(self, peers: Sequence[int]) -> int | None:
         """Return a dead rank among the peers, or with `fail_fast` among all replicas; None if all are alive."""
