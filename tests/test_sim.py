@@ -269,6 +269,8 @@ def test_parts_of_a_sum_are_broadcast_while_others_are_added(ranks):
         fabric.allreduce(own)
         assert own.min() == own.max() == ranks * (ranks + 1) / 2
 
-    one_way = parts * CHUNK * LINKS["beta"]  # the time of one vector through a network card
-    through_one = {2: 1, 3: 2}.get(ranks, 3)  # vectors that the busiest rank sends: to its parent and each child
-    assert one_way < simulate(work, ranks).time < (through_one + 0.75) * one_way
+    one_way = parts * CHUNK * LINKS["beta"]  # the time of one vector through a link
+    together = simulate(work, ranks, uniform(ranks, per_node=ranks, **LINKS)).time
+    assert one_way < together < 1.75 * one_way
+    apart = simulate(work, ranks).time  # every rank is a node: each sends 2 (P - 1) / P vectors; two send a vector each
+    assert apart / one_way == pytest.approx(2 * (ranks - 1) / ranks, rel=0.1)

@@ -34,7 +34,9 @@ import numpy as np
 
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.messages import CHUNK, Channel, Header, Message, PeerLost
+from minidl.engine.device import Device
 from minidl.errors import ConfigError
+from minidl.kernels.elementwise.stream import SERIAL
 
 SHORTEST_CHUNK, CHUNKS = 1 << 15, 8  # between nodes: bytes of the shortest chunks; chunks that a vector has at least
 SHORTEST_SHARE = 1 << 14  # bytes: heads exchange shares if each has at least this length
@@ -138,7 +140,7 @@ class Group:
     def _up(self, part: np.ndarray, family: Family) -> None:
         for child in family.children:
             with self._receive(child) as message:
-                np.add(part, message.vector, out=part)
+                _add(part, message.vector)
         self._send(family.parent, part)
 
     def _down(self, part: np.ndarray, family: Family) -> None:
@@ -165,7 +167,7 @@ class Group:
                     self._send((heads[to],), part)
                 for part in own[turn : turn + 1]:
                     with self._receive(heads[source]) as message:
-                        np.add(part, message.vector, out=part)
+                        _add(part, message.vector)
         for turn in rounds:
             for part in own[turn : turn + 1]:
                 self._send([heads[to] for to in others], part)
@@ -180,9 +182,8 @@ class Group:
         """vector = the vector of rank `root`, on all ranks."""
         if root not in self.ranks:
             raise ConfigError(f"broadcast: got root {root}; expected a rank of the group {list(self.ranks)}")
-        nodes = self.transport.nodes
-        order = sorted(self.ranks, key=lambda rank: (rank != root, nodes[rank] != nodes[root]))
-        family = tree(tuple(order), nodes).whole[self.transport.rank]
+        order = (root, *[rank for rank in self.ranks if rank != root])  # root is the root of this order's tree
+        family = tree(order, self.transport.nodes).whole[self.transport.rank]
         for part in self._parts(vector):
             self._down(part, family)
 
@@ -242,6 +243,12 @@ class Group:
             return None
 
         return self.transport.wait(expected, (peer,), WHAT)
+
+
+def _add(total: np.ndarray, vector: np.ndarray) -> None:
+    """total += vector, on one thread: the others may compute a gradient meanwhile."""
+    for i in range(0, total.size, SERIAL):
+        Device("cpu").elementwise.accumulate(vector[i : i + SERIAL], total[i : i + SERIAL])
 
 
 def _chunks(vector: np.ndarray, size: int) -> list[np.ndarray]:
