@@ -27,7 +27,7 @@ HEADER, ROW = 8, 16  # lengths in words
 STATE = 0  # index of the first column of the status table in a row, which begins with these columns
 COLUMNS = ROW - 2  # maximum number of columns
 HEARD, LAYOUT = ROW - 2, ROW - 1  # indices of the other words of a row
-JOINING, PAUSED, DEAD = 0, 3, 5  # values of fabric/words.py's State, which the launcher does not import
+JOINING, PAUSED, DEAD = 0, 3, 5  # values of transport/messages.py's State, which the launcher does not import
 
 
 def control_size(ranks: int) -> int:
