@@ -95,6 +95,13 @@ def test_a_slot_is_committed_or_cancelled_once() -> None:
     assert not delivered and abandoned == [True]
 
 
+def test_parts_of_different_types() -> None:
+    made, delivered, abandoned = slot()
+    with pytest.raises(MinidlError, match="parts of float32, float64: expected one type"):
+        made.send([np.zeros(2, np.float32), np.zeros(2)], Header())
+    assert not delivered and abandoned == [True]
+
+
 def test_parts_that_do_not_fit_leave_no_reserved_slot() -> None:
     made, delivered, abandoned = slot()
     with pytest.raises(ValueError, match="broadcast"):

@@ -157,6 +157,8 @@ class Slot:
                 for part in parts:
                     _copy(part, out[at : at + part.size])
                     at += part.size
+                if any([part.dtype != out.dtype for part in parts]):
+                    raise MinidlError(f"parts of {', '.join(str(part.dtype) for part in parts)}: expected one type")
             self.commit(header)
         except BaseException:
             self.cancel()
