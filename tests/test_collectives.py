@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_mpi import results
 
 from minidl.comm.cluster import parse
-from minidl.comm.fabric.base import CHUNK, BufferSpec, Fabric
+from minidl.comm.fabric.base import CHUNK, BufferSpec, Fabric, PeerLost
 from minidl.comm.fabric.group import SHORTEST_SHARE
 from minidl.comm.transport.sim import Simulation
 from minidl.errors import ConfigError
@@ -21,23 +21,23 @@ from minidl.errors import ConfigError
 Vectors = list[np.ndarray]
 
 
-def simulated(nodes: Sequence[int], work: Callable[[Fabric], Any], fail_fast: bool = False) -> tuple[list[Any], float]:
-    """Run `work` on every rank of a simulated cluster. Return its results, and the virtual seconds.
+def simulated(nodes: Sequence[int], work: Callable[[Fabric], Any], deaths: str = "") -> tuple[list[Any], float]:
+    """Run `work` on every rank of a simulated cluster. Return its results (None: dead ranks), and the virtual seconds.
 
-    nodes[r]: the node of rank r; nodes are numbered in the order of their first ranks.
+    nodes[r]: the node of rank r; nodes are numbered in the order of their first ranks. A gradient takes 1 s per image.
     """
     counts = np.bincount(np.array(nodes)).tolist()
     tables = ", ".join(f'{{name = "{node}", devices = {["core"] * count}}}' for node, count in enumerate(counts))
-    cluster = parse(f"devices.core.flops = 1e6\nnodes = [{tables}]\nbetween = {{alpha = 1e-4, beta = 1e-8}}")
-    simulation = Simulation(cluster, len(nodes))
+    cluster = parse(f"{deaths}devices.core.flops = 1e6\nnodes = [{tables}]\nbetween = {{alpha = 1e-4, beta = 1e-8}}")
+    simulation = Simulation(cluster, len(nodes), flops=1e6)
     simulation.place = simulation.place._replace(nodes=tuple(nodes))
     fabrics = []
     for transport in simulation.transports:
-        transport.nodes, transport.fail_fast = tuple(nodes), fail_fast
+        transport.nodes = tuple(nodes)
         transport.join(BufferSpec(), "layout")
         fabrics.append(Fabric(transport))
     found = simulation.run({rank: lambda fabric=fabric: work(fabric) for rank, fabric in enumerate(fabrics)})
-    return [found[rank] for rank in range(len(nodes))], simulation.time
+    return [found.get(rank) for rank in range(len(nodes))], simulation.time
 
 
 def draw(rank: int, size: int, dtype: Any = np.float32) -> np.ndarray:
@@ -206,6 +206,28 @@ def test_a_group_of_wrong_ranks(ranks):
 def test_a_root_outside_the_group():
     with pytest.raises(ConfigError, match=r"broadcast: got root 2; expected a rank of the group \[0, 1\]"):
         simulated([0, 0, 0], lambda fabric: fabric.rank < 2 and fabric.group([0, 1]).broadcast(np.zeros(1), 2))
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "barrier", "broadcast"])
+def test_a_death_ends_an_operation_on_all_ranks_of_the_group(operation):
+    """Rank 3 dies, and rank 1, its neighbour, notices it. Without this rule, ranks 0 and 2 would wait for rank 1.
+
+    Ranks 4 and 5 form another group, which does not notice the death.
+    """
+    deaths = "deaths = [{rank = 3, time = 0.5}]\n"
+
+    def work(fabric: Fabric) -> str:
+        fabric.elapse("gradient", fabric.rank >= 3)
+        if fabric.rank < 4:
+            arguments = {"barrier": (), "broadcast": (np.zeros(5), 3)}.get(operation, (np.zeros(5),))
+            with pytest.raises(PeerLost, match="replica 3 died while others waited for a collective operation"):
+                getattr(fabric.group(range(4)), operation)(*arguments)
+        if fabric.rank in (4, 5):
+            fabric.group([4, 5]).barrier()
+        return f"{fabric.now():.1f}"
+
+    found, _ = simulated([0] * 6, work, deaths)
+    assert found == ["0.5", "0.5", "0.5", None, "1.0", "1.0"]
 
 
 # -- real jobs -------------------------------------------------------------------------------------------------

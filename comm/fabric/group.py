@@ -26,9 +26,9 @@ depend on the transport. For three or more nodes, they also depend on the length
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from minidl.kernels.elementwise.stream import SERIAL
 SHORTEST_CHUNK, CHUNKS = 1 << 15, 8  # between nodes: bytes of the shortest chunks; chunks that a vector has at least
 SHORTEST_SHARE = 1 << 14  # bytes: heads exchange shares if each has at least this length
 
+T = TypeVar("T")
 WHAT = "a collective operation"  # what a rank waits for
 
 
@@ -91,7 +92,8 @@ class Group:
     """A group of ranks that compute together: `ranks`, which contain this rank, in the same order on all of them.
 
     All ranks of the group must call the same operations in the same order. If a rank is in several groups, it may use
-    one at a time. Raises ConfigError if `ranks` are not ranks of this job, or lack this one.
+    one at a time. If any rank of the group dies, those that wait in an operation other than `gather` raise PeerLost.
+    Raises ConfigError if `ranks` are not ranks of this job, or lack this one.
     """
 
     def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
@@ -203,16 +205,15 @@ class Group:
         alive = [rank for rank in self.ranks if transport.alive(rank)]
         header = Header(round=int(transport.fail_fast))
         if transport.rank != (alive or self.ranks)[0]:
+            first = (alive or self.ranks)[:1]
             for part in _chunks(vector, CHUNK):
-                self._send((alive or self.ranks)[:1], part, Channel.GATHER, header)
+                transport.wait(lambda: transport.post(Channel.GATHER, first, (part,), header) or None, first, WHAT)  # noqa: B023
             return
         yield transport.rank, vector
         received = np.empty_like(vector)
         for peer in alive[1:]:
             try:
-                for part in _chunks(received, CHUNK):
-                    with self._receive(peer, Channel.GATHER, header) as message:
-                        part[...] = message.vector
+                self._collect(peer, received, header)
             except PeerLost:
                 if transport.fail_fast:
                     raise
@@ -227,22 +228,44 @@ class Group:
             return _chunks(vector, CHUNK)
         return _chunks(vector, min(max(-(-vector.nbytes // CHUNKS), SHORTEST_CHUNK), CHUNK))
 
-    def _send(
-        self, peers: Sequence[int], part: np.ndarray, channel: Channel = Channel.TREE, header: Header = Header()  # noqa: B008
-    ) -> None:
-        transport = self.transport
+    def _send(self, peers: Sequence[int], part: np.ndarray) -> None:
         if peers:
-            transport.wait(lambda: transport.post(channel, peers, (part,), header) or None, peers, WHAT)
+            self._wait(lambda: self.transport.post(Channel.TREE, peers, (part,), Header()) or None, peers)
 
-    def _receive(self, peer: int, channel: Channel = Channel.TREE, header: Header = Header()) -> Message:  # noqa: B008
+    def _receive(self, peer: int) -> Message:
+        return self._wait(lambda: self.transport.take(Channel.TREE, peer), (peer,))
+
+    def _wait(self, ready: Callable[[], T | None], peers: Sequence[int]) -> T:
+        """Wait until ready() returns a value. Raises PeerLost if any rank of the group dies.
+
+        If one rank ended the operation because a neighbour has died, its other neighbours would wait forever.
+        """
+
+        def ready_or_lost() -> T | None:
+            result = ready()
+            if result is not None:
+                return result
+            lost = self.transport.lost(self.ranks)
+            result = ready()  # after the look for deaths: all messages of a dead rank have arrived by now
+            if result is None and lost is not None:
+                raise PeerLost(lost, WHAT)
+            return result
+
+        return self.transport.wait(ready_or_lost, peers, WHAT)
+
+    def _collect(self, peer: int, vector: np.ndarray, header: Header) -> None:
+        """Receive the vector that a peer sends in `gather`."""
+
         def expected() -> Message | None:
-            message = self.transport.take(channel, peer)
+            message = self.transport.take(Channel.GATHER, peer)
             if message is None or message.header.round == header.round:
                 return message
             message.release()
             return None
 
-        return self.transport.wait(expected, (peer,), WHAT)
+        for part in _chunks(vector, CHUNK):
+            with self.transport.wait(expected, (peer,), WHAT) as message:
+                part[...] = message.vector
 
 
 def _add(total: np.ndarray, vector: np.ndarray) -> None:
