@@ -303,5 +303,5 @@ def test_options_that_do_not_fit_together_are_refused_in_one_line() -> None:
 
 
 def test_messages_are_as_long_as_needed() -> None:
-    assert DPSGD.buffers(100, config_of("dpsgd", velocity="mixed")).elements == 200
-    assert DPSGD.buffers(100, config_of("dpsgd")).elements == 100
+    assert DPSGD.buffers(100, config_of("dpsgd", velocity="mixed")).nbytes == 800
+    assert DPSGD.buffers(100, config_of("dpsgd")).nbytes == 400

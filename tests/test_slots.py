@@ -95,6 +95,13 @@ def test_a_slot_is_committed_or_cancelled_once() -> None:
     assert not delivered and abandoned == [True]
 
 
+def test_parts_of_different_types() -> None:
+    made, delivered, abandoned = slot()
+    with pytest.raises(MinidlError, match="parts of float32, float64: expected one type"):
+        made.send([np.zeros(2, np.float32), np.zeros(2)], Header())
+    assert not delivered and abandoned == [True]
+
+
 def test_parts_that_do_not_fit_leave_no_reserved_slot() -> None:
     made, delivered, abandoned = slot()
     with pytest.raises(ValueError, match="broadcast"):
@@ -170,4 +177,7 @@ def test_the_words_of_a_row_do_not_overlap() -> None:
 
 def test_slots_of_all_channels() -> None:
     for server in (False, True):
-        assert list(BufferSpec(4, 1, True, True).slots(server, serving=False)) == list(Channel)
+        slots = BufferSpec(4, 1, call=True, serving=(5,)).slots(0, server)
+        assert list(slots) == list(Channel)
+        assert (slots[Channel.CALL][0], slots[Channel.ANSWER][0]) == ((0, 2) if server else (1, 0))
+    assert BufferSpec(4, 1, call=True, serving=(5,)).slots(5, server=False)[Channel.ANSWER] == (2, 4)

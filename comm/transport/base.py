@@ -121,12 +121,12 @@ class Transport(ABC):
 
         parts: contiguous vectors of one of the types in DTYPES (messages.py).
         """
-        slot = self.reserve(channel, peers, sum([part.nbytes for part in parts]))
+        slot = self.reserve(channel, peers, _size(parts))
         return slot is not None and slot.send(parts, header)
 
     def publish(self, parts: Sequence[np.ndarray], header: Header) -> bool:
         """Publish a copy of the concatenated parts. Returns False if `reserve_state` fails."""
-        slot = self.reserve_state(sum([part.nbytes for part in parts]))
+        slot = self.reserve_state(_size(parts))
         return slot is not None and slot.send(parts, header)
 
     # -- operations that some transports do faster than the fabric ---------------------------------------
@@ -247,3 +247,7 @@ class Transport(ABC):
         """If a stop was requested, write 1 + self.step to the status table: this rank can stop after that step."""
         if self.stopping() and not self.status[self.rank, Column.STOP]:
             self.set_status(Column.STOP, 1 + self.step)
+
+
+def _size(parts: Sequence[np.ndarray]) -> int:
+    return parts[0].nbytes if len(parts) == 1 else sum([part.nbytes for part in parts])

@@ -158,6 +158,8 @@ class Slot:
                 for part in parts:
                     _copy(part, out[at : at + part.size])
                     at += part.size
+                if any([part.dtype != out.dtype for part in parts]):
+                    raise MinidlError(f"parts of {', '.join(str(part.dtype) for part in parts)}: expected one type")
             self.commit(header)
         except BaseException:
             self.cancel()
@@ -200,12 +202,9 @@ class BufferSpec(NamedTuple):
     serving: tuple[int, ...] = ()  # the replicas that answer requests (`Fabric.register`)
     shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of each float32 vector that all ranks write to
 
-    def slots(self, server: bool, serving: bool) -> dict[Channel, tuple[int, int]]:
-        """Return for every channel the number of slots of a rank, and the bytes of each slot.
-
-        server: whether the rank is a server. serving: whether it is a replica that answers requests.
-        """
-        call, answer = (0, 2) if server else (1, 2 * serving)
+    def slots(self, rank: int, server: bool) -> dict[Channel, tuple[int, int]]:
+        """Return for every channel the number of slots of a rank, and the bytes of each. server: whether it is one."""
+        call, answer = 1 - server, 2 * (server or rank in self.serving)
         return {
             Channel.MAIL: (self.mail, self.nbytes),
             Channel.TREE: (3, CHUNK),  # a message to the parent, a message to the children, and a reserve
@@ -241,12 +240,16 @@ class Pending(Protocol[T]):
 def check_limits(columns: Sequence[int], channels: Sequence[int]) -> None:
     """Raise ImportError if there are more status columns or channels than the memory or the tags of MPI can hold."""
     if max(columns) >= memory.COLUMNS:
-        raise ImportError(f"column {max(columns)} of the status table: expected at most column {memory.COLUMNS - 1}, "
-                          "because the next word has another use: lengthen ROW in comm/memory.py")  # fmt: skip
+        raise ImportError(
+            f"column {max(columns)} of the status table: expected at most column {memory.COLUMNS - 1}, because the "
+            "next word has another use: lengthen ROW in comm/memory.py"
+        )
     if max(channels) >= MAX_CHANNELS:
-        raise ImportError(f"channel {max(channels)}: expected at most channel {MAX_CHANNELS - 1}, because the "
-                          "tags of mpi.py have no room for more: enlarge MAX_CHANNELS")  # fmt: skip
-    if list(BufferSpec().slots(server=False, serving=False)) != list(channels):
+        raise ImportError(
+            f"channel {max(channels)}: expected at most channel {MAX_CHANNELS - 1}, because the tags of mpi.py have no "
+            "room for more: enlarge MAX_CHANNELS in comm/transport/messages.py"
+        )
+    if list(BufferSpec().slots(0, server=False)) != list(channels):
         raise ImportError("channels: expected slots for each of them, in order, in BufferSpec.slots")
 
 

@@ -115,7 +115,7 @@ class SimTransport(Rank):
         if layout != simulation.layout:
             raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
         self.buffers = buffers
-        self.slots = [*buffers.slots(self.rank not in self.replicas, self.rank in buffers.serving).values()]
+        self.slots = [*buffers.slots(self.rank, self.rank not in self.replicas).values()]
         self.free = [number for number, _ in self.slots]
         for name, elements in buffers.shared:
             nodes = len(simulation.place.groups)
