@@ -86,7 +86,7 @@ def results(ranks: int, *arguments: str, **more: str) -> list[Any]:
 
 @cache
 def several(mode: str, ranks: int) -> list[Any]:
-    scenarios = ["allreduce", "gather", "ring", "newest", "drain", "board", "stress:1000", "stop"]
+    scenarios = ["allreduce", "gather", "ring", "newest", "fresh", "fair", "drain", "board", "stress:1000", "stop"]
     return results(ranks, "several", *scenarios, **MODES[mode])
 
 
@@ -130,6 +130,16 @@ def test_nodes_and_their_shared_memory(mode: str, ranks: int) -> None:
     for rank, result in enumerate(found):
         together = [peer for peer in range(ranks) if nodes[peer] == nodes[rank]]
         assert result["beside"] == ([rank] if mode == "messages" else together)
+
+
+@cases
+def test_a_published_state_is_new_and_senders_take_turns(mode: str, ranks: int) -> None:
+    found = several(mode, ranks)
+    for result in found[1:]:
+        assert result["fresh"][1] == 201, "the state must not be the reply to an earlier request"
+    taken = found[-1]["fair"]
+    for turn in (taken[at : at + ranks - 1] for at in range(len(taken) - ranks + 2)):
+        assert sorted(turn) == list(range(ranks - 1)), "no sender may come twice before another one"
 
 
 @cases

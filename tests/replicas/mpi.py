@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from minidl.cli.job import find_job
-from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Column, Header, Message, State
+from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Channel, Column, Header, Message, State
 from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError
 from minidl.run.config import Config
@@ -79,6 +79,54 @@ def newest(fabric: MpiTransport) -> list[int]:
         look(fabric, last)
     fabric.wait(lambda: look(fabric, last) or None, (), "the last versions of the others")
     return last
+
+
+def fresh(fabric: MpiTransport) -> list[int]:
+    """Read a state of rank 0, and its state after 200 more versions: the second one must be the last version."""
+    seen = []
+    for last in (1, 201):
+        if fabric.rank == 0:
+            for version in range(last - 200 if last > 200 else 1, last + 1):
+                fabric.wait(lambda: publish(fabric, 1000 + version) or None, (), "memory")  # noqa: B023
+        fabric.barrier()
+        if fabric.rank:
+            fabric.wait(lambda: version_of(fabric, seen) or None, (), "a state of rank 0")
+        fabric.barrier()
+    return seen
+
+
+def version_of(fabric: MpiTransport, seen: list[int]) -> bool:
+    message = fabric.latest(0)
+    if message is not None:
+        with message:
+            seen.append(message.header.round - 1000)
+    return message is not None
+
+
+def fair(fabric: MpiTransport) -> list[int]:
+    """The others send 5 messages each to the last rank, which takes 7 of them (or all) while all have one waiting.
+
+    Returns the senders of these messages in the order in which the last rank takes them.
+    """
+    server, taken = fabric.size - 1, []
+    if fabric.rank < server:
+        for _ in range(5):
+            fabric.wait(lambda: fabric.send(server, np.ones(10, np.float32)) or None, (), "the last rank")
+        return []
+    takes = min(7, 5 * server)
+    for _ in range(takes):
+        fabric.wait(lambda: all(waits(fabric, peer) for peer in range(server)) or None, (), "messages from all")
+        with fabric.wait(lambda: fabric.take(Channel.MAIL), (), "a message") as message:
+            taken.append(message.sender)
+    for _ in range(5 * server - takes):
+        fabric.wait(lambda: fabric.take(Channel.MAIL), (), "a message").release()
+    return taken
+
+
+def waits(fabric: MpiTransport, peer: int) -> bool:
+    """Return whether a message of this peer has arrived here and has not been taken."""
+    arrived = fabric._arrived[Channel.MAIL] if peer not in fabric.beside else fabric.mailbox.cells[Channel.MAIL]
+    return peer in arrived if isinstance(arrived, dict) else bool(arrived[fabric.rank, peer] > 0)
 
 
 def publish(fabric: MpiTransport, version: int) -> bool:
