@@ -169,7 +169,7 @@ class Session:
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
             elif len(fabric.replicas) == fabric.size:  # there is no server, which would save the result
-                local_snapshots.save(output.checkpoints, trainer)
+                output.save_snapshot()
 
     def _finish_alone(self) -> Entry:
         summary = self.output.summary(self.output.test())
