@@ -7,7 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 from minidl.comm.launch import job as mpi_job
+from minidl.comm.launch import local
+from minidl.engine.environment import number
 from minidl.errors import report
+from minidl.resources import share
 from minidl.run.config import Config
 
 if TYPE_CHECKING:
@@ -43,6 +46,15 @@ class Job:
         """Whether this rank is the leader, which prints for all."""
         return self.rank == (self.fabric.leader if self.fabric else 0)
 
+    def threads(self) -> int:
+        """Return the number of threads for this rank, or 0 to keep the default.
+
+        The launcher sets the threads of its ranks. Under mpiexec, the ranks of a machine divide its cores.
+        """
+        if self.launched or number("MINIDL_THREADS") or "NUMBA_NUM_THREADS" in os.environ:
+            return 0
+        return share(mpi_job.local_ranks())
+
     def fail(self, words: str, everywhere: bool = False) -> int:
         """Report an error, once per job, and make the other ranks exit. Returns the exit code.
 
@@ -64,8 +76,8 @@ class Job:
 
 
 def find_job() -> Job | None:
-    """Return the job that the environment variables describe, or None."""
-    if place := os.environ.get("MINIDL_RANK"):
-        return Job(int(place.split()[0]), launched=True)
+    """Return the job that the environment variables describe, or None. Raises ConfigError if they are not valid."""
+    if place := local.place():
+        return Job(place.rank, launched=True)
     found = mpi_job.recognise()
     return Job(found.rank, launched=False) if found else None
