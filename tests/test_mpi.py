@@ -117,6 +117,19 @@ def test_sums_are_bit_identical_to_the_tree(mode: str, ranks: int) -> None:
     check_allreduce(several(mode, ranks))
 
 
+def test_messages_with_more_bytes_than_a_count_of_mpi() -> None:
+    """Such messages are one element of a larger type. Here, this begins at 1000 bytes instead of 1 GiB."""
+    found = results(3, "several", "allreduce", "gather", "ring", "newest", LARGEST="1000", MINIDL_MPI_ONLY="1")
+    check_allreduce(found)
+    assert found[0]["gather"] == [[rank, float(rank)] for rank in range(3)]
+    assert all(result["newest"] == [50] * 3 and result["ring"] == 199 for result in found)
+
+
+@pytest.mark.parametrize("mode", ["messages", "both"])
+def test_messages_of_the_users_script_do_not_mix_with_minidls(mode: str) -> None:
+    assert results(2, "beside_own", **MODES[mode]) == [list(range(20))] * 2
+
+
 @pytest.mark.parametrize("ranks", [1, 5])
 def test_sums_of_other_numbers_of_ranks(ranks: int) -> None:
     check_allreduce(results(ranks, "several", "allreduce", NODES="2"))

@@ -19,6 +19,7 @@ import numpy as np
 
 from minidl.cli.job import find_job
 from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Channel, Column, Header, Message, State
+from minidl.comm.transport import progress_engine
 from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError
 from minidl.run.config import Config
@@ -243,6 +244,25 @@ def serve(fabric: MpiTransport) -> list[float]:
     return [float(number) for number in total]
 
 
+def beside_own(fabric: MpiTransport) -> list[int]:
+    """The script's messages on COMM_WORLD, with the tags of minidl's messages, and minidl's do not mix."""
+    from mpi4py import MPI
+
+    fabric.join(BufferSpec(elements=1000, mail=1), "layout")
+    world, taken = MPI.COMM_WORLD, []
+    left, right = (fabric.rank - 1) % fabric.size, (fabric.rank + 1) % fabric.size
+    for round in range(20):
+        request = world.Isend(np.array([fabric.rank, round]), right, tag=int(Channel.MAIL))
+        for message in fabric.exchange([left], [right], np.full(1000, round, np.float32), header=Header(round=round))():
+            assert message.vector.min() == message.vector.max() == round == message.header.round
+        own = np.zeros(2, int)
+        world.Recv(own, MPI.ANY_SOURCE, MPI.ANY_TAG)
+        assert own.tolist() == [left, round]
+        request.Wait()
+        taken.append(int(own[1]))
+    return taken
+
+
 def late(fabric: MpiTransport) -> int:
     """The other ranks return while their messages to rank 0 are in flight."""
     fabric.join(BufferSpec(), "layout")
@@ -281,7 +301,12 @@ def main() -> int:
     nodes = os.environ.get("NODES")
     if nodes:
         os.environ["MINIDL_NODE"] = str(job.rank * int(nodes) // int(os.environ["RANKS"]))
+    progress_engine.LARGEST = int(os.environ.get("LARGEST", progress_engine.LARGEST))
     name, *arguments = sys.argv[1:]
+    if name == "beside_own":
+        from mpi4py import MPI  # starts MPI
+
+        assert MPI.Is_initialized()
     try:
         fabric = job.join(Config(method="allreduce", reduce="fast" if name == "fast" else "tree", stall=60))
         assert isinstance(fabric, MpiTransport)
