@@ -18,7 +18,7 @@ from minidl.run.display import Display, count, epoch_line, legend, speed
 from minidl.run.folder import JournalError
 from minidl.run.options import options
 from minidl.run.signals import Signals, Stopped
-from minidl.training import local_snapshots
+from minidl.training import forecast, local_snapshots
 from minidl.training.agreement import require_agreement
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.resume import make_checkpoint
@@ -44,7 +44,9 @@ class Session:
         self.signals, self.fabric = signals, fabric
         self.data, self.model = prepare(config, fabric.rank)
         arena = self.model.flatten()
-        fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
+        buffers = kind.buffers(arena.size, config)
+        forecast.require_room(fabric, arena.size, config.optimizer, buffers)
+        fabric.join(buffers, arena.layout_hash)
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         if fabric.size > 1:
