@@ -9,11 +9,26 @@ from pathlib import Path
 
 MOST_RANKS = 65_536  # replicas and servers of a topology or a simulation
 LIMIT_AND_USE = ("memory.max", "memory.current")  # files of a cgroup (version 2)
+QUOTA_AND_PERIOD = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # files of a cgroup (version 1)
+OWN_CGROUPS, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return the number of cores that this process may use: those it may run on, within the limits of its cgroups."""
+    return min([len(os.sched_getaffinity(0)), *_cpu_limits()])
+
+
+def share(ranks: int) -> int:
+    """Return the number of cores for one of the ranks that a launcher, the parent process, started on this machine.
+
+    A launcher may bind each rank to cores of its own. Then this process may run on fewer cores than its parent.
+    """
+    own = cores()
+    try:
+        every = max(own, len(os.sched_getaffinity(os.getppid())))
+    except OSError:  # the parent belongs to another container or has ended
+        every = own
+    return max(1, min(own, min([every, *_cpu_limits()]) // ranks))
 
 
 def available() -> int:
@@ -39,18 +54,36 @@ def _machine() -> int:
 
 def _cgroups() -> Iterator[int]:
     """Yield the number of free bytes in each cgroup of this process that has a limit (cgroup versions 1 and 2)."""
+    for group, first in _groups("memory"):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else LIMIT_AND_USE
+        with suppress(OSError, ValueError):  # a container may lack the files; "max" means no limit
+            limit, used = (int((group / name).read_text()) for name in names)
+            yield max(0, limit - used + _reclaimable(group))
+
+
+def _cpu_limits() -> Iterator[int]:
+    """Yield the number of cores, rounded up, whose time each cgroup of this process may use, if it has a limit."""
+    for group, first in _groups("cpu"):
+        with suppress(OSError, ValueError):  # "max" and "-1" mean no limit
+            if first:
+                quota, period = (int((group / name).read_text()) for name in QUOTA_AND_PERIOD)
+            else:
+                quota, period = map(int, (group / "cpu.max").read_text().split())
+            if quota > 0 and period > 0:
+                yield -(-quota // period)
+
+
+def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of this process's cgroups that may limit a resource, and whether they are of version 1."""
     with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in OWN_CGROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers not in ("", "memory"):
+            if controllers and controller not in controllers.split(","):
                 continue
-            root = Path("/sys/fs/cgroup") / controllers
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else LIMIT_AND_USE
+            root = CGROUPS / controllers
             folder = root / path.strip("/")
             for group in (folder, *folder.parents):
-                with suppress(OSError, ValueError):  # a container may lack the files; "max" means no limit
-                    limit, used = (int((group / name).read_text()) for name in names)
-                    yield max(0, limit - used + _reclaimable(group))
+                yield group, bool(controllers)
                 if group == root:
                     break
 

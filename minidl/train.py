@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ranks = processes(config)
                 if ranks > 1:
                     return local.run(words, ranks, config.threads, quiet=config.quiet)
-            prepare(config.threads)
+            prepare(config.threads or (job.threads() if job else 0))
             from minidl.cli.commands import execute  # slow: imports NumPy and Numba
 
             fabric = job.join(config) if job else None

@@ -136,6 +136,33 @@ def test_ignored_signals_stay_ignored() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def test_a_launcher_whose_parent_ignores_sigchld() -> None:
+    code = """
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from minidl.comm.launch import local
+sys.exit(local.run([], 2, program=("-c", "import sys; sys.exit(7)")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_a_real_time_signal() -> None:
+    with light(1, "wait") as launched:
+        os.kill(launched.line()["result"][0], signal.SIGRTMIN + 3)
+        code, _, errors = launched.finish()
+    number = int(signal.SIGRTMIN) + 3
+    assert (code, errors) == (128 + number, f"minidl: replica 0 was killed by signal {number}\n")
+
+
+@pytest.mark.parametrize("words", ["x", "0", "0 1 98 99 1", "2 2 0 1 1", "-1 2 0 1 1", "0 1 0 1 1 1"])
+def test_a_rank_that_the_launcher_has_not_started(words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "minidl.train"], capture_output=True, text=True, timeout=30,
+                          env=os.environ | {"MINIDL_RANK": words})  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"minidl: error: MINIDL_RANK is '{words}', and this process is not a rank that")
+
+
 @pytest.mark.parametrize("scenario", ["fail", "stuck"])
 def test_a_rank_that_fails_ends_all(scenario: str) -> None:
     """Ranks that wait for messages end, and so do ranks that notice nothing. Only the failed rank prints an error."""

@@ -86,7 +86,8 @@ def results(ranks: int, *arguments: str, **more: str) -> list[Any]:
 
 @cache
 def several(mode: str, ranks: int) -> list[Any]:
-    scenarios = ["allreduce", "gather", "ring", "newest", "drain", "board", "stress:1000", "slots:100:0", "stop"]
+    scenarios = ["allreduce", "gather", "ring", "newest", "fresh", "fair", "drain", "board", "stress:1000",
+                 "slots:100:0", "stop"]  # fmt: skip
     return results(ranks, "several", *scenarios, **MODES[mode])
 
 
@@ -120,6 +121,19 @@ def test_sums_are_bit_identical_to_the_tree(mode: str, ranks: int) -> None:
     check_allreduce(several(mode, ranks))
 
 
+def test_messages_with_more_bytes_than_a_count_of_mpi() -> None:
+    """Such messages are one element of a larger type. Here, this begins at 1000 bytes instead of 1 GiB."""
+    found = results(3, "several", "allreduce", "gather", "ring", "newest", LARGEST="1000", MINIDL_MPI_ONLY="1")
+    check_allreduce(found)
+    assert found[0]["gather"] == [[rank, float(rank)] for rank in range(3)]
+    assert all(result["newest"] == [50] * 3 and result["ring"] == 199 for result in found)
+
+
+@pytest.mark.parametrize("mode", ["messages", "both"])
+def test_messages_of_the_users_script_do_not_mix_with_minidls(mode: str) -> None:
+    assert results(2, "beside_own", **MODES[mode]) == [list(range(20))] * 2
+
+
 @pytest.mark.parametrize("ranks", [1, 5])
 def test_sums_of_other_numbers_of_ranks(ranks: int) -> None:
     check_allreduce(results(ranks, "several", "allreduce", NODES="2"))
@@ -133,6 +147,16 @@ def test_nodes_and_their_shared_memory(mode: str, ranks: int) -> None:
     for rank, result in enumerate(found):
         together = [peer for peer in range(ranks) if nodes[peer] == nodes[rank]]
         assert result["beside"] == ([rank] if mode == "messages" else together)
+
+
+@cases
+def test_a_published_state_is_new_and_senders_take_turns(mode: str, ranks: int) -> None:
+    found = several(mode, ranks)
+    for result in found[1:]:
+        assert result["fresh"][1] == 201, "the state must not be the reply to an earlier request"
+    taken = found[-1]["fair"]
+    for turn in (taken[at : at + ranks - 1] for at in range(len(taken) - ranks + 2)):
+        assert sorted(turn) == list(range(ranks - 1)), "no sender may come twice before another one"
 
 
 @cases

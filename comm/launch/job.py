@@ -1,7 +1,7 @@
 """Finds the MPI job of this process. Reads the environment variables that the launcher sets, and does not import MPI.
 
-    Open MPI's mpiexec      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
-    MPICH's mpiexec         PMI_RANK, PMI_SIZE          (Hydra, which Intel's MPI and MVAPICH use as well)
+    Open MPI's mpiexec      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_SIZE
+    MPICH's mpiexec         PMI_RANK, PMI_SIZE, MPI_LOCALNRANKS (Hydra, which Intel's MPI and MVAPICH use as well)
     Slurm's srun            SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS); not in batch scripts and shells
 """
 
@@ -44,6 +44,14 @@ def recognise(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
         if given and given[1] > 1:
             return MpiJob(SRUN, *given)
     return None
+
+
+def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of ranks that the launcher started on this machine, or 1 if it does not say."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"):
+        if (text := environment.get(name, "")).isdecimal() and int(text):
+            return int(text)
+    return 1
 
 
 def mismatch(job: MpiJob, library: str) -> str | None:

@@ -52,8 +52,8 @@ def run(
 ) -> int:
     """Run `python PROGRAM ARGV` as this number of ranks; return the exit code of the whole run.
 
-    threads: of each rank; 0: cores / ranks, rounded down, at least 1. grace: seconds after an error until the launcher
-    kills the other ranks. program: Python's arguments before ARGV.
+    threads: of each rank; 0: cores / ranks, rounded down, at least 1. A container's CPU limit counts as its cores.
+    grace: seconds after an error until the launcher kills the other ranks. program: Python's arguments before ARGV.
     Raises ConfigError if there are too many ranks for this machine, or if a rank cannot be started.
     """
     require_room(ranks)
@@ -62,7 +62,8 @@ def run(
         _tell(f"{ranks} processes of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
     with ProcessGroup(ranks) as job:
         for rank in range(ranks):
-            job.start(rank, [*program, *argv], threads or max(1, len(cores) // ranks), _share(cores, rank, ranks))
+            each = threads or max(1, resources.cores() // ranks)
+            job.start(rank, [*program, *argv], each, _share(cores, rank, ranks))
         return job.watch(grace, quiet)
 
 
@@ -108,12 +109,19 @@ class ProcessGroup:
         self.code = 0  # the exit code: of the first error, or of the signal that stopped the run
         self.killed = 0  # the last signal that killed a rank
         self.finished = False  # whether a rank has ended without an error
+        self._previous: object = None  # the handler of SIGCHLD before this run
 
     def __enter__(self) -> ProcessGroup:
+        # A parent process may have set SIGCHLD to be ignored. Then Linux reports neither the end nor the exit code of a
+        # rank. Python allows only the main thread to change this.
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
+        if self._previous is not None:
+            signal.signal(signal.SIGCHLD, self._previous)  # type: ignore[arg-type]
         for fd in (self.life, self._ours):
             os.close(fd)
         self.segment.close()
@@ -174,7 +182,7 @@ class ProcessGroup:
         if code < 0:
             self.killed = -code
             if not self.words[memory.ABORT]:
-                _tell(f"replica {rank} was killed by {signal.Signals(-code).name}")
+                _tell(f"replica {rank} was killed by {_name(-code)}")
         elif code == 0:
             self.finished = True
         else:  # if the rank stopped on request, report the launcher's signal instead of the rank's
@@ -216,6 +224,13 @@ class ProcessGroup:
             process.wait()
 
 
+def _name(signum: int) -> str:
+    """Return the name of a signal. Python has no names for most of the real-time signals."""
+    with suppress(ValueError):
+        return signal.Signals(signum).name
+    return f"signal {signum}"
+
+
 def _tell(words: str) -> None:
     with suppress(OSError):  # the terminal may be gone
         os.write(2, f"minidl: {words}\n".encode())
@@ -235,9 +250,21 @@ class Place(NamedTuple):
 
 
 def place() -> Place | None:
-    """Return this process's Place, or None if the launcher did not start it."""
-    words = os.environ.get("MINIDL_RANK", "").split()
-    return Place(*map(int, words)) if len(words) == len(Place._fields) else None
+    """Return this process's Place, or None if the launcher did not start it.
+
+    Raises ConfigError if MINIDL_RANK is not valid, for example because a process of a rank has inherited it.
+    """
+    text = os.environ.get("MINIDL_RANK", "")
+    if not text:
+        return None
+    with suppress(ValueError, TypeError, OverflowError, OSError):
+        found = Place(*map(int, text.split()))
+        for descriptor in (found.fd, found.life):
+            os.fstat(descriptor)
+        if 0 <= found.rank < found.ranks:
+            return found
+    raise ConfigError(f"MINIDL_RANK is {text!r}, and this process is not a rank that minidl's launcher has started: "
+                      "unset the variable, which only the launcher sets")  # fmt: skip
 
 
 _following = False

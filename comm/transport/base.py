@@ -92,7 +92,10 @@ class Transport(ABC):
     def latest(self, peer: int) -> Message | None:
         """Return a peer's published state, or None if this rank has seen this state or cannot read it now.
 
-        If the peer is on another node, this call requests the vector, and a later call returns it.
+        If the peer is on another node, a call that returns None requests the state, unless a request is already on its
+        way. A later call returns the reply: the state that the peer had published when the request reached it, or if
+        this rank had seen that one, the peer's next state. So a reader that repeats the call until it gets a state gets
+        one that is no older than the way there and back, and the time between two of its calls.
         """
 
     @abstractmethod

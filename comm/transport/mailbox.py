@@ -159,10 +159,13 @@ class Mailbox:
 
         return Slot(self._data(at, nbytes), deliver, partial(atomic.deliver, cells, self.rank, to, 0))
 
-    def take(self, channel: Channel, peer: int = ANY) -> Message | None:
-        """Return the next message from a peer, or None. With ANY, begin with the peer after the previous sender."""
+    def take(self, channel: Channel, peer: int = ANY, among: int = 0) -> Message | None:
+        """Return the next message from a peer, or None. With ANY, begin with the peer after the previous sender.
+
+        among: if not 0, with ANY only so many ranks from that peer on may be the sender.
+        """
         cells = self.cells[channel]
-        first, count = (self.turn[channel], self.plan.size) if peer == ANY else (peer, 1)
+        first, count = (self.turn[channel], among or self.plan.size) if peer == ANY else (peer, 1)
         found = atomic.take(cells, self.rank, first, count)
         if found < 0:
             return None

@@ -211,15 +211,29 @@ class MpiTransport(MailboxTransport):
         if peer in self._remote:
             return arrived.pop(peer, None)
         if peer == ANY and arrived:
-            first, *_ = list(arrived)  # a copy, because the engine's thread may add a message now
-            return arrived.pop(first)
+            return self._next_of_all(channel, list(arrived))  # a copy: the engine's thread may add a message now
         return super().next_message(channel, peer)
+
+    def _next_of_all(self, channel: Channel, remote: list[int]) -> Message:
+        """Return a message: from the first sender after the previous one, be it on this node or on another.
+
+        remote: the ranks of other nodes whose messages have arrived.
+        """
+        mailbox, arrived = self.mailbox, self._arrived[channel]
+        turn = mailbox.turn[channel]
+        distance, first = min(((sender - turn) % self.size, sender) for sender in remote)
+        message = mailbox.take(channel, ANY, distance) if distance else None
+        if message is None:
+            mailbox.turn[channel] = first + 1
+            message = arrived.pop(first)
+        return message
 
     def newest(self, peer: int) -> Message | Literal[False] | None:
         if peer not in self._remote:
             return super().newest(peer)
         message = self._news.pop(peer, None)
-        if peer not in self._asked:
+        # Ask only now that nothing is here. A reply requested earlier would wait, and be old when it is wanted.
+        if message is None and peer not in self._asked:
             self._asked.add(peer)
             self.engine.send(peer, ASK, np.array([self._seen[peer]]).view(np.uint8))
         return message

@@ -1,7 +1,8 @@
 """The progress engine: the only thread of a rank that communicates by MPI.
 
 MPI makes progress only inside its functions, and two threads must not call them simultaneously (MPI_THREAD_SERIALIZED).
-So one thread makes these calls: it starts MPI, sends and receives messages while the replica computes, and ends MPI.
+So one thread makes these calls: it starts MPI, sends and receives messages while the replica computes, and ends MPI. A
+script that uses MPI itself must have started it before, with MPI_THREAD_MULTIPLE, which is mpi4py's default.
 
     replica's threads                 progress engine                         other ranks
       send(peer, tag, bytes) ---> orders -- Isend, Test ------------------------>
@@ -46,6 +47,7 @@ YIELDS = 10  # polls without progress before the first sleep
 SHORTEST, LONGEST, GROWTH = 10e-6, 2e-3, 1.2  # duration of a sleep in seconds, and its growth factor
 AWAITED = 300e-6  # seconds: the longest sleep while a thread waits for a message
 PIECE = 32 << 10  # bytes: much less than the capacity of the system's buffers
+LARGEST = 1 << 30  # bytes: longer messages are sent as one element of a larger type, because MPI's counts have 31 bits
 
 
 class UnderWay(NamedTuple):
@@ -82,7 +84,11 @@ class ProgressEngine:
         self.waiting = 0  # number of threads that wait for a message
         self._leaving = self._left = False
         self._thread = threading.Thread(target=self._run, name="minidl-progress", daemon=True)
-        self.world: MPI.Intracomm = self._mpi.COMM_WORLD
+        self._owner = not self._mpi.Is_initialized()  # else the user's script has started MPI, and ends it
+        if not self._owner and self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise refusal(job, "this script has started MPI without support for several threads: start it with "
+                               "MPI_THREAD_MULTIPLE, as mpi4py does by default")  # fmt: skip
+        self.world: MPI.Intracomm = self._mpi.COMM_WORLD  # replaced by a copy of it when MPI has started
         self.in_place = self._mpi.IN_PLACE
         self._thread.start()
         self.ask(lambda: None)  # returns when the thread has started MPI
@@ -95,7 +101,7 @@ class ProgressEngine:
 
     def send(self, peer: int, tag: int, data: np.ndarray, sent: Callable[[], None] | None = None) -> None:
         """Send bytes. They must not change until the engine's thread calls `sent`."""
-        self._orders.put(lambda: self._begin(self.world.Isend([data, self._mpi.BYTE], peer, tag), data, sent))
+        self._orders.put(lambda: self._begin(self._started(self.world.Isend, data, peer, tag), data, sent))
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """Run a function in the engine's thread; return its result."""
@@ -137,7 +143,7 @@ class ProgressEngine:
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
         time.sleep(0.2)  # lets mpiexec forward the output: it discards the rest when the job aborts
-        self._orders.put(lambda: self.world.Abort(code))
+        self._orders.put(lambda: self._mpi.COMM_WORLD.Abort(code))
         self._thread.join(10)
         os._exit(code)
 
@@ -145,9 +151,13 @@ class ProgressEngine:
 
     def _run(self) -> None:
         try:
-            self._mpi.Init_thread(self._mpi.THREAD_SERIALIZED)
+            if self._owner:
+                self._mpi.Init_thread(self._mpi.THREAD_SERIALIZED)
+            # In a communicator of their own, minidl's messages cannot be taken for those of the user's script.
+            self.world = self._mpi.COMM_WORLD.Dup()
             self._work()
-            self._mpi.Finalize()
+            if self._owner:
+                self._mpi.Finalize()
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
@@ -199,6 +209,20 @@ class ProgressEngine:
         elif done:
             done()
 
+    def _started(self, start: Callable[..., MPI.Request], data: np.ndarray, *rest: int) -> MPI.Request:
+        """Call `start`, which sends or receives bytes. More than LARGEST of them are one element of their own type."""
+        byte = self._mpi.BYTE
+        if data.nbytes <= LARGEST:
+            return start([data, byte], *rest)
+        count, more = divmod(data.nbytes, LARGEST)
+        block = byte.Create_contiguous(LARGEST)
+        blocks = block.Create_contiguous(count)
+        whole = self._mpi.Datatype.Create_struct([1, more], [0, count * LARGEST], [blocks, byte]).Commit()
+        request = start([data, 1, whole], *rest)
+        for kind in (block, blocks, whole):
+            kind.Free()  # MPI keeps the types until the operation is complete
+        return request
+
     def _complete(self) -> bool:
         """Handle the operations that MPI has completed. Returns whether there were any."""
         if not self._under_way:
@@ -223,14 +247,14 @@ class ProgressEngine:
         message = self.world.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
         if message is None:
             return False
-        source, tag, size = status.Get_source(), status.Get_tag(), status.Get_count(self._mpi.BYTE)
+        source, tag, size = status.Get_source(), status.Get_tag(), status.Get_elements(self._mpi.BYTE)
         room = self.room(tag, size)
         data = room[:size]
         if size <= TINY:
             message.Recv([data, self._mpi.BYTE])
             self.deliver(source, tag, room, size)
         else:
-            request = message.Irecv([data, self._mpi.BYTE])
+            request = self._started(message.Irecv, data)
             self._begin(request, data, partial(self.deliver, source, tag, room, size))
         return True
 

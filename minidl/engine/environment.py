@@ -1,7 +1,8 @@
 """Settings from environment variables, and variables that libraries read when they are imported.
 
-    MINIDL_THREADS=n     number of threads, unless --threads is given; default: one per core. Replicas that minidl
-                         starts on one machine ignore it: each gets an equal share of the cores.
+    MINIDL_THREADS=n     number of threads, unless --threads is given; default: one per core, within the CPU limit of a
+                         container. Under mpiexec, the ranks of a machine divide its cores. Replicas that minidl starts
+                         ignore the variable: each gets an equal share of the cores.
     MINIDL_WORKERS=n     number of replicas, unless --workers is given; default: two, or one if there is only one core
     MINIDL_ISA=avx2      (or portable) compile for an older CPU than this one
 """
@@ -13,6 +14,7 @@ import platform
 import sys
 
 from minidl.errors import ConfigError
+from minidl.resources import cores
 
 CPU_NAMES = {"avx2": "x86-64-v3", "portable": "x86-64-v2"}  # LLVM's names
 
@@ -46,6 +48,8 @@ def prepare(threads: int = 0) -> None:
         os.environ["MINIDL_THREADS"] = str(threads)
     if threads := number("MINIDL_THREADS"):
         os.environ.setdefault("NUMBA_NUM_THREADS", str(min(threads, os.cpu_count() or 1)))
+    elif (limit := cores()) < len(os.sched_getaffinity(0)):  # Numba does not know the limit of a container
+        os.environ.setdefault("NUMBA_NUM_THREADS", str(limit))
     # Waiting threads of GNU OpenMP spin only briefly: other processes, such as other replicas, need the cores.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # Kernels split their work themselves. The threads of a BLAS would compete with them for the cores.

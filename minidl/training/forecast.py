@@ -1,8 +1,12 @@
-"""The memory and the time of a simulation, predicted before it begins."""
+"""The memory of a run of several replicas, the memory and the time of a simulation, predicted before they begin."""
 
 from __future__ import annotations
 
-from minidl import resources
+from collections.abc import Sequence
+
+from minidl import optim, resources
+from minidl.comm.fabric.base import BufferSpec, Fabric
+from minidl.comm.transport.mailbox import Plan
 from minidl.errors import ConfigError
 
 VECTORS = 4  # vectors of a replica, each with one value per parameter: weights, gradient, at most two of the optimizer
@@ -21,6 +25,26 @@ def require_memory(ranks: int, parameters: int, images: int) -> None:
         raise ConfigError(f"{ranks:,} ranks with {parameters:,} parameters each need about "
                           f"{resources.size(needed)} of memory, and {resources.size(free)} are free: "
                           "use fewer --ranks or a smaller model")  # fmt: skip
+
+
+def require_room(fabric: Fabric, parameters: int, optimizer: str, buffers: BufferSpec) -> None:
+    """Raise ConfigError if this machine has too little memory for its replicas' vectors and messages.
+
+    The first rank of each machine checks this, when the model is built and before `fabric.join`. Each replica still
+    needs its gradient and the optimizer's vectors. What a step needs besides depends on the layers and is not counted.
+    """
+    here = [rank for rank in range(fabric.size) if fabric.nodes[rank] == fabric.nodes[fabric.rank]]
+    if fabric.size == 1 or fabric.rank != here[0]:
+        return
+    servers: Sequence[int] = [rank for rank in range(fabric.size) if rank not in fabric.replicas]
+    messages = Plan(fabric.size, buffers, servers, here).total
+    vectors = 1 + len(getattr(optim.OPTIMIZERS[optimizer], "state_names", ()))
+    needed = 4 * parameters * vectors * len(here) + messages
+    free = resources.available()
+    if needed > free:
+        raise ConfigError(f"{len(here)} replicas with {parameters:,} parameters each need about "
+                          f"{resources.size(needed)} of memory, {resources.size(messages)} of it for messages, and "
+                          f"{resources.size(free)} are free: use fewer --workers or a smaller model")  # fmt: skip
 
 
 def duration(ranks: int, steps: int, flops: float) -> str:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from minidl.comm import memory
 from minidl.comm.launch import job as mpi_job
 from minidl.comm.launch import local
+from minidl.engine.environment import number
 from minidl.errors import report
+from minidl.resources import share
 from minidl.run.config import Config
 
 if TYPE_CHECKING:
@@ -48,6 +50,15 @@ class Job:
     def leads(self) -> bool:
         """Whether this rank is the leader, which prints for all."""
         return self.rank == (self.fabric.leader if self.fabric else 0)
+
+    def threads(self) -> int:
+        """Return the number of threads for this rank, or 0 to keep the default.
+
+        The launcher sets the threads of its ranks. Under mpiexec, the ranks of a machine divide its cores.
+        """
+        if self.launched or number("MINIDL_THREADS") or "NUMBA_NUM_THREADS" in os.environ:
+            return 0
+        return share(mpi_job.local_ranks())
 
     def fail(self, words: str, everywhere: bool = False) -> int:
         """Report an error, once per job, and make the other ranks exit. Returns the exit code.
@@ -94,9 +105,8 @@ class Job:
 
 
 def find_job() -> Job | None:
-    """Return the job that the environment variables describe, or None."""
-    if place := os.environ.get("MINIDL_RANK"):
-        at = local.place()
-        return Job(int(place.split()[0]), launched=True, size=at.ranks if at else 1)
+    """Return the job that the environment variables describe, or None. Raises ConfigError if they are not valid."""
+    if place := local.place():
+        return Job(place.rank, launched=True, size=place.ranks)
     found = mpi_job.recognise()
     return Job(found.rank, launched=False, size=found.size) if found else None

@@ -7,6 +7,7 @@ saves its weights if all replicas have died.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from minidl.comm import trace
 from minidl.comm.fabric.base import Column, Fabric
+from minidl.errors import CheckpointError, printable
 from minidl.nn import Module
 from minidl.run import checkpoint as files
 from minidl.run.evaluation import Score, evaluate
@@ -55,6 +57,7 @@ class RunOutput:
         self.folder = Path()
         self.run: RunFolder | None = None
         self.journal_error: JournalError | None = None
+        self._warned = False  # whether an error of a local snapshot was reported
 
     @property
     def command(self) -> str:
@@ -115,6 +118,20 @@ class RunOutput:
     def save(self) -> None:
         """Write a checkpoint of this replica alone."""
         self.write(make_checkpoint(self.trainer))
+
+    def save_snapshot(self) -> None:
+        """Write a local snapshot of this replica. The first error is reported; the run goes on without the snapshot.
+
+        Only the leader's output is needed to complete the run.
+        """
+        try:
+            local_snapshots.save(self.checkpoints, self.trainer)
+        except (CheckpointError, OSError) as error:
+            if not self._warned:
+                self._warned = True
+                reason = printable(str(error).partition(";")[0])
+                print(f"minidl: replica {self.fabric.rank} writes no local snapshots, and trains on: {reason}",
+                      file=sys.stderr, flush=True)  # fmt: skip
 
     def write(self, checkpoint: files.Checkpoint, step: int = -1) -> None:
         """Write a checkpoint for this step (default: the present one), and delete old ones."""

@@ -21,7 +21,7 @@ from minidl.run.options import options
 from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
-from minidl.training import local_snapshots
+from minidl.training import forecast, local_snapshots
 from minidl.training.agreement import require_agreement
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.resume import make_checkpoint
@@ -48,7 +48,9 @@ class Session:
         self.signals, self.fabric = signals, fabric
         self.data, self.model = prepare(config, fabric.rank, fresh)
         arena = self.model.flatten()
-        fabric.join(kind.buffers(arena.size, config), description(config, arena.layout_hash))
+        buffers = kind.buffers(arena.size, config)
+        forecast.require_room(fabric, arena.size, config.optimizer, buffers)
+        fabric.join(buffers, description(config, arena.layout_hash))
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         if fabric.size > 1:
@@ -162,7 +164,7 @@ class Session:
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
             elif len(fabric.replicas) == fabric.size:  # there is no server, which would save the result
-                local_snapshots.save(output.checkpoints, trainer)
+                output.save_snapshot()
 
     def _finish_alone(self) -> Entry:
         summary = self.output.summary(self.output.test())

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Column, Fabric, Header, Message, State
+from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Channel, Column, Fabric, Header, Message, State
+from minidl.comm.transport import progress_engine
 from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError
 from minidl.run.config import Config
@@ -96,6 +97,54 @@ def newest(fabric: Fabric) -> list[int]:
         look(fabric, last)
     fabric.wait(lambda: look(fabric, last) or None, (), "the last versions of the others")
     return last
+
+
+def fresh(fabric: Fabric) -> list[int]:
+    """Read a state of rank 0, and its state after 200 more versions: the second one must be the last version."""
+    seen = []
+    for last in (1, 201):
+        if fabric.rank == 0:
+            for version in range(last - 200 if last > 200 else 1, last + 1):
+                fabric.wait(lambda: publish(fabric, 1000 + version) or None, (), "memory")  # noqa: B023
+        fabric.barrier()
+        if fabric.rank:
+            fabric.wait(lambda: version_of(fabric, seen) or None, (), "a state of rank 0")
+        fabric.barrier()
+    return seen
+
+
+def version_of(fabric: Fabric, seen: list[int]) -> bool:
+    message = fabric.latest(0)
+    if message is not None:
+        with message:
+            seen.append(message.header.round - 1000)
+    return message is not None
+
+
+def fair(fabric: Fabric) -> list[int]:
+    """The others send 5 messages each to the last rank, which takes 7 of them (or all) while all have one waiting.
+
+    Returns the senders of these messages in the order in which the last rank takes them.
+    """
+    server, taken = fabric.size - 1, []
+    if fabric.rank < server:
+        for _ in range(5):
+            fabric.wait(lambda: fabric.send(server, np.ones(10, np.float32)) or None, (), "the last rank")
+        return []
+    takes = min(7, 5 * server)
+    for _ in range(takes):
+        fabric.wait(lambda: all(waits(fabric, peer) for peer in range(server)) or None, (), "messages from all")
+        with fabric.wait(lambda: fabric.take(Channel.MAIL), (), "a message") as message:
+            taken.append(message.sender)
+    for _ in range(5 * server - takes):
+        fabric.wait(lambda: fabric.take(Channel.MAIL), (), "a message").release()
+    return taken
+
+
+def waits(fabric: Fabric, peer: int) -> bool:
+    """Return whether a message of this peer has arrived here and has not been taken."""
+    arrived = fabric.transport._arrived[Channel.MAIL] if peer not in fabric.transport.beside else fabric.transport.mailbox.cells[Channel.MAIL]
+    return peer in arrived if isinstance(arrived, dict) else bool(arrived[fabric.rank, peer] > 0)
 
 
 def publish(fabric: Fabric, version: int) -> bool:
@@ -243,6 +292,25 @@ def mutual(fabric: Fabric) -> list[float]:
     return served.tolist()
 
 
+def beside_own(fabric: Fabric) -> list[int]:
+    """The script's messages on COMM_WORLD, with the tags of minidl's messages, and minidl's do not mix."""
+    from mpi4py import MPI
+
+    fabric.join(BufferSpec(nbytes=4000, mail=1), "layout")
+    world, taken = MPI.COMM_WORLD, []
+    left, right = (fabric.rank - 1) % fabric.size, (fabric.rank + 1) % fabric.size
+    for round in range(20):
+        request = world.Isend(np.array([fabric.rank, round]), right, tag=int(Channel.MAIL))
+        for message in fabric.exchange([left], [right], np.full(1000, round, np.float32), header=Header(round=round))():
+            assert message.vector.min() == message.vector.max() == round == message.header.round
+        own = np.zeros(2, int)
+        world.Recv(own, MPI.ANY_SOURCE, MPI.ANY_TAG)
+        assert own.tolist() == [left, round]
+        request.Wait()
+        taken.append(int(own[1]))
+    return taken
+
+
 def late(fabric: Fabric) -> int:
     """The other ranks return while their messages to rank 0 are in flight."""
     fabric.join(BufferSpec(), "layout")
@@ -283,7 +351,12 @@ def main() -> int:
         os.environ["MINIDL_NODE"] = str(job.rank * int(nodes) // int(os.environ["RANKS"]))
     if grouping := os.environ.get("GROUPING"):
         os.environ["MINIDL_NODE"] = grouping.split(",")[job.rank]
+    progress_engine.LARGEST = int(os.environ.get("LARGEST", progress_engine.LARGEST))
     name, *arguments = sys.argv[1:]
+    if name == "beside_own":
+        from mpi4py import MPI  # starts MPI
+
+        assert MPI.Is_initialized()
     try:
         fabric = job.join(Config(method="allreduce", reduce="fast" if name == "fast" else "tree", stall=60))
         assert isinstance(fabric.transport, MpiTransport)
