@@ -301,8 +301,10 @@ def _outdated(given: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
     """Return the options in `given` that are dropped, because `new` replaces the option that they belong to."""
     before, after = complete(given), complete({**given, **new})
     found = {entry.name for entry in options(Config).values() if entry.instead_of in new}
-    for name in ("data", *CHOOSERS):
-        if name in given and before[name] != after[name]:
+    if "data" in given and before["data"] != after["data"]:
+        found |= depending_on("data")
+    for name in CHOOSERS:
+        if name in given and declared.choice_of(name, before[name]) != declared.choice_of(name, after[name]):
             found |= depending_on(name)
     if "model" in new:  # the hash is that of another file
         found.add("model_hash")
