@@ -63,8 +63,8 @@ def test_the_bits_are_those_of_a_run_that_was_longer_from_the_beginning(length: 
         kept = ("step", "epoch", "loss", "validation_loss", "lr")
         assert [[one[name] for name in kept] for one in entries()] == [
             [one[name] for name in kept] for one in entries("whole")]  # fmt: skip
-    told, whole = summary(), summary("whole")
-    assert (told["steps"], told["epochs"]) == (whole["steps"], whole["epochs"]) and "continues_to" not in told
+        assert summary()["epochs"] == summary("whole")["epochs"]
+    assert summary()["steps"] == summary("whole")["steps"] and "continues_to" not in summary()
     assert entries()[: len(before)] == before
     assert folders.read_run("run")[length.strip("-")] == int(long)
 
@@ -150,7 +150,6 @@ def test_other_options_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     (["--epochs", "3", "--lr", "1"], "--lr cannot be given with --resume: the run keeps its options"),
     (["--init", "run"], "--init cannot be given with --resume"),
     (["--epochs", "0"], "expected a whole number of 1 or more"),
-    (["--epochs", "9000000000000000"], "epochs"),
 ])  # fmt: skip
 def test_a_length_that_is_refused(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     begin("--epochs", "2")
@@ -172,7 +171,7 @@ def test_a_finished_run_without_checkpoints(capsys: pytest.CaptureFixture[str]) 
     assert summary() == before
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "gossip", "local-sgd", "easgd"])
+@pytest.mark.parametrize("method", ["dpsgd", "gossip", "local-sgd", "ps"])
 @pytest.mark.parametrize("stop", [0.0, 0.5])
 def test_several_replicas(tmp_path: Path, method: str, stop: float, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, options = 3, dict(method=method, epochs=4, lr=0.01)

@@ -161,7 +161,8 @@ class Config:
     config: str = option("", "read options from this file, such as a run's config.toml; the command line overrides it",
                          group="command", saved=False)
     resume: str = option("", "continue the run in this folder (synchronous methods: with the same result as without "
-                         "the stop)", group="command", saved=False)
+                         "the stop). With --epochs or --steps, train it longer, also if it has finished",
+                         group="command", saved=False)
     evaluate: str = option("", "only test the weights of a run folder, a checkpoint or a .safetensors file",
                            group="command", saved=False)
     trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group="command",
