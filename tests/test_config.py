@@ -175,11 +175,12 @@ def test_declared_options_are_well_formed() -> None:
     common = options_of(complete({"method": "local", "optimizer": "adam", "model": "mlp"}))
     for chooser, names in NAMES.items():
         for choice in names:
-            for name, entry in declared.choices(chooser)[declared.choice_of(chooser, choice)].options.items():
+            own = declared.choices(chooser)[declared.choice_of(chooser, choice)].options
+            for name, entry in own.items():
                 assert entry.check(entry.default) == entry.default and entry.help and entry.kind is not tuple
                 assert kinds.setdefault(name, entry.kind) is entry.kind, f"{name} must have one type everywhere"
                 assert name not in common, f"{name} is already an option of all runs"
-                assert {*entry.needs, entry.instead_of} - {""} <= declared.choices(chooser)[choice].options.keys()
+                assert {*entry.needs, entry.instead_of} - {""} <= own.keys()
 
 
 def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
