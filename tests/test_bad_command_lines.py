@@ -71,7 +71,7 @@ TRAIN = [
     ("--betas 0.9,0.99", "minidl.optim.Adam"),
     ("--num-classes 10", "the data set determines"),
     ("--verbose", "unless --quiet"),
-    ("--pretrained", "random weights"),
+    ("--pretrained", "Did you mean '--init'?"),
     ("--local-rank 0", "mpiexec"),
     ("--version", "minidl.__version__"),
     # No hint if nothing is near.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from minidl.errors import ConfigError
 from minidl.run import declared
-from minidl.run.config import AUGMENTATIONS, DATASETS, SCHEDULES, Config, complete, options_of, resolve
+from minidl.run.config import AUGMENTATIONS, DATASETS, OWN_MODEL, SCHEDULES, Config, complete, options_of, resolve
 from minidl.run.config_file import from_toml, to_toml
 from minidl.run.options import options, parse
 from minidl.run.presets import PRESETS, depending_on, preset
@@ -31,7 +31,7 @@ def test_names_of_choices_match_the_code() -> None:
     from minidl.comm.methods import METHODS
     from minidl.comm.topology import TOPOLOGIES
 
-    assert list(declared.choices("model")) == list(models.MODELS)
+    assert list(declared.choices("model")) == [*models.MODELS, OWN_MODEL]
     assert list(declared.choices("optimizer")) == list(optim.OPTIMIZERS)
     assert list(declared.choices("method")) == list(METHODS)
     assert set(DATASETS) == set(data.DATASETS)
@@ -126,7 +126,8 @@ def test_options_without_effect_are_none() -> None:
         replace(sgd, optimizer="adam")
 
 
-NAMES = {chooser: list(declared.choices(chooser)) for chooser in ("model", "optimizer", "method")}
+NAMES = {chooser: [name if name != OWN_MODEL else "/my_net.py:build" for name in declared.choices(chooser)]
+         for chooser in ("model", "optimizer", "method")}  # fmt: skip
 
 
 @given(st.data())
@@ -142,7 +143,7 @@ def test_any_choice_takes_its_own_options_and_refuses_others(draw: st.DataObject
         assert name.replace("_", "-") in str(error)
     else:
         assert getattr(config, name) == value or name in NAMES
-        assert from_toml(to_toml(config)).keys() >= {name}
+        assert from_toml(to_toml(config)).keys() >= ({name} if value != "" else set())
 
 
 def test_a_new_method_needs_only_a_file_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,11 +187,12 @@ def test_declared_options_are_well_formed() -> None:
     common = options_of(complete({"method": "local", "optimizer": "adam", "model": "mlp"}))
     for chooser, names in NAMES.items():
         for choice in names:
-            for name, entry in declared.choices(chooser)[choice].options.items():
+            own = declared.choices(chooser)[declared.choice_of(chooser, choice)].options
+            for name, entry in own.items():
                 assert entry.check(entry.default) == entry.default and entry.help and entry.kind is not tuple
                 assert kinds.setdefault(name, entry.kind) is entry.kind, f"{name} must have one type everywhere"
                 assert name not in common, f"{name} is already an option of all runs"
-                assert {*entry.needs, entry.instead_of} - {""} <= declared.choices(chooser)[choice].options.keys()
+                assert {*entry.needs, entry.instead_of} - {""} <= own.keys()
 
 
 def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

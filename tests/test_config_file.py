@@ -139,14 +139,16 @@ VALUES = {
     "seed": st.integers(0, 2**32 - 1),
     "steps": st.integers(0, 2**53),
 }
-CHOSEN = {chooser: st.sampled_from(list(declared.choices(chooser))) for chooser in ("model", "optimizer", "method")}
+CHOSEN = {chooser: st.sampled_from([name.replace("FILE", "/my_net").replace("FUNCTION", "f")
+                                    for name in declared.choices(chooser)])
+          for chooser in ("model", "optimizer", "method")}  # fmt: skip
 
 
 @given(st.fixed_dictionaries({}, optional=VALUES | CHOSEN))
 def test_toml_round_trip(values: dict[str, Any]) -> None:
     config = Config(**values)
     read = from_toml(to_toml(config))
-    assert Config(**read) == config
+    assert Config(**read) == config, "an option without a value, such as data_dir = '', is not written"
     assert set(read) == set(saved(config)), "a written config holds every option that has an effect, and no other"
     assert not set(read) & {"out", "resume", "evaluate", "config", "json", "quiet"}
     assert None not in read.values() and options_of(vars(config)).keys() >= set(read)

@@ -148,9 +148,9 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(told)["steps"] == 2 and words.count("\n") == 1
     assert re.search(r"finished on \d{4}-\d\d-\d\d \d\d:\d\d and is not trained again; this is its result", words)
     advice = words.strip().split("python -m minidl.train ")[1].split()
-    assert advice[0] == "--config" and advice[2:] == ["--steps", "N"]
-    assert train.main([*advice[:3], "4", "--quiet", "--json", "--out", str(tmp_path / "longer")]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 4 and read_run(tmp_path / "longer")["steps"] == 4
+    assert advice == ["--resume", out, "--steps", "N"]
+    assert train.main([*advice[:3], "4", "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 4 and read_run(out)["steps"] == 4
     assert train.main(["--resume", out, "--quiet"]) == 0
     assert capsys.readouterr().err == ""
 

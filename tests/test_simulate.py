@@ -55,7 +55,7 @@ def test_a_run_and_its_folder(tmp_path, capsys):
     assert [line["epoch"] for line in epochs] == [1, 2, 3]
     assert 0 < epochs[0]["time"] < epochs[-1]["time"] <= result["seconds"] and "images_per_second" not in epochs[0]
     assert tomllib.loads((folder / "config.toml").read_text())["method"]["workers"] == 4
-    model, _ = load(folder / "model.safetensors")
+    model, _ = minidl.load(folder / "model.safetensors")
     digits = data.load("digits")
     assert (predict(model, digits.x_test).argmax(axis=1) == digits.y_test).mean() == result["test_accuracy"]
 
@@ -75,7 +75,7 @@ def test_one_replica_is_bit_identical_to_plain_training(tmp_path, capsys):
     model = mlp(digits.input_shape, digits.classes)
     history = fit(model, digits, epochs=1, progress=None)
     assert history.test.loss == result["test_loss"]
-    trained, _ = load(tmp_path / "run" / "model.safetensors")
+    trained, _ = minidl.load(tmp_path / "run" / "model.safetensors")
     for name, values in model.state_dict().items():
         np.testing.assert_array_equal(values, trained.state_dict()[name])
     assert result["bytes_sent"] == 0 and result["wait_fraction"] == 0
@@ -99,7 +99,7 @@ def test_the_best_average_on_validation_images_is_the_result(tmp_path, capsys):
     assert [line["epoch"] for line in looks] == [1, 2, 3, 4, 5, 6] and looks[-1]["event"] == "average"
     best = max(looks, key=lambda line: (line["validation_accuracy"], -line["validation_loss"]))
     assert result["best_step"] == best["step"] and result["validation_loss"] == best["validation_loss"]
-    model, _ = load(tmp_path / "run" / "model.safetensors")
+    model, _ = minidl.load(tmp_path / "run" / "model.safetensors")
     digits = data.load("digits")
     assert (predict(model, digits.x_test).argmax(axis=1) == digits.y_test).mean() == result["test_accuracy"]
     assert train.main(["--evaluate", str(tmp_path / "run"), "--json"]) == 0
@@ -126,7 +126,7 @@ def test_processes_train_a_bit_identical_model(tmp_path, capsys, method):
     done = subprocess.run([*command, "--out", tmp_path / "real"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["test_loss"] == simulated["test_loss"]
-    models = [load(tmp_path / run / "model.safetensors")[0].state_dict() for run in ("run", "real")]
+    models = [minidl.load(tmp_path / run / "model.safetensors")[0].state_dict() for run in ("run", "real")]
     for name in models[0]:
         np.testing.assert_array_equal(models[0][name], models[1][name])
 

@@ -158,7 +158,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     model_file.require_named(named, given, str(weights.path), command)
     config = resolve(known or described_options(weights, {**file, **given}), file, given)
     config = model_file.identified(config, given, {**about, **known}.get("model_hash"))
-    dataset, model = prepare(config)
+    dataset, model = prepare(config, fresh=False)
     check_data(weights, dataset)
     try:
         load_weights(model, weights)

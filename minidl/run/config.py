@@ -161,7 +161,8 @@ class Config:
     config: str = option("", "read options from this file, such as a run's config.toml; the command line overrides it",
                          group="command", saved=False)
     resume: str = option("", "continue the run in this folder (synchronous methods: with the same result as without "
-                         "the stop)", group="command", saved=False)
+                         "the stop). With --epochs or --steps, train it longer, also if it has finished",
+                         group="command", saved=False)
     evaluate: str = option("", "only test the weights of a run folder, a checkpoint or a .safetensors file",
                            group="command", saved=False)
     trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group="command",
@@ -301,8 +302,10 @@ def _outdated(given: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
     """Return the options in `given` that are dropped, because `new` replaces the option that they belong to."""
     before, after = complete(given), complete({**given, **new})
     found = {entry.name for entry in options(Config).values() if entry.instead_of in new}
-    for name in ("data", *CHOOSERS):
-        if name in given and before[name] != after[name]:
+    if "data" in given and before["data"] != after["data"]:
+        found |= depending_on("data")
+    for name in CHOOSERS:
+        if name in given and declared.choice_of(name, before[name]) != declared.choice_of(name, after[name]):
             found |= depending_on(name)
     if "model" in new:  # the hash is that of another file
         found.add("model_hash")

@@ -5,6 +5,8 @@
     RUN/checkpoints/       see checkpoint.py
     RUN/model.safetensors  the weights whose test accuracy is reported; written when the run has finished
     RUN/summary.json       the result; written when the run has finished
+
+If a finished run is trained longer, the last two files hold the old result until the new one is written.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _option(known: Mapping[str, Option], entry: Option) -> Iterator[str]:
         condition = "".join(f" with --{other} {needed}" for other, needed in own.needs.items())
         seen.setdefault(tuple(_details(replace(own, needs={}))), []).append(name + condition)
     for lines, those in seen.items():
-        yield from (f"for --{entry.group} {', '.join(those)}:", *lines)
+        yield from (*_wrapped(f"for --{entry.group} {', '.join(those)}:"), *lines)
 
 
 def _common(known: Mapping[str, Option], group: str) -> list[Option]:

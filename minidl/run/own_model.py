@@ -98,6 +98,8 @@ def _called(call: Callable[[], Any], path: Path, what: str) -> Any:
         if isinstance(error, MemoryError | Unrecordable):
             raise
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        if isinstance(error, SyntaxError) and error.filename == str(path) and error.lineno:
+            lines.append(error.lineno)
         where = f"line {lines[-1]}: " if lines else ""
         text = str(error) if isinstance(error, MinidlError) else traceback.format_exception_only(error)[-1]
         raise ConfigError(f"{what}: {where}{' '.join(text.split())}") from None

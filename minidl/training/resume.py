@@ -101,8 +101,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"the checkpoint was made with {name} = {was!r}, not {is_now!r}")
     if length(now, batches) < length(then, batches):
         was, is_now = ((one.steps, "steps") if one.steps else (one.epochs, "epochs") for one in (then, now))
-        raise CheckpointError(f"the run has {was[0]:,} {was[1]}, and can only become longer, not {is_now[0]:,} "
-                              f"{is_now[1]}")  # fmt: skip
+        raise CheckpointError(f"the run has {was[0]:,} {was[1]}, and can only become longer: {is_now[0]:,} "
+                              f"{is_now[1]} are fewer")  # fmt: skip
     with blaming("its state does not fit the run", CheckpointError):
         RESUMABLE(state)
         planned = _require_work(trainer, state, then)
