@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidl.training.job import Job, find_job
 from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Header, Message
 from minidl.run.config import Config
 from minidl.run.options import parse
 from minidl.run.signals import Signals
+from minidl.training.job import Job, find_job
 from minidl.training.session import Session
 
 if TYPE_CHECKING:

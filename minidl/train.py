@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from minidl.cli import arguments
-from minidl.training.job import Job, find_job
 from minidl.comm.launch import local
 from minidl.comm.methods import SERVERS
 from minidl.engine.environment import number, prepare
@@ -22,6 +21,7 @@ from minidl.run.folder import read_run, resuming
 from minidl.run.help import Command, show
 from minidl.run.options import HelpWanted, parse
 from minidl.run.signals import Signals, Stopped
+from minidl.training.job import Job, find_job
 
 DESCRIPTION = "Train a neural network on images. Without options: LeNet on the 8x8 digits that come with minidl."
 EXAMPLES = """

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from minidl import simulate, train
 from minidl.cli.arguments import check
-from minidl.training.job import Job
 from minidl.errors import ConfigError
 from minidl.run.config import Config, resolve
 from minidl.run.help import page
 from minidl.run.hints import ALIASES, REASONS
 from minidl.run.options import HelpWanted, options, parse
+from minidl.training.job import Job
 
 # A command line, and a part of the message.
 TRAIN = [

@@ -228,7 +228,7 @@ def facts_of(data: Dataset) -> dict[str, str]:
     found = {}
     for name in ("x_train", "y_train"):
         array = getattr(data, name)
-        checksum = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        checksum = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         found[name] = f"{array.dtype} {array.shape} with the checksum {checksum:08x}"
     return found
 

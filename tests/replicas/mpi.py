@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from minidl.training.job import find_job
 from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Column, Header, Message, State
 from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError
 from minidl.run.config import Config
+from minidl.training.job import find_job
 
 
 def several(fabric: MpiTransport, *names: str) -> dict[str, Any]:
