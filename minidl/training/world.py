@@ -40,7 +40,8 @@ from minidl.training.session import chosen
 
 LEAVING = 2.0  # seconds that a rank which ends waits until others have received its last messages
 DIFFERENT = ("model", "data", "threads", "data_dir", "stall")  # options that are compared in another way, or not at all
-FRAME = 1 << 14  # bytes: the longest description of a call
+FRAME = 1 << 14  # bytes: more than the longest description of a call
+LONGEST = 100  # characters of a value in this description
 
 
 class World:
@@ -77,8 +78,9 @@ class World:
             return
         fabric = self.fabric
         fabric.replicas = members = tuple(rank for rank in range(self.size) if fabric.alive(rank))
-        own = {"call": call, "version": sys.modules["minidl"].__version__, **{name: str(value) for name, value in facts.items()}}
-        text = json.dumps(own).encode()[: FRAME - 1]
+        own = {"call": call, "version": sys.modules["minidl"].__version__}
+        own |= {name: _short(str(value)) for name, value in facts.items()}
+        text = json.dumps(own).encode()
         hashes = np.zeros(self.size)  # the other ranks add theirs
         hashes[self.rank] = int.from_bytes(hashlib.sha256(text).digest()[:6], "little")
         fabric.allreduce(hashes)
@@ -239,9 +241,13 @@ def _difference(call: str, first: tuple[int, dict[str, str]], other: tuple[int, 
         return f"rank {odd} has minidl {two['version']}, rank {rank} has minidl {one['version']}: install one version"
     if one["call"] != two["call"]:
         return f"rank {odd} calls {two['call']}, rank {rank} calls {one['call']}: all ranks must make the same calls"
-    name = next(name for name in {**one, **two} if one.get(name) != two.get(name))
-    return (f"{call}: {name} is {two.get(name, 'missing')} on rank {odd}, and {one.get(name, 'missing')} on rank {rank}: "
-            "give all ranks the same")  # fmt: skip
+    name = next(name for name in one if one[name] != two[name])
+    return f"{call}: {name} is {two[name]} on rank {odd}, and {one[name]} on rank {rank}: give all ranks the same"
+
+
+def _short(text: str) -> str:
+    """Shorten a long text, such as a path. A checksum stands for the rest."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... (checksum {zlib.crc32(text.encode()):08x})"
 
 
 def place_of(trace: TracebackType | None) -> str:

@@ -26,7 +26,8 @@ def tell(**values: Any) -> None:
 
 
 def model(classes: int = 4) -> minidl.nn.Sequential:
-    return minidl.nn.Sequential(minidl.nn.Flatten(), minidl.nn.Linear(16, 8), minidl.nn.ReLU(), minidl.nn.Linear(8, classes))
+    layers = minidl.nn.Flatten(), minidl.nn.Linear(16, 8), minidl.nn.ReLU(), minidl.nn.Linear(8, classes)
+    return minidl.nn.Sequential(*layers)
 
 
 def images(count: int = 96) -> tuple[np.ndarray, np.ndarray]:
