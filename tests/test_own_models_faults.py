@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from launching import PATIENCE, eventually, holders, is_gone, memory_of
 from test_mpi import environment, mpiexec, nothing_left  # noqa: F401 (a fixture)
@@ -129,3 +130,23 @@ def test_the_ranks_end_with_the_launcher() -> None:
         memory = memory_of(script.process.pid)
         script.process.kill()
         eventually(lambda: all(map(is_gone, script.pids.values())) and not holders(memory), "something is left")
+
+
+@pytest.mark.parametrize(("first", "second", "message"), [
+    (["--lr", "0.1"], ["--lr", "0.2"], "minidl.train: lr is 0.2 on rank 1, and 0.1 on rank 0: give all ranks the same"),
+    (["--method", "gossip"], ["--method", "ps"], "minidl.train: method is ps on rank 1, and gossip on rank 0: "),
+    (["--model", "mlp"], ["--model", "lenet"], "minidl.train: --model is lenet on rank 1, and mlp on rank 0: give all"),
+    (["--data", "a.npz"], ["--data", "b.npz"], "minidl.train: y_train is int64 (64,) with the checksum "),
+])  # fmt: skip
+def test_the_ranks_of_mpiexec_have_different_command_lines(
+    first: list[str], second: list[str], message: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("a.npz", "b.npz"):
+        x, y = np.zeros((64, 8, 8, 1), np.float32), rng.integers(0, 4, 64)
+        np.savez(tmp_path / name, x_train=x, y_train=y, x_test=x, y_test=y)
+    train = [sys.executable, "-m", "minidl.train", "--model", "mlp", "--epochs", "1", "--quiet"]
+    command = [*mpiexec(), "-n", "1", *train, *first, ":", "-n", "1", *train, *second]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, env=environment())
+    lines = [line for line in done.stderr.splitlines() if line.startswith("minidl: ")]
+    assert done.returncode == 2 and len(lines) == 1 and lines[0].startswith(f"minidl: error: {message}"), done.stderr

@@ -32,7 +32,8 @@ from minidl.run.display import Display
 from minidl.training.keywords import checked, of_training, with_options
 from minidl.training.session import chosen
 from minidl.training.startup import begin_together
-from minidl.training.world import World, hand_out, world
+from minidl.training.vectors import hand_out
+from minidl.training.world import World, world
 
 OTHERS = ("model", "data", "data_dir", "layout", "validation", "augment", "epochs", "steps", "batch_size", "schedule",
           "warmup", "workers", "shards", "keep", "threads", "conv")  # fmt: skip

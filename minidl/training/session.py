@@ -19,6 +19,7 @@ from minidl.run.folder import JournalError
 from minidl.run.options import options
 from minidl.run.signals import Signals, Stopped
 from minidl.training import local_snapshots
+from minidl.training.agreement import agree_at_start
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.replica_state import collect
 from minidl.training.resume import make_checkpoint
@@ -44,6 +45,7 @@ class Session:
         self.signals, self.fabric = signals, fabric
         self.data, self.model = prepare(config, fabric.rank)
         arena = self.model.flatten()
+        agree_at_start(fabric, config, self.model, self.data)
         fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
