@@ -32,7 +32,7 @@ EXAMPLES = """
 examples:
   python -m minidl.launch --workers 4 my_script.py
   python -m minidl.launch my_script.py --an-option-of-the-script 3
-  mpiexec -n 4 python my_script.py              (on several machines, without this command)
+  mpiexec -n 4 python my_script.py       (several machines; without this command)
 """
 LONGEST = 10_000_000  # bytes of a script
 

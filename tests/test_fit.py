@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import threading
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -149,3 +151,64 @@ def test_wrong_arguments_are_reported() -> None:
         evaluate(model, dataset.x_test[:3], dataset.y_test[:2])
     with pytest.raises(ConfigError, match="no images"):
         predict(model, dataset.x_test[:0])
+
+
+def test_fit_and_join_name_their_options() -> None:
+    """Each option is a keyword with its default; the help describes it, with the defaults of several methods."""
+    for function, without in ((fit, ("model", "keep", "workers")), (minidl.join, ("epochs", "data", "shards"))):
+        named = signature(function).parameters
+        assert {"method", "topology", "lr", "optimizer", "seed", "overlap"} <= set(named)
+        assert not set(without) - {"model"} & set(named)
+        assert {n for n, one in named.items() if one.kind is not Parameter.KEYWORD_ONLY} <= {"model", "data"}
+        assert named["lr"].default == 0.05 and named["topology"].default == "one-peer-exponential"
+        assert named["period"].default is None, "it depends on the method"
+        text = " ".join((function.__doc__ or "").split())
+        assert "steps between two averages (default: 8); for gossip: steps between two exchanges (default: 1)" in text
+    model, (x, y) = models.build("mlp", (4, 4, 1), 4), (np.zeros((8, 4, 4, 1), np.float32), np.arange(8) % 4)
+    for call in (lambda **given: fit(model, (x, y), **given), lambda **given: minidl.join(model, **given)):
+        with pytest.raises(ConfigError, match=r"unknown option 'methd'\. Did you mean 'method'\?"):
+            call(methd="gossip")
+        with pytest.raises(ConfigError, match="period is an option of the methods local-sgd, gossip, not of allreduce"):
+            call(method="allreduce", period=2)
+        with pytest.raises(ConfigError, match="workers is no option here: the launcher determines"):
+            call(workers=2)
+        with pytest.raises(ConfigError, match=r"unknown topology 'rign'\. Did you mean 'ring'\?"):
+            call(method="gossip", peer="topology", topology="rign")
+
+
+def test_a_loop_of_ones_own() -> None:
+    model, rng = models.build("mlp", (4, 4, 1), 4), np.random.default_rng(0)
+    x, y = rng.standard_normal((64, 4, 4, 1)).astype(np.float32), rng.integers(0, 4, 64)
+    with minidl.join(model, optimizer="adam", lr=0.01) as replica:
+        losses = [replica.step(x, y) for _ in range(20)]
+        assert (replica.rank, replica.size, replica.steps, replica.images) == (0, 1, 20, 20 * 64)
+        assert sorted(replica.shard(64)) == list(range(64)) and (replica.shard(64, 1) != replica.shard(64)).any()
+        replica.lr = 0.0
+        before = [parameter.numpy().copy() for parameter in model.parameters()]
+        replica.step(x, y)
+        assert all((old == new.numpy()).all() for old, new in zip(before, model.parameters(), strict=True))
+        with pytest.raises(ConfigError, match="shard: 0 samples cannot be divided among 1 replicas"):
+            replica.shard(0)
+        with pytest.raises(DivergedError, match=r"diverged in step 22: .*; try a lower lr \(it is 0\)"):
+            replica.step(np.full_like(x, np.nan), y)
+    assert losses[-1] < 0.7 * losses[0]
+    with pytest.raises(ConfigError, match=r"this replica has finished; call minidl\.join"):
+        replica.step(x, y)
+
+
+def test_collectives_of_a_single_rank() -> None:
+    assert (minidl.rank(), minidl.size()) == (0, 1)
+    for array in (np.float32([[1, 2]]), 2.5, np.zeros((0, 3)), np.arange(6.0).reshape(2, 3).T, np.arange(3.0)[::-1]):
+        for function in (minidl.allreduce, minidl.broadcast, minidl.neighbor_average):
+            result = function(array)
+            assert result.shape == np.shape(array) and result.dtype == np.asarray(array).dtype
+            assert (result == array).all() and not np.shares_memory(result, np.asarray(array))
+    wrongs = (np.arange(3), "array is int64 (3,)"), ("text", "array is <U4 ()"), ([[1.0], [1.0, 2.0]], "is no array")
+    for wrong, words in (*wrongs, (np.zeros(2, np.float16), "float16 (2,)"), (1j, "complex128 ()")):
+        with pytest.raises(ConfigError, match=re.escape(words)) as error:
+            minidl.allreduce(wrong)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="broadcast: root 1: expected a rank from 0 to 0"):
+        minidl.broadcast(1.0, root=1)
+    with pytest.raises(ConfigError, match=r"unknown topology 'rign'. Did you mean 'ring'"):
+        minidl.neighbor_average(1.0, topology="rign")

@@ -12,6 +12,7 @@ import tomllib
 import numpy as np
 import pytest
 
+import minidl
 from minidl import data, nn, train
 from minidl.comm.cluster import load
 from minidl.errors import CheckpointError

@@ -1,70 +1,101 @@
-"""Replicas begin with the same weights, on the same data, with the same options.
-
-    agree_on_weights(fabric, arena)       every rank gets the weights of rank 0: for a script that builds its own model
-    require_agreement(trainer)            refuses a job whose ranks differ: for `python -m minidl.train`
-"""
+"""What all ranks of a job must have in common: the calls, the model, the data, the options, the version of minidl."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
-from minidl.comm.fabric.base import Fabric
-from minidl.engine.arena import Arena
+from minidl.comm.fabric.base import BufferSpec, Fabric
+from minidl.data import Dataset
 from minidl.errors import ConfigError
-from minidl.run.config import FREE
-from minidl.run.config_file import saved
-from minidl.training.replica_state import broadcast_text, gather_numbers
-from minidl.training.trainer import Trainer
+from minidl.nn import Module
+from minidl.run.config import Config
+from minidl.run.options import options
+from minidl.training.vectors import spread
 
-DIGITS = 12  # of a hash in a message
-
-
-def agree_on_weights(fabric: Fabric, *arenas: Arena) -> None:
-    """Copy the values of rank 0 to all ranks. All ranks must call this, after `fabric.join` and before training."""
-    for arena in arenas:
-        fabric.broadcast(arena.theta)
-        arena.touch()
+DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json")  # not compared as options
+FRAME = 1 << 14  # bytes: more than the longest description of a call
+LONGEST = 100  # characters of a value in this description
 
 
-def facts(trainer: Trainer) -> dict[str, str]:
-    """Return what must be the same on all ranks, as texts: the options, the training data, the initial weights."""
-    config, data, engine = trainer.config, trainer.data, trainer.engine
-    return {
-        **{f"--{name.replace('_', '-')}": repr(getattr(config, name)) for name in saved(config) if name not in FREE},
-        "training images": f"{data.x_train.dtype} {data.x_train.shape}",
-        "training labels": _digest(data.y_train),
-        "initial weights": _digest(engine.arena.theta),
-    }
+def agree(fabric: Fabric, call: str, facts: Mapping[str, object]) -> None:
+    """Raise ConfigError, on all ranks, if a rank makes another call or has other facts. All live ranks call this.
 
-
-def require_agreement(trainer: Trainer) -> None:
-    """Raise ConfigError if a rank has other options, data or initial weights than the first one.
-
-    All ranks must call this, after `fabric.join` and before the first step. The leader compares the replicas. Each
-    server compares itself with replica 0, because `gather` does not include servers.
+    call: the name of the function, for the message. facts: {what: value}, in the order in which they are compared.
+    Afterwards, `fabric.replicas` contains all live ranks.
     """
-    fabric, own = trainer.fabric, facts(trainer)
-    trains = fabric.rank in fabric.replicas
-    for rank, theirs in gather_numbers(trainer, own) if trains else ():
-        _compare(rank, theirs, fabric.rank, own)
-    whole = _digest(np.frombuffer(repr(own).encode(), np.uint8))
-    first = broadcast_text(fabric, whole)
-    if not trains:
-        _compare(fabric.rank, {"options, data or initial weights": whole}, 0,
-                 {"options, data or initial weights": first})  # fmt: skip
+    if fabric.size == 1:
+        return
+    fabric.replicas = members = tuple(rank for rank in range(fabric.size) if fabric.alive(rank))
+    own = {"call": call, "version": sys.modules["minidl"].__version__}
+    own |= {name: _short(str(value)) for name, value in facts.items()}
+    text = json.dumps(own).encode()
+    hashes = np.zeros(fabric.size)  # the other ranks add theirs
+    hashes[fabric.rank] = int.from_bytes(hashlib.sha256(text).digest()[:6], "little")
+    fabric.allreduce(hashes)
+    odd = next((rank for rank in members if hashes[rank] != hashes[members[0]]), None)
+    if odd is None:
+        return
+    frames = [np.frombuffer(text.ljust(FRAME), np.float64).copy() for _ in range(2)]
+    for root, frame in zip((members[0], odd), frames, strict=True):
+        spread(fabric, frame, root, members)
+    first, other = (json.loads(frame.tobytes()) for frame in frames)
+    raise ConfigError(_difference(call, (members[0], first), (odd, other)))
 
 
-def _compare(rank: int, theirs: Mapping[str, str], reference: int, own: Mapping[str, str]) -> None:
-    for name in [*own, *theirs]:
-        found, expected = theirs.get(name, "none"), own.get(name, "none")
-        if found != expected:
-            raise ConfigError(f"replica {rank} has other {name} than replica {reference}: {found} against {expected}; "
-                              "start all ranks with the same program, options and data")  # fmt: skip
+def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset) -> None:
+    """Raise ConfigError if the ranks of a run have different options, models, data or initial weights.
+
+    Call this before `fabric.join`. mpiexec can start ranks with different command lines, or on machines with different
+    files. A user's own model may draw its initial weights from a generator that has another seed on each rank.
+    """
+    if fabric.size == 1:
+        return
+    replicas = fabric.replicas
+    fabric.join(BufferSpec(), "start")
+    facts = {"--model": config.model, **facts_of_options(config), **facts_of_model(model), **facts_of_data(data)}
+    agree(fabric, "minidl.train", facts | {"initial weights": checksum(model.flatten().theta)})
+    fabric.replicas = replicas
 
 
-def _digest(array: np.ndarray) -> str:
-    """Return the beginning of a hash of an array's bytes."""
-    return hashlib.sha256(np.ascontiguousarray(array).data.cast("B")).hexdigest()[:DIGITS]
+def facts_of_options(config: Config) -> dict[str, object]:
+    return {name: getattr(config, name) for name in options(Config) if name not in DIFFERENT}
+
+
+def facts_of_model(model: Module) -> dict[str, str]:
+    count = sum(parameter.size for parameter in model.parameters())
+    return {"model": f"{type(model).__name__} of {count:,} parameters",
+            "layout of parameters": model.flatten().layout_hash[:12]}  # fmt: skip
+
+
+def facts_of_data(data: Dataset) -> dict[str, str]:
+    """Return what all ranks must have in common about a data set. A checksum stands for the values."""
+    found = {}
+    for name in ("x_train", "y_train"):
+        array = getattr(data, name)
+        found[name] = f"{array.dtype} {array.shape} with the {checksum(array)}"
+    return found
+
+
+def checksum(array: np.ndarray) -> str:
+    return f"checksum {zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):08x}"
+
+
+def _difference(call: str, first: tuple[int, dict[str, str]], other: tuple[int, dict[str, str]]) -> str:
+    (rank, one), (odd, two) = first, other
+    if one["version"] != two["version"]:
+        return f"rank {odd} has minidl {two['version']}, rank {rank} has minidl {one['version']}: install one version"
+    if one["call"] != two["call"]:
+        return f"rank {odd} calls {two['call']}, rank {rank} calls {one['call']}: all ranks must make the same calls"
+    name = next(name for name in one if one[name] != two[name])
+    return f"{call}: {name} is {two[name]} on rank {odd}, and {one[name]} on rank {rank}: give all ranks the same"
+
+
+def _short(text: str) -> str:
+    """Shorten a long text, such as a path. A checksum stands for the rest."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... (checksum {zlib.crc32(text.encode()):08x})"

@@ -11,8 +11,10 @@ from numpy.typing import ArrayLike
 from minidl.checked import shown, whole
 from minidl.comm.topology import Topology, build
 from minidl.errors import ConfigError
+from minidl.training.agreement import agree
 from minidl.training.job import find_job
-from minidl.training.world import chunks, receive, send, spread, world
+from minidl.training.vectors import chunks, receive, send, spread
+from minidl.training.world import world
 
 _rounds = count()  # of neighbor_average: the calls of all ranks have the same numbers
 
@@ -52,7 +54,7 @@ def allreduce(array: ArrayLike) -> np.ndarray:
     """
     vector, shape = _vector("allreduce", array)
     here = world()
-    here.agree("allreduce", {"array": _kind(vector, shape)})
+    agree(here.fabric, "allreduce", {"array": _kind(vector, shape)})
     here.fabric.allreduce(vector)
     return vector.reshape(shape)
 
@@ -72,7 +74,7 @@ def broadcast(array: ArrayLike, root: int = 0) -> np.ndarray:
     here = world()
     if whole("broadcast", "root", root) >= here.size:
         raise ConfigError(f"broadcast: root {root}: expected a rank from 0 to {here.size - 1}")
-    here.agree("broadcast", {"array": _kind(vector, shape), "root": root})
+    agree(here.fabric, "broadcast", {"array": _kind(vector, shape), "root": root})
     if here.size > 1:
         spread(here.fabric, vector, root, here.fabric.replicas)
     return vector.reshape(shape)
@@ -95,7 +97,7 @@ def neighbor_average(array: ArrayLike, topology: str = "one-peer-exponential", *
     here, round = world(), next(_rounds)
     members, fabric = here.fabric.replicas, here.fabric
     facts = {"array": _kind(vector, shape), "topology": topology, "seed": seed, "number of calls": round}
-    here.agree("neighbor_average", facts)
+    agree(here.fabric, "neighbor_average", facts)
     members = fabric.replicas
     graph = _topology(topology, len(members), seed, tuple([fabric.nodes[member] for member in members]))
     place = members.index(fabric.rank)

@@ -125,7 +125,10 @@ def _train(model: Module, dataset: Dataset, config: Config, progress: Callable[[
 
 
 def _library_config(model: Module, data: Data, given: dict[str, Any], size: int) -> Config:
-    """Return the options of a training of `size` replicas. Raises ConfigError for those that are invalid or have no effect."""
+    """Return the options of a training of `size` replicas.
+
+    Raises ConfigError for those that are invalid or have no effect.
+    """
     if not isinstance(data, Dataset | str | Path | tuple | list):
         raise ConfigError(f"fit: the data are {shown(data)}; expected arrays (x, y) or (x, y, x_test, y_test), a "
                           "Dataset or the name of a data set")  # fmt: skip

@@ -32,7 +32,8 @@ from minidl.run.display import Display
 from minidl.training.keywords import checked, of_training, with_options
 from minidl.training.session import chosen
 from minidl.training.startup import begin_together
-from minidl.training.world import World, hand_out, world
+from minidl.training.vectors import hand_out
+from minidl.training.world import World, world
 
 OTHERS = ("model", "data", "data_dir", "layout", "validation", "augment", "epochs", "steps", "batch_size", "schedule",
           "warmup", "workers", "shards", "keep", "threads", "conv")  # fmt: skip
@@ -108,7 +109,8 @@ class JoinedReplica:
         try:
             loss = self._method.step(batch)
         except DivergedError as error:
-            raise DivergedError(f"diverged in step {self.steps + 1}: {error}; try a lower lr (it is {self.lr:g})") from None
+            advice = f"try a lower lr (it is {self.lr:g})"
+            raise DivergedError(f"diverged in step {self.steps + 1}: {error}; {advice}") from None
         self.steps += 1
         return loss
 
@@ -159,8 +161,8 @@ class JoinedReplica:
         steps = fabric.status[:, Column.STEP]
         first = next(rank for rank in range(fabric.size) if fabric.state(rank) == State.PAUSED)  # it reports for all
         if steps.max() > self.steps and first == self.rank:
-            raise ConfigError(f"finish: replica {self.rank} has made {self.steps} steps, and replica {steps.argmax()} has "
-                              f"begun step {int(steps.max())}: with {self.config.method}, all make the same "
+            raise ConfigError(f"finish: replica {self.rank} has made {self.steps} steps, and replica {steps.argmax()} "
+                              f"has begun step {int(steps.max())}: with {self.config.method}, all make the same "
                               "number of steps")  # fmt: skip
         return all(fabric.state(rank) >= State.PAUSED for rank in fabric.replicas) or None
 

@@ -26,20 +26,31 @@ def with_options(names: Mapping[str, Option]) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         before = signature(function)
         own = [p for p in before.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-        added = [Parameter(name, Parameter.KEYWORD_ONLY, default=entry.default, annotation=entry.kind.__name__)
+        added = [Parameter(name, Parameter.KEYWORD_ONLY, default=_default(name, entry), annotation=entry.kind.__name__)
                  for name, entry in names.items()]  # fmt: skip
         setattr(function, "__signature__", before.replace(parameters=[*own, *added]))  # noqa: B010
         lines = [line for name, entry in names.items() for line in _described(name, entry)]
-        function.__doc__ = f"{function.__doc__.rstrip() if function.__doc__ else ''}\n\n    Options:\n\n" + "\n".join(lines)
+        function.__doc__ = "\n".join([(function.__doc__ or "").rstrip(), "", "    Options:", "", *lines])
         return function
 
     return decorate
 
 
+def _declarations(name: str) -> list[tuple[str, Option]]:
+    """Return the models, optimizers and methods that declare an option, and their declarations."""
+    every = [pair for chooser in CHOOSERS for pair in declared.choices(chooser).items()]
+    return [(choice, known.options[name]) for choice, known in every if name in known.options]
+
+
+def _default(name: str, entry: Option) -> object:
+    """Return the default for the signature; None if it depends on the model, optimizer or method."""
+    defaults = {option.default for _, option in _declarations(name)} or {entry.default}
+    return defaults.pop() if len(defaults) == 1 else None
+
+
 def _described(name: str, entry: Option) -> list[str]:
-    """Return the lines of the help for one option. An option that is declared several times has several defaults."""
-    found = [(choice, known.options[name]) for chooser in CHOOSERS for choice, known in declared.choices(chooser).items()
-             if name in known.options]  # fmt: skip
+    """Return the lines of the help for one option."""
+    found = _declarations(name)
     words = entry.help
     if found:
         texts: dict[str, list[str]] = {}

@@ -22,7 +22,7 @@ from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
 from minidl.training import forecast, local_snapshots
-from minidl.training.agreement import require_agreement
+from minidl.training.agreement import agree_at_start
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.resume import make_checkpoint
 from minidl.training.shutdown import Reason, serve, shut_down
@@ -48,13 +48,12 @@ class Session:
         self.signals, self.fabric = signals, fabric
         self.data, self.model = prepare(config, fabric.rank, fresh)
         arena = self.model.flatten()
+        agree_at_start(fabric, config, self.model, self.data)
         buffers = kind.buffers(arena.size, config)
         forecast.require_room(fabric, arena.size, config.optimizer, buffers)
         fabric.join(buffers, description(config, arena.layout_hash))
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
-        if fabric.size > 1:
-            require_agreement(self.trainer)
         self.output = RunOutput(self.trainer, self._show_epoch)
         self.snapshots = Snapshots(self.output)
         self.last_epoch: Entry | None = None  # of the last epoch, with a synchronous method: `shut_down` reports it

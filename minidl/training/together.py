@@ -17,12 +17,14 @@ from minidl.run.config import Config
 from minidl.run.display import Display
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.signals import Stopped
+from minidl.training.agreement import facts_of_data
 from minidl.training.joined import gathered_mean
 from minidl.training.output import epoch_means
 from minidl.training.replica_state import averaged
 from minidl.training.startup import begin_together
 from minidl.training.trainer import Entry, Trainer
-from minidl.training.world import World, facts_of, hand_out, hand_out_text
+from minidl.training.vectors import hand_out, hand_out_text
+from minidl.training.world import World
 
 
 class Together:
@@ -32,7 +34,7 @@ class Together:
         self, here: World, model: Module, data: Dataset, config: Config, progress: Callable[[Entry], None] | None
     ) -> None:
         self.fabric, self.world, self.progress = here.fabric, here, progress
-        here.enter("fit", model, config, facts_of(data))
+        here.enter("fit", model, config, facts_of_data(data))
         self.trainer = Trainer(model, data, config, fabric=here.fabric)
         compiling = Display(quiet=progress is None or here.rank != 0).compiling
         self.trainer.engine.gradient.progress = self.trainer.engine.prediction.progress = compiling
