@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from minidl.checked import shown, whole
 from minidl.comm.topology import Topology, build
 from minidl.errors import ConfigError
-from minidl.training.agreement import agree
+from minidl.training.alike import agree
 from minidl.training.job import find_job
 from minidl.training.vectors import chunks, receive, send, spread
 from minidl.training.world import world

@@ -19,7 +19,7 @@ from minidl.run.folder import JournalError
 from minidl.run.options import options
 from minidl.run.signals import Signals, Stopped
 from minidl.training import local_snapshots
-from minidl.training.agreement import agree_at_start
+from minidl.training.alike import agree_at_start
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.replica_state import collect
 from minidl.training.resume import make_checkpoint

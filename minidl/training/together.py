@@ -17,7 +17,7 @@ from minidl.run.config import Config
 from minidl.run.display import Display
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.signals import Stopped
-from minidl.training.agreement import facts_of_data
+from minidl.training.alike import facts_of_data
 from minidl.training.joined import gathered_mean
 from minidl.training.output import epoch_means
 from minidl.training.replica_state import ReplicaState, averaged

@@ -27,7 +27,7 @@ from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import AbortedError, MinidlError
 from minidl.nn import Module
 from minidl.run.config import Config
-from minidl.training.agreement import agree, facts_of_model, facts_of_options
+from minidl.training.alike import agree, facts_of_model, facts_of_options
 from minidl.training.job import find_job
 from minidl.training.session import chosen
 from minidl.training.vectors import spread
