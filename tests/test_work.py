@@ -1,9 +1,10 @@
-"""The work of a run is counted in samples: each is handed out once an epoch, whoever trains it, and whatever happens."""
+"""The work of a run is counted in samples: each is trained once an epoch, also after stops and deaths."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sessions import Sessions
 from minidl import data, models, nn
 from minidl.comm.cluster import parse
 from minidl.comm.fabric.base import Column, State
+from minidl.comm.methods import method
 from minidl.comm.replica import Engine
 from minidl.comm.transport.sim import Simulation
 from minidl.data.sampler import Sampler
@@ -63,8 +65,6 @@ class Group:
             simulation.at(stop, simulation.stop)
         self.trainers = []
         for fabric in simulation.fabrics:
-            from minidl.comm.methods import method
-
             fabric.join(method(config.method).buffers(engine.arena.size, config), "layout")
             self.trainers.append(Trainer(model, self.data, config, fabric=fabric, engine=engine))
         simulation.run({rank: lambda rank=rank: self.main(rank) for rank in range(ranks)})
@@ -83,10 +83,8 @@ class Group:
         work.settle = counted  # type: ignore[method-assign]
         trainer.fabric.set_status(Column.STATE, State.TRAINING)
         trainer.fabric.stats.start()
-        try:
+        with suppress(Stopped):
             self.epochs[rank] += [entry for entry in trainer.run() if entry["event"] == "epoch"]
-        except Stopped:
-            pass
         trainer.fabric.stats.stop()
         work.give_back()
         trainer.fabric.set_status(Column.STATE, State.PAUSED)
@@ -116,7 +114,7 @@ def test_every_piece_is_trained_once() -> None:
     fast, slow = group.steps[0], group.steps[1]
     assert fast > slow and sum(group.steps) == 14
     for entries in group.epochs.values():
-        assert [entry["epoch"] for entry in entries] == [1, 2], "a replica that made no step in an epoch reports it, too"
+        assert [entry["epoch"] for entry in entries] == [1, 2], "each replica ends each epoch"
         assert [entry["step"] for entry in entries] == [2, 4] and all(np.isfinite(entry["loss"]) for entry in entries)
     assert sum(entry["images"] for entries in group.epochs.values() for entry in entries) == 2 * 26
     assert {trainer.progress.step for trainer in group.trainers} == {4}, "a step is 1/4 of the batches of all"
@@ -189,7 +187,7 @@ def test_the_images_left_out_change_with_the_epoch() -> None:
 def test_an_interrupted_epoch_is_divided_again(
     images: int, batch_size: int, stops: list[tuple[int, float]], last: int
 ) -> None:
-    """Replicas stop somewhere in an epoch, others continue, stop, ...: no sample is trained twice, none is forgotten."""
+    """Replicas stop somewhere in an epoch, others continue, stop, ...: each sample is trained once."""
     seen: list[int] = []
     parts: list[list[int]] = []
     for replicas, part in [*stops, (last, 1.0)]:
