@@ -1,4 +1,8 @@
-"""Learning-rate schedules: functions of the step that return the factor by which to multiply the base rate."""
+"""Learning-rate schedules: functions of the step that return the factor by which to multiply the base rate.
+
+With several replicas, a step is the mean over the replicas: the batches of all, divided by their number. So the rate
+depends on the samples of all replicas, and may be asked for in the middle of a step.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable
 from minidl.checked import one_of, whole
 from minidl.errors import ConfigError
 
-Schedule = Callable[[int], float]
+Schedule = Callable[[float], float]
 
 
 def constant(total: int) -> Schedule:
@@ -19,7 +23,7 @@ def constant(total: int) -> Schedule:
 def steps(total: int) -> Schedule:
     """Return a schedule: 1 in the first half of the run, then 0.1, and 0.01 in the last quarter."""
 
-    def factor(step: int) -> float:
+    def factor(step: float) -> float:
         if step >= total * 3 / 4:
             return 0.01
         return 0.1 if step >= total / 2 else 1.0
@@ -38,7 +42,7 @@ def one_cycle(total: int, rise: float = 0.3, start: float = 1 / 25, end: float =
     total: the number of steps of the run. rise: the fraction of the run before the peak.
     """
 
-    def factor(step: int) -> float:
+    def factor(step: float) -> float:
         peak = rise * total
         low, t = (start, 1 - step / peak) if step < peak else (end, (step - peak) / (total - peak or 1))
         return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(t, 1.0)))

@@ -137,8 +137,8 @@ def test_the_thread_ends_with_the_iterator() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_prefetch_is_bounded(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     made: list[int] = []
-    original = Loader._batch
-    monkeypatch.setattr(Loader, "_batch", lambda self, order, e, b: made.append(b) or original(self, order, e, b))
+    original = Loader.batch
+    monkeypatch.setattr(Loader, "batch", lambda self, order, e, b: made.append(b) or original(self, order, e, b))
     for taken, _ in enumerate(Loader(*samples(40), 2).epoch(0, prefetch=depth)):
         assert len(made) <= taken + 1 + depth
     assert made == list(range(20))

@@ -58,7 +58,8 @@ def test_all_workers_die(sessions: Callable[..., Sessions]) -> None:
     assert run.errors == [f"all workers have died; the center is saved; to continue from it: "
                           f"python -m minidl.train --resume {run.folder}"]  # fmt: skip
     progress = run.last().state["progress"]
-    assert progress["epoch"] >= 0 and progress["step"] == 3 * progress["epoch"] + progress["batch"] > 0
+    work = run.last().state["work"]
+    assert progress["step"] == -(-work["first"] // 2) > 0 and progress["epoch"] == work["first"] // 6
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip"])

@@ -18,7 +18,8 @@ from minidl.run.config import Config
 from minidl.run.options import options
 from minidl.training.vectors import spread
 
-DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json")  # not compared as options
+# Options that may differ, or that the model and the data stand for.
+DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json")
 FRAME = 1 << 14  # bytes: more than the longest description of a call
 LONGEST = 100  # characters of a value in this description
 

@@ -121,8 +121,7 @@ def serve(output: RunOutput) -> None:
     if fabric.survivors():
         return
     begun = fabric.status[list(fabric.replicas), Column.STEP]
-    at.step = max(0, int(np.mean(begun)) - 1)
-    at.epoch, at.batch = divmod(at.step - at.shift, len(trainer.sampler))
+    trainer.work.estimate(at, max(0, int(np.mean(begun)) - 1))
     with averaged(trainer, trainer.replica.theta):  # estimates batch norm statistics, which a server lacks
         output.write(make_checkpoint(trainer))
     raise MinidlError(f"all workers have died; the center is saved; to continue from it: {output.command}")

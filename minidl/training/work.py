@@ -56,6 +56,10 @@ class Work(ABC):
         """Return how many samples of the run all replicas have trained, or begun, up to this replica's position."""
 
     @abstractmethod
+    def estimate(self, at: Progress, steps: int) -> None:
+        """Set the progress of a rank that does not train. steps: made by a replica, on average."""
+
+    @abstractmethod
     def within(self, at: Progress) -> tuple[int, int]:
         """Return (batches done, batches) of the current epoch."""
 
@@ -106,6 +110,10 @@ class Divided(Work):
         sampler = self.sampler
         part = sampler.images if at.batch == len(sampler) else min(at.batch * sampler.batch_size, sampler.images)
         return sampler.replicas * (at.epoch * sampler.images + part)
+
+    def estimate(self, at: Progress, steps: int) -> None:
+        at.step = steps
+        at.epoch, at.batch = divmod(at.step - at.shift, len(self.sampler))
 
     def within(self, at: Progress) -> tuple[int, int]:
         left = self.planned + at.shift - at.step  # the last epoch may be shorter
@@ -174,6 +182,10 @@ class Claimed(Work):
         epoch, batch = divmod(self.total if self.finished(at) else self.piece + 1, self.batches)
         images = len(self.sampler.data.y_train)
         return epoch * images + min(batch * self.sampler.batch_size, images)
+
+    def estimate(self, at: Progress, steps: int) -> None:
+        begun = self.state().get("first", 0)
+        at.step, at.epoch, at.batch = at.shift + self.steps(begun), begun // self.batches, 0
 
     def within(self, at: Progress) -> tuple[int, int]:
         return self.piece % self.batches + 1, min(self.batches, self.total - self.piece // self.batches * self.batches)
