@@ -217,12 +217,12 @@ def test_a_stopped_run_continues_with_the_samples_that_are_left(
     monkeypatch.setattr(Trainer, "step", counted)
     whole = Sessions(tmp_path / "whole", 3, {}, method="gossip", **options).simulation.time
     assert set(seen.values()) == {4} and len(seen) == 122
-    for method, missing in (("gossip", 0), ("allreduce", 5)):
+    for name, missing in (("gossip", 0), ("allreduce", 5)):
         seen.clear()
-        Sessions(tmp_path / method, 3, {}, stop=0.4 * whole, method=method, **options)
-        Sessions(tmp_path / method, 4, {}, stop=0.2 * whole)
-        last = Sessions(tmp_path / method, 2, {})
+        Sessions(tmp_path / name, 3, {}, stop=0.4 * whole, method=name, **options)
+        Sessions(tmp_path / name, 4, {}, stop=0.2 * whole)
+        last = Sessions(tmp_path / name, 2, {})
         assert last.summary and last.summary["epochs"] == 4
-        assert max(seen.values()) <= 4 and 4 * 122 - missing <= seen.total() <= 4 * 122, method
-        assert last.summary["samples"] == (4 * 122)
+        assert max(seen.values()) <= 4 and 4 * 122 - missing <= seen.total() <= 4 * 122, name
+        assert last.summary["samples"] == 4 * 122
         assert last.summary["batches_repeated"] == 0

@@ -15,8 +15,8 @@ from launching import Launched
 
 COUNTING = str(Path(__file__).parent / "replicas" / "counting.py")
 SMALL = ["--data", "synthetic:500x4x4x1:4", "--model", "mlp", "--batch-size", "8", "--quiet", "--json"]
-PIECES = 3 * 57  # 3 epochs of 450 training images
-RUN = [*SMALL, "--validation", "0.1", "--epochs", "3"]
+PIECES = 57  # of an epoch of 450 training images
+RUN = [*SMALL, "--validation", "0.1", "--epochs"]
 KILL, TERM = 9, 15
 
 
@@ -37,11 +37,11 @@ def mpi(ranks: int, environment: dict[str, str], *arguments: str) -> dict[str, A
 def test_one_is_killed(tmp_path: Path, method: str) -> None:
     """The replica is killed in its 20th step, so its batch is trained again. The others train all the rest."""
     log = tmp_path / "log"
-    arguments = [str(log), f"1:20:{KILL}", *RUN, "--method", method, "--out", str(tmp_path / "run")]
+    arguments = [str(log), f"1:20:{KILL}", *RUN, "3", "--method", method, "--out", str(tmp_path / "run")]
     with Launched(4, *arguments, program=[COUNTING]) as launched:
         code, [result], errors = launched.finish()
     assert code == 0 and errors == "minidl: replica 1 was killed by SIGKILL\n"
-    assert settled(log) == Counter(range(PIECES))
+    assert settled(log) == Counter(range(3 * PIECES))
     assert result["batches_repeated"] == 1 and result["samples"] == 3 * 450 and result["idle_seconds"] >= 0
 
 
@@ -50,9 +50,10 @@ def test_stopped_and_resumed_under_mpi_with_another_number_of_ranks(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     log, out = tmp_path / "log", str(tmp_path / "run")
-    assert not mpi(3, environment, str(log), f"1:15:{TERM}", *RUN, "--method", "gossip", "--threads", "1", "--out", out)
+    arguments = ["12", "--method", "gossip", "--threads", "1", "--out", out]
+    assert not mpi(3, environment, str(log), f"0:15:{TERM}", *RUN, *arguments)
     before = settled(log)
-    assert 15 < before.total() < PIECES and max(before.values()) == 1
+    assert 15 <= before.total() < 12 * PIECES and max(before.values()) == 1
     result = mpi(2, environment, str(log), "", "--resume", out, "--quiet", "--json")
-    assert settled(log) == Counter(range(PIECES))
-    assert result["samples"] == 3 * 450 and result["batches_repeated"] == 0 and result["epochs"] == 3
+    assert settled(log) == Counter(range(12 * PIECES))
+    assert result["samples"] == 12 * 450 and result["batches_repeated"] == 0 and result["epochs"] == 12

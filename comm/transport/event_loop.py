@@ -114,7 +114,7 @@ class EventLoop:
         self.everybody = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
         self.claims = np.zeros(claims.words(ranks), np.int64)
-        self.layout = ""
+        self.layouts: dict[int, str] = {}  # number of a call of `join`, from 0 -> the layout that it was given
         self.mail = 0  # messages in flight on MAIL
         self.stop_asked = False
         self.draining: set[int] = set()  # ranks that have entered `drain`

@@ -106,15 +106,15 @@ class SimTransport(Rank):
         self.answers: dict[int, tuple[int, np.ndarray, Header]] = {}
         self.lookers: set[int] = set()  # ranks that looked for a new state and found none; `publish` wakes them
         self.started: list[SimulatedProcess] = []
+        self.joins = 0  # the number of calls of `join`
 
     # -- the primitives of a transport -------------------------------------------------------------------
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
         simulation = self.simulation
-        simulation.layout = simulation.layout or layout
-        if layout != simulation.layout:
+        if simulation.layouts.setdefault(self.joins, layout) != layout:
             raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
-        self.buffers = buffers
+        self.joins, self.buffers = self.joins + 1, buffers
         self.slots = [*buffers.slots(self.rank, self.rank not in self.replicas).values()]
         self.free = [number for number, _ in self.slots]
         for name, elements in buffers.shared:

@@ -29,6 +29,7 @@ from minidl.training.shutdown import Reason, serve, shut_down
 from minidl.training.startup import begin_together
 from minidl.training.summary import Snapshots
 from minidl.training.trainer import Entry, Trainer
+from minidl.training.work import Claimed
 
 LOG_EVERY = 100  # steps between two lines of metrics.jsonl within an epoch
 
@@ -73,11 +74,13 @@ class Session:
         """
         trainer, config, output = self.trainer, self.config, self.output
         self.logged = trainer.progress.step // LOG_EVERY
+        self.began: tuple[int, float] | None = None  # samples and seconds at the first entry: see `_speed`
         self.display = Display(config.quiet or not output.leads)
         trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.display.compiling
         if self.resumed:
             self.display.say(self._resumed_at())
-        company = "" if output.alone else f" each, {config.workers} replicas, {config.method}"
+        each = "each on average" if isinstance(trainer.work, Claimed) else "each"
+        company = "" if output.alone else f" {each}, {config.workers} replicas, {config.method}"
         self.display.say(f"{output.folder}: {short(config.model)} ({parameter_count(self.model):,} parameters) on "
                          f"{config.data} ({len(self.data.y_train):,} images), {count(trainer.total_steps, 'step')}"
                          f"{company}")  # fmt: skip
@@ -112,9 +115,7 @@ class Session:
             for entry in self.trainer.run():
                 if output.leads and not output.alone:
                     self.display.quiet = self.config.quiet  # it was quiet if another replica led before
-                    entry["images_per_second"] = round(  # estimated for all replicas from this one
-                        entry["images_per_second"] * len(self.fabric.survivors()), 1
-                    )
+                    entry["images_per_second"] = self._speed(entry["samples"])
                 if entry["event"] == "epoch":
                     self._epoch_done(entry)
                 elif output.leads:
@@ -125,6 +126,12 @@ class Session:
                 raise
             return reason
         return None
+
+    def _speed(self, samples: int) -> float:
+        """Return the images/s of all replicas since this replica's first step, which may compile kernels."""
+        seconds = self.trainer.progress.seconds
+        self.began = self.began or (samples, seconds)
+        return round((samples - self.began[0]) / (seconds - self.began[1] or 1.0), 1)
 
     def _step_done(self, entry: Entry) -> None:
         trainer, at = self.trainer, self.trainer.progress

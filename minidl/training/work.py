@@ -152,6 +152,7 @@ class Claimed(Work):
     def continue_from(self, total: int, first: int = 0, left: tuple[int, ...] = ()) -> None:
         """Set the work: see the class. Call this before the first claim, with the same values on all ranks."""
         self.total, self.first, self.left = total, first, left
+        self.reached = first  # the largest number of pieces handed out that this replica knows of
         self.planned = self.steps(total)
         self.epochs = -(-total // self.batches)
 
@@ -163,6 +164,7 @@ class Claimed(Work):
             batch = self.ready.result() if self.ready else self.sampler.piece(piece)
             if self.claims.begin(ticket):
                 self.piece, self.present = piece, ticket
+                self.reached = max(self.reached, piece + 1)
                 self._request()
                 yield batch
             else:  # the piece was revoked
@@ -179,7 +181,7 @@ class Claimed(Work):
         return self.piece / self.sampler.replicas
 
     def samples(self, at: Progress) -> int:
-        epoch, batch = divmod(self.total if self.finished(at) else self.piece + 1, self.batches)
+        epoch, batch = divmod(self.total if self.finished(at) else self.reached, self.batches)
         images = len(self.sampler.data.y_train)
         return epoch * images + min(batch * self.sampler.batch_size, images)
 
