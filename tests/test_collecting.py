@@ -36,7 +36,7 @@ def test_a_checkpoint_holds_the_state_of_every_replica(tmp_path: Path, monkeypat
     for rank, trainer in trainers.items():
         for name, vector in own_state(trainer).vectors.items():
             assert np.array_equal(last.vectors[f"{rank}/{name}"], vector), name
-    assert len(last.vectors) == 3 * 4, "theta, two moments and the statistics of communication"
+    assert len(last.vectors) == 3 * 5, "theta, two moments, the masses and the statistics of communication"
     assert holds_the_mean(last, range(3))
 
 
@@ -49,8 +49,9 @@ def test_a_replica_that_dies_while_it_sends_is_left_out(
     run, gather = Trainer.run, Fabric.gather
 
     def dying(self: Any, vector: np.ndarray) -> Any:
-        if self.rank == 1 and self.rank in trainers and vector is own_state(trainers[1]).vectors[name]:
-            self.simulation.at(self.simulation.time, self.simulation._die, 1)
+        if self.rank == 1 and self.rank in trainers and np.shares_memory(vector, own_state(trainers[1]).vectors[name]):
+            simulation = self.transport.simulation
+            simulation.at(simulation.time, simulation._die, 1)
         return gather(self, vector)
 
     monkeypatch.setattr(Trainer, "run", lambda self: (trainers.update({self.fabric.rank: self}), run(self))[1])
@@ -80,14 +81,14 @@ import json, os, sys
 from pathlib import Path
 import numpy as np
 from minidl import data, nn
-from minidl.comm.fabric.base import BufferSpec, Column, State
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, State
 from minidl.comm.stats import Stats
 from minidl.comm.transport.shm import ShmTransport
 from minidl.run.config import resolve
 from minidl.training.output import RunOutput
 from minidl.training.trainer import Trainer
 
-fabric = ShmTransport.from_environment(Stats())
+fabric = Fabric(ShmTransport.from_environment(Stats()))
 config = resolve({"data": "synthetic:96x8x8x1:3", "model": "mlp", "method": "gossip", "optimizer": "adam"})
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 95_000), nn.Linear(95_000, 3))
 arena = model.flatten()
@@ -127,5 +128,5 @@ def test_the_memory_of_the_leader_does_not_grow_with_the_number_of_replicas(tmp_
         grown[ranks], megabytes = results[0]
         assert megabytes > 25
         [folder] = (tmp_path / str(ranks) / "checkpoints").iterdir()
-        assert len(files.load(folder).vectors) == 4 * ranks
+        assert len(files.load(folder).vectors) == 5 * ranks
     assert grown[6] < grown[2] + 1, grown

@@ -104,8 +104,7 @@ class MpiTransport(MailboxTransport):
         own = np.zeros(WORD, np.uint8)
         own[: len(word)] = np.frombuffer(word.encode("ascii", "replace"), np.uint8)
         every = np.zeros((self.size, WORD), np.uint8)
-        world = self.engine.world
-        self.engine.collective(lambda: world.Iallgather(own, every)).wait()
+        self.engine.collective(lambda: self.engine.world.Iallgather(own, every)).wait()
         return [bytes(row).rstrip(b"\0").decode() for row in every]
 
     def _find_nodes(self) -> list[int]:

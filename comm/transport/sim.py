@@ -115,8 +115,9 @@ class SimTransport(Rank):
         if simulation.layouts.setdefault(self.joins, layout) != layout:
             raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
         self.joins, self.buffers = self.joins + 1, buffers
+        used = [number - free for (number, _), free in zip(self.slots, self.free, strict=True)]  # still in flight
         self.slots = [*buffers.slots(self.rank, self.rank not in self.replicas).values()]
-        self.free = [number for number, _ in self.slots]
+        self.free = [number - some for (number, _), some in zip(self.slots, used, strict=True)]
         for name, elements in buffers.shared:
             nodes = len(simulation.place.groups)
             if nodes > 1:

@@ -31,50 +31,16 @@ from minidl import resources
 from minidl.errors import CheckpointError
 from minidl.reading import Stored, Unreadable, blaming, content, json_value, opened, safetensors_header
 from minidl.run.array_writer import TYPES, ArrayWriter, Layout, layouts, write_arrays
-from minidl.run.progress import progress
+from minidl.run.checkpoint_state import VALID
 from minidl.schema import (
-    LARGEST,
-    Kind,
     Mismatch,
-    count_or_number,
-    mapping,
-    maybe,
     named,
-    record,
-    several,
-    text,
-    whole,
 )
 
 FORMAT = "minidl checkpoint 1"
 MODEL, STATE, SUMS = "model.safetensors", "state.safetensors", "sha256sums.txt"
 UNKNOWN_TO_NUMPY = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3", "F8_E5M2": "float8_e5m2"}
 
-
-def _state(most: int) -> Kind:
-    """Return the description of a checkpoint's state, whose counters are at most `most`: see training/resume.py."""
-    count, at = whole(0, most), progress(most)
-    random = record({"seed": whole(0, 2**32 - 1), "offset": count})
-    method = maybe(mapping(count_or_number(most)))
-    member = record({"progress": at, "optimizer_steps": count, "random": random, "images": count, "steps": count,
-                     "method": method})  # fmt: skip
-    return record(
-        {"progress": at, "optimizer": record({"steps": count}), "random": random, "layout": text(),
-         "batches": whole(1, most), "config": text()},
-        optional={"work": _work(most), "members": mapping(member, text("0|[1-9][0-9]{0,6}", "a rank"))},
-    )  # fmt: skip
-
-
-def _work(most: int) -> Kind:
-    """Return the description of the work of a run (training/work.py). What it means is checked in resume.py."""
-    count = whole(0, most)
-    return record({"replicas": whole(1, 1 << 16)},
-                  optional={"total": whole(1, most), "first": count, "left": several(count),
-                            "epoch": count, "parts": several(several(count, 1), 1)})  # fmt: skip
-
-
-VALID = _state(LARGEST)
-RESUMABLE = _state(LARGEST >> 6)  # leaves room: after the run has continued, its counters must still be VALID
 
 Arrays = dict[str, np.ndarray]
 

@@ -14,7 +14,8 @@ from minidl.comm.stats import from_vector
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.reading import blaming
-from minidl.run.checkpoint import RESUMABLE, Checkpoint, layouts_of, require_finite
+from minidl.run.checkpoint import Checkpoint, layouts_of, require_finite
+from minidl.run.checkpoint_state import RESUMABLE
 from minidl.run.config import FREE, LENGTH, Config, resolve
 from minidl.run.config_file import from_toml, saved, to_toml
 from minidl.run.model_file import is_own

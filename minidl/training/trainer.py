@@ -110,7 +110,7 @@ class Trainer:
             began = perf_counter() - self.progress.seconds
 
     def prepare(self) -> None:
-        """Record the step for a full batch. Compile all kernels, also of methods and claims, so that no step compiles."""
+        """Record the step for a full batch. Compile all kernels, also of methods and claims, so no step compiles."""
         self.model.train()
         self.engine.gradient.prepare(*self.sampler.first())
         claims.prepare()

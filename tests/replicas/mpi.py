@@ -143,8 +143,10 @@ def fair(fabric: Fabric) -> list[int]:
 
 def waits(fabric: Fabric, peer: int) -> bool:
     """Return whether a message of this peer has arrived here and has not been taken."""
-    arrived = fabric.transport._arrived[Channel.MAIL] if peer not in fabric.transport.beside else fabric.transport.mailbox.cells[Channel.MAIL]
-    return peer in arrived if isinstance(arrived, dict) else bool(arrived[fabric.rank, peer] > 0)
+    transport = fabric.transport
+    if peer not in transport.beside:
+        return peer in transport._arrived[Channel.MAIL]
+    return bool(transport.mailbox.cells[Channel.MAIL][fabric.rank, peer] > 0)
 
 
 def publish(fabric: Fabric, version: int) -> bool:
