@@ -20,10 +20,13 @@ from minidl.comm.cluster import parse
 from minidl.comm.fabric.base import Column, State
 from minidl.comm.methods import method
 from minidl.comm.replica import Engine
+from minidl.comm.stats import Stats, merge
 from minidl.comm.transport.sim import Simulation
 from minidl.data.sampler import Sampler
+from minidl.errors import CheckpointError
 from minidl.run.config import resolve
 from minidl.run.signals import Stopped
+from minidl.training.resume import make_checkpoint, restore
 from minidl.training.trainer import Trainer
 from minidl.training.work import Claimed
 
@@ -226,3 +229,42 @@ def test_a_stopped_run_continues_with_the_samples_that_are_left(
         assert max(seen.values()) <= 4 and 4 * 122 - missing <= seen.total() <= 4 * 122, name
         assert last.summary["samples"] == 4 * 122
         assert last.summary["batches_repeated"] == 0
+
+
+def gossiping(**options: Any) -> Trainer:
+    config = resolve(OPTIONS, options)
+    dataset = data.load(config.data)
+    nn.seed(0)
+    return Trainer(models.mlp(dataset.input_shape, dataset.classes, hidden=(3,)), dataset, config)
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"total": 15}, "work.total is 15; expected 2 epochs of 7 batches"),
+    ({"first": 15}, "work.first is 15 of 14"),
+    ({"first": 5, "left": [5]}, "increasing numbers below it"),
+    ({"first": 5, "left": [3, 2]}, "increasing numbers below it"),
+    ({"left": [-1]}, "work.left"),
+    ({"replicas": 0}, "work.replicas"),
+    (None, "does not say which batches are left"),
+])  # fmt: skip
+def test_work_that_does_not_fit_the_run_is_refused(wrong: dict[str, Any] | None, words: str) -> None:
+    checkpoint = make_checkpoint(gossiping())
+    if wrong is None:
+        del checkpoint.state["work"]
+    else:
+        checkpoint.state["work"] |= wrong
+    with pytest.raises(CheckpointError, match=words) as raised:
+        restore(gossiping(), checkpoint)
+    assert "\n" not in str(raised.value)
+
+
+def test_idle_time_is_no_waiting_time() -> None:
+    now = [0.0]
+    every = [Stats(rank, size=3, now=lambda: now[0]) for rank in range(3)]
+    for each, end in zip(every[:2], (4.0, 7.0)):  # the third is a server: it makes no step
+        each.start()
+        now[0] = end
+        each.stepped()
+        each.stop()
+    total = merge(each.report() for each in every)
+    assert total["idle_seconds"] == 3.0 and total["seconds"]["waiting"] == 0 and total["wait_fraction"] == 0

@@ -150,7 +150,7 @@ def _rest(images: int, seed: int, batch_size: int, epoch: int, parts: Sequence[S
         for place, count in enumerate(counts):
             own = rest[place * length : (place + 1) * length]
             left.append(generator(Purpose.ORDER, replica_seed(seed, place), epoch).permutation(own)[
-                _trained(count - skipped, length, batch_size) :])  # fmt: skip
+                _trained(max(0, count - skipped), length, batch_size) :])  # fmt: skip
         rest = np.concatenate(left)
     return rest
 
