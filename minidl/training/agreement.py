@@ -16,7 +16,6 @@ from minidl.errors import ConfigError
 from minidl.nn import Module
 from minidl.run.config import Config
 from minidl.run.options import options
-from minidl.training.vectors import spread
 
 # Options that may differ, or that the model and the data stand for.
 DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json")
@@ -44,7 +43,7 @@ def agree(fabric: Fabric, call: str, facts: Mapping[str, object]) -> None:
         return
     frames = [np.frombuffer(text.ljust(FRAME), np.float64).copy() for _ in range(2)]
     for root, frame in zip((members[0], odd), frames, strict=True):
-        spread(fabric, frame, root, members)
+        fabric.group(members).broadcast(frame, root)
     first, other = (json.loads(frame.tobytes()) for frame in frames)
     raise ConfigError(_difference(call, (members[0], first), (odd, other)))
 

@@ -13,7 +13,7 @@ from minidl.comm.topology import Topology, build
 from minidl.errors import ConfigError
 from minidl.training.agreement import agree
 from minidl.training.job import find_job
-from minidl.training.vectors import chunks, receive, send, spread
+from minidl.training.vectors import chunks, receive, send
 from minidl.training.world import world
 
 _rounds = count()  # of neighbor_average: the calls of all ranks have the same numbers
@@ -76,7 +76,7 @@ def broadcast(array: ArrayLike, root: int = 0) -> np.ndarray:
         raise ConfigError(f"broadcast: root {root}: expected a rank from 0 to {here.size - 1}")
     agree(here.fabric, "broadcast", {"array": _kind(vector, shape), "root": root})
     if here.size > 1:
-        spread(here.fabric, vector, root, here.fabric.replicas)
+        here.fabric.group(here.fabric.replicas).broadcast(vector, root)
     return vector.reshape(shape)
 
 

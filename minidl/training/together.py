@@ -66,6 +66,7 @@ class Together:
                         self._epoch_done(entry)
             except Stopped as stopped:
                 raise KeyboardInterrupt(f"stopped after step {trainer.progress.step}") from stopped
+            trainer.work.give_back()
             fabric.fail_fast = False
             fabric.stats.stop()
             fabric.set_status(Column.STATE, State.PAUSED)
@@ -78,9 +79,9 @@ class Together:
     def _epoch_done(self, entry: Entry) -> None:
         """Complete an epoch's entry with the means over all replicas. With an asynchronous method, do not wait."""
         fabric, trainer, at = self.fabric, self.trainer, self.trainer.progress
+        fabric.set_status(Column.IMAGES, entry.pop("images"))
         fabric.set_status(Column.ACCURACY, entry["accuracy"])
         fabric.set_status(Column.LOSS, entry["loss"])
-        entry["images_per_second"] = round(entry["images_per_second"] * len(fabric.survivors()), 1)  # an estimate
         if trainer.method.synchronous:
             means = np.array([entry["loss"], entry["accuracy"]])
             fabric.allreduce(means)

@@ -9,19 +9,6 @@ import numpy as np
 from minidl.comm.fabric.base import CHUNK, Channel, Fabric, Header
 
 
-def spread(
-    fabric: Fabric, vector: np.ndarray, root: int, members: Sequence[int], channel: Channel = Channel.TREE
-) -> None:
-    """vector = the root's vector, on all members, along a binary tree. vector: float32 or float64 (n,), contiguous."""
-    order = [root, *(rank for rank in members if rank != root)]
-    at = order.index(fabric.rank)
-    children = [order[child] for child in (2 * at + 1, 2 * at + 2) if child < len(order)]
-    for part in chunks(vector):
-        if at:
-            receive(fabric, order[(at - 1) // 2], part, channel)
-        send(fabric, children, part, channel)
-
-
 def hand_out(fabric: Fabric, vector: np.ndarray, leader: int) -> None:
     """vector = the leader's vector, on all live ranks. The death of another rank than the leader changes nothing."""
     others = [rank for rank in range(fabric.size) if rank != leader]

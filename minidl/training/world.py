@@ -30,7 +30,6 @@ from minidl.run.config import Config
 from minidl.training.agreement import agree, facts_of_model, facts_of_options
 from minidl.training.job import find_job
 from minidl.training.session import chosen
-from minidl.training.vectors import spread
 
 LEAVING = 2.0  # seconds that a rank which ends waits until others have received its last messages
 
@@ -74,11 +73,11 @@ class World:
             raise PeerLost(dead, "the beginning of another training")
         vectors = [arena.theta] if model.statistics is None else [arena.theta, model.statistics.theta]
         for vector in vectors:
-            spread(fabric, vector, 0, fabric.replicas)
+            fabric.group(fabric.replicas).broadcast(vector, 0)
         arena.touch()
         if model.statistics is not None:
             model.statistics.touch()
-        for column in (Column.STEP, Column.STOP, Column.SPEED, Column.ACCURACY, Column.LOSS, Column.STATE):
+        for column in sorted(Column, key=lambda column: column is Column.STATE):  # STATE is the last one
             fabric.set_status(column, 0)
         fabric.replicas = replicas
         fabric.transport.stall, fabric.step, fabric.led_by = config.stall, 0, None
