@@ -1,4 +1,4 @@
-"""The description of a cluster in a TOML file, for simulations (fabric/sim.py).
+"""The description of a cluster in a TOML file, for simulations (transport/sim.py).
 
     [devices.core]                  # a kind of device; each device runs one replica
     flops = 40e9                    # FLOP/s that training reaches; or `speed`, relative to [measured]
