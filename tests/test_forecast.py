@@ -28,7 +28,7 @@ def fabric(rank: int, nodes: list[int]) -> Any:
 
 
 def test_64_replicas_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    large, buffers = 100_000_000, BufferSpec(elements=100_000_000, mail=2)
+    large, buffers = 100_000_000, BufferSpec(nbytes=400_000_000, mail=2)
     monkeypatch.setattr(resources, "available", lambda: 10**11)
     words = r"64 replicas with 100,000,000 parameters each need about 128 GB of memory, 51\.5 GB of it for messages, "
     with pytest.raises(ConfigError, match=words + r"and 100 GB are free: use fewer --workers or a smaller model"):

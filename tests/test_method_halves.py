@@ -11,6 +11,7 @@ import pytest
 from toy_replicas import LINK, batch_of, config_of, engine_of, run
 
 from minidl.comm.cluster import Event, uniform
+from minidl.comm.fabric.base import Fabric
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.gossip import Gossip
@@ -46,7 +47,7 @@ def test_a_period_can_wrap_the_exchange() -> None:
 def test_local_is_a_whole_step_of_the_optimizer(name: str) -> None:
     config = config_of(name, momentum=0.0, weight_decay=0.0, lr=0.1)
     engine = engine_of("sgd", 0.0, 0.0, 0.1)
-    replica = Replica(engine, LoopbackTransport(), own=True)
+    replica = Replica(engine, Fabric(LoopbackTransport()), own=True)
     acting = method(name)(replica, replica.fabric, config)
     before = replica.theta.copy()
     loss = acting.local(batch_of(0, 0))
@@ -85,7 +86,7 @@ def test_gossip_forgets_what_it_owes_to_a_dead_peer(monkeypatch: pytest.MonkeyPa
     calls = deaths(20, monkeypatch, Gossip, "gossip", exchange="push-pull")
     assert len(calls) == 3
     config = config_of("gossip", exchange="push-pull", momentum=0.0, weight_decay=0.0, lr=0.1)
-    replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), LoopbackTransport(), own=True)
+    replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), Fabric(LoopbackTransport()), own=True)
     acting = Gossip(replica, replica.fabric, config)
     acting.owed = {1: 0, 2: 0}
     acting.on_membership([0, 1])
@@ -97,7 +98,7 @@ def test_gossip_forgets_what_it_owes_to_a_dead_peer(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("size", [1, 7, 1000, PIECE, PIECE + 1, 3 * PIECE + 5])
 def test_arithmetic_agrees_with_float64(size: int) -> None:
-    replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), LoopbackTransport(), own=True)
+    replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), Fabric(LoopbackTransport()), own=True)
     rng = np.random.default_rng(size)
 
     def pair() -> list[np.ndarray]:
@@ -124,7 +125,7 @@ def test_arithmetic_agrees_with_float64(size: int) -> None:
 
 
 def test_the_sign_of_zero_survives_scaling() -> None:
-    replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), LoopbackTransport(), own=True)
+    replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), Fabric(LoopbackTransport()), own=True)
     vector = np.array([-0.0, 0.0, 2.0], np.float32)
     replica.scale(vector, 0.5)
     assert np.array_equal(np.signbit(vector), [True, False, False])
@@ -133,7 +134,7 @@ def test_the_sign_of_zero_survives_scaling() -> None:
 @pytest.mark.parametrize("operation", ["mix_into", "scale", "axpy", "elastic"])
 def test_arithmetic_on_the_weights_marks_them_as_changed(operation: str) -> None:
     """Kernels compute other forms of the weights again if the arena's version has increased."""
-    replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), LoopbackTransport(), own=True)
+    replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), Fabric(LoopbackTransport()), own=True)
     other, arena = np.zeros_like(replica.theta), replica.engine.arena
     calls: dict[str, tuple[Any, ...]] = {
         "mix_into": (replica.theta, other, 0.5), "scale": (replica.theta, 0.5),

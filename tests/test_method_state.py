@@ -180,6 +180,6 @@ def test_numbers_that_do_not_fit_are_refused(
 def test_a_mass_of_0_is_refused(tmp_path: Path) -> None:
     """A mass of 0 would be a divisor."""
     saved = stopped(tmp_path, "gossip", mix="mass")
-    saved.vectors["1/method.mass"][:] = 0
-    [error] = resumed(tmp_path, saved).errors
+    vectors = {**saved.vectors, "1/method.mass": np.zeros(1)}
+    [error] = resumed(tmp_path, replace(saved, vectors=vectors)).errors
     assert "the state of the method gossip is not as expected: a mass is 0; expected masses above 0" in error

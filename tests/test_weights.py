@@ -14,6 +14,7 @@ import minidl
 from minidl import data, models, nn
 from minidl.errors import CheckpointError, ConfigError
 from minidl.run import checkpoint as files
+from minidl.run.array_writer import write_arrays
 from minidl.run.folder import read_run
 from minidl.train import main
 from minidl.training.trainer import Trainer
@@ -192,7 +193,7 @@ def test_weights_that_cannot_begin_a_run(argv: list[str], words: str, capsys: py
     minidl.save(models.mlp((4, 4, 1), 4, (8, 8)), "wide.safetensors")
     values = models.mlp((4, 4, 1), 4).state_dict()
     kept = {name: value for name, value in values.items() if not name.startswith("5.")}
-    Path("part.safetensors").write_bytes(files.serialized(kept, {"format": "pt"}))
+    write_arrays(Path("part.safetensors"), kept, {"format": "pt"})
     header = json.dumps({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
     Path("huge.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     command = argv if "--evaluate" in argv else [*SMALL, "--data", DATA, *argv, "--out", "run"]
@@ -206,6 +207,6 @@ def test_another_number_of_classes_elsewhere_is_refused(capsys: pytest.CaptureFi
     """Only a layer whose outputs are the classes may differ."""
     values = models.mlp((4, 4, 1), 4).state_dict()
     values["5.weight"] = values["5.weight"][:, :100]
-    Path("a.safetensors").write_bytes(files.serialized(values, {"format": "pt"}))
+    write_arrays(Path("a.safetensors"), values, {"format": "pt"})
     assert begin("--data", DATA, "--init", "a.safetensors") == 2
     assert "5.weight has the shape (4, 100); expected floats (4, 512)" in capsys.readouterr().err

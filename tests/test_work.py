@@ -17,7 +17,7 @@ from sessions import Sessions
 
 from minidl import data, models, nn
 from minidl.comm.cluster import parse
-from minidl.comm.fabric.base import Column, State
+from minidl.comm.fabric.base import Column, Fabric, State
 from minidl.comm.methods import method
 from minidl.comm.replica import Engine
 from minidl.comm.stats import Stats, merge
@@ -67,7 +67,8 @@ class Group:
         if stop:
             simulation.at(stop, simulation.stop)
         self.trainers = []
-        for fabric in simulation.fabrics:
+        for transport in simulation.transports:
+            fabric = Fabric(transport)
             fabric.join(method(config.method).buffers(engine.arena.size, config), "layout")
             self.trainers.append(Trainer(model, self.data, config, fabric=fabric, engine=engine))
         simulation.run({rank: lambda rank=rank: self.main(rank) for rank in range(ranks)})
@@ -106,9 +107,9 @@ def test_a_fast_replica_makes_more_steps() -> None:
     samples = sum(trainer.replica.images for trainer in group.trainers)
     speeds = (4 * 4e6 + 4 * 1e6) / 1e5  # images/s
     assert samples / group.simulation.time >= 0.95 * speeds
-    idle = [fabric.stats.ended for fabric in group.simulation.fabrics]
+    idle = [fabric.stats.ended for fabric in group.simulation.transports]
     assert 0 < sum(max(idle) - end for end in idle) < 0.05 * 8 * group.simulation.time
-    assert all(fabric.stats.report()["seconds"]["waiting"] == 0 for fabric in group.simulation.fabrics)
+    assert all(fabric.stats.report()["seconds"]["waiting"] == 0 for fabric in group.simulation.transports)
 
 
 def test_every_piece_is_trained_once() -> None:
