@@ -119,10 +119,20 @@ def test_a_timeline_in_virtual_time(tmp_path, capsys):
     assert len([event for event in events if event["ph"] == "s"]) == result["messages"] == 4 * 9
 
 
+ONE_NODE = """
+[devices.core]
+flops = 40e9
+memory = 10e9
+[[nodes]]
+devices = ["core", "core", "core"]
+"""
+
+
 @pytest.mark.parametrize("method", ["dpsgd", "allreduce"])
 def test_processes_train_a_bit_identical_model(tmp_path, capsys, method):
     options = ["--steps", "6", "--method", method]
-    simulated = simulate(tmp_path, capsys, "--ranks", "3", *options)
+    (tmp_path / "one-node.toml").write_text(ONE_NODE)  # like the processes: bits of a sum depend on the nodes
+    simulated = simulate(tmp_path, capsys, "--cluster", str(tmp_path / "one-node.toml"), "--ranks", "3", *options)
     command = [sys.executable, "-m", "minidl.train", "--workers", "3", "--threads", "1", *QUICK, *options]
     done = subprocess.run([*command, "--out", tmp_path / "real"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
