@@ -124,7 +124,11 @@ ONE_NODE = """
 flops = 40e9
 memory = 10e9
 [[nodes]]
+name = "node"
 devices = ["core", "core", "core"]
+[inside]
+alpha = 1e-6
+rate = 1e11
 """
 
 
