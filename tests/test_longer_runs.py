@@ -58,14 +58,16 @@ def test_the_bits_are_those_of_a_run_that_was_longer_from_the_beginning(length: 
     begin("--schedule", "constant", length, long, "--validation", "0.25", out="whole")
     before = entries()
     assert longer(length, long) == 0
-    if length == "--epochs":  # with --steps, the shorter run ends in the middle of an epoch
+    assert Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    if length == "--epochs":  # with --steps, the shorter run has a line for the epoch that it interrupts
         assert state() == state("whole")
         kept = ("step", "epoch", "loss", "validation_loss", "lr")
         assert [[one[name] for name in kept] for one in entries()] == [
             [one[name] for name in kept] for one in entries("whole")]  # fmt: skip
         assert summary()["epochs"] == summary("whole")["epochs"]
     assert summary()["steps"] == summary("whole")["steps"] and "continues_to" not in summary()
-    assert entries()[: len(before)] == before
+    unchanged = len(before) - (length == "--steps")  # the interrupted epoch is completed, and has a new line
+    assert entries()[:unchanged] == before[:unchanged]
     assert folders.read_run("run")[length.strip("-")] == int(long)
 
 
@@ -190,6 +192,20 @@ def test_several_replicas(tmp_path: Path, method: str, stop: float, monkeypatch:
     assert steps == sorted(steps)
     rates = [line["lr"] for line in lines if line["event"] == "epoch"]
     assert len(rates) >= 6 and rates[4] > 1e-4 and rates[-1] < rates[4]
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "gossip"])
+def test_epochs_become_steps(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 steps are more than the two epochs of 3 replicas; 3 steps are fewer than those that are already made."""
+    before = Sessions(tmp_path / "run", 3, {}, method=method, epochs=2, lr=0.01).summary
+    assert before and before["steps"] < 40
+    main = Sessions.main
+    for steps, words in ((3, "the run has 2 epochs, and can only become longer: 3 steps are fewer"), (40, "")):
+        given = {"resume": str(tmp_path / "run"), "quiet": True, "steps": steps}
+        monkeypatch.setattr(Sessions, "main", _with(given, main))
+        again = Sessions(tmp_path / "run", 3, {})
+        assert any(words in error for error in again.errors) if words else not again.errors
+        assert (again.summary or {}).get("steps") == (None if words else 40)
 
 
 def _with(given: dict[str, Any], main: Any) -> Any:

@@ -91,7 +91,7 @@ TRANSPORTS: dict[str, Callable[[], list[str]]] = {
 
 def trained(folder: Path, transport: str, drift: str) -> int:
     """Train three replicas; return how many models they have mixed in."""
-    options = ["--method", "triggered", "--drift", drift, "--epochs", "3", "--out", f"{transport}-{drift}"]
+    options = ["--method", "triggered", "--drift", drift, "--epochs", "20", "--out", f"{transport}-{drift}"]
     out, _ = run(folder, *TRANSPORTS[transport](), *SMALL, *options)
     summary = json.loads(out.splitlines()[-1])
     assert (summary["method"], summary["replicas_alive"]) == ("triggered", 3)
@@ -154,7 +154,9 @@ def test_its_vector_is_saved_and_restored(folder: Path) -> None:
     saved = stop(folder, "stopped", 1, *SMALL, *options)
     for rank in range(3):
         sent, theta = saved.vectors[f"{rank}/method.sent"], saved.vectors[f"{rank}/theta"]
-        assert sent.dtype == np.float32 and sent.shape == theta.shape and not np.array_equal(sent, theta)
+        assert sent.dtype == np.float32 and sent.shape == theta.shape
+    vectors = [(saved.vectors[f"{rank}/method.sent"], saved.vectors[f"{rank}/theta"]) for rank in range(3)]
+    assert not all(np.array_equal(*both) for both in vectors), "a replica may stop right after it has sent its model"
     assert not np.array_equal(saved.vectors["0/method.sent"], saved.vectors["1/method.sent"])
     checkpoint = last(folder / "stopped")
     step = int(checkpoint.name.removeprefix("step-"))

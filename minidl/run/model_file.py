@@ -81,18 +81,11 @@ def identified(config: Config, given: Mapping[str, Any], recorded: object = None
         return config
     path, _ = split(config.model)
     _, found = read(config.model)
-    wanted = given.get("model_hash", "any")
-    if wanted != "any" and not found.startswith(wanted):
+    wanted = given.get("model_hash", "")
+    if wanted not in ("", "any") and not found.startswith(wanted):
         raise ConfigError(f"--model-hash {wanted}: {path} has another SHA-256, {found[:DIGITS]}...")
-    if wanted == "any" and isinstance(recorded, str) and recorded != "any" and found != recorded:
+    if not wanted and isinstance(recorded, str) and recorded != "any" and found != recorded:
         raise ConfigError(f"{path} has changed since the run began: its SHA-256 begins with {found[:DIGITS]}, and the "
                           f"run's with {shown(recorded[:DIGITS])}: restore the file, or add --model-hash "
                           f"{found[:DIGITS]} to use the changed one")  # fmt: skip
     return replace(config, model_hash=found)
-
-
-def description(config: Config, layout: str) -> str:
-    """Return what must be the same on all ranks: the layout of the parameters, and the model file if there is one."""
-    if not is_own(config.model):
-        return layout
-    return f"{layout}, {config.model}, SHA-256 {config.model_hash[:DIGITS]}"

@@ -33,7 +33,8 @@ from minidl.training.trainer import Entry, Trainer
 from minidl.training.world import world
 
 Data = Dataset | str | Path | tuple[np.ndarray, ...]
-OPTIONS = of_training("model", "data", "keep", "workers")  # model and data are arguments; `fit` keeps no checkpoints
+# model and data are arguments, minidl.load fills a model with weights, and `fit` keeps no checkpoints.
+OPTIONS = of_training("model", "model_hash", "init", "data", "keep", "workers")
 
 
 @dataclass

@@ -35,8 +35,8 @@ from minidl.training.startup import begin_together
 from minidl.training.vectors import hand_out
 from minidl.training.world import World, world
 
-OTHERS = ("model", "data", "data_dir", "layout", "validation", "augment", "epochs", "steps", "batch_size", "schedule",
-          "warmup", "workers", "shards", "keep", "threads", "conv")  # fmt: skip
+OTHERS = ("model", "model_hash", "init", "data", "data_dir", "layout", "validation", "augment", "epochs", "steps",
+          "batch_size", "schedule", "warmup", "workers", "shards", "keep", "threads", "conv")  # fmt: skip
 OPTIONS = of_training(*OTHERS)
 
 
@@ -92,7 +92,7 @@ class JoinedReplica:
     def step(self, x: np.ndarray, y: np.ndarray) -> float:
         """Make one training step on a batch x (B, H, W, C), y (B,), as the method prescribes; return its mean loss.
 
-        With a synchronous method (all but gossip), all replicas must make the same number of steps.
+        With a synchronous method (all but gossip and local), all replicas must make the same number of steps.
         Raises DivergedError if the loss is not finite, PeerLost if a replica died that this one needs, and
         KeyboardInterrupt after Ctrl-C: with a synchronous method, in all replicas after the same step.
         """

@@ -100,19 +100,21 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         was, is_now = getattr(then, name), getattr(now, name)
         if name not in (*FREE, *LENGTH, *moved) and was != is_now:
             raise CheckpointError(f"the checkpoint was made with {name} = {was!r}, not {is_now!r}")
-    if length(now, batches) < length(then, batches):
-        was, is_now = ((one.steps, "steps") if one.steps else (one.epochs, "epochs") for one in (then, now))
-        raise CheckpointError(f"the run has {was[0]:,} {was[1]}, and can only become longer: {is_now[0]:,} "
-                              f"{is_now[1]} are fewer")  # fmt: skip
     with blaming("its state does not fit the run", CheckpointError):
         RESUMABLE(state)
         planned = _require_work(trainer, state, then)
         require_position(Progress(**state["progress"]), batches, then, "progress", planned)
         for rank, member in members.items():
             require_position(Progress(**member["progress"]), batches, then, f"members.{rank}.progress", planned)
+    claimed = isinstance(trainer.work, Claimed)
+    total = _pieces(state["work"], then, now, batches) if claimed else length(now, batches)
+    if total < (state["work"]["total"] if claimed else length(then, batches)):
+        was, is_now = ((one.steps, "steps") if one.steps else (one.epochs, "epochs") for one in (then, now))
+        raise CheckpointError(f"the run has {was[0]:,} {was[1]}, and can only become longer: {is_now[0]:,} "
+                              f"{is_now[1]} are fewer")  # fmt: skip
     alike = list(members) == list(trainer.fabric.replicas) if members else trainer.fabric.size == 1
     same = alike and then.workers == now.workers
-    if (same or isinstance(trainer.work, Claimed)) and batches != trainer.work.own_batches:
+    if (same or claimed) and batches != trainer.work.own_batches:
         raise CheckpointError(f"an epoch had {batches} batches, and now has {trainer.work.own_batches}: the data set "
                               "has changed")  # fmt: skip
     if layout != trainer.engine.arena.layout_hash:
@@ -122,11 +124,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         if name not in checkpoint.vectors:
             raise CheckpointError(f"the checkpoint has no vector {name}")
     trainer.progress = Progress(**state["progress"])
-    if isinstance(trainer.work, Claimed):
-        work, config = state["work"], trainer.config
-        # With --steps, the total depends on the number of replicas at the start.
-        total = work["total"] * config.steps // then.steps if config.steps else config.epochs * batches
-        trainer.go_on_with(total, work["first"], work["left"])
+    if claimed:
+        trainer.go_on_with(total, state["work"]["first"], state["work"]["left"])
     elif same and "parts" in state.get("work", {}):
         trainer.sampler.divide_again(state["work"]["epoch"], state["work"]["parts"])
     trainer.model.load_state_dict(checkpoint.weights)
@@ -139,6 +138,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         _restore_same_replicas(trainer, checkpoint, members)
     else:
         _restore_other_replicas(trainer, checkpoint, members, batches)
+    if same and not claimed and total > length(then, batches):
+        _reopen_epoch(trainer.progress, batches)
 
 
 def _require_work(trainer: Trainer, state: dict[str, Any], then: Config) -> int:
@@ -158,6 +159,23 @@ def _require_work(trainer: Trainer, state: dict[str, Any], then: Config) -> int:
         raise Mismatch(f"work.first is {first} of {total}, and work.left is {left[:8]}; expected increasing numbers "
                        "below it")  # fmt: skip
     return -(-total // int(work["replicas"]))
+
+
+def _pieces(work: Mapping[str, Any], then: Config, now: Config, batches: int) -> int:
+    """Return how many batches replicas claim in the whole run. work, batches: of the checkpoint.
+
+    With --steps, the number depends on the number of replicas at the start of the run.
+    """
+    if not now.steps:
+        return now.epochs * batches
+    return int(work["total"] * now.steps // then.steps if then.steps else work["replicas"] * now.steps)
+
+
+def _reopen_epoch(at: Progress, batches: int) -> None:
+    """Continue in the epoch that --steps has interrupted, if the run has become longer. It was counted as finished."""
+    position = at.step - at.shift
+    if not at.batch and position < at.epoch * batches:
+        at.epoch, at.batch = divmod(position, batches)
 
 
 def _check_arrays(trainer: Trainer, checkpoint: Checkpoint) -> None:

@@ -16,7 +16,7 @@ from minidl.ops.conv import winograd
 from minidl.run.config import Config
 from minidl.run.display import Display, count, epoch_line, legend, speed
 from minidl.run.folder import JournalError
-from minidl.run.model_file import description, is_own, short
+from minidl.run.model_file import is_own, short
 from minidl.run.options import options
 from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
@@ -52,7 +52,7 @@ class Session:
         agree_at_start(fabric, config, self.model, self.data)
         buffers = kind.buffers(arena.size, config)
         forecast.require_room(fabric, arena.size, config.optimizer, buffers)
-        fabric.join(buffers, description(config, arena.layout_hash))
+        fabric.join(buffers, arena.layout_hash)
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, self._show_epoch)
