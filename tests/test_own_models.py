@@ -128,6 +128,15 @@ MESSAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("way", ["exit", "end"])
+def test_the_others_notice_the_end_of_a_rank_after_a_training(way: str) -> None:
+    done = start("launch", 3, SCRIPT, "ends_first", way)
+    assert done.returncode == 0 and "minidl" not in done.stderr, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    expected = {0: 2.0, 2: 2.0} | ({1: 0.0} if way == "end" else {})
+    assert {line["rank"]: line["result"] for line in lines} == expected
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_that_differ_get_one_line_with_both_values(launcher: str) -> None:
     found = results(launcher, 3, "mistakes")
