@@ -18,14 +18,12 @@ each channel from one rank to another, and the memory for arriving messages is b
     CLAIM, CLAIMED               a request to the ledger of claimed work, which is in the memory of the first replica's
                                  node, and the reply, which that replica's progress engine sends
 
-MPI reports which ranks form a node (Split_type). If these ranks cannot all map one memory segment, they too use MPI.
-MINIDL_NODE=NAME overrides the node that MPI reports, and MINIDL_MPI_ONLY=1 sends everything through MPI.
+mpi_nodes.py tells which ranks share memory.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
 import os
 import sys
@@ -45,6 +43,7 @@ from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import LINE, SLOTS, Mailbox, Plan, read_header
 from minidl.comm.transport.mailbox_transport import MailboxTransport
 from minidl.comm.transport.messages import ANY, CHUNK, DTYPES, MAX_CHANNELS, BufferSpec, Channel, Column, Message
+from minidl.comm.transport.mpi_nodes import Nodes, everyone, words
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
 from minidl.engine.device import aligned
 from minidl.errors import AbortedError as Aborted
@@ -58,9 +57,7 @@ ASK, NEWS, STATUS, CLAIM, CLAIMED = (2 * MAX_CHANNELS + i for i in range(5))
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
-WORD = 256  # bytes: length of the texts that ranks exchange at the start
 VERSIONS = 1 << 32  # published states of a join: the versions of another join differ
-MARK = 7  # index of a word in the control area: a random number that identifies the segment
 PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for the others to leave
 
 
@@ -93,7 +90,10 @@ class MpiTransport(MailboxTransport):
         self._closed = self._joined = False
         self._joins = 0  # number of joins that this rank has left; ASK, STATUS, CLAIM and CLAIMED contain it
         self._sums: MPI.Comm | None = None  # of the replicas, if `fast`
-        super().__init__(self.rank, self.size, self._find_nodes(), stats, stall)
+        self._everyone = partial(everyone, engine)
+        nodes = Nodes(engine)
+        self._groups, self.segment = nodes.groups, nodes.segment
+        super().__init__(self.rank, self.size, nodes.numbers, stats, stall)
         self.beside = [peer for peer in range(self.size) if self._groups[peer] == self._groups[self.rank]]
         self._remote = frozenset(range(self.size)) - frozenset(self.beside)
         self._heads = sorted({self._groups[peer] for peer in self._remote})
@@ -105,61 +105,9 @@ class MpiTransport(MailboxTransport):
 
     # -- the start ---------------------------------------------------------------------------------------
 
-    def _everyone(self, word: str) -> list[str]:
-        """Send an ASCII text to all ranks; return the texts of all ranks, in order."""
-        own = np.zeros(WORD, np.uint8)
-        own[: len(word)] = np.frombuffer(word.encode("ascii", "replace"), np.uint8)
-        every = np.zeros((self.size, WORD), np.uint8)
-        self.engine.collective(lambda: self.engine.world.Iallgather(own, every)).wait()
-        return [bytes(row).rstrip(b"\0").decode() for row in every]
-
-    def _find_nodes(self) -> list[int]:
-        """Return the node of every rank. Sets _groups: for every rank, the first rank with which it shares memory."""
-        first = self.engine.ask(self.engine.first_of_node)
-        name = os.environ.get("MINIDL_NODE")
-        # Each network namespace of a machine counts as a node, so that tests can imitate nodes.
-        own = f"name {name}"[:WORD] if name else f"{first} {os.stat('/proc/self/ns/net').st_ino}"
-        places = self._everyone(own)
-        self._groups = [places.index(place) for place in places]
-        nodes = [sorted(set(self._groups)).index(group) for group in self._groups]
-        self._share()
-        return nodes
-
-    def _share(self) -> None:
-        """Open the memory of this rank's group. If one rank cannot, each rank of the group becomes a separate group."""
-        head = self._groups[self.rank]
-        own, mark = None, 0
-        if head == self.rank:
-            own = memory.Segment.create(memory.control_size(self.size))
-            self._words(own)[MARK] = mark = int.from_bytes(os.urandom(7), "little") + 1
-        paths = self._everyone(f"/proc/{os.getpid()}/fd/{own.fd} {mark}" if own else "")
-        if own is None and os.environ.get("MINIDL_MPI_ONLY") != "1":
-            own = self._open(*paths[head].split())
-        apart = {group for group, found in zip(self._groups, self._everyone("found" if own else "")) if not found}
-        self._groups = [rank if group in apart else group for rank, group in enumerate(self._groups)]
-        if own is None or (head in apart and head != self.rank):
-            own = memory.Segment.create(memory.control_size(self.size))
-        self.segment = own
-
-    def _open(self, path: str, mark: str) -> memory.Segment | None:
-        """Open a segment; return None if it cannot be opened or `mark` differs.
-
-        In another PID namespace the path does not exist, or leads to a file of another process.
-        """
-        with contextlib.suppress(ConfigError, OSError, ValueError):
-            segment = memory.Segment.open(path)
-            if self._words(segment)[MARK] == int(mark):
-                return segment
-            segment.close()
-        return None
-
-    def _words(self, segment: memory.Segment) -> np.ndarray:
-        """Map the control area of a segment as int64."""
-        return np.frombuffer(segment.map(memory.control_size(self.size)), np.int64)
-
     def _map_board(self) -> None:
         """Place the status table in the segment, and align the clocks of all nodes with rank 0's clock."""
-        self.map_rows(self._words(self.segment))
+        self.map_rows(words(self.segment, self.size))
         self.engine.collective(self.engine.world.Ibarrier).wait()
         clocks = [float(word) for word in self._everyone(repr(time.monotonic()))]
         self._offset = clocks[0] - clocks[self._groups[self.rank]]
