@@ -301,6 +301,13 @@ def test_published_states_and_claims_do_not_survive_a_second_join(nodes: int) ->
     assert list(results.values()) == [(True, True, 8)] * 2
 
 
+def test_attributes_of_the_transport_are_those_of_the_fabric() -> None:
+    fabric = Fabric(LoopbackTransport())
+    fabric.stall, fabric.service, fabric.stop_wanted = 7.0, lambda: True, True
+    assert (fabric.transport.stall, fabric.transport.stop_wanted) == (7.0, True)
+    assert fabric.transport.poll_service() and fabric.claims.request(1, lambda ticket: None) is None
+
+
 def test_claims_of_a_single_rank_do_not_survive_a_second_join() -> None:
     fabric, tickets = Fabric(LoopbackTransport()), []
     for _ in range(2):

@@ -27,6 +27,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from minidl.comm.claims import Claims
 from minidl.comm.fabric.group import Group
 from minidl.comm.fabric.service import Call, Handler, Service
 from minidl.comm.stats import Stats
@@ -74,6 +75,8 @@ class Fabric:
     nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
     status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
     stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
+    stall, claims = OfTransport[float](), OfTransport[Claims]()
+    service = OfTransport["Callable[[], bool] | None"]()
 
     def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
         self.transport = transport

@@ -80,7 +80,7 @@ class World:
         for column in sorted(Column, key=lambda column: column is Column.STATE):  # STATE is the last one
             fabric.set_status(column, 0)
         fabric.replicas = replicas
-        fabric.transport.stall, fabric.step, fabric.led_by = config.stall, 0, None
+        fabric.stall, fabric.step, fabric.led_by = config.stall, 0, None
         if isinstance(fabric.transport, MpiTransport):
             fabric.transport.fast = config.reduce == "fast"
         fabric.join(kind.buffers(arena.size, config), arena.layout_hash)

@@ -20,13 +20,14 @@ import numpy as np
 
 from minidl.comm.fabric.base import CHUNK, Aborted, BufferSpec, Channel, Column, Fabric, Header, Message, State
 from minidl.comm.transport import progress_engine
-from minidl.comm.transport.mpi import ASK, MpiTransport
+from minidl.comm.transport.mpi import MpiTransport
 from minidl.errors import MinidlError
 from minidl.run.config import Config
 from minidl.training.job import find_job
 
 sys.path.append(str(Path(__file__).parents[1]))
 from replicas import slots as written
+from replicas.again import again  # noqa: F401 (a scenario)
 
 
 def several(fabric: Fabric, *names: str) -> dict[str, Any]:
@@ -319,44 +320,6 @@ def late(fabric: Fabric) -> int:
     if fabric.rank == 0:
         time.sleep(0.5)
     return len(list(fabric.gather(np.zeros(CHUNK // 8))))
-
-
-def again(fabric: Fabric) -> list[Any]:
-    """Join twice. What the engine has sent for the first join is sent again, late, after the second join."""
-    peer, buffers, late = 1 - fabric.rank, BufferSpec(nbytes=4000, publish=True, mail=1), []
-    assert isinstance(fabric.transport, MpiTransport)
-    engine, tickets = fabric.transport.engine, []
-    send = engine.send
-
-    def recording(to: int, tag: int, data: np.ndarray, *rest: Any) -> None:
-        if tag >= ASK:
-            late.append((to, tag, data.copy()))
-        send(to, tag, data, *rest)
-
-    def claim() -> int:
-        fabric.transport.claims.request(2, tickets.append)
-        return fabric.wait(lambda: tickets.pop() if tickets else None, (), "a claim")
-
-    for round in (7, 8):
-        engine.send = recording if round == 7 else send
-        fabric.join(buffers, "layout")
-        if round == 8:
-            for message in late:
-                send(*message)
-            fabric.barrier()
-            states = fabric.state(peer), fabric.latest(peer) is None
-            time.sleep(0.2)
-            states += (fabric.latest(peer) is None,)
-            fabric.barrier()
-        ticket = claim()
-        fabric.transport.claims.begin(ticket)
-        fabric.transport.claims.settle(ticket)
-        fabric.publish((np.ones(1000, np.float32),), Header(round=round))
-        with fabric.wait(lambda: fabric.latest(peer), (peer,), "a state") as message:
-            newest = message.header.round
-        fabric.set_status(Column.STATE, State.FINISHED)
-        fabric.barrier()
-    return [*states, newest, ticket >= 0]
 
 
 def unequal(fabric: Fabric) -> None:
