@@ -137,6 +137,10 @@ def test_the_others_notice_the_end_of_a_rank_after_a_training(way: str) -> None:
     assert {line["rank"]: line["result"] for line in lines} == expected
 
 
+def test_fast_sums_end_with_their_training() -> None:
+    assert results("mpiexec", 2, "fast") == [[2, False]] * 2
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("apart", ["0", "1"])
 def test_another_training_after_an_exception(

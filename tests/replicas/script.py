@@ -107,6 +107,12 @@ def ends_first(way: str) -> float:
     return float(minidl.allreduce(1.0))
 
 
+def fast() -> list[Any]:
+    """Let MPI compute the sums of a training. The sums of the script afterwards are minidl's own."""
+    steps = loop("allreduce", "2", reduce="fast")["steps"]
+    return [steps, world().fabric.transport.native_allreduce(np.zeros(3))]
+
+
 def again(method: str) -> list[Any]:
     """Leave trainings by exceptions of the loop, with messages that nobody reads. Then train once more."""
     (x, y), found = images(), []
