@@ -116,7 +116,13 @@ def run_script(job: Job, words: Sequence[str]) -> int:
     try:
         exec(code, vars(main_module))  # the user's own script, whose path the user has given
     except KeyboardInterrupt:
-        return 128 + (job.stop or signal.SIGINT)
+        code = 128 + (job.stop or signal.SIGINT)
+        _end()
+        return code
+    except SystemExit as end:
+        if end.code in (None, 0):
+            _end()
+        raise
     except AbortedError:
         return 2
     except MinidlError as error:
@@ -126,7 +132,17 @@ def run_script(job: Job, words: Sequence[str]) -> int:
             assert error.__traceback__
             traceback.print_exception(type(error), error, error.__traceback__.tb_next)  # without this file
         return 1
+    _end()
     return 0
+
+
+def _end() -> None:
+    """Leave the job without an error, if the script has used it: ranks that still wait for this one get an error."""
+    if "minidl.training.world" in sys.modules:
+        from minidl.training.world import world
+
+        if world.cache_info().currsize and world().job:
+            world().end()
 
 
 def _failed(job: Job, error: MinidlError) -> int:

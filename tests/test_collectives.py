@@ -230,6 +230,23 @@ def test_a_death_ends_an_operation_on_all_ranks_of_the_group(operation):
     assert found == ["0.5", "0.5", "0.5", None, "1.0", "1.0"]
 
 
+def test_all_ranks_that_mix_with_neighbours_notice_a_death():
+    """Ranks 2 and 4 lose a neighbour; the others would wait for these two."""
+    deaths = "deaths = [{rank = 3, time = 0.5}]\n"
+
+    def work(fabric: Fabric) -> str:
+        ring = [(fabric.rank + 1) % 6, (fabric.rank - 1) % 6]
+        weights = dict.fromkeys([*ring, fabric.rank], 1 / 3)
+        with pytest.raises(PeerLost, match="replica 3 died while others waited for a collective operation"):
+            while True:
+                fabric.group(range(6)).mix(np.zeros(5), ring, weights)
+                fabric.elapse("gradient", 0.01)
+        return "noticed"
+
+    found, _ = simulated([0] * 6, work, deaths)
+    assert found == ["noticed"] * 3 + [None] + ["noticed"] * 2
+
+
 # -- real jobs -------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minidl.comm.fabric.base import State
 from minidl.comm.launch import job
 
 ROOT = Path(__file__).parent.parent
@@ -253,6 +254,11 @@ def test_without_an_mpi_library() -> None:
     done = by_itself(PMI_RANK="0", PMI_SIZE="2", MPI4PY_LIBMPI="/nonexistent.so")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "this Python finds no MPI library" in done.stderr
+
+
+def test_late_messages_of_an_earlier_join_are_ignored() -> None:
+    """Rows of the status table, published states, requests for them, and claims."""
+    assert results(2, "again", MINIDL_MPI_ONLY="1") == [[State.JOINING, True, True, 8, True]] * 2
 
 
 @pytest.mark.parametrize("given, expected", [

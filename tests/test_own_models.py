@@ -128,6 +128,32 @@ MESSAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("way", ["exit", "end"])
+def test_the_others_notice_the_end_of_a_rank_after_a_training(way: str) -> None:
+    done = start("launch", 3, SCRIPT, "ends_first", way)
+    assert done.returncode == 0 and "minidl" not in done.stderr, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    expected = {0: 2.0, 2: 2.0} | ({1: 0.0} if way == "end" else {})
+    assert {line["rank"]: line["result"] for line in lines} == expected
+
+
+def test_fast_sums_end_with_their_training() -> None:
+    assert results("mpiexec", 2, "fast") == [[2, False]] * 2
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("apart", ["0", "1"])
+def test_another_training_after_an_exception(
+    launcher: str, apart: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages of the first training that nobody has read do not delay the next one."""
+    monkeypatch.setenv("MINIDL_MPI_ONLY", apart)  # concerns only mpiexec
+    if launcher == "launch" and apart == "1":
+        pytest.skip("the launcher's ranks share memory")
+    fault = "a fault of the loop"
+    assert results(launcher, 3, "again", "gossip") == [[fault, fault, 2, 3.0]] * 3
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_that_differ_get_one_line_with_both_values(launcher: str) -> None:
     found = results(launcher, 3, "mistakes")

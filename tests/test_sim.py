@@ -10,6 +10,7 @@ from sim_helper import CORES, LINKS, NEEDS, after, message, ones, push_sum, simu
 
 from minidl.comm.cluster import parse, uniform
 from minidl.comm.fabric.base import CHUNK, Channel, Column, Fabric, Header, State
+from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.comm.transport.sim import Simulation
 from minidl.errors import ConfigError
 
@@ -274,3 +275,44 @@ def test_parts_of_a_sum_are_broadcast_while_others_are_added(ranks):
     assert one_way < together < 1.75 * one_way
     apart = simulate(work, ranks).time  # every rank is a node: each sends 2 (P - 1) / P vectors; two send a vector each
     assert apart / one_way == pytest.approx(2 * (ranks - 1) / ranks, rel=0.1)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_published_states_and_claims_do_not_survive_a_second_join(nodes: int) -> None:
+    def work(fabric: Fabric) -> tuple[bool, bool, int]:
+        tickets: list[int] = []
+        fabric.transport.claims.request(2, tickets.append)
+        fabric.transport.claims.begin(tickets[0])
+        fabric.transport.claims.settle(tickets[0])
+        fabric.publish([ones()], Header(round=7))
+        after(fabric, 1.0)
+        if nodes == 2:
+            fabric.latest(1 - fabric.rank)  # the reply arrives after the second join
+        fabric.join(NEEDS, "another layout")
+        fabric.transport.claims.request(2, tickets.append)
+        after(fabric, 1.0)
+        early = fabric.latest(1 - fabric.rank)
+        after(fabric, 1.0)
+        fabric.publish([ones()], Header(round=8))
+        found = fabric.wait(lambda: fabric.latest(1 - fabric.rank), (), "a state")
+        return early is None, tickets[1] >= 0, found.header.round
+
+    results = simulate(work, 2, uniform(2, 2 // nodes, **LINKS)).results
+    assert list(results.values()) == [(True, True, 8)] * 2
+
+
+def test_attributes_of_the_transport_are_those_of_the_fabric() -> None:
+    fabric = Fabric(LoopbackTransport())
+    fabric.stall, fabric.service, fabric.stop_wanted = 7.0, lambda: True, True
+    assert (fabric.transport.stall, fabric.transport.stop_wanted) == (7.0, True)
+    assert fabric.transport.poll_service() and fabric.claims.request(1, lambda ticket: None) is None
+
+
+def test_claims_of_a_single_rank_do_not_survive_a_second_join() -> None:
+    fabric, tickets = Fabric(LoopbackTransport()), []
+    for _ in range(2):
+        fabric.join(NEEDS, "layout")
+        fabric.transport.claims.request(1, tickets.append)
+        fabric.transport.claims.begin(tickets[-1])
+        fabric.transport.claims.settle(tickets[-1])
+    assert tickets[0] == tickets[1] >= 0

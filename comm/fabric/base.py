@@ -27,6 +27,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from minidl.comm.claims import Claims
 from minidl.comm.fabric.group import Group
 from minidl.comm.fabric.service import Call, Handler, Service
 from minidl.comm.stats import Stats
@@ -74,15 +75,15 @@ class Fabric:
     nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
     status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
     stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
+    stall, claims = OfTransport[float](), OfTransport[Claims]()
+    service = OfTransport["Callable[[], bool] | None"]()
 
     def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
         self.transport = transport
         if replicas is not None:
             self.replicas = tuple(replicas)
         # The transport's operations that methods and the training loop use; transport/base.py explains them.
-        self.join, self.close, self.fail, self.aborted = (
-            transport.join, transport.close, transport.fail, transport.aborted,
-        )  # fmt: skip
+        self.close, self.fail, self.aborted = transport.close, transport.fail, transport.aborted
         self.now, self.wait, self.working, self.elapse = (
             transport.now, transport.wait, transport.working, transport.elapse,
         )  # fmt: skip
@@ -99,6 +100,12 @@ class Fabric:
         self._groups: dict[tuple[int, ...], Group] = {}
         self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
         self.led_by: int | None = None
+
+    def join(self, buffers: BufferSpec, layout: str) -> None:
+        """Allocate the memory for messages (`Transport.join`). What remains of an earlier training is dropped."""
+        self.transport.service, self.fail_fast = None, False
+        self._silent.clear()
+        self.transport.join(buffers, layout)
 
     # -- messages, none lost -----------------------------------------------------------------------------
 

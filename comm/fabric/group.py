@@ -26,7 +26,7 @@ depend on the transport. For three or more nodes, they also depend on the length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -160,7 +160,7 @@ class Group:
         heads = self.tree.heads
         at, count = heads.index(self.transport.rank), len(heads)
         others = [(at + k) % count for k in range(1, count)]
-        shares = [_chunks(share, CHUNK) for share in np.array_split(vector, count)]
+        shares = [chunks(share, CHUNK) for share in np.array_split(vector, count)]
         own = shares[at]
         rounds = range(max(map(len, shares)))
         for turn in rounds:
@@ -206,7 +206,7 @@ class Group:
         header = Header(round=int(transport.fail_fast))
         if transport.rank != (alive or self.ranks)[0]:
             first = (alive or self.ranks)[:1]
-            for part in _chunks(vector, CHUNK):
+            for part in chunks(vector, CHUNK):
                 transport.wait(lambda: transport.post(Channel.GATHER, first, (part,), header) or None, first, WHAT)  # noqa: B023
             return
         yield transport.rank, vector
@@ -220,13 +220,30 @@ class Group:
                 continue
             yield peer, received
 
+    def mix(self, vector: np.ndarray, targets: Sequence[int], weights: Mapping[int, float]) -> np.ndarray:
+        """Send a vector (n,) to the targets; return the sum of weights[r] * the vector of rank r, in this order.
+
+        weights: of the ranks that have this rank among their targets, and of this rank.
+        """
+        result = np.zeros_like(vector)
+        for own, out in zip(chunks(vector, CHUNK), chunks(result, CHUNK), strict=True):
+            self._send(targets, own)
+            for rank, weight in weights.items():
+                factor = np.asarray(weight, own.dtype)
+                if rank == self.transport.rank:
+                    out += factor * own
+                else:
+                    with self._receive(rank) as message:
+                        out += factor * message.vector
+        return result
+
     # -- messages of collectives ---------------------------------------------------------------------------
 
     def _parts(self, vector: np.ndarray) -> list[np.ndarray]:
         """Return the chunks of a vector. Between nodes they are short, so that both directions of a link are used."""
         if len(self.tree.heads) == 1:
-            return _chunks(vector, CHUNK)
-        return _chunks(vector, min(max(-(-vector.nbytes // CHUNKS), SHORTEST_CHUNK), CHUNK))
+            return chunks(vector, CHUNK)
+        return chunks(vector, min(max(-(-vector.nbytes // CHUNKS), SHORTEST_CHUNK), CHUNK))
 
     def _send(self, peers: Sequence[int], part: np.ndarray) -> None:
         if peers:
@@ -263,7 +280,7 @@ class Group:
             message.release()
             return None
 
-        for part in _chunks(vector, CHUNK):
+        for part in chunks(vector, CHUNK):
             with self.transport.wait(expected, (peer,), WHAT) as message:
                 part[...] = message.vector
 
@@ -274,7 +291,7 @@ def _add(total: np.ndarray, vector: np.ndarray) -> None:
         Device("cpu").elementwise.accumulate(vector[i : i + SERIAL], total[i : i + SERIAL])
 
 
-def _chunks(vector: np.ndarray, size: int) -> list[np.ndarray]:
+def chunks(vector: np.ndarray, size: int) -> list[np.ndarray]:
     """Return the parts of a vector, each of at most `size` bytes. Raises ConfigError for a wrong type or shape."""
     if vector.ndim != 1 or not vector.flags.c_contiguous or vector.dtype not in (np.float32, np.float64):
         raise ConfigError(f"fabric: got {vector.dtype} {vector.shape}; expected contiguous float32 or float64 (n,)")

@@ -57,7 +57,8 @@ class Transport(ABC):
     def join(self, buffers: BufferSpec, layout: str) -> None:
         """Allocate the memory. Outside a simulation, also wait until all ranks have called this function.
 
-        Processes may call it again, for other buffers, when no rank waits for a message any more: all ranks call it.
+        All ranks may call it again, for other buffers. This drops what remains: messages that their receivers have not
+        taken, published states and claims.
 
         layout: a hash of the arena's layout, equal on all ranks.
         Raises ConfigError if memory is short or layouts differ. If layouts differ, other ranks may raise Aborted.

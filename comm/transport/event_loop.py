@@ -114,6 +114,7 @@ class EventLoop:
         self.everybody = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
         self.claims = np.zeros(claims.words(ranks), np.int64)
+        self.joins = 0  # the largest number of calls of `join` by one rank
         self.layouts: dict[int, str] = {}  # number of a call of `join`, from 0 -> the layout that it was given
         self.mail = 0  # messages in flight on MAIL
         self.stop_asked = False

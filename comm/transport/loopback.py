@@ -36,6 +36,7 @@ class LoopbackTransport(Transport):
         self._table = np.zeros(claims.words(1), np.int64)
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
+        self._table[:] = 0  # no claims
         self.vectors = {name: np.zeros(size, np.float32) for name, size in buffers.shared}
 
     def now(self) -> float:

@@ -112,10 +112,11 @@ class Plan:
 class Mailbox:
     """One rank's interface to the mailboxes.
 
-    memory: uint8 (Plan.total,), aligned to a cache line. states: float64 (size,), the State of each rank.
+    memory: uint8 (Plan.total,), aligned to a cache line. states: float64 (size,), the State of each rank. version: of
+    the last published state before the first one.
     """
 
-    def __init__(self, memory: np.ndarray, plan: Plan, rank: int, states: np.ndarray) -> None:
+    def __init__(self, memory: np.ndarray, plan: Plan, rank: int, states: np.ndarray, version: int = 0) -> None:
         self.plan, self.rank, self.states = plan, rank, states
         self.bytes, self.memory = memory.data, memory
         self.vectors = [memory.view(dtype) for dtype in DTYPES]
@@ -125,7 +126,7 @@ class Mailbox:
         self.pins = self._words(plan.pins, size, row)
         self.claims = memory[plan.claims :][: 8 * claims.words(size)].view(np.int64)
         self.turn = [0] * len(Channel)
-        self.version, self.publishing = 0, False  # publishing: whether a slot is reserved for a published state
+        self.version, self.publishing = version, False  # publishing: whether a slot is reserved for a published state
         self.seen = [0] * size
 
     def _words(self, at: int, rows: int, row: int) -> np.ndarray:

@@ -98,11 +98,20 @@ class MailboxTransport(Transport):
         alive = self.status[:, Column.STATE] != State.DEAD
         return not any(cells[alive, self.rank].any() for cells in self.mailbox.cells)
 
-    def leave_mailbox(self) -> None:
-        """Before another `join`: wait until this rank's messages are delivered, then let go of the memory."""
-        if "mailbox" in self.__dict__:
-            self.wait(lambda: self.delivered() or None, (), "others to receive the last messages")
-            del self.mailbox
+    def drop_messages(self) -> None:
+        """Release all messages that have arrived for this rank."""
+        for channel in Channel:
+            while (message := self.next_message(channel, ANY)) is not None:
+                message.release()
+
+    def wait_and_drop(self, ready: Callable[[], bool], peers: Sequence[int]) -> None:
+        """Before another `join`: wait until ready(), and meanwhile drop the messages that arrive."""
+
+        def done() -> bool | None:
+            self.drop_messages()
+            return ready() or None
+
+        self.wait(done, peers, "others to receive the last messages")
 
     @property
     def claims(self) -> Claims:

@@ -18,14 +18,12 @@ each channel from one rank to another, and the memory for arriving messages is b
     CLAIM, CLAIMED               a request to the ledger of claimed work, which is in the memory of the first replica's
                                  node, and the reply, which that replica's progress engine sends
 
-MPI reports which ranks form a node (Split_type). If these ranks cannot all map one memory segment, they too use MPI.
-MINIDL_NODE=NAME overrides the node that MPI reports, and MINIDL_MPI_ONLY=1 sends everything through MPI.
+mpi_nodes.py tells which ranks share memory.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
 import os
 import sys
@@ -34,7 +32,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -45,18 +43,21 @@ from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import LINE, SLOTS, Mailbox, Plan, read_header
 from minidl.comm.transport.mailbox_transport import MailboxTransport
 from minidl.comm.transport.messages import ANY, CHUNK, DTYPES, MAX_CHANNELS, BufferSpec, Channel, Column, Message
+from minidl.comm.transport.mpi_nodes import Nodes, everyone, words
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
 from minidl.engine.device import aligned
 from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 TAKEN = MAX_CHANNELS  # tags; the smaller ones are Channels
 ASK, NEWS, STATUS, CLAIM, CLAIMED = (2 * MAX_CHANNELS + i for i in range(5))
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
-WORD = 256  # bytes: length of the texts that ranks exchange at the start
-MARK = 7  # index of a word in the control area: a random number that identifies the segment
+VERSIONS = 1 << 32  # published states of a join: the versions of another join differ
 PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for the others to leave
 
 
@@ -87,7 +88,12 @@ class MpiTransport(MailboxTransport):
         self._untold, self._told = False, 0.0
         self._news_came = threading.Condition()
         self._closed = self._joined = False
-        super().__init__(self.rank, self.size, self._find_nodes(), stats, stall)
+        self._joins = 0  # number of joins that this rank has left; ASK, STATUS, CLAIM and CLAIMED contain it
+        self._sums: MPI.Comm | None = None  # of the replicas, if `fast`
+        self._everyone = partial(everyone, engine)
+        nodes = Nodes(engine)
+        self._groups, self.segment = nodes.groups, nodes.segment
+        super().__init__(self.rank, self.size, nodes.numbers, stats, stall)
         self.beside = [peer for peer in range(self.size) if self._groups[peer] == self._groups[self.rank]]
         self._remote = frozenset(range(self.size)) - frozenset(self.beside)
         self._heads = sorted({self._groups[peer] for peer in self._remote})
@@ -99,61 +105,9 @@ class MpiTransport(MailboxTransport):
 
     # -- the start ---------------------------------------------------------------------------------------
 
-    def _everyone(self, word: str) -> list[str]:
-        """Send an ASCII text to all ranks; return the texts of all ranks, in order."""
-        own = np.zeros(WORD, np.uint8)
-        own[: len(word)] = np.frombuffer(word.encode("ascii", "replace"), np.uint8)
-        every = np.zeros((self.size, WORD), np.uint8)
-        self.engine.collective(lambda: self.engine.world.Iallgather(own, every)).wait()
-        return [bytes(row).rstrip(b"\0").decode() for row in every]
-
-    def _find_nodes(self) -> list[int]:
-        """Return the node of every rank. Sets _groups: for every rank, the first rank with which it shares memory."""
-        first = self.engine.ask(self.engine.first_of_node)
-        name = os.environ.get("MINIDL_NODE")
-        # Each network namespace of a machine counts as a node, so that tests can imitate nodes.
-        own = f"name {name}"[:WORD] if name else f"{first} {os.stat('/proc/self/ns/net').st_ino}"
-        places = self._everyone(own)
-        self._groups = [places.index(place) for place in places]
-        nodes = [sorted(set(self._groups)).index(group) for group in self._groups]
-        self._share()
-        return nodes
-
-    def _share(self) -> None:
-        """Open the memory of this rank's group. If one rank cannot, each rank of the group becomes a separate group."""
-        head = self._groups[self.rank]
-        own, mark = None, 0
-        if head == self.rank:
-            own = memory.Segment.create(memory.control_size(self.size))
-            self._words(own)[MARK] = mark = int.from_bytes(os.urandom(7), "little") + 1
-        paths = self._everyone(f"/proc/{os.getpid()}/fd/{own.fd} {mark}" if own else "")
-        if own is None and os.environ.get("MINIDL_MPI_ONLY") != "1":
-            own = self._open(*paths[head].split())
-        apart = {group for group, found in zip(self._groups, self._everyone("found" if own else "")) if not found}
-        self._groups = [rank if group in apart else group for rank, group in enumerate(self._groups)]
-        if own is None or (head in apart and head != self.rank):
-            own = memory.Segment.create(memory.control_size(self.size))
-        self.segment = own
-
-    def _open(self, path: str, mark: str) -> memory.Segment | None:
-        """Open a segment; return None if it cannot be opened or `mark` differs.
-
-        In another PID namespace the path does not exist, or leads to a file of another process.
-        """
-        with contextlib.suppress(ConfigError, OSError, ValueError):
-            segment = memory.Segment.open(path)
-            if self._words(segment)[MARK] == int(mark):
-                return segment
-            segment.close()
-        return None
-
-    def _words(self, segment: memory.Segment) -> np.ndarray:
-        """Map the control area of a segment as int64."""
-        return np.frombuffer(segment.map(memory.control_size(self.size)), np.int64)
-
     def _map_board(self) -> None:
         """Place the status table in the segment, and align the clocks of all nodes with rank 0's clock."""
-        self.map_rows(self._words(self.segment))
+        self.map_rows(words(self.segment, self.size))
         self.engine.collective(self.engine.world.Ibarrier).wait()
         clocks = [float(word) for word in self._everyone(repr(time.monotonic()))]
         self._offset = clocks[0] - clocks[self._groups[self.rank]]
@@ -165,7 +119,7 @@ class MpiTransport(MailboxTransport):
         begin = memory.control_size(self.size)
         head = self._groups[self.rank] == self.rank
         if self._joined:
-            self.leave_mailbox()
+            self._leave_mailbox()
         self._mail = buffers.nbytes
         if head:
             os.ftruncate(self.segment.fd, begin)  # so that the new memory is zero
@@ -183,19 +137,34 @@ class MpiTransport(MailboxTransport):
             start, stop = plan.parts[self.rank]
             self.segment.reserve(begin + start, begin + stop)
         data = np.frombuffer(self.segment.map(begin + plan.total), np.uint8, plan.total, begin)
-        self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE])
+        self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE], self._joins * VERSIONS)
         self._sums = self.engine.ask(lambda: self.engine.split(self.rank in self.replicas)) if self.fast else None
         self._everyone("")  # wait until all nodes have allocated their memory
         self._joined = True
 
-    def leave_mailbox(self) -> None:
-        self._joined = False  # from now on, the engine answers no requests for published states
-        self.wait(lambda: not self._answering or None, (), "others to receive the last messages")
-        super().leave_mailbox()
+    def _leave_mailbox(self) -> None:
+        """Before another `join`: wait until the messages of all ranks are delivered, then let go of the memory."""
+        # From now on, the engine answers no requests for published states. Its thread runs what changes its data.
+        self.engine.ask(lambda: setattr(self, "_joined", False))
+        self.wait_and_drop(lambda: not self._answering and self.delivered(), ())
+        self.wait_and_drop(self.engine.collective(self.engine.world.Ibarrier).is_set, ())
+        self.engine.ask(self._forget)
+        self._everyone("")  # wait until all ranks have left the memory
+
+    def _forget(self) -> None:
+        """Let go of the memory and of what remains of this join. Later messages of this join are ignored."""
+        self._joins += 1
+        del self.mailbox
         for unread in self._news.values():
             unread.release()
-        self._news, self._askers, self._asked, self._seen = {}, {}, set(), [0] * self.size
-        self._everyone("")  # wait until all ranks have left the memory
+        self._news, self._askers, self._asked = {}, {}, set()
+        self._seen = [self._joins * VERSIONS] * self.size
+        self._remote_claims = None
+        if self._sums is not None:
+            self._sums.Free()
+            self._sums = None
+        if self._groups[self.rank] == self.rank:  # only this rank of the node receives the rows of other nodes
+            self.status[sorted(self._remote)] = 0
 
     # -- messages ----------------------------------------------------------------------------------------
 
@@ -243,7 +212,7 @@ class MpiTransport(MailboxTransport):
         if first not in self._remote:
             return super().claims
         self._remote_claims = self._remote_claims or RemoteClaims(
-            lambda request: self.engine.send(first, CLAIM, request.view(np.uint8))
+            lambda request: self.engine.send(first, CLAIM, np.append(request, self._joins).view(np.uint8))
         )
         return self._remote_claims
 
@@ -257,7 +226,7 @@ class MpiTransport(MailboxTransport):
         """Send this rank's row of the status table to one rank of every other node."""
         self._untold, self._told = False, time.monotonic()
         for peer in self._heads:
-            self.engine.send(peer, STATUS, self.status[self.rank].copy().view(np.uint8))
+            self.engine.send(peer, STATUS, np.append(self.status[self.rank], self._joins).view(np.uint8))
 
     # -- called by the progress engine's thread ----------------------------------------------------------
 
@@ -278,25 +247,32 @@ class MpiTransport(MailboxTransport):
             self.mailbox.carried(Channel(tag - TAKEN), source)
             return
         elif tag == ASK:
-            self._askers[source] = int(room.view(np.int64)[0])
+            if (seen := int(room.view(np.int64)[0])) >= self._joins * VERSIONS:
+                self._askers[source] = seen
             return
         elif tag == NEWS:
-            if old := self._news.pop(source, None):
-                old.release()
-            self._seen[source] = read_header(room.data)[-1]
-            self._news[source] = self._message(source, NEWS, room)
-            self._asked.discard(source)
-        elif tag == STATUS:
-            self.status[source] = room.view(np.float64)
-        elif tag == CLAIM:
+            self._deliver_news(source, self._message(source, NEWS, room), read_header(room.data)[-1])
+        elif tag == STATUS and room.view(np.float64)[-1] >= self._joins:
+            self.status[source] = room.view(np.float64)[:-1]
+        elif tag == CLAIM and room.view(np.int64)[-1] == self._joins:
             ledger = Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
-            if (reply := ledger.serve(source, room.view(np.int64))) is not None:
-                self.engine.send(source, CLAIMED, reply.view(np.uint8))
+            if (reply := ledger.serve(source, room.view(np.int64)[:-1])) is not None:
+                self.engine.send(source, CLAIMED, np.append(reply, self._joins).view(np.uint8))
             return
-        elif tag == CLAIMED and self._remote_claims is not None:
-            self._remote_claims.reply(room.view(np.int64))
+        elif tag == CLAIMED and self._remote_claims is not None and room.view(np.int64)[-1] == self._joins:
+            self._remote_claims.reply(room.view(np.int64)[:-1])
         with self._news_came:
             self._news_came.notify_all()
+
+    def _deliver_news(self, source: int, message: Message, version: int) -> None:
+        """Keep a published state until `newest` takes it. Drop a state of an earlier join."""
+        if version <= self._seen[source]:
+            message.release()
+            return
+        if old := self._news.pop(source, None):
+            old.release()
+        self._seen[source], self._news[source] = version, message
+        self._asked.discard(source)
 
     def _message(self, source: int, tag: int, room: np.ndarray) -> Message:
         """Return the message in a receive buffer: its header, and a view of its data."""
@@ -364,7 +340,7 @@ class MpiTransport(MailboxTransport):
         return super().shared(name)
 
     def native_allreduce(self, vector: np.ndarray) -> bool:
-        if self._sums is None:
+        if self._sums is None or not self.fast:
             return False
         sums, place = self._sums, self.engine.in_place
         done = self.engine.collective(lambda: sums.Iallreduce(place, vector))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from minidl.comm.transport.mailbox_transport import MailboxTransport
 from minidl.comm.transport.messages import BufferSpec, Column, State
 from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
+
+LEAVING, LEFT = -1, 0  # instead of a layout: this rank's messages are delivered; it has let go of the memory
 
 
 class ShmTransport(MailboxTransport):
@@ -50,8 +53,8 @@ class ShmTransport(MailboxTransport):
         servers = [rank for rank in range(self.size) if rank not in self.replicas]
         plan = Plan(self.size, buffers, servers)
         others = [rank for rank in range(self.size) if rank != self.rank]
-        self.leave_mailbox()
-        self.layouts[self.rank], self._joins = 0, self._joins + 1
+        self._leave_mailbox(others)
+        self.layouts[self.rank], self._joins = LEFT, self._joins + 1
         if self.rank == 0:
             self.wait(lambda: not self.layouts.any() or None, others, "all ranks to leave the previous memory")
             os.ftruncate(self.segment.fd, begin)  # so that the new memory is zero
@@ -74,6 +77,14 @@ class ShmTransport(MailboxTransport):
                               "give all replicas the same options")  # fmt: skip
         if (self.layouts != self.layouts[0]).any():
             raise Aborted  # the rank whose layout differs from that of rank 0 reports the error
+
+    def _leave_mailbox(self, others: Sequence[int]) -> None:
+        """Before another `join`: wait until the messages of all ranks are delivered, then let go of the memory."""
+        if "mailbox" in self.__dict__:
+            self.wait_and_drop(self.delivered, ())
+            self.layouts[self.rank] = LEAVING
+            self.wait_and_drop(lambda: bool((self.layouts <= LEFT).all()), others)
+            del self.mailbox
 
     def now(self) -> float:
         return time.monotonic()  # the same clock for all processes of a node

@@ -100,6 +100,7 @@ class SimTransport(Rank):
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
         self.newest: tuple[int, np.ndarray, Header] | None = None  # (number, vector, header) of the published state
+        self.number = self.dropped = 0  # of the last published state; of the last one of an earlier join
         self.publishing = False  # whether a slot for a published state is reserved
         self.seen: dict[int, int] = {}  # peer -> the number of its newest published state that this rank has seen
         self.asked: set[int] = set()
@@ -114,7 +115,12 @@ class SimTransport(Rank):
         simulation = self.simulation
         if simulation.layouts.setdefault(self.joins, layout) != layout:
             raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
+        if self.joins and self.joins == simulation.joins:  # the first rank that joins again
+            simulation.claims[:] = 0
+            for transport in simulation.transports:
+                transport.unpublish()
         self.joins, self.buffers = self.joins + 1, buffers
+        simulation.joins = max(simulation.joins, self.joins)
         used = [number - free for (number, _), free in zip(self.slots, self.free, strict=True)]  # still in flight
         self.slots = [*buffers.slots(self.rank, self.rank not in self.replicas).values()]
         self.free = [number - some for (number, _), some in zip(self.slots, used, strict=True)]
@@ -123,6 +129,11 @@ class SimTransport(Rank):
             if nodes > 1:
                 raise ConfigError(f"shared vector {name!r}: ranks on {nodes} nodes share no memory")
             simulation.vectors.setdefault(name, np.zeros(elements, np.float32))
+
+    def unpublish(self) -> None:
+        """Drop this rank's published state, and the states that have arrived here. Their numbers continue."""
+        self.newest, self.publishing, self.dropped = None, False, self.number
+        self.answers.clear()
 
     def now(self) -> float:
         return self.simulation.time
@@ -186,7 +197,8 @@ class SimTransport(Rank):
 
     def _publish(self, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
         self._check_here()
-        self.newest = ((self.newest[0] if self.newest else 0) + 1, _sealed(data, nbytes, code), header)
+        self.number += 1
+        self.newest = self.number, _sealed(data, nbytes, code), header
         self.publishing = False
         for rank in sorted(self.lookers):
             self.simulation.transports[rank].wake()
@@ -227,8 +239,9 @@ class SimTransport(Rank):
     def _answered(self, peer: int, found: tuple[int, np.ndarray, Header]) -> None:
         """Handle the arrival of a peer's state at this rank."""
         self.asked.discard(peer)
-        if self.alive(peer):
+        if self.alive(peer) and found[0] > self.simulation.transports[peer].dropped:
             self.answers[peer] = found
+        if self.alive(peer):
             self.wake()
 
     def _nothing_new(self, peer: int, number: int) -> None:

@@ -13,7 +13,6 @@ from minidl.comm.topology import Topology, build
 from minidl.errors import ConfigError
 from minidl.training.agreement import agree
 from minidl.training.job import find_job
-from minidl.training.vectors import chunks, receive, send
 from minidl.training.world import world
 
 _rounds = count()  # of neighbor_average: the calls of all ranks have the same numbers
@@ -101,16 +100,9 @@ def neighbor_average(array: ArrayLike, topology: str = "one-peer-exponential", *
     members = fabric.replicas
     graph = _topology(topology, len(members), seed, tuple([fabric.nodes[member] for member in members]))
     place = members.index(fabric.rank)
-    row, result = graph.weights(place, round), np.zeros_like(vector)
     targets = [members[j] for j in graph.targets(place, round)]
-    for own, out in zip(chunks(vector), chunks(result), strict=True):
-        send(fabric, targets, own)
-        other = np.empty_like(own)
-        for j, weight in row.items():
-            if j != place:
-                receive(fabric, members[j], other)
-            out += np.asarray(weight, own.dtype) * (own if j == place else other)
-    return result.reshape(shape)
+    weights = {members[j]: weight for j, weight in graph.weights(place, round).items()}
+    return fabric.group(members).mix(vector, targets, weights).reshape(shape)
 
 
 @cache

@@ -140,7 +140,7 @@ class Claimed(Work):
 
     def __init__(self, sampler: Sampler, config: Config, fabric: Fabric, check: Callable[[], None]) -> None:
         self.sampler, self.fabric, self.check = sampler, fabric, check
-        self.claims: Claims = fabric.transport.claims
+        self.claims: Claims = fabric.claims
         self.batches = self.own_batches = sampler.pieces
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="minidl-prefetch") if sampler.prefetch else None
         self.ready: Future[Batch] | None = None  # the claimed piece, which a thread prepares

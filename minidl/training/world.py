@@ -46,7 +46,7 @@ class World:
         self.fabric = self.job.join(Config())
         if not self.job.launched:  # the launcher's ranks handle errors in minidl/launch.py
             self._previous_hook, sys.excepthook = sys.excepthook, self._uncaught
-            atexit.register(self._end)
+            atexit.register(self.end)
         self.fabric.join(BufferSpec(), "script")
 
     @property
@@ -80,7 +80,7 @@ class World:
         for column in sorted(Column, key=lambda column: column is Column.STATE):  # STATE is the last one
             fabric.set_status(column, 0)
         fabric.replicas = replicas
-        fabric.transport.stall, fabric.step, fabric.led_by = config.stall, 0, None
+        fabric.stall, fabric.step, fabric.led_by = config.stall, 0, None
         if isinstance(fabric.transport, MpiTransport):
             fabric.transport.fast = config.reduce == "fast"
         fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
@@ -96,12 +96,14 @@ class World:
             received = lambda: all(fabric.state(rank) >= State.FINISHED for rank in others) or None  # noqa: E731
             fabric.wait(received, (), "the others to receive the result")
         fabric.set_status(Column.STATE, State.FINISHED)
+        if isinstance(fabric.transport, MpiTransport):
+            fabric.transport.fast = False  # the sums of the script have the same bits under every launcher
         fabric.replicas = tuple(range(self.size))
 
-    # -- the end of an MPI rank --------------------------------------------------------------------------
+    # -- the end of a rank -------------------------------------------------------------------------------
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """End the job after an uncaught exception, because other ranks would wait for this one forever."""
+        """In an MPI rank, end the job after an uncaught exception: other ranks would wait for this one forever."""
         assert self.job
         if isinstance(error, KeyboardInterrupt):
             os._exit(130)
@@ -112,7 +114,7 @@ class World:
         elif self.job.reports():
             self._previous_hook(kind, error, trace)  # prints the traceback, and ends the job
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Leave the job at the end of the script. Ranks that still wait for this one get an error."""
         fabric = self.fabric
         deadline = time.monotonic() + LEAVING

@@ -27,6 +27,7 @@ from minidl.training.job import find_job
 
 sys.path.append(str(Path(__file__).parents[1]))
 from replicas import slots as written
+from replicas.again import again  # noqa: F401 (a scenario)
 
 
 def several(fabric: Fabric, *names: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import minidl
 from minidl.errors import ConfigError
 from minidl.run.evaluation import evaluate
+from minidl.training.world import world
 
 SIZES = {"float32": (2, 3), "float64": (), "large": (300_000,), "empty": (0, 4)}
 
@@ -92,6 +93,38 @@ def stopped(method: str) -> dict[str, Any]:
     except KeyboardInterrupt as error:
         tell(steps=replica.steps, weights=weights(net), error=str(error))
         raise
+
+
+def ends_first(way: str) -> float:
+    """Rank 1 ends after a training. The others notice this while they wait for it, and continue with collectives."""
+    loop("gossip", "3")
+    if minidl.rank() == 1 and way == "exit":
+        sys.exit(0)
+    if minidl.rank() == 1:
+        return 0.0
+    fabric = world().fabric
+    fabric.wait(lambda: None if fabric.alive(1) else True, (), "the end of rank 1")
+    return float(minidl.allreduce(1.0))
+
+
+def fast() -> list[Any]:
+    """Let MPI compute the sums of a training. The sums of the script afterwards are minidl's own."""
+    steps = loop("allreduce", "2", reduce="fast")["steps"]
+    return [steps, world().fabric.transport.native_allreduce(np.zeros(3))]
+
+
+def again(method: str) -> list[Any]:
+    """Leave trainings by exceptions of the loop, with messages that nobody reads. Then train once more."""
+    (x, y), found = images(), []
+    for _ in range(2):
+        try:
+            with minidl.join(model(), method=method) as replica:
+                for _ in range(40):
+                    replica.step(x[:8], y[:8])
+                raise RuntimeError("a fault of the loop")
+        except RuntimeError as error:
+            found.append(str(error))
+    return [*found, loop(method, "2")["steps"], float(minidl.allreduce(1.0))]
 
 
 def asleep() -> None:
