@@ -269,9 +269,10 @@ class RemoteClaims(Claims):
         self._send(np.array([GIVE_BACK, 0, 0]))
 
 
-def prepare() -> None:
-    """Compile the functions of this file, so that no step compiles them."""
-    one = Ledger(np.zeros(words(1), np.int64), np.zeros(1), 0)
+def prepare(ranks: int) -> None:
+    """Compile the functions of this file for a job of `ranks` ranks, so that no step compiles them."""
+    states = np.zeros((ranks, 2))[:, 0]  # a column, as of the status table: other code than for a contiguous array
+    one = Ledger(np.zeros(words(ranks), np.int64), states, 0)
     tickets: list[int] = []
     one.request(1, tickets.append)
     one.begin(tickets[0])

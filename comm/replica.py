@@ -127,8 +127,9 @@ class Replica(VectorArithmetic):
 
     def mix_movement(self, velocity: np.ndarray, before: np.ndarray, weight: float) -> None:
         """velocity <- velocity + weight * (m - velocity), where m = (before - theta) / lr. `before` is overwritten."""
-        Device("cpu").elementwise.subtract(before, self.theta, before)
-        before /= self.lr  # no kernel divides by a number, and a product with 1 / lr has other bits
+        with self.fabric.working("mix"):  # in a simulation, the time of `mix_into` is that of the whole operation
+            Device("cpu").elementwise.subtract(before, self.theta, before)
+            before /= self.lr  # no kernel divides by a number, and a product with 1 / lr has other bits
         self.mix_into(velocity, before, weight)
 
     def touch(self) -> None:

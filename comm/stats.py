@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -36,6 +36,7 @@ T = TypeVar("T")
 Report = dict[str, Any]
 
 WORK = ("gradient", "update", "mix")
+NEVER = -1.0  # instead of a time
 BINS = 16  # bins of staleness: 0, 1, 2, 3-4, 5-8, ..., more than 8192 steps
 NUMBERS = (
     "rank", "elapsed", "waiting", *WORK, "beside_working", "beside_waiting", "bytes_off_the_clock",
@@ -74,8 +75,8 @@ class Stats:
         self.ages = [0] * BINS
         self.age_sum = self.age_max = 0.0
         self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # [lane][kind], for lanes MAIN and BESIDE
-        self.elapsed = self.started = 0.0
-        self.ended = 0.0  # when this replica's last step ended; 0: it has made no step
+        self.elapsed, self.started = 0.0, NEVER
+        self.ended = NEVER  # when this replica's last step ended, or if it has made none, when its clock started
         self.apart = [0, 0]  # bytes and messages sent while the clock was stopped
         self.mark = (0, 0)  # bytes and messages sent until the clock last stopped
         self.before = [0, 0]  # bytes and messages of an earlier run with different ranks: see `take_over`
@@ -152,7 +153,10 @@ class Stats:
         if not self.running:
             count = self._count()
             self.apart = [apart + now - then for apart, now, then in zip(self.apart, count, self.mark)]
-            self.running, self.started = True, self.now()
+            now = self.now()
+            if self.started == NEVER:
+                self.ended = now
+            self.running, self.started = True, now
 
     def stop(self) -> None:
         """Stop the clock: training pauses."""
@@ -194,6 +198,7 @@ class Stats:
     def go_on(self, vectors: np.ndarray) -> None:
         """Add the statistics of an earlier run, which was stopped. vectors: this rank's `vector` of that run."""
         self._add([vectors])
+        self.ended = float(vectors[NUMBERS.index("ended")])
         edges = vectors[len(NUMBERS) + BINS :].astype(int).reshape(4, self.size).tolist()
         for counts, earlier in zip(self._edges(), edges):
             for peer, count in enumerate(earlier):
@@ -296,13 +301,16 @@ def from_vector(vector: np.ndarray) -> Report:
     }
 
 
-def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Report:
+def merge(
+    reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = (), dead: Collection[int] = ()
+) -> Report:  # fmt: skip
     """Combine the reports of many ranks into one.
 
     Sender and receiver both count the messages of an edge, and the larger count is used. The receiver's count lacks the
     messages in flight. The sender's count is missing for servers, dead replicas and states published in shared memory.
     nodes[r]: the node of rank r, for bytes_between_nodes; without it, all ranks are on one node.
-    idle_seconds: between a replica's last step and the last step of all, summed over the replicas.
+    idle_seconds: between a replica's last step and the last step of all, summed over the replicas that are not `dead`.
+    A replica without a step is idle from the start of its clock.
     """
     sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before",
                           "sends_skipped", "reads_missed"), 0)  # fmt: skip
@@ -315,7 +323,8 @@ def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = ()) -> Re
     for report in reports:
         replicas += 1
         elapsed = max(elapsed, report["elapsed"])
-        ends += [report["ended"]] if report["ended"] else []
+        if report["ended"] != NEVER and report["rank"] not in dead:
+            ends.append(report["ended"])
         for total, part in ((sums, report), (seconds, report["seconds"]), (beside, report["beside"])):
             for name in total:
                 total[name] += part[name]

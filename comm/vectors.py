@@ -14,18 +14,23 @@ import numpy as np
 
 from minidl.comm.fabric.base import Fabric
 from minidl.engine.device import Device, aligned
+from minidl.errors import MinidlError
 
 PIECE = 1 << 16  # elements that are processed together
 UNCHANGED = -0.0  # the summand that changes no number: 0.0 would turn -0.0 into 0.0
 
 
 class VectorArithmetic:
-    """Operations on vectors (n,) of one type. All vectors of a call have the same length and are contiguous."""
+    """Operations on vectors (n,) of one type. All vectors of a call have the same length and are contiguous.
+
+    Raises MinidlError for vectors of different lengths.
+    """
 
     fabric: Fabric
 
     def mix_into(self, target: np.ndarray, other: np.ndarray, weight: float) -> None:
         """target <- target + weight * (other - target)"""
+        _check_lengths(target, other)
         with self.fabric.working("mix", target.size):
             _table().mix.mix(target, other, float(weight))
         self._changed(target)
@@ -33,6 +38,7 @@ class VectorArithmetic:
     def scale(self, vector: np.ndarray, factor: float, out: np.ndarray | None = None) -> None:
         """out <- factor * vector; by default, out is the vector itself."""
         out = vector if out is None else out
+        _check_lengths(vector, out)
         with self.fabric.working("mix", vector.size):
             _table().elementwise.affine(vector, float(factor), UNCHANGED, out)
         self._changed(out)
@@ -90,10 +96,16 @@ def _table() -> Device:
 
 def _pieces(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], np.ndarray]]:
     """Yield pieces of x and of y, and memory for a result of the same length. The memory is reused."""
+    _check_lengths(x, y)
     memory = aligned(min(x.size, PIECE), x.dtype, np.empty)
     for start in range(0, x.size, PIECE):
         piece = x[start : start + PIECE]
         yield (piece, y[start : start + PIECE]), memory[: piece.size]
+
+
+def _check_lengths(x: np.ndarray, y: np.ndarray) -> None:
+    if x.size != y.size:
+        raise MinidlError(f"vectors of {x.size} and {y.size} elements: expected two of one length")
 
 
 def _square(x: np.ndarray) -> float:

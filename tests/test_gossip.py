@@ -16,8 +16,11 @@ from minidl.comm.cluster import Event, uniform
 from minidl.comm.fabric.base import Column, Fabric, Header, State
 from minidl.comm.methods import peers, weighing
 from minidl.comm.methods.base import Method
+from minidl.comm.replica import Replica
 from minidl.comm.transport.loopback import LoopbackTransport
+from minidl.comm.vectors import VectorArithmetic
 from minidl.data.seeds import Purpose, generator
+from minidl.errors import MinidlError
 
 AXES = [dict(zip(("exchange", "peer", "mix", "block"), choice, strict=True)) for choice in itertools.product(
     ("push", "pull", "push-pull"), ("uniform", "topology", "hierarchical", "speed"), ("half", "mass", "clock"),
@@ -239,3 +242,24 @@ def test_saved_state_restores_mass_and_count() -> None:
     other.restore(vectors, numbers)
     assert (other.weighing.mass == method.weighing.mass).all()
     assert other.begun == method.begun
+
+
+@pytest.mark.parametrize("call", ["elastic", "drift", "axpy", "mix_into", "scale"])
+def test_vectors_of_different_lengths_are_refused(call: str) -> None:
+    arithmetic = VectorArithmetic()
+    arithmetic.fabric = Fabric(LoopbackTransport())
+    x, y = np.arange(4, dtype=np.float32), np.ones(6, np.float32)
+    arguments = {"elastic": (x, y, 0.5), "drift": (x, y), "axpy": (0.5, x, y), "mix_into": (x, y, 0.5)}
+    with pytest.raises(MinidlError, match="vectors of 4 and 6 elements"):
+        getattr(arithmetic, call)(*arguments.get(call, (x, 2.0, y)))
+    assert x.tolist() == [0, 1, 2, 3] and (y == 1).all()
+
+
+def test_the_whole_of_mix_movement_counts_as_mixing(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica.__new__(Replica)
+    replica.fabric, replica.lr, replica.theta = Fabric(LoopbackTransport()), 0.5, np.ones(4, np.float32)
+    spans: list[str] = []
+    monkeypatch.setattr(replica.fabric.stats, "worked", lambda what, began, ended: spans.append(what))
+    velocity = np.zeros(4, np.float32)
+    replica.mix_movement(velocity, np.full(4, 2, np.float32), 0.5)
+    assert velocity.tolist() == [1] * 4 and spans == ["mix"] * 2, "the movement, and the mix"

@@ -10,6 +10,7 @@ import pytest
 
 from minidl.comm.cluster import parse, uniform
 from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Header, Message, State
+from minidl.comm.fabric.service import Service
 from minidl.comm.transport.sim import Simulation
 
 ONES = np.ones(250, np.float32)  # 1000 bytes
@@ -44,6 +45,69 @@ def test_ranks_that_call_each_other_answer_while_they_wait():
         return out.sum(), fabric.now()
 
     assert simulated(work) == {0: (500, pytest.approx(4e-3)), 1: (500, pytest.approx(4e-3))}
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 3, 0, 1]])
+def test_many_calls_of_one_server_get_their_own_replies_in_any_order(order: list[int]):
+    def work(fabric: Fabric) -> list[float]:
+        if fabric.rank == 0:
+            fabric.register(echo)
+            fabric.wait(lambda: fabric.state(1) >= State.PAUSED or None, (1,))
+            return []
+        out = np.zeros((5, 1), np.float32)
+        calls = [fabric.call_start(0, (np.full(1, i, np.float32),), out[i], Header(round=i)) for i in range(5)]
+        assert [calls[i].wait().round for i in order] == order
+        fabric.set_status(Column.STATE, State.PAUSED)
+        return out.ravel().tolist()
+
+    assert simulated(work)[1] == [0, 2, 4, 6, 8]
+
+
+def test_replies_of_a_handler_are_sent_before_it_is_replaced():
+    """Rank 1 computes while its first reply is there, so its second reply waits. Then rank 0 stops answering."""
+
+    def work(fabric: Fabric) -> float:
+        if fabric.rank == 0:
+            fabric.register(echo)
+            for step in range(2):
+                fabric.elapse("gradient", 0.5)
+                fabric.begin_step(step, synchronous=False)
+            fabric.register(None)
+            fabric.wait(lambda: fabric.state(1) >= State.PAUSED or None, (1,))
+            return fabric.now()
+        out = np.zeros((2, 250), np.float32)
+        calls = [fabric.call_start(0, (ONES,), out[i]) for i in range(2)]
+        fabric.elapse("gradient", 2)
+        for call in calls:
+            call.wait()
+        fabric.set_status(Column.STATE, State.PAUSED)
+        return float(out.sum())
+
+    assert simulated(work)[1] == 1000
+
+
+def test_a_server_looks_for_requests_once_between_two_waits(monkeypatch: pytest.MonkeyPatch):
+    polls: list[float] = []
+    poll = Service.poll
+
+    def counted(self: Service) -> bool:
+        polls.append(self.transport.now())
+        return poll(self)
+
+    monkeypatch.setattr(Service, "poll", counted)
+
+    def work(fabric: Fabric) -> None:
+        if fabric.rank == 0:
+            fabric.set_status(Column.STATE, State.PAUSED)
+            fabric.serve(echo)
+            return
+        fabric.elapse("gradient", 1)
+        fabric.set_status(Column.SPEED, 1)  # wakes the server
+        fabric.elapse("gradient", 1)
+        fabric.set_status(Column.STATE, State.PAUSED)
+
+    simulated(work)
+    assert polls.count(1.0) == 1
 
 
 def test_a_rank_calls_itself():

@@ -164,6 +164,7 @@ def test_deaths_and_joins(tmp_path, capsys):
     file.write_text(DEATH + "[[deaths]]\nrank = 2\ntime = 0.3\n[[joins]]\nrank = 3\ntime = 0.2\n")
     result = simulate(tmp_path, capsys, "--cluster", str(file), "--ranks", "4", "--steps", "30", "--method", "local")
     assert result["replicas_alive"] == 3 and result["steps"] == 30
+    assert result["idle_seconds"] < 0.25, "the replica that joins late ends late; the dead one is not idle"
     words = error(capsys, *QUICK, "--cluster", str(file), "--ranks", "4", "--out", str(tmp_path / "no"))
     assert "mine.toml': [[joins]]: with method dpsgd all replicas make each step together" in words
     assert not (tmp_path / "no").exists()

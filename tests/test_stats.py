@@ -337,6 +337,17 @@ def test_merge(ranks: int) -> None:
     assert merge(stats.report() for stats in every)["bytes_between_nodes"] == 0
 
 
+def test_idle_time_of_dead_replicas_and_of_those_without_a_step() -> None:
+    clock = Clock()
+    last, first, none = every = [Stats(rank, size=3, now=clock) for rank in range(3)]
+    for stats in every:
+        stats.start()
+    for stats, clock.time in ((first, 1.0), (last, 100.0)):
+        stats.stepped()
+    reports = [stats.report() for stats in (last, first, none)]
+    assert merge(reports)["idle_seconds"] == 99 + 100 and merge(reports, dead=[1])["idle_seconds"] == 100
+
+
 def test_merge_takes_the_larger_count_of_sender_and_receiver() -> None:
     every = [Stats(rank, size=4) for rank in range(3)]  # no report of rank 3: it is a server, or dead
     every[0].sent(1, 10)

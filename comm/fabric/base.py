@@ -22,6 +22,7 @@ sum has the same bits on all transports. The exception is `--reduce fast`, where
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
@@ -29,7 +30,7 @@ import numpy as np
 
 from minidl.comm.claims import Claims
 from minidl.comm.fabric.group import Group
-from minidl.comm.fabric.service import Call, Handler, Service
+from minidl.comm.fabric.service import Call, Handler, Service, receive
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.messages import (
@@ -97,6 +98,8 @@ class Fabric:
         self.idle, self.start, self.stopping, self.shared = (
             transport.idle, transport.start, transport.stopping, transport.shared,
         )  # fmt: skip
+        self._calls: dict[int, deque[Call]] = {}  # by server, the calls whose replies have not been received
+        self._service: Service | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
         self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
         self.led_by: int | None = None
@@ -189,31 +192,47 @@ class Fabric:
         """Send a request to a server. `wait` of the returned object waits for the reply, as `call` does.
 
         The request contains a copy of the parts. If another request of this rank has not arrived yet, this function
-        waits until it has.
+        waits until it has. Several calls may be in progress. The replies are copied in the order of the calls, also if
+        `wait` is called in another order.
         """
-        self.wait(lambda: self.post(Channel.CALL, (server,), parts, header) or None, (server,), "a free server")
-        return Call(self.transport, server, out)
+        calls = self._calls.setdefault(server, deque())
+
+        def posted() -> bool | None:
+            receive(self.transport, calls)  # the server may have no memory for replies until this one is received
+            return self.post(Channel.CALL, (server,), parts, header) or None
+
+        self.wait(posted, (server,), "a free server")
+        return Call(self.transport, server, out, calls)
 
     def register(self, handle: Handler | None) -> None:
         """Answer requests with `handle` from now on, while this rank waits and when it begins a step. None: stop that.
 
         handle(message) returns the reply: its parts, and its header. It runs in the thread of the replica. It does not
         run while the replica waits for the result of `allreduce_start`. For a replica, BufferSpec.serving must name it.
+        First waits until the replies of an earlier handler are sent.
         """
-        self.transport.service = Service(self.transport, handle).poll if handle else None
+        old = self._service
+        self.transport.service = self._service = None
+        if old is not None:
+            self.wait(lambda: old.replied() or None, (), "others to receive replies")
+        if handle:
+            self._service = Service(self.transport, handle)
+            self.transport.service = self._service.poll
 
     def serve(self, handle: Handler) -> None:
         """Answer requests, one at a time, until every replica is dead or has reached State.PAUSED."""
-        service = Service(self.transport, handle)
-        self.transport.service = service.poll
+        self.register(handle)
+        service = self._service
+        assert service is not None
 
         def done() -> bool | None:
-            busy = any(self.state(replica) < State.PAUSED for replica in self.replicas)
+            if any(self.state(replica) < State.PAUSED for replica in self.replicas):
+                return None  # `wait` answers the requests
             service.poll()  # after the look at the states: a replica sends its last request before it pauses
-            return True if service.replied() and not busy else None
+            return True if service.replied() else None
 
         self.wait(done, (), "requests")
-        self.transport.service = None
+        self.register(None)
 
     # -- collectives -------------------------------------------------------------------------------------
 

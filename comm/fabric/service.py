@@ -10,7 +10,9 @@ wait forever.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -21,19 +23,34 @@ Handler = Callable[[Message], tuple[Sequence[np.ndarray], Header]]
 
 
 class Call:
-    """A request that has been sent. `wait` waits for the reply, copies it to `out`, and returns its header."""
+    """A request that has been sent. `wait` waits for the reply, copies it to `out`, and returns its header.
 
-    def __init__(self, transport: Transport, server: int, out: np.ndarray) -> None:
-        self.transport, self.server, self.out = transport, server, out
+    calls: the calls of this server whose replies have not been received, this one last. A server answers them in order.
+    """
+
+    def __init__(self, transport: Transport, server: int, out: np.ndarray, calls: deque[Call]) -> None:
+        self.transport, self.server, self.out, self.calls = transport, server, out, calls
         self._header: Header | None = None
+        calls.append(self)
 
     def wait(self) -> Header:
-        if self._header is None:
-            peer = self.server
-            with self.transport.wait(lambda: self.transport.take(Channel.ANSWER, peer), (peer,), "a reply") as message:
-                self.out[...] = message.vector
-                self._header = message.header
+        while self._header is None:  # the replies to earlier calls come first
+            self.transport.wait(partial(receive, self.transport, self.calls), (self.server,), "a reply")
         return self._header
+
+    def done(self, message: Message) -> None:
+        self.out[...] = message.vector
+        self._header = message.header
+
+
+def receive(transport: Transport, calls: deque[Call]) -> bool | None:
+    """Complete the oldest call if its reply has arrived. Returns True if it was completed, else None."""
+    message = transport.take(Channel.ANSWER, calls[0].server) if calls else None
+    if message is None:
+        return None
+    with message:
+        calls.popleft().done(message)
+    return True
 
 
 class Service:

@@ -197,8 +197,8 @@ class Transport(ABC):
             return result
         began, attempt, told = self.now(), 0, self.now()
         while True:
-            paused = self.now()
-            if self.poll_service():
+            paused, served = self.now(), self.poll_service()
+            if served:
                 self.stats.waited(began, paused)
                 began = told = self.now()
             lost = self.lost(peers)
@@ -210,7 +210,8 @@ class Transport(ABC):
             if self.aborted():
                 raise Aborted
             self.consider_stopping()
-            self.idle(attempt)
+            if not served:  # else more requests may have arrived meanwhile
+                self.idle(attempt)
             attempt += 1
             if attempt % 64 == 0 and self.now() - told > (stall or self.stall):
                 told = self.now()

@@ -250,7 +250,8 @@ class SimulatedRun:
         return evaluate(self.model, self.data.x_test, self.data.y_test, prediction=self.engine.prediction)
 
     def statistics(self, fabrics: list[Fabric]) -> stats.Report:
-        return stats.merge([fabric.stats.report() for fabric in fabrics], self.simulation.place.nodes)
+        dead = [fabric.rank for fabric in fabrics if not fabric.alive(fabric.rank)]
+        return stats.merge([fabric.stats.report() for fabric in fabrics], self.simulation.place.nodes, dead)
 
     # -- the end -----------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ class Trainer:
         """Record the step for a full batch. Compile all kernels, also of methods and claims, so no step compiles."""
         self.model.train()
         self.engine.gradient.prepare(*self.sampler.first())
-        claims.prepare()
+        claims.prepare(self.fabric.size)
         if self.fabric.size > 1:
             self.replica.compile_arithmetic()
 
