@@ -116,9 +116,9 @@ def run_script(job: Job, words: Sequence[str]) -> int:
     try:
         exec(code, vars(main_module))  # the user's own script, whose path the user has given
     except KeyboardInterrupt:
-        code = 128 + (job.stop or signal.SIGINT)
+        stopped_by = job.stop or signal.SIGINT
         _end()
-        return code
+        return 128 + stopped_by
     except SystemExit as end:
         if end.code in (None, 0):
             _end()
