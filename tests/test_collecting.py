@@ -120,6 +120,7 @@ fabric.close()
 """
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_leader_does_not_grow_with_the_number_of_replicas(tmp_path: Path) -> None:
     grown = {}
     for ranks in (2, 6):

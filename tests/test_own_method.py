@@ -91,7 +91,7 @@ TRANSPORTS: dict[str, Callable[[], list[str]]] = {
 
 def trained(folder: Path, transport: str, drift: str) -> int:
     """Train three replicas; return how many models they have mixed in."""
-    options = ["--method", "triggered", "--drift", drift, "--epochs", "20", "--out", f"{transport}-{drift}"]
+    options = ["--method", "triggered", "--drift", drift, "--epochs", "10", "--out", f"{transport}-{drift}"]
     out, _ = run(folder, *TRANSPORTS[transport](), *SMALL, *options)
     summary = json.loads(out.splitlines()[-1])
     assert (summary["method"], summary["replicas_alive"]) == ("triggered", 3)
