@@ -46,8 +46,13 @@ class Script:
         self.process.communicate()
 
     def finish(self) -> tuple[int, list[dict[str, Any]], str]:
-        """Wait until the launcher ends. Return (exit code, remaining lines of the ranks, stderr)."""
+        """Wait until the launcher ends. Return (exit code, remaining lines of the ranks, stderr).
+
+        Notices of compilation, which come only from an empty kernel cache, are left out of stderr.
+        """
         out, errors = self.process.communicate(timeout=PATIENCE)
+        notices = ("compiling ", "compiled ")
+        errors = "".join(line for line in errors.splitlines(keepends=True) if not line.startswith(notices))
         eventually(lambda: all(map(is_gone, self.pids.values())), "processes are left")
         lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         return self.process.returncode, sorted(lines, key=lambda line: line["rank"]), errors
