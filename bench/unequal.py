@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-FAST, SLOW, STEPS = 0.05, 0.2, 120  # STEPS: of a replica, on average
+FAST, SLOW, STEPS = 0.05, 0.2, 660  # STEPS: of a replica, on average
 ARGUMENTS = ["--data", "synthetic:4000x4x4x1:4", "--model", "mlp", "--batch-size", "8", "--steps", str(STEPS),
              "--quiet"]  # fmt: skip
 
