@@ -6,11 +6,11 @@ All replicas share a table of int64 words. Pieces are numbered 0, 1, 2, ... over
     REPEATED    the number of pieces that were begun, not settled, and handed out again
     slots       DEPTH for each rank. A slot names a piece, and the rank that holds it
 
-    claim       NOBODY's piece, or a dead rank's, if there is one: the slot gets this rank. Else a new piece:
+    claim       a FREE piece, or one of a dead rank, if there is any: the slot gets this rank. Else a new piece:
                 HEAD, n -> n + 1, and the slot of this rank named there gets piece n
     begin       the rank trains the piece now: if it dies, the piece counts as repeated
     settle      the slot gets SETTLED. Refused if the rank does not hold the piece any more
-    give_back   the rank's pieces become NOBODY's, and do not count as repeated
+    give_back   the rank's pieces become FREE, and do not count as repeated
     revoke      the same for a suspected rank. Pieces that it had begun count as repeated
 
 Each change is one compare-and-swap, so a process may be killed between any two instructions, and no process waits for
@@ -43,7 +43,7 @@ HEAD, REPEATED, FIRST = 0, 8, 16  # words of the table; HEAD and REPEATED have s
 FIELD = 24  # a word of a slot is (piece + 1) << FIELD | BEGUN or 0 | holder; HEAD is pieces << FIELD | slot
 BEGUN = 1 << 20
 HOLDER = BEGUN - 1  # mask
-NOBODY, SETTLED = 0, HOLDER  # values of a holder; the others are 1 + a rank
+FREE, SETTLED = 0, HOLDER  # values of a holder; the others are 1 + a rank
 WAIT, OVER = -1, -2  # instead of a ticket: no piece is free now; all pieces are settled
 CLAIM, BEGIN, SETTLE, GIVE_BACK = range(4)  # requests of a rank on another node
 
@@ -84,7 +84,7 @@ def claim(table: ndarray, states: ndarray, rank: int, total: int) -> int:
                     own = slot
                 continue
             unsettled = True
-            if holder == NOBODY or states[holder - 1] == DEAD:
+            if holder == FREE or states[holder - 1] == DEAD:
                 piece = word >> FIELD
                 if compare_and_swap(table, slot, word, piece << FIELD | rank + 1):
                     if word & BEGUN:
@@ -128,7 +128,7 @@ def release(table: ndarray, rank: int, repeated: bool) -> None:
         word = load_ordered(table, slot)
         if (
             word & HOLDER == rank + 1
-            and compare_and_swap(table, slot, word, word >> FIELD << FIELD | NOBODY)
+            and compare_and_swap(table, slot, word, word >> FIELD << FIELD | FREE)
             and repeated
             and word & BEGUN
         ):

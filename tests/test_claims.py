@@ -179,7 +179,8 @@ def test_each_piece_is_settled_exactly_once(history: tuple[int, int, list[tuple[
             head = int(one.table[claims.HEAD])  # it dies in a claim, after it has counted a new piece
             claims.complete(one.table, head)
             own = claims.FIRST + rank * claims.DEPTH
-            if int(one.table[own]) & claims.HOLDER in (0, claims.SETTLED):
+            word = int(one.table[own])
+            if word == 0 or word & claims.HOLDER == claims.SETTLED:
                 one.table[claims.HEAD] = ((head >> claims.FIELD) + 1) << claims.FIELD | own
                 one.states[rank] = DEAD
         elif action == "revoke":

@@ -80,7 +80,7 @@ def require_room(ranks: int) -> None:
 
 
 def _share(cores: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
-    """Return the cores for one rank: cores of its own if there are enough for all ranks, else all cores."""
+    """Return the cores for one rank. Ranks share no cores, unless there are fewer cores than ranks."""
     if ranks > len(cores):
         return cores
     return cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]

@@ -66,7 +66,7 @@ class Rank(Transport):
     def __init__(self, simulation: EventLoop, rank: int, trace: bool = False) -> None:
         self.simulation = simulation
         super().__init__(rank, simulation.size, simulation.place.nodes, Stats(rank, trace), stall=math.inf)
-        self.status, self.heard, self.replicas = simulation.status, simulation.heard, simulation.everybody
+        self.status, self.heard, self.replicas = simulation.status, simulation.heard, simulation.all_ranks
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
         self.drawn, self.slowness = 0, 1.0  # slowness: random factor on a gradient's duration, drawn in step `drawn`
         self.buffers: BufferSpec | None = None
@@ -111,7 +111,7 @@ class EventLoop:
         # All ranks share these objects: a copy for each of thousands of ranks would take too much memory.
         self.status = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
-        self.everybody = tuple(range(ranks))
+        self.all_ranks = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
         self.claims = np.zeros(claims.words(ranks), np.int64)
         self.joins = 0  # the largest number of calls of `join` by one rank

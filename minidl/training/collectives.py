@@ -93,10 +93,9 @@ def neighbor_average(array: ArrayLike, topology: str = "one-peer-exponential", *
     for an unknown topology, or if the ranks give different topologies, or arrays of different shapes or types.
     """
     vector, shape = _vector("neighbor_average", array)
-    here, round = world(), next(_rounds)
-    members, fabric = here.fabric.replicas, here.fabric
+    fabric, round = world().fabric, next(_rounds)
     facts = {"array": _kind(vector, shape), "topology": topology, "seed": seed, "number of calls": round}
-    agree(here.fabric, "neighbor_average", facts)
+    agree(fabric, "neighbor_average", facts)
     members = fabric.replicas
     graph = _topology(topology, len(members), seed, tuple([fabric.nodes[member] for member in members]))
     place = members.index(fabric.rank)

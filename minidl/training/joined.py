@@ -143,7 +143,7 @@ class JoinedReplica:
         if self._world.job is None:
             return
         fabric.set_status(Column.STATE, State.PAUSED)
-        if self._method.synchronous and self.config.method != "local":
+        if self._method.synchronous:
             fabric.wait(self._all_have_finished, (), "the others to finish")
         fabric.fail_fast = False
         with suppress(PeerLost):

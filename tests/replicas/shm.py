@@ -22,6 +22,7 @@ from minidl.errors import MinidlError
 
 sys.path.append(str(Path(__file__).parents[1]))
 from replicas import slots as written
+from replicas.serving import mutual  # noqa: F401 (a scenario)
 
 
 def say(**words: Any) -> None:
@@ -134,33 +135,6 @@ def serve(fabric: Fabric) -> list[float]:
         assert header.clock == i + 1
     fabric.set_status(Column.STATE, State.FINISHED)
     return []
-
-
-def mutual(fabric: Fabric) -> list[float]:
-    """All ranks train, and serve: in each step a rank sends a request to every rank, itself included.
-
-    The last rank is late: the others answer its requests while they wait for it in `barrier`.
-    """
-    ranks, served = range(fabric.size), np.zeros(4, np.float32)
-    fabric.join(BufferSpec(nbytes=16, call=True, serving=tuple(ranks)), "layout")
-
-    def add(message: Any) -> Any:
-        served[:] += message.vector
-        return (served,), Header(round=message.header.round + 1)
-
-    fabric.register(add)
-    for step in range(50):
-        fabric.begin_step(step, synchronous=False)
-        outs = np.zeros((fabric.size, 4), np.float32)
-        calls = [fabric.call_start(rank, (np.ones(4, np.float32),), outs[rank], Header(round=step)) for rank in ranks]
-        assert [call.wait().round for call in calls] == [step + 1] * fabric.size
-        assert outs.min() >= step + 1
-    if fabric.rank == fabric.size - 1:
-        for _ in range(10):
-            fabric.call(0, (np.ones(4, np.float32),), outs[0])
-    fabric.barrier()
-    fabric.register(None)
-    return served.tolist()
 
 
 def steps(fabric: Fabric, kind: str, last: str = "1000000", sleep: str = "0") -> int:
