@@ -71,16 +71,20 @@ class Fabric:
     replicas: the ranks that train; the default is all ranks. led_by: if set, the only leader that `gather` accepts.
     """
 
-    # transport/base.py explains these attributes.
-    rank, size, leader = OfTransport[int](), OfTransport[int](), OfTransport[int]()
-    nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
-    status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
+    # transport/base.py explains these attributes. Those that never change are copied, because that is faster.
+    rank: int
+    size: int
+    nodes: tuple[int, ...]
+    stats: Stats
+    replicas, leader = OfTransport[tuple[int, ...]](), OfTransport[int]()
+    status, step = OfTransport[np.ndarray](), OfTransport[int]()
     stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
     stall, claims = OfTransport[float](), OfTransport[Claims]()
     service = OfTransport["Callable[[], bool] | None"]()
 
     def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
         self.transport = transport
+        self.rank, self.size, self.nodes, self.stats = transport.rank, transport.size, transport.nodes, transport.stats
         if replicas is not None:
             self.replicas = tuple(replicas)
         # The transport's operations that methods and the training loop use; transport/base.py explains them.

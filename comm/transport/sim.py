@@ -40,6 +40,7 @@ from minidl.comm.cluster import Cluster
 from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, InFlight, Rank, SimulatedProcess
 from minidl.comm.transport.messages import (
     ANY,
+    CODES,
     DTYPES,
     BufferSpec,
     Channel,
@@ -139,15 +140,32 @@ class SimTransport(Rank):
         return self.simulation.time
 
     def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
+        message = self._occupy(channel, peers, nbytes)
+        if message is None:
+            return None
+        if not peers:
+            return unsent(nbytes)
+        data = self.simulation.memory(nbytes)
+        return Slot(data, partial(self._commit, message, data), partial(self._cancel, message))
+
+    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
+        if len(parts) != 1 or parts[0].dtype not in CODES or not peers:
+            return super().post(channel, peers, parts, header)
+        # One vector is the usual case. It is copied without a slot, which would take longer than the rest.
+        message = self._occupy(channel, peers, parts[0].nbytes)
+        if message is not None:
+            self._send(message, parts[0].copy(), header)
+        return message is not None
+
+    def _occupy(self, channel: Channel, peers: Sequence[int], nbytes: int) -> InFlight | None:
+        """Occupy the edges to these peers, and a slot. Returns None if one of them is not free."""
         self._check_here()
         if self.buffers is None:
             raise ConfigError(f"replica {self.rank} sends before it has joined")
         slots, capacity = self.slots[channel]
         if nbytes > capacity or not slots:
             check_size(nbytes, slots, capacity, channel.name)
-        if not peers:
-            return unsent(nbytes)
-        way, used = self.on_way[channel], 1 if nbytes else 0  # an empty message needs no memory
+        way, used = self.on_way[channel], 1 if nbytes and peers else 0  # an empty message needs no memory
         for peer in peers:
             if peer in way or used > self.free[channel] or not self.alive(peer):
                 if channel is MAIL:
@@ -155,16 +173,19 @@ class SimTransport(Rank):
                 return None
         self.free[channel] -= used
         way.update(peers)
-        message = InFlight(channel, self.rank, set(peers), used)
-        data = self.simulation.memory(nbytes)
-        return Slot(data, partial(self._send, message, data), partial(self._cancel, message))
+        return InFlight(channel, self.rank, set(peers), used)
 
-    def _send(self, message: InFlight, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
+    def _commit(self, message: InFlight, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
         self._check_here()
+        self._send(message, data[:nbytes].view(DTYPES[code]), header)
+
+    def _send(self, message: InFlight, vector: np.ndarray, header: Header) -> None:
+        """Send a vector. It becomes read-only, because all receivers share it."""
+        vector.flags.writeable = False
         self.heard[self.rank] = self.simulation.time
         for peer in message.receivers:
-            self.stats.sent(peer, nbytes)
-        message.vector, message.header = _sealed(data, nbytes, code), header
+            self.stats.sent(peer, vector.nbytes)
+        message.vector, message.header = vector, header
         self.simulation.send(message)
 
     def _cancel(self, message: InFlight) -> None:
@@ -198,7 +219,9 @@ class SimTransport(Rank):
     def _publish(self, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
         self._check_here()
         self.number += 1
-        self.newest = self.number, _sealed(data, nbytes, code), header
+        vector = data[:nbytes].view(DTYPES[code])
+        vector.flags.writeable = False  # all readers share it
+        self.newest = self.number, vector, header
         self.publishing = False
         for rank in sorted(self.lookers):
             self.simulation.transports[rank].wake()
@@ -367,13 +390,6 @@ class _Started:
         if self.error is not None:
             raise self.error
         return self.result
-
-
-def _sealed(data: np.ndarray, nbytes: int, code: int) -> np.ndarray:
-    """Return the message in a slot as a read-only vector; all receivers share it."""
-    vector = data[:nbytes].view(DTYPES[code])
-    vector.flags.writeable = False
-    return vector
 
 
 __all__ = ["Deadlock", "SimTransport", "Simulation"]
