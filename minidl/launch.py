@@ -138,10 +138,10 @@ def run_script(job: Job, words: Sequence[str]) -> int:
 def _end() -> None:
     """Leave the job without an error, if the script has used it: ranks that still wait for this one get an error."""
     if "minidl.training.world" in sys.modules:
-        from minidl.training.world import world
+        from minidl.training.world import begun
 
-        if world.cache_info().currsize and world().job:
-            world().end()
+        if (here := begun()) and here.job:
+            here.end()
 
 
 def _failed(job: Job, error: MinidlError) -> int:
@@ -154,11 +154,10 @@ def _failed(job: Job, error: MinidlError) -> int:
 
 def _attach(job: Job) -> None:
     """Let the job fail through the fabric that the script's functions use, if they have created one."""
-    from minidl.training.world import world
+    from minidl.training.world import begun
 
-    if world.cache_info().currsize:
-        other = world().job
-        job.fabric = other.fabric if other else None
+    if (here := begun()) and here.job:
+        job.fabric = here.job.fabric
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ class World:
     def __init__(self) -> None:
         self.job = find_job()
         self.joined: object = None
+        self._started = False
         self._training = False  # whether `leave` has not ended the training that `enter` has begun
         self._call = ""  # the function that this rank executes: what others are told that it waits for
         self._interruptible = self._recovering = False  # whether this function is a collective; whether it recovers
@@ -68,9 +69,15 @@ class World:
         if not self.job.launched:
             sys.excepthook = self._uncaught  # in place of the transport's
             atexit.register(self.end)
+
+    def start(self) -> None:
+        """Join the other ranks, at the first call that needs them. All ranks call this."""
+        if self._started or self.job is None:
+            return
         with self.waiting_in("the first call"):
             self.fabric.join(BufferSpec(), "script")
         self.fabric.interrupt = self._check
+        self._started = True
 
     @property
     def rank(self) -> int:
@@ -205,16 +212,17 @@ class World:
     def abandon(self, error: BaseException) -> None:
         """An exception has ended the training on this rank: tell the others, which would wait for this rank forever.
 
-        They learn of SystemExit when the script ends.
+        They learn of SystemExit when the script ends. ReplicaLeftError is the exception of another rank.
         """
         self.joined = None
-        if self._training and not isinstance(error, SystemExit):
+        if self._training and not isinstance(error, SystemExit | ReplicaLeftError):
             self.fabric.set_status(Column.STATE, State.LEFT)
 
     def _recover(self, call: str) -> None:
         """After a training that was abandoned, drop the messages that are left. All ranks call this."""
         fabric = self.fabric
-        fabric.set_status(Column.STATE, State.LEFT)
+        if self._left() is None:
+            fabric.set_status(Column.STATE, State.LEFT)
         fabric.start(lambda: None).wait()  # returns when the last concurrent operation has noticed this
         fabric.fail_fast, fabric.replicas, fabric.led_by, self._recovering = False, tuple(range(self.size)), None, True
         try:
@@ -255,8 +263,8 @@ class World:
         fabric = self.fabric
         deadline = time.monotonic() + LEAVING
         transport = fabric.transport
-        while isinstance(transport, MailboxTransport) and not transport.delivered() and time.monotonic() < deadline:
-            if fabric.stopping():  # the others end, too
+        while self._started and isinstance(transport, MailboxTransport) and not transport.delivered():
+            if fabric.stopping() or time.monotonic() > deadline:  # after a stop, the others end as well
                 break
             time.sleep(0.001)
         fabric.set_status(Column.ENDED, 1)
@@ -265,9 +273,20 @@ class World:
 
 
 @cache
+def _world() -> World:
+    return World()
+
+
 def world() -> World:
     """Return the world of this process. The first call starts the communication, which all ranks must do."""
-    return World()
+    here = _world()
+    here.start()
+    return here
+
+
+def begun() -> World | None:
+    """Return the world of this process if the script has used it, else None."""
+    return _world() if _world.cache_info().currsize else None
 
 
 def place_of(trace: TracebackType | None) -> str:
