@@ -49,7 +49,8 @@ def test_a_sample_of_the_images_and_all_labels_are_compared() -> None:
     x, y = rng.standard_normal((1000, 2, 2, 1)).astype(np.float32), rng.integers(0, 4, 1000)
     order, labels = rng.permutation(1000), y.copy()
     labels[-1] += 1
-    found = [facts_of_data(from_arrays(given, 0.0, 0)) for given in ((x, y), (x + 1, y), (x[order], y), (x, labels), (x, y))]
+    pairs = (x, y), (x + 1, y), (x[order], y), (x, labels), (x, y)
+    found = [facts_of_data(from_arrays(pair, 0.0, 0)) for pair in pairs]
     assert found[0] == found[4] and found[0]["y_train"] == found[1]["y_train"] == found[2]["y_train"]
     assert len({facts["x_train"] for facts in found[:3]}) == 3 and found[3]["x_train"] == found[0]["x_train"]
     assert found[3]["y_train"] != found[0]["y_train"]
