@@ -28,7 +28,7 @@ from minidl.engine.arena import Arena
 from minidl.engine.device import Device, aligned
 from minidl.errors import DivergedError
 from minidl.nn import Module, random_state, set_random_state
-from minidl.program.replay import Gradient, Prediction
+from minidl.program.replay import Gradient, Loss, Prediction
 from minidl.program.workspace import Workspace
 from minidl.run.config import Config
 from minidl.run.evaluation import first_not_finite
@@ -38,16 +38,16 @@ SPEED_PERIOD = 32  # steps between two updates of a replica's speed in the statu
 
 
 class Engine:
-    """A model with its recorded step and its optimizer."""
+    """A model with its recorded step and its optimizer. loss: the default is the cross-entropy of `config`."""
 
-    def __init__(self, model: Module, config: Config) -> None:
+    def __init__(self, model: Module, config: Config, loss: Loss | None = None) -> None:
         self.model, self.config = model, config
         own = {name: getattr(config, name) for name in optim.OPTIONS[config.optimizer]}
         self.optimizer = optim.build(
             config.optimizer, model, config.lr, config.weight_decay, config.clip or None, **own
         )  # fmt: skip
         workspace = Workspace()
-        loss = partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
+        loss = loss or partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
         self.gradient = Gradient(model, loss, workspace=workspace, also=self.optimizer.kernels())
         self.prediction = Prediction(model, workspace=workspace)
         self.arena: Arena = model.flatten()

@@ -92,7 +92,7 @@ def read_config(given: Mapping[str, Any]) -> Config:
         known = read_run(folder)
         model_file.require_same_kind(known["model"], given, "--resume")
         model_file.require_named(known["model"], given, f"the run {folder}", resuming(folder))
-        return model_file.identified(resolve(known, given), given, known.get("model_hash"))
+        return model_file.identified(resolve(known, given), given, known)
     if given.get("evaluate"):
         return replace(Config(), workers=1, **{name: given[name] for name in ("threads", "quiet") if name in given})
     file = file_options(given)

@@ -80,7 +80,7 @@ class Fabric:
     status, step = OfTransport[np.ndarray](), OfTransport[int]()
     stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
     stall, claims = OfTransport[float](), OfTransport[Claims]()
-    service = OfTransport["Callable[[], bool] | None"]()
+    service, interrupt = OfTransport["Callable[[], bool] | None"](), OfTransport["Callable[[], None] | None"]()
 
     def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
         self.transport = transport
@@ -112,6 +112,7 @@ class Fabric:
         """Allocate the memory for messages (`Transport.join`). What remains of an earlier training is dropped."""
         self.transport.service, self.fail_fast = None, False
         self._silent.clear()
+        self._calls.clear()
         if self._service is not None:
             self._service.drop()
             self._service = None
@@ -297,13 +298,14 @@ class Fabric:
             if not synchronous:
                 return False
             self.transport.consider_stopping()
-            if steps >= self.wait(self._agreed_stop, (), "the agreement on the last step"):
+            if steps >= self.wait(self.agreed_stop, (), "the agreement on the last step"):
                 return False
         self.step = steps + 1
         self.set_status(Column.STEP, self.step)
         return True
 
-    def _agreed_stop(self) -> float | None:
+    def agreed_stop(self) -> float | None:
+        """Return the last step of a run that is asked to stop, or None while a replica may still begin another one."""
         stops = {rank: self.status[rank, Column.STOP] for rank in self.survivors()}
         wishes = [stop for rank, stop in stops.items() if stop or self.state(rank) < State.PAUSED]
         return None if 0 in wishes else float(max(wishes)) - 1

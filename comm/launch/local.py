@@ -191,6 +191,7 @@ class ProcessGroup:
         if 0 < code < 128:  # after an error do not set DEAD: the others must end without reporting a lost peer
             self.words[memory.ABORT] = 1
         elif code < 0 or self.numbers[self._state(rank)] <= memory.PAUSED:
+            self.numbers[self._state(rank) + memory.ENDED - memory.STATE] = code == 0
             self.numbers[self._state(rank)] = memory.DEAD
 
     def _stop(self, signum: int, quiet: bool) -> bool:
@@ -201,8 +202,9 @@ class ProcessGroup:
             self.kill()
             return True
         self.words[memory.STOP] = signum
-        idle = (memory.JOINING, memory.FINISHED)  # nothing is compiled yet, or a script is between two trainings
-        if all(self.numbers[self._state(rank)] in idle for rank in range(self.ranks)):
+        # Nothing is compiled yet, or a script is between two trainings, or at its end.
+        idle = (memory.JOINING, memory.FINISHED, memory.LEFT, memory.DEAD)
+        if all(self.numbers[self._state(rank)] in idle for rank in self.running):
             _tell("stopped; there was nothing to save yet")
             self.code = 128 + signum
             self.kill()

@@ -50,6 +50,7 @@ class Transport(ABC):
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
         self.step = 0
         self.service: Callable[[], bool] | None = None  # see `Fabric.register`
+        self.interrupt: Callable[[], None] | None = None  # `wait` calls it repeatedly: what it raises ends the wait
 
     # -- the primitives ----------------------------------------------------------------------------------
 
@@ -159,8 +160,11 @@ class Transport(ABC):
         """Return whether another rank has failed."""
         return False
 
-    def fail(self) -> None:
-        """End the other ranks, because this rank has failed and reported its error."""
+    def fail(self, code: int = 2) -> None:
+        """End the other ranks, because this rank has failed and reported its error.
+
+        code: the exit code of an MPI job. In other jobs, the code with which this rank exits counts.
+        """
 
     def close(self) -> None:
         """Leave the job and free all resources."""
@@ -210,6 +214,8 @@ class Transport(ABC):
             if self.aborted():
                 raise Aborted
             self.consider_stopping()
+            if self.interrupt:
+                self.interrupt()
             if not served:  # else more requests may have arrived meanwhile
                 self.idle(attempt)
             attempt += 1

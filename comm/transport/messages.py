@@ -49,6 +49,7 @@ class Column(IntEnum):
     ACCURACY = 4  # training accuracy in this rank's latest finished epoch, 0 to 1
     LOSS = 5  # mean training loss in the same epoch
     IMAGES = 6  # images of this rank in the same epoch; 0: no epoch is finished yet, or it made no step in it
+    ENDED = 7  # 1: this rank is DEAD because its script has ended, without an error
 
 
 class State(IntEnum):
@@ -63,6 +64,7 @@ class State(IntEnum):
     STOPPED = 6  # (leader) stopped before the last step; everything is saved, and nothing follows
     LOST = 7  # (leader) a replica died before the last step; the state of the others is saved, and nothing follows
     OVER = 8  # (leader) the result is written
+    LEFT = 9  # in a script: it has left its training by an exception
 
 
 class Header(NamedTuple):
@@ -232,8 +234,8 @@ def check_size(nbytes: int, slots: int, capacity: int, what: str) -> None:
 class PeerLost(MinidlError):
     """A rank died while another one waited for it."""
 
-    def __init__(self, peer: int, what: str) -> None:
-        super().__init__(f"replica {peer} died while others waited for {what}")
+    def __init__(self, peer: int, what: str, message: str = "") -> None:
+        super().__init__(message or f"replica {peer} died while others waited for {what}")
         self.peer = peer
 
 

@@ -29,6 +29,7 @@ from minidl.training.output import parameter_count, reopen
 from minidl.training.resume import restore
 from minidl.training.session import Session, prepare
 from minidl.training.trainer import Entry
+from minidl.training.work import Claimed
 
 
 def execute(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric | None = None) -> Entry | None:
@@ -73,12 +74,22 @@ def resume(config: Config, given: Mapping[str, Any], signals: Signals, fabric: F
     with session.output.opened(lambda: reopen(folder)):  # the leader opens it first; then all ranks read it
         if made := files.steps(folder / "checkpoints"):
             _restore(session, folder / "checkpoints", made)
+            session.origin += _meaning_of_steps(session)
         if result and (not made or session.trainer.finished):
             raise ConfigError(_cannot_be_longer(folder, session, bool(made)))
         if run := session.output.run:
             _update_options(run, config, _length(config) if longer else "")
             run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
         return session.train()
+
+
+def _meaning_of_steps(session: Session) -> str:
+    """Return a note if --steps counts the steps of another number of replicas: those with which the run began."""
+    work, steps = session.trainer.work, session.config.steps
+    if not steps or not isinstance(work, Claimed) or work.total == steps * session.config.workers:
+        return ""
+    first = count(work.total // steps, "replica")
+    return f"; --steps {steps:,} means steps of each of {first}, as at the start of the run"
 
 
 def _already_finished(folder: Path, config: Config) -> str:
@@ -157,7 +168,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     command = f"python -m minidl.train --evaluate {quote(given['evaluate'])}"
     model_file.require_named(named, given, str(weights.path), command)
     config = resolve(known or described_options(weights, {**file, **given}), file, given)
-    config = model_file.identified(config, given, {**about, **known}.get("model_hash"))
+    config = model_file.identified(config, given, {**about, **known})
     dataset, model = prepare(config, fresh=False)
     check_data(weights, dataset)
     try:

@@ -23,9 +23,10 @@ from minidl.run.folder import JournalError, RunFolder, resuming
 from minidl.run.progress import BEST
 from minidl.training import local_snapshots
 from minidl.training.collecting import Replicas, collected, send_state
-from minidl.training.replica_state import averaged, broadcast_text
+from minidl.training.replica_state import averaged
 from minidl.training.resume import about, finite_weights, make_checkpoint
 from minidl.training.trainer import Entry, Trainer
+from minidl.training.vectors import hand_out_text
 
 Members = Mapping[int, dict[str, Any]]  # the numbers of each replica, by rank
 
@@ -83,7 +84,8 @@ class RunOutput:
         try:
             if self.leads:
                 self.run = open_run()
-            self.folder = Path(broadcast_text(self.fabric, str(self.run.folder) if self.run else ""))
+            folder = str(self.run.folder) if self.run else ""
+            self.folder = Path(hand_out_text(self.fabric, folder, self.fabric.leader))
             yield
         finally:
             if self.run:
