@@ -35,6 +35,11 @@ TRUSTED, SUSPECTED, CONDEMNED = 0, 1, 2
 WAIT, LEAVE_OUT, KILL = 0, 1, 2
 
 
+def at(rank: int, word: int) -> int:
+    """Return the index of a word of a rank's row in the control area."""
+    return HEADER + ROW * rank + word
+
+
 def control_size(ranks: int) -> int:
     """Return the size of the control area in bytes, rounded up to whole pages."""
     return pages((HEADER + ROW * ranks) * WORD)
