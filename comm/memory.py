@@ -25,7 +25,7 @@ from minidl.resources import available
 WORD = 8  # bytes
 STOP, ABORT, SIZE, JOINS = 0, 1, 2, 3  # words of the header
 HEADER, ROW = 8, 16  # lengths in words
-STATE = 0  # index of the first column of the status table in a row, which begins with these columns
+STATE, STEP = 0, 1  # indices of the first columns of the status table in a row, which begins with these columns
 COLUMNS = ROW - 2  # maximum number of columns
 HEARD, LAYOUT = ROW - 2, ROW - 1  # indices of the other words of a row
 JOINING, PAUSED, FINISHED, DEAD = 0, 3, 4, 5  # values of messages.py's State, which the launcher does not import

@@ -8,6 +8,10 @@
 `import minidl` alone imports neither NumPy nor Numba: each name below is imported when it is first used (PEP 562).
 """
 
+from minidl import interrupt  # isort: skip
+
+interrupt.prepare()
+
 from importlib import import_module, util
 from importlib.machinery import ModuleSpec
 from pathlib import Path

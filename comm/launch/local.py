@@ -6,7 +6,8 @@
 Events, and what happens then:
 
     Ctrl-C, SIGTERM, SIGHUP     the launcher sets a word in shared memory, and the ranks complete a step, save and end.
-                                The launcher kills them after a second signal, or if no kernels are compiled yet
+                                The launcher kills them after a second signal. It ends them if none has begun a step:
+                                the first rank removes the folder of the run
     a rank is killed            the launcher sets the rank's state in the status table to DEAD. Depending on the method,
                                 the others continue, or stop with a checkpoint
     a rank ends with an error   the rank has reported the error; the launcher sets another word, and the others end
@@ -39,6 +40,7 @@ ROOT = str(Path(errors.__file__).parents[1])  # the folder that contains the pac
 PR_SET_PDEATHSIG = 1
 PER_CORE = 8  # more ranks on a core are refused, unless the variable OVERSUBSCRIBE is set
 OVERSUBSCRIBE = "MINIDL_OVERSUBSCRIBE"
+ENDING = 1.5  # seconds that a rank has for its end if there is nothing to save
 RANK_MEMORY = 100_000_000  # bytes that a rank does not share with others, measured with a small model
 
 
@@ -200,16 +202,26 @@ class ProcessGroup:
             self.code = 128 + signum
             self.kill()
             return True
-        self.words[memory.STOP] = signum
-        idle = (memory.JOINING, memory.FINISHED)  # nothing is compiled yet, or a script is between two trainings
-        if all(self.numbers[self._state(rank)] in idle for rank in range(self.ranks)):
+        if not any(map(self._trains, range(self.ranks))):
             _tell("stopped; there was nothing to save yet")
             self.code = 128 + signum
+            for process in self.running.values():
+                process.terminate()
+            deadline = time.monotonic() + ENDING
+            for process in self.running.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
             self.kill()
             return True
+        self.words[memory.STOP] = signum
         if not quiet:
             _tell("stopping after this step; a second signal stops at once")
         return False
+
+    def _trains(self, rank: int) -> bool:
+        """Return whether a rank has begun a step. It may compile before, or be a script between two trainings."""
+        step = self._state(rank) - memory.STATE + memory.STEP
+        return self.numbers[self._state(rank)] != memory.FINISHED and self.numbers[step] > 0
 
     @staticmethod
     def _state(rank: int) -> int:

@@ -49,6 +49,7 @@ class Column(IntEnum):
     ACCURACY = 4  # training accuracy in this rank's latest finished epoch, 0 to 1
     LOSS = 5  # mean training loss in the same epoch
     IMAGES = 6  # images of this rank in the same epoch; 0: no epoch is finished yet, or it made no step in it
+    EPOCH = 7  # epochs that this rank has finished
 
 
 class State(IntEnum):

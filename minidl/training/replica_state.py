@@ -115,13 +115,6 @@ def gather_numbers(trainer: Trainer, numbers: dict[str, Any]) -> Iterator[tuple[
         yield rank, json.loads(vector.tobytes())
 
 
-def broadcast_text(fabric: Fabric, text: str) -> str:
-    """Send the text of rank 0 to all ranks; return it."""
-    frame = _frame(text)
-    fabric.broadcast(frame)
-    return frame.tobytes().decode().rstrip(" ")
-
-
 def _frame(text: str) -> np.ndarray:
     """Return text as a float64 vector of a fixed length. The text is the vector's bytes; its numbers mean nothing."""
     content = text.encode()
