@@ -78,12 +78,13 @@ class EpochAverages:
             return
         at, fabric = self.trainer.progress, self.trainer.fabric
         saved = files.steps(self.output.held().checkpoints)
-        finished = fabric.status[fabric.survivors(), Column.EPOCH].min()
+        members = fabric.look().members
+        finished = fabric.status[list(members), Column.EPOCH].min()
         for epoch in self._pending():
             if epoch > finished:
                 break
             written = self._files(epoch)
-            if not set(fabric.survivors()) <= written.keys() and epoch + LATE > at.epoch and last is None:
+            if not written.keys() >= set(members) and epoch + LATE > at.epoch and last is None:
                 continue
             try:
                 position = self._position(epoch)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import Column, PeerLost, State
+from minidl.comm.fabric.base import Column, Freeze, PeerLost, State
 from minidl.errors import MinidlError
 from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
@@ -44,6 +44,8 @@ def shut_down(
     """
     fabric = output.fabric
     fabric.fail_fast = False  # a death now ends only the waits for that replica
+    if reason is not None and fabric.on_freeze is Freeze.WAIT:
+        fabric.handle_freezes(Freeze.LEAVE_OUT)  # save what can be saved
     fabric.stats.stop()
     output.trainer.work.give_back()
     fabric.set_status(Column.STATE, State.PAUSED)
@@ -75,9 +77,8 @@ def _save(
     if fabric.rank == leader:
         replicas = output.save_all(lambda members: last_epoch if _have_finished(trainer, members) else None)
         assert replicas
-        stopped = fabric.stopping() and not isinstance(reason, PeerLost)
         finished = _have_finished(trainer, replicas.members)
-        verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
+        verdict = State.FINISHED if finished else State.STOPPED if fabric.stopping() else State.LOST
         fabric.set_status(Column.STATE, verdict)
         return replicas, verdict
     # Wait until the leader is PAUSED: before, it may still be collecting states for the end of an epoch.
