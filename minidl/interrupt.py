@@ -1,7 +1,7 @@
 """Ctrl-C while a command starts: one line instead of a traceback.
 
-The imports of NumPy and Numba take most of the first second of a command. minidl/__init__.py calls `prepare` before all
-other imports. It has an effect only if this process was started as one of the commands, not if a program imports
+The imports of NumPy and Numba take most of the first second of a command. So minidl/__init__.py imports this file
+before all others. It has an effect only if this process was started as one of the commands, not if a program imports
 minidl. run/signals.py replaces the handler while a run is trained.
 """
 
@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-from _signal import SIGINT, default_int_handler, getsignal, signal  # the module `signal` imports more
+from _signal import SIGINT, default_int_handler, getsignal, signal  # the module `signal` imports others
+from contextlib import suppress
 
 COMMANDS = ("train", "simulate", "launch")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # set by MPI's launchers: the first rank reports for all
 _message = b"minidl: stopped; there was nothing to save yet\n"
-
-
-def prepare() -> None:
-    """Let Ctrl-C end this process with one line, if it is a command of minidl and nothing else handles Ctrl-C."""
-    if _is_command() and getsignal(SIGINT) is default_int_handler:
-        signal(SIGINT, _end)
 
 
 def finish() -> None:
@@ -36,10 +31,8 @@ def restore() -> None:
 
 def _end(signum: int, frame: object) -> None:
     if all(os.environ.get(name, "0") == "0" for name in RANKS):
-        try:
+        with suppress(OSError):  # the terminal may be gone
             os.write(2, _message)
-        except OSError:  # the terminal may be gone
-            pass
     os._exit(128 + signum)
 
 
@@ -50,3 +43,7 @@ def _is_command() -> bool:
     words = sys.orig_argv
     modules = [words[i + 1] for i in range(1, len(words) - 1) if words[i][0:1] == "-" and words[i][-1:] == "m"]
     return bool(modules) and modules[0] in [f"minidl.{name}" for name in COMMANDS]
+
+
+if _is_command() and getsignal(SIGINT) is default_int_handler:  # else Ctrl-C is ignored, or handled elsewhere
+    signal(SIGINT, _end)

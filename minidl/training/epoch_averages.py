@@ -57,7 +57,7 @@ class EpochAverages:
         return trainer.data.x_validation is not None and not trainer.method.synchronous and not self.output.alone
 
     def take(self) -> None:
-        """Write the weights at the end of an epoch, unless it is the last one: the final weights are validated anyway."""
+        """Write the weights at the end of an epoch. Those of the last one are validated as final weights."""
         at, fabric = self.trainer.progress, self.trainer.fabric
         if self.wanted and not self.trainer.finished:
             with self.output.optional_files():
@@ -134,7 +134,7 @@ class EpochAverages:
         return dict(sorted(found.items()))
 
     def _position(self, epoch: int) -> Position:
-        """Return the position of the first replica at the end of an epoch. Raises CheckpointError for an invalid file."""
+        """Return the position of the first replica at the end of an epoch. Raises CheckpointError."""
         path = next(iter(self._files(epoch).values()), self.folder / str(epoch))
         with blaming(str(path), CheckpointError):
             position: Position = json_value(files.header(path).metadata.get(POSITION, ""))

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from minidl.comm.consensus import Consensus
-from minidl.comm.fabric.base import Fabric
 from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
 from minidl.errors import CheckpointError
