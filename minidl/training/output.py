@@ -107,7 +107,8 @@ class RunOutput:
         Raises JournalError if the folder was removed or replaced.
         """
         if self.run is None:
-            self.run = reopen(self.folder)
+            self.run = RunFolder.open(self.folder)
+            files.clean_up(self.run.checkpoints)
             if made := files.last(self.run.checkpoints):  # the dead leader has saved the best step there
                 for name, value in files.best(made).items():
                     setattr(self.trainer.progress, name, value)
@@ -242,7 +243,7 @@ class RunOutput:
 
 
 def reopen(folder: Path) -> RunFolder:
-    """Open the folder of an existing run, and delete what a killed process left in it."""
+    """Open the folder of an existing run, and delete what killed processes left in it. No replica may train yet."""
     run = RunFolder.open(folder)
     run.clean_up()
     for checkpoints in (run.checkpoints, *local_snapshots.folders(run.checkpoints)):
