@@ -34,11 +34,9 @@ from minidl.training.replica_state import averaged, mean_and_distance
 from minidl.training.resume import make_checkpoint
 
 FOLDER = "epochs"
-THETA, POSITION = "theta", "position"  # in a file: the weights; in its metadata, the step and the seconds as JSON
-VALID = schema.record({"step": schema.whole(), "seconds": schema.number(0.0, schema.LARGEST)})
+THETA, ABOUT = "theta", "about"  # in a file: the weights; in its metadata, JSON that `VALID` describes
+VALID = schema.record({"step": schema.whole(), "seconds": schema.number(0.0, schema.LARGEST), "workers": schema.whole()})
 LATE = 8  # epochs for which the leader waits for a file: a network file system may show it late
-
-Position = dict[str, Any]  # the step and the seconds of a replica at the end of an epoch
 
 
 class EpochAverages:
@@ -64,9 +62,9 @@ class EpochAverages:
                 folder = self.folder / str(at.epoch)
                 self.folder.mkdir(exist_ok=True)
                 folder.mkdir(exist_ok=True)
-                position = json.dumps({"step": at.step, "seconds": at.seconds})
+                about = {"step": at.step, "seconds": at.seconds, "workers": self.trainer.config.workers}
                 with replaced(folder / f"{fabric.rank}.safetensors") as file:
-                    write_arrays(file, {THETA: self.trainer.replica.theta}, {POSITION: position})
+                    write_arrays(file, {THETA: self.trainer.replica.theta}, {ABOUT: json.dumps(about)})
         fabric.set_status(Column.EPOCH, at.epoch)
 
     def validate(self, last: Replicas | None = None) -> None:
@@ -85,13 +83,13 @@ class EpochAverages:
                 break
             written = self._files(epoch)
             if not written.keys() >= set(members) and epoch + LATE > at.epoch and last is None:
-                continue
+                continue  # if a file is still missing later, the average is that of the others
             try:
-                position = self._position(epoch)
+                about = self._about(epoch)
                 # The newest checkpoint holds the states of replicas. One that holds an average must not replace it.
-                if not saved or position["step"] >= saved[-1]:
+                if not saved or about["step"] >= saved[-1]:
                     break
-                self._validate(*mean_and_distance(self._weights(epoch)), epoch, **position)
+                self._validate(*mean_and_distance(self._weights(epoch)), epoch, about["step"], about["seconds"])
             except CheckpointError as error:
                 reason = printable(str(error))
                 print(f"minidl: the average of epoch {epoch} is not validated: {reason}", file=sys.stderr, flush=True)
@@ -99,6 +97,7 @@ class EpochAverages:
         if last is not None:
             self._validate(last.theta, last.distance, at.epoch, at.step, at.seconds)
             self.output.rewrite()
+            self.delete()
 
     def _validate(self, theta: np.ndarray, distance: float, epoch: int, step: int, seconds: float) -> None:
         """Validate and log an average. Save it if it is the best so far, unless it is that of the last step."""
@@ -115,11 +114,17 @@ class EpochAverages:
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def forget_partial(self) -> None:
-        """After a resume with other replicas: delete the files of epochs that they train again."""
+    def resume(self) -> None:
+        """Delete the files of epochs that other replicas than before train again. The leader calls this."""
+        at, workers = self.trainer.progress, self.trainer.config.workers
         for epoch in self._pending():
-            if epoch > self.trainer.progress.epoch:
-                shutil.rmtree(self.folder / str(epoch), ignore_errors=True)
+            with suppress(CheckpointError):
+                if epoch > at.epoch and self._about(epoch)["workers"] != workers:
+                    shutil.rmtree(self.folder / str(epoch), ignore_errors=True)
+
+    def delete(self) -> None:
+        """Delete all files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _pending(self) -> list[int]:
         """Return the epochs that have files, in order."""
@@ -133,13 +138,13 @@ class EpochAverages:
                  if path.stem.isdecimal()}  # fmt: skip
         return dict(sorted(found.items()))
 
-    def _position(self, epoch: int) -> Position:
+    def _about(self, epoch: int) -> dict[str, Any]:
         """Return the position of the first replica at the end of an epoch. Raises CheckpointError."""
         path = next(iter(self._files(epoch).values()), self.folder / str(epoch))
         with blaming(str(path), CheckpointError):
-            position: Position = json_value(files.header(path).metadata.get(POSITION, ""))
-            VALID(position)
-        return position
+            about: dict[str, Any] = json_value(files.header(path).metadata.get(ABOUT, ""))
+            VALID(about)
+        return about
 
     def _weights(self, epoch: int) -> Iterator[np.ndarray]:
         """Read the weights of each replica at the end of an epoch. Raises CheckpointError for an invalid file."""
