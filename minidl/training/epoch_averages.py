@@ -35,7 +35,8 @@ from minidl.training.resume import make_checkpoint
 
 FOLDER = "epochs"
 THETA, ABOUT = "theta", "about"  # in a file: the weights; in its metadata, JSON that `VALID` describes
-VALID = schema.record({"step": schema.whole(), "seconds": schema.number(0.0, schema.LARGEST), "workers": schema.whole()})
+VALID = schema.record({"step": schema.whole(), "workers": schema.whole(),
+                       "seconds": schema.number(0.0, schema.LARGEST)})  # fmt: skip
 LATE = 8  # epochs for which the leader waits for a file: a network file system may show it late
 
 
