@@ -5,12 +5,9 @@ before all others. It has an effect only if this process was started as one of t
 minidl. run/signals.py replaces the handler while a run is trained.
 """
 
-from __future__ import annotations
-
 import os
 import sys
-from _signal import SIGINT, default_int_handler, getsignal, signal  # the module `signal` imports others
-from contextlib import suppress
+from _signal import SIGINT, default_int_handler, getsignal, signal  # Python has loaded it, unlike `signal`
 
 COMMANDS = ("train", "simulate", "launch")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # set by MPI's launchers: the first rank reports for all
@@ -31,8 +28,10 @@ def restore() -> None:
 
 def _end(signum: int, frame: object) -> None:
     if all(os.environ.get(name, "0") == "0" for name in RANKS):
-        with suppress(OSError):  # the terminal may be gone
+        try:  # noqa: SIM105 (this file imports nothing that Python has not loaded yet)
             os.write(2, _message)
+        except OSError:  # the terminal may be gone
+            pass
     os._exit(128 + signum)
 
 
