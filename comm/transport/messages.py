@@ -53,6 +53,7 @@ class Column(IntEnum):
     PATIENCE = 8  # if it is longer than STALL, it replaces it: 3 times this rank's longest time without a sign of life
     PID = 9  # its process
     INCARNATION = 10  # how many processes have had this rank so far
+    EPOCH = 11  # epochs that this rank has finished
     ENDED = 12  # 1: this rank is DEAD because its script has ended, without an error
 
 

@@ -26,7 +26,7 @@ from minidl.training.collecting import Replicas, collected, send_state
 from minidl.training.replica_state import averaged
 from minidl.training.resume import about, finite_weights, make_checkpoint
 from minidl.training.trainer import Entry, Trainer
-from minidl.training.vectors import hand_out_text
+from minidl.training.vectors import hand_out_text, led
 
 Members = Mapping[int, dict[str, Any]]  # the numbers of each replica, by rank
 
@@ -58,6 +58,7 @@ class RunOutput:
         self.folder = Path()
         self.run: RunFolder | None = None
         self.journal_error: JournalError | None = None
+        self.begun = False  # whether training has begun: only then there is something to save
         self._warned = False  # whether an error of a local snapshot was reported
 
     @property
@@ -80,21 +81,38 @@ class RunOutput:
 
     @contextmanager
     def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:
-        """Open the run's folder in the leader, send its path to all ranks, and close it after the `with` block."""
+        """Open the run's folder in the leader, send its path to all ranks, and close it after the `with` block.
+
+        If the block raises an exception before the run has begun, a new folder is removed.
+        """
         try:
-            if self.leads:
-                self.run = open_run()
-            folder = str(self.run.folder) if self.run else ""
-            self.folder = Path(hand_out_text(self.fabric, folder, self.fabric.leader))
+            self.folder = Path(led(self.fabric, lambda leader: self._open(leader, open_run)))
             yield
+        except BaseException:
+            if self.run and not self.begun:
+                self.run.discard()
+            raise
         finally:
             if self.run:
                 self.run.__exit__()
 
-    def _held(self) -> RunFolder:
-        """Return the run's folder. After the death of the leader, the new leader or a server opens it first."""
+    def _open(self, leader: int, open_run: Callable[[], RunFolder]) -> str:
+        if self.fabric.rank == leader:
+            self.run = open_run()
+        return hand_out_text(self.fabric, str(self.run.folder) if self.run else "", leader)
+
+    def held(self) -> RunFolder:
+        """Return the run's folder. After the death of the leader, the new leader or a server opens it first.
+
+        Raises JournalError if the folder was removed or replaced.
+        """
         if self.run is None:
-            self.run = reopen(self.folder)
+            self.run = RunFolder.open(self.folder)
+            files.clean_up(self.run.checkpoints)
+            if made := files.last(self.run.checkpoints):  # the dead leader has saved the best step there
+                for name, value in files.best(made).items():
+                    setattr(self.trainer.progress, name, value)
+        self.run.require()
         return self.run
 
     # -- while it trains ---------------------------------------------------------------------------------
@@ -102,7 +120,7 @@ class RunOutput:
     def log(self, entry: Entry) -> None:
         """Append a line to metrics.jsonl. With several replicas, an error stops them all and is raised at the end."""
         try:
-            self._held().log(entry)
+            self.held().log(entry)
         except JournalError as error:
             if self.alone:
                 raise
@@ -122,14 +140,20 @@ class RunOutput:
         self.write(make_checkpoint(self.trainer))
 
     def save_snapshot(self) -> None:
-        """Write a local snapshot of this replica. The first error is reported; the run goes on without the snapshot.
+        """Write a local snapshot of this replica."""
+        with self.optional_files():
+            local_snapshots.save(self.checkpoints, self.trainer)
 
-        Only the leader's output is needed to complete the run.
+    @contextmanager
+    def optional_files(self) -> Iterator[None]:
+        """Write files of this replica in a `with` block. The first error is reported; the run goes on without them.
+
+        Only the leader's output is needed to complete the run. If the run's folder was removed, the leader reports it.
         """
         try:
-            local_snapshots.save(self.checkpoints, self.trainer)
+            yield
         except (CheckpointError, OSError) as error:
-            if not self._warned:
+            if not self._warned and (self.folder / "config.toml").exists():
                 self._warned = True
                 reason = printable(str(error).partition(";")[0])
                 print(f"minidl: replica {self.fabric.rank} writes no local snapshots, and trains on: {reason}",
@@ -137,7 +161,7 @@ class RunOutput:
 
     def write(self, checkpoint: files.Checkpoint, step: int = -1) -> None:
         """Write a checkpoint for this step (default: the present one), and delete old ones."""
-        files.save(self._held().checkpoints, self.trainer.progress.step if step < 0 else step, checkpoint)
+        files.save(self.held().checkpoints, self.trainer.progress.step if step < 0 else step, checkpoint)
         self._prune()
 
     def save_all(self, entry: Callable[[Members], Entry | None]) -> Replicas | None:
@@ -152,7 +176,7 @@ class RunOutput:
         if fabric.rank != fabric.led_by:
             send_state(trainer)
             return None
-        checkpoints, step = self._held().checkpoints, trainer.progress.step
+        checkpoints, step = self.held().checkpoints, trainer.progress.step
         with files.writing(checkpoints, step) as folder, collected(trainer, folder) as replicas:
             epoch = entry(replicas.members)
             with averaged(trainer, replicas.theta):
@@ -172,7 +196,7 @@ class RunOutput:
         self.write(checkpoint)
 
     def _prune(self) -> None:
-        files.prune(self._held().checkpoints, self.trainer.config.keep, self.trainer.progress.best_step)
+        files.prune(self.held().checkpoints, self.trainer.config.keep, self.trainer.progress.best_step)
 
     # -- the result --------------------------------------------------------------------------------------
 
@@ -206,7 +230,7 @@ class RunOutput:
 
     def finish(self, summary: Entry) -> None:
         """Write model.safetensors and summary.json."""
-        run = self._held()
+        run = self.held()
         run.finish(files.folder_of(run.checkpoints, self.trainer.progress.result) / files.MODEL, summary)
 
     def write_trace(self) -> None:
@@ -219,9 +243,11 @@ class RunOutput:
 
 
 def reopen(folder: Path) -> RunFolder:
-    """Open the folder of an existing run, and delete what a killed process left in it."""
+    """Open the folder of an existing run, and delete what killed processes left in it. No replica may train yet."""
     run = RunFolder.open(folder)
-    files.clean_up(run.checkpoints)
+    run.clean_up()
+    for checkpoints in (run.checkpoints, *local_snapshots.folders(run.checkpoints)):
+        files.clean_up(checkpoints)
     return run
 
 

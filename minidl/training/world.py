@@ -74,8 +74,10 @@ class World:
         """Join the other ranks, at the first call that needs them. All ranks call this."""
         if self._started or self.job is None:
             return
+        self.fabric.fail_fast = True
         with self.waiting_in("the first call"):
             self.fabric.join(BufferSpec(), "script")
+        self.fabric.fail_fast = False
         self.fabric.interrupt = self._check
         self._started = True
 
@@ -183,6 +185,7 @@ class World:
         fabric.stall, fabric.step, fabric.led_by = config.stall, 0, None
         if isinstance(fabric.transport, MpiTransport):
             fabric.transport.fast = config.reduce == "fast"
+        fabric.fail_fast = True
         fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.fail_fast = kind.synchronous and self.size > 1
         fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
