@@ -67,6 +67,7 @@ class Rank(Transport):
         self.simulation = simulation
         super().__init__(rank, simulation.size, simulation.place.nodes, Stats(rank, trace), stall=math.inf)
         self.status, self.heard, self.replicas = simulation.status, simulation.heard, simulation.all_ranks
+        self.trust = simulation.trust
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
         self.drawn, self.slowness = 0, 1.0  # slowness: random factor on a gradient's duration, drawn in step `drawn`
         self.buffers: BufferSpec | None = None
@@ -111,6 +112,7 @@ class EventLoop:
         # All ranks share these objects: a copy for each of thousands of ranks would take too much memory.
         self.status = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
+        self.trust = np.zeros(ranks, np.int64)
         self.all_ranks = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
         self.claims = np.zeros(claims.words(ranks), np.int64)

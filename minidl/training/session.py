@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from minidl import data, models, nn
-from minidl.comm.fabric.base import Column, Fabric, PeerLost
+from minidl.comm.fabric.base import Column, Fabric, Freeze, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
@@ -54,6 +54,7 @@ class Session:
         forecast.require_room(fabric, arena.size, config.optimizer, buffers)
         fabric.join(buffers, arena.layout_hash)
         fabric.fail_fast = kind.synchronous and fabric.size > 1
+        fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, self._show_epoch)
         self.snapshots = Snapshots(self.output)

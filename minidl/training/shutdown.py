@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import Column, PeerLost, State
+from minidl.comm.fabric.base import Column, Freeze, PeerLost, State
 from minidl.errors import MinidlError
 from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
@@ -43,6 +43,8 @@ def shut_down(
     """
     fabric = output.fabric
     fabric.fail_fast = False  # a death now ends only the waits for that replica
+    if reason is not None and fabric.on_freeze is Freeze.WAIT:
+        fabric.handle_freezes(Freeze.LEAVE_OUT)  # save what can be saved
     fabric.stats.stop()
     output.trainer.work.give_back()
     fabric.set_status(Column.STATE, State.PAUSED)
