@@ -14,7 +14,7 @@ each channel from one rank to another, and the memory for arriving messages is b
     TAKEN + a channel            the receiver has released the message of this channel
     ASK, NEWS                    a request for the newest published state, and the reply, which the progress engine
                                  sends while the replica computes
-    STATUS                       a rank's row of the status table, sent to one rank of every other node
+    STATUS                       a rank's row of the status table, sent to one rank of every other node: its *relay*
     CLAIM, CLAIMED               a request to the ledger of claimed work, which is in the memory of the first replica's
                                  node, and the reply, which that replica's progress engine sends
 
@@ -26,6 +26,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import socket
 import sys
 import threading
 import time
@@ -37,8 +38,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.claims import Claims, Ledger, RemoteClaims
+from minidl.comm.claims import Claims, Ledger
 from minidl.comm.launch.job import MpiJob, recognise
+from minidl.comm.remote_claims import RemoteClaims, serve
 from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import LINE, Mailbox, Plan, read_header
 from minidl.comm.transport.mailbox_transport import MailboxTransport
@@ -53,7 +55,7 @@ from minidl.comm.transport.messages import (
     Message,
     State,
 )
-from minidl.comm.transport.mpi_nodes import Nodes, everyone, words
+from minidl.comm.transport.mpi_nodes import WORD, Nodes, everyone, words
 from minidl.comm.transport.mpi_states import ASK, NEWS, VERSIONS, RemoteStates
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
 from minidl.engine.device import aligned
@@ -67,6 +69,7 @@ TAKEN = MAX_CHANNELS  # tags; the smaller ones are Channels
 STATUS, CLAIM, CLAIMED = (NEWS + i for i in range(1, 4))
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
+BEAT = 1.0  # seconds: signs of life are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
 PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for the others to leave
 
@@ -92,7 +95,7 @@ class MpiTransport(MailboxTransport):
         self._keepers: list[int] = []  # the live ranks of the node that has the ledger; the first one answers requests
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
-        self._untold, self._told = False, 0.0
+        self._untold, self._told, self._beat = False, 0.0, 0.0
         self._news_came = threading.Condition()
         self._closed = self._joined = False
         self._joins = 0  # number of joins that this rank has left; ASK, STATUS, CLAIM and CLAIMED contain it
@@ -113,10 +116,11 @@ class MpiTransport(MailboxTransport):
     # -- the start ---------------------------------------------------------------------------------------
 
     def _map_board(self) -> None:
-        """Place the status table in the segment, and align the clocks of all nodes with rank 0's clock."""
+        """Place the status table in the segment, align the clocks of all nodes with rank 0's clock, learn the hosts."""
         self.map_rows(words(self.segment, self.size))
         self.engine.collective(self.engine.world.Ibarrier).wait()
-        clocks = [float(word) for word in self._everyone(repr(time.monotonic()))]
+        found = [word.split() for word in self._everyone(f"{time.monotonic()!r} {socket.gethostname()[:WORD // 2]}")]
+        clocks, self.hosts = [float(clock) for clock, _ in found], [host for _, host in found]
         self._offset = clocks[0] - clocks[self._groups[self.rank]]
         self.heard[self.rank] = self.now()
 
@@ -171,7 +175,8 @@ class MpiTransport(MailboxTransport):
             self._sums.Free()
             self._sums = None
         if self._groups[self.rank] == self.rank:  # only this rank of the node receives the rows of other nodes
-            self.status[sorted(self._remote)] = 0
+            live = [peer for peer in sorted(self._remote) if self.alive(peer)]
+            self.status[live] = 0
 
     # -- messages ----------------------------------------------------------------------------------------
 
@@ -223,24 +228,25 @@ class MpiTransport(MailboxTransport):
             self._tell()
 
     def _tell(self) -> None:
-        """Send this rank's row of the status table to one rank of every other node."""
+        """Send this rank's row of the status table to the relay of every other node."""
         self._untold, self._told = False, time.monotonic()
+        rank = self.rank
+        row = np.array([self._joins, self.heard[rank], self.trust[rank], *self.status[rank]])
         for peer in self._relays:
-            self.engine.send(peer, STATUS, np.append(self.status[self.rank], self._joins).view(np.uint8))
+            self.engine.send(peer, STATUS, row.view(np.uint8))
 
     # -- called by the progress engine's thread ----------------------------------------------------------
 
     def _room(self, tag: int, size: int) -> np.ndarray:
         """Return a buffer for an arriving message. Buffers of more than TINY bytes are reused."""
-        if size <= TINY or tag == STATUS:
-            return np.empty(size, np.uint8)
+        if size <= TINY:
+            return aligned(size, np.uint8)
         capacity = max(size, LINE + (CHUNK if tag in (Channel.TREE, Channel.GATHER) else self._mail))
         shelf = self._shelves.setdefault(capacity, [])
         return shelf.pop() if shelf else aligned(capacity, np.uint8)
 
     def _deliver(self, source: int, tag: int, room: np.ndarray, size: int) -> None:
         """Handle a message that has arrived."""
-        self.heard[source] = self.now()
         if tag < TAKEN:
             self._arrived[tag][source] = self._message(source, tag, room)
         elif tag < ASK:
@@ -251,11 +257,13 @@ class MpiTransport(MailboxTransport):
             return
         elif tag == NEWS:
             self._states.arrived(source, self._message(source, NEWS, room), read_header(room.data)[-1])
-        elif tag == STATUS and room.view(np.float64)[-1] >= self._joins and self.alive(source):
-            self.status[source] = room.view(np.float64)[:-1]
+        elif tag == STATUS:
+            joins, heard, trust, *row = room.view(np.float64).tolist()
+            if joins >= self._joins and self.status[source, Column.STATE] != State.DEAD:
+                self.heard[source], self.trust[source], self.status[source] = heard, trust, row
         elif tag == CLAIM and room.view(np.int64)[-1] == self._joins:
             ledger = Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
-            if (reply := ledger.serve(source, room.view(np.int64)[:-1])) is not None:
+            if (reply := serve(ledger, source, room.view(np.int64)[:-1])) is not None:
                 self.engine.send(source, CLAIMED, np.append(reply, self._joins).view(np.uint8))
             return
         elif tag == CLAIMED and self._remote_claims is not None and room.view(np.int64)[-1] == self._joins:
@@ -286,7 +294,9 @@ class MpiTransport(MailboxTransport):
 
     def _tick(self) -> None:
         """Send what is due: changes of the status table, and replies to requests for the newest state."""
-        if self._untold and time.monotonic() - self._told > TOLD:
+        since = time.monotonic() - self._told
+        if (self._untold and since > TOLD) or (since > BEAT and self.heard[self.rank] > self._beat):
+            self._beat = self.heard[self.rank]
             self._tell()
         if self._joined:
             self._states.answer(self.mailbox)
@@ -306,7 +316,7 @@ class MpiTransport(MailboxTransport):
             renewed = peer == self._keepers[0]
             self._keepers.remove(peer)
             if renewed and self._remote_claims is not None:
-                self._remote_claims.renew(bool(self._keepers))
+                self._remote_claims.renew(peer, bool(self._keepers))
         if peer in self._relays:
             self._elect()
             self._tell()  # the last row may have been lost
