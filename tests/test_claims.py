@@ -142,6 +142,52 @@ def test_claims_of_another_node() -> None:
     assert ledger.state() == (2, [1]) and remote.state() is None
 
 
+def test_several_claims_of_another_node_are_on_their_way() -> None:
+    [ledger, _] = ledgers(2)
+    replies: list[np.ndarray] = []
+
+    def send(request: np.ndarray) -> None:
+        reply = ledger.serve(1, request)
+        if reply is not None:
+            replies.append(reply)
+
+    remote = RemoteClaims(send)
+    answers: list[tuple[str, int]] = []
+    for name in "abc":
+        remote.request(2, lambda ticket, name=name: answers.append((name, ticket)))
+    for reply in replies:
+        remote.reply(reply)
+    assert [(name, max(piece_of(ticket), WAIT)) for name, ticket in answers] == [("a", 0), ("b", 1), ("c", WAIT)]
+
+
+def test_a_refused_settlement_of_another_node_is_reported_before_the_answer_to_the_next_claim() -> None:
+    [ledger, _] = ledgers(2)
+    replies: list[np.ndarray] = []
+
+    def send(request: np.ndarray) -> None:
+        reply = ledger.serve(1, request)
+        if reply is not None:
+            replies.append(reply)
+
+    remote = RemoteClaims(send)
+    tickets: list[int] = []
+    for _ in range(2):
+        remote.request(9, tickets.append)
+        remote.reply(replies.pop())
+    late, good = tickets
+    remote.begin(late)
+    ledger.revoke(1)
+    assert piece_of(claim(ledger, 9)) == 0 and ledger.repeated == 1
+    assert remote.settle(late), "this rank does not wait for the refusal"
+    remote.request(9, tickets.append)
+    assert len(replies) == 2 and remote.refused() == []
+    remote.reply(replies.pop(0))
+    assert remote.refused() == [late] and remote.refused() == [] and len(tickets) == 2
+    remote.reply(replies.pop(0))
+    assert len(tickets) == 3 and piece_of(tickets[2]) == piece_of(good) == 1
+    assert remote.settle(tickets[2]) and not replies, "a settlement that is not refused has no reply"
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, int, list[tuple[str, int]]]:
     ranks = draw(st.integers(1, 4))

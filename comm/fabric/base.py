@@ -120,6 +120,9 @@ class Fabric:
         """Allocate the memory for messages (`Transport.join`). What remains of an earlier training is dropped."""
         self.transport.service, self.fail_fast = None, False
         self._silent.clear()
+        if self._service is not None:
+            self._service.drop()
+            self._service = None
         self.transport.join(buffers, layout)
         self._begin_view()
 
@@ -245,12 +248,12 @@ class Fabric:
 
         handle(message) returns the reply: its parts, and its header. It runs in the thread of the replica. It does not
         run while the replica waits for the result of `allreduce_start`. For a replica, BufferSpec.serving must name it.
-        First waits until the replies of an earlier handler are sent.
+        First waits until an earlier handler has answered the requests that were taken.
         """
         old = self._service
-        self.transport.service = self._service = None
         if old is not None:
-            self.wait(lambda: old.replied() or None, (), "others to receive replies")
+            self.wait(lambda: old.answered() or None, (), "others to receive replies")
+        self.transport.service = self._service = None
         if handle:
             self._service = Service(self.transport, handle)
             self.transport.service = self._service.poll
@@ -265,7 +268,7 @@ class Fabric:
             if any(self.state(replica) < State.PAUSED for replica in self.replicas):
                 return None  # `wait` answers the requests
             service.poll()  # after the look at the states: a replica sends its last request before it pauses
-            return True if service.replied() else None
+            return True if service.answered() else None
 
         self.wait(done, (), "requests")
         self.register(None)

@@ -234,11 +234,17 @@ class BufferSpec(NamedTuple):
     publish: bool = False  # whether ranks publish states
     call: bool = False  # whether there is a server
     serving: tuple[int, ...] = ()  # the replicas that answer requests (`Fabric.register`)
+    # Number of replies that a server can have in flight. 0: one for each rank, so that a rank that computes before it
+    # receives its reply delays no other. Fewer suffice if all ranks wait for their replies (`Fabric.call`).
+    answers: int = 0
     shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of each float32 vector that all ranks write to
 
-    def slots(self, rank: int, server: bool) -> dict[Channel, tuple[int, int]]:
-        """Return for every channel the number of slots of a rank, and the bytes of each. server: whether it is one."""
-        call, answer = 1 - server, 2 * (server or rank in self.serving)
+    def slots(self, rank: int, size: int, server: bool) -> dict[Channel, tuple[int, int]]:
+        """Return for every channel the number of slots of a rank among `size`, and the bytes of each.
+
+        server: whether it is one.
+        """
+        call, answer = 1 - server, (self.answers or size) * (server or rank in self.serving)
         return {
             Channel.MAIL: (self.mail, self.nbytes),
             Channel.TREE: (3, CHUNK),  # a message to the parent, a message to the children, and a reserve
@@ -283,7 +289,7 @@ def check_limits(columns: Sequence[int], channels: Sequence[int]) -> None:
             f"channel {max(channels)}: expected at most channel {MAX_CHANNELS - 1}, because the tags of mpi.py have no "
             "room for more: enlarge MAX_CHANNELS in comm/transport/messages.py"
         )
-    if list(BufferSpec().slots(0, server=False)) != list(channels):
+    if list(BufferSpec().slots(0, 1, server=False)) != list(channels):
         raise ImportError("channels: expected slots for each of them, in order, in BufferSpec.slots")
 
 

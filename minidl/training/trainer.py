@@ -142,9 +142,7 @@ class Trainer:
                 raise Stopped(SIGTERM)
             loss, correct = self.step(x, y)
             self.fabric.stats.stepped()
-            if self.work.settle(at):
-                at.images, at.correct = at.images + len(y), at.correct + correct
-                at.loss_sum += loss * len(y)
+            self.work.settle(at, len(y), correct, loss * len(y))
             if self._warm:
                 at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + perf_counter() - began
             yield self._entry("step", loss=loss, accuracy=correct / len(y))

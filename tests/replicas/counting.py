@@ -20,8 +20,8 @@ rank, steps, signum = map(int, victim.split(":")) if victim else (-1, 0, 0)
 settle, step = Claimed.settle, Trainer.step
 
 
-def counted(work: Claimed, at: Progress) -> bool:
-    done = settle(work, at)
+def counted(work: Claimed, at: Progress, *counts: Any) -> bool:
+    done = settle(work, at, *counts)
     if done:
         os.write(file, f"{work.piece}\n".encode())
     return done
