@@ -190,7 +190,8 @@ class ProcessGroup:
         return bool(self.running)
 
     def _processes(self) -> dict[int, int]:
-        return {rank: process.pid for rank, process in self.running.items()}
+        """Return the process of each rank that runs and was not killed."""
+        return {rank: process.pid for rank, process in self.running.items() if rank not in self.frozen}
 
     def _ended(self, rank: int, code: int) -> None:
         """Handle the end of a rank: set the exit code, and inform the other ranks in shared memory."""

@@ -28,6 +28,7 @@ from minidl.comm.memory import (
     ON_FREEZE,
     PATIENCE,
     STALL,
+    STEP,
     STOP,
     SUSPECTED,
     TRUST,
@@ -110,8 +111,11 @@ class Monitor:
         if stall and silent > max(stall, patience) and rank not in self._suspects:
             self._suspects.add(rank)
             self.words[memory.at(rank, TRUST)] = SUSPECTED
-            tell(f"{name} has shown no sign of life for {silent:.0f} s: {FATES[self.words[ON_FREEZE]]}")
-            if self.words[ON_FREEZE] == KILL:
+            fate = self.words[ON_FREEZE]
+            if fate == LEAVE_OUT and not self.numbers[memory.at(rank, STEP)]:
+                fate = WAIT  # it makes no steps, so it is a server
+            tell(f"{name} has shown no sign of life for {silent:.0f} s: {FATES[fate]}")
+            if fate == KILL:
                 return True
         if self._unaware and rank in self._unaware:
             if silent > max(NOTICE, patience):
