@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.claims import FIELD, FIRST, FREE, HOLDER, SETTLED, WAIT, Claims, Ledger, claim, compare_and_swap
+from minidl.comm.claims import FIELD, FIRST, FREE, HOLDER, SETTLED, WAIT, Claims, Ledger, change, claim
 from minidl.comm.transport.messages import PeerLost
 
 CLAIM, BEGIN, SETTLE, SETTLE_AGAIN, GIVE_BACK, HOLD, STATE = range(7)  # kinds of requests
@@ -62,8 +62,9 @@ def _free_others(table: np.ndarray, rank: int, tickets: list[int]) -> None:
     Ledger(table, np.zeros(0), rank).state()  # completes a claim that was cut short
     for slot in range(FIRST, len(table)):
         word = int(table[slot])
-        if word & HOLDER == rank + 1 and ((word >> FIELD) - 1) << FIELD | slot not in tickets:
-            compare_and_swap(table, slot, word, word >> FIELD << FIELD | FREE)
+        ticket = (word >> FIELD) - 1 << FIELD | slot
+        if word & HOLDER == rank + 1 and ticket not in tickets:
+            change(table, ticket, rank, FREE)
 
 
 class RemoteClaims(Claims):
@@ -124,8 +125,9 @@ class RemoteClaims(Claims):
     def state(self) -> tuple[int, list[int]] | None:
         """See `Claims`. Waits for the reply of the keeper."""
         found: list[tuple[int, ...]] = []
-        self._ask(STATE, 0, lambda *values: found.append(values))
-        self._wait(lambda: found or self._lost, (), "the state of the work")
+        if not self._lost:
+            self._ask(STATE, 0, lambda *values: found.append(values))
+            self._wait(lambda: found or self._lost, (), "the state of the work")
         if self._lost:
             return None
         head, self._repeated, *left = found[0]
