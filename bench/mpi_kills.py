@@ -1,7 +1,7 @@
 """Kill ranks of MPI jobs at random moments: python -m bench.mpi_kills --kills 100 --out runs/mpi-kills
 
-Needs Open MPI 5: each job runs under `mpiexec --with-ft ulfm`. One or two of its replicas are killed by SIGKILL while it
-trains. The others must finish, and train each batch of the run. Each seed determines the method, the nodes, the
+Needs Open MPI 5: each job runs under `mpiexec --with-ft ulfm`. While it trains, SIGKILL ends one or two of its
+replicas. The others must finish, and train each batch of the run. Each seed determines the method, the nodes, the
 victims, and after how many batches they die. The results are saved after each job, so the same command continues.
 `--seed N` repeats one job. At least one replica survives on the node with the ledger of the work: without it the run
 ends.
@@ -31,7 +31,7 @@ RUN = ["--data", "synthetic:500x4x4x1:4", "--model", "mlp", "--batch-size", "8",
 METHODS = [["gossip"], ["gossip", "--exchange", "pull"], ["gossip", "--exchange", "push-pull", "--mix", "mass"],
            ["ps"]]  # fmt: skip
 NODES = {"one": "0", "two": "$((OMPI_COMM_WORLD_RANK % 2))", "apart": "$OMPI_COMM_WORLD_RANK"}
-LONGEST = 120  # seconds of a job
+LONGEST = 300  # seconds of a job
 MARK = "MINIDL_KILLS"  # environment variable that identifies the processes of a job
 
 

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import test_mpi as jobs
@@ -16,8 +15,8 @@ from replicas.deaths import PIECES
 from test_mpi import nothing_left  # noqa: F401 (a fixture)
 
 COUNTING = str(Path(__file__).parent / "replicas" / "counting.py")
-SMALL = ["--data", "synthetic:500x4x4x1:4", "--model", "mlp", "--batch-size", "8", "--quiet", "--json", "--threads", "1"]
-RUN = [*SMALL, "--validation", "0.1"]
+RUN = ["--data", "synthetic:500x4x4x1:4", "--model", "mlp", "--batch-size", "8", "--validation", "0.1", "--quiet",
+       "--json", "--threads", "1"]  # fmt: skip
 BATCHES = 57  # of an epoch of 450 training images
 
 

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 
 from minidl.errors import printable
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Stopped(BaseException):
