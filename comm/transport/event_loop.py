@@ -16,6 +16,7 @@ from minidl.comm import claims
 from minidl.comm.cluster import Cluster, Link
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
+from minidl.comm.transport.freezes import Freezes
 from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, State
 from minidl.errors import MinidlError
 
@@ -100,7 +101,9 @@ class EventLoop:
 
     transports: Sequence[Rank] = ()
 
-    def __init__(self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0) -> None:
+    def __init__(
+        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, stall: float = 30.0
+    ) -> None:
         place = cluster.place(ranks)
         self.cluster, self.place, self.size, self.seed = cluster, place, ranks, seed
         self.time, self.happened = 0.0, 0  # happened: number of events so far
@@ -138,7 +141,8 @@ class EventLoop:
             self.status[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
         self.dead = len(place.joins)
         for time, rank in place.deaths:
-            self.at(time, self._die, rank)
+            self.at(time, self.die, rank)
+        self.freezes = Freezes(self, place.freezes, stall)
 
     # -- the loop ----------------------------------------------------------------------------------------
 
@@ -205,7 +209,7 @@ class EventLoop:
 
     def resume(self, task: SimulatedProcess) -> None:
         """Run a task until it pauses or ends."""
-        if not task.transport.gone:
+        if not task.transport.gone and not (self.freezes.present and self.freezes.holds(task)):
             self.current = task
             task.greenlet.switch()
             self.current = None
@@ -250,12 +254,13 @@ class EventLoop:
 
     # -- deaths, joins, stops ----------------------------------------------------------------------------
 
-    def _die(self, rank: int) -> None:
+    def die(self, rank: int) -> None:
         """Let a rank die. Its messages that are in flight are lost; receivers keep messages that have arrived."""
         transport = self.transports[rank]
         if rank not in self.running or transport.gone or self.status[rank, STATE] == State.DEAD:
             return  # it has finished, or has not joined yet
         self.status[rank, STATE] = State.DEAD
+        self.freezes.forget(rank)
         self._end(transport)
         del self.running[rank]
         for channel in transport.inbox:
@@ -295,6 +300,7 @@ class EventLoop:
             if not self.status[transport.rank, STOP]:
                 self.status[transport.rank, STOP] = 1 + transport.step
         self.stop_asked = True
+        self.freezes.stop()
         self.board_changed(0, STOP)
 
     def survivors(self, replicas: tuple[int, ...]) -> list[int]:

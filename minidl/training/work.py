@@ -290,6 +290,7 @@ class Claimed(Work):
             self.check()
             if self.fabric.stopping():
                 raise Stopped(SIGTERM)
+            self.fabric.look()  # the pieces of a replica that is suspected now become free
             while self.requests and self.requests[0].ticket == WAIT:
                 self.requests.popleft()
             if not self.requests and self.fabric.now() - self.asked >= self.claims.patience:
