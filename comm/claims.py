@@ -19,8 +19,8 @@ its piece. The next process that claims completes it. The piece in a slot only g
 cannot complete an old claim a second time.
 
 The same functions serve all transports. Processes of one node call them on shared memory. Under MPI, ranks of other
-nodes send their requests to the first replica (RemoteClaims), whose progress engine calls them (`serve`). In a
-simulation the table is an ordinary array.
+nodes send their requests to a rank of the node with the table, whose progress engine calls them (remote_claims.py). In
+a simulation the table is an ordinary array.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ BEGUN = 1 << 20
 HOLDER = BEGUN - 1  # mask
 FREE, SETTLED = 0, HOLDER  # values of a holder; the others are 1 + a rank
 WAIT, OVER = -1, -2  # instead of a ticket: no piece is free now; all pieces are settled
-CLAIM, BEGIN, SETTLE, GIVE_BACK = range(4)  # requests of a rank on another node
-REFUSED = 0  # in a reply, instead of the number of a claim: a settlement was refused
 
 
 def words(ranks: int) -> int:
@@ -231,67 +229,6 @@ class Ledger(Claims):
     @property
     def repeated(self) -> int:
         return int(self.table[REPEATED])
-
-    def serve(self, rank: int, request: np.ndarray) -> np.ndarray | None:
-        """Carry out a request of another rank. Returns the reply, or None: see RemoteClaims."""
-        kind, number, value = request.tolist()
-        other = Ledger(self.table, self.states, rank)
-        if kind == CLAIM:
-            return np.array([number, claim(self.table, self.states, rank, value)])
-        if kind == BEGIN:
-            other.begin(value)
-        elif kind == SETTLE:
-            return None if other.settle(value) else np.array([REFUSED, value])
-        else:
-            other.give_back()
-        return None
-
-
-class RemoteClaims(Claims):
-    """The claims of a rank on another node than the table.
-
-    send: sends three int64 (kind, number, value) to the rank that has the table. Requests and replies arrive in order.
-    The reply to a claim is its number, and the ticket. A settlement has a reply only if it is refused: REFUSED, and the
-    ticket. This rank does not wait for it. It claims several pieces ahead, because a reply may take longer than a step.
-    """
-
-    ahead = 3
-    patience = 1e-3
-
-    def __init__(self, send: Callable[[np.ndarray], None]) -> None:
-        self._send, self._number = send, 0
-        self._answers: dict[int, Callable[[int], None]] = {}  # number of a claim -> what handles the reply
-        self._refused: list[int] = []
-
-    def request(self, total: int, answer: Callable[[int], None]) -> None:
-        self._number += 1
-        self._answers[self._number] = answer
-        self._send(np.array([CLAIM, self._number, total]))
-
-    def reply(self, reply: np.ndarray) -> None:
-        """Handle a reply. Called by the progress engine's thread."""
-        number, ticket = reply.tolist()
-        if number == REFUSED:
-            self._refused.append(ticket)
-        elif answer := self._answers.pop(number, None):  # None: the pieces were given back meanwhile
-            answer(ticket)
-
-    def begin(self, ticket: int) -> bool:
-        self._send(np.array([BEGIN, 0, ticket]))
-        return True
-
-    def settle(self, ticket: int) -> bool:
-        self._send(np.array([SETTLE, 0, ticket]))
-        return True
-
-    def refused(self) -> list[int]:
-        tickets = self._refused.copy()
-        del self._refused[: len(tickets)]  # the other thread may have added one
-        return tickets
-
-    def give_back(self) -> None:
-        self._answers.clear()
-        self._send(np.array([GIVE_BACK, 0, 0]))
 
 
 def prepare(ranks: int) -> None:

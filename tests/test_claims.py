@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numba import typeof
 
 from minidl.comm import claims, memory
-from minidl.comm.claims import OVER, WAIT, Ledger, RemoteClaims, piece_of
+from minidl.comm.claims import OVER, WAIT, Ledger, piece_of
 from minidl.comm.cluster import uniform
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.comm.transport.sim import Simulation
@@ -30,7 +30,7 @@ def ledgers(ranks: int) -> list[Ledger]:
     return [Ledger(table, states, rank) for rank in range(ranks)]
 
 
-def claim(ledger: Ledger | RemoteClaims, total: int) -> int:
+def claim(ledger: Ledger, total: int) -> int:
     answers: list[int] = []
     ledger.request(total, answers.append)
     return answers[0]
@@ -115,77 +115,6 @@ def test_claims_are_compiled_for_the_arrays_of_the_transports(monkeypatch: pytes
     for transport in transports:
         transport.claims.request(1, [].append)
     assert kinds == kinds[:1] * len(kinds) and len(kinds) > 1
-
-
-def test_claims_of_another_node() -> None:
-    [ledger, _] = ledgers(2)
-    sent: list[np.ndarray] = []
-    remote = RemoteClaims(sent.append)
-    answers: list[int] = []
-
-    def deliver() -> None:
-        while sent:
-            reply = ledger.serve(1, sent.pop(0))
-            if reply is not None:
-                remote.reply(reply)
-
-    remote.request(2, answers.append)
-    assert not answers, "the answer comes later"
-    deliver()
-    assert piece_of(answers[0]) == 0
-    remote.begin(answers[0])
-    remote.request(2, answers.append)
-    remote.settle(answers[0])
-    remote.give_back()
-    deliver()
-    assert len(answers) == 1, "the answer to a request before `give_back` is ignored"
-    assert ledger.state() == (2, [1]) and remote.state() is None
-
-
-def test_several_claims_of_another_node_are_on_their_way() -> None:
-    [ledger, _] = ledgers(2)
-    replies: list[np.ndarray] = []
-
-    def send(request: np.ndarray) -> None:
-        reply = ledger.serve(1, request)
-        if reply is not None:
-            replies.append(reply)
-
-    remote = RemoteClaims(send)
-    answers: list[tuple[str, int]] = []
-    for name in "abc":
-        remote.request(2, lambda ticket, name=name: answers.append((name, ticket)))
-    for reply in replies:
-        remote.reply(reply)
-    assert [(name, max(piece_of(ticket), WAIT)) for name, ticket in answers] == [("a", 0), ("b", 1), ("c", WAIT)]
-
-
-def test_a_refused_settlement_of_another_node_is_reported_before_the_answer_to_the_next_claim() -> None:
-    [ledger, _] = ledgers(2)
-    replies: list[np.ndarray] = []
-
-    def send(request: np.ndarray) -> None:
-        reply = ledger.serve(1, request)
-        if reply is not None:
-            replies.append(reply)
-
-    remote = RemoteClaims(send)
-    tickets: list[int] = []
-    for _ in range(2):
-        remote.request(9, tickets.append)
-        remote.reply(replies.pop())
-    late, good = tickets
-    remote.begin(late)
-    ledger.revoke(1)
-    assert piece_of(claim(ledger, 9)) == 0 and ledger.repeated == 1
-    assert remote.settle(late), "this rank does not wait for the refusal"
-    remote.request(9, tickets.append)
-    assert len(replies) == 2 and remote.refused() == []
-    remote.reply(replies.pop(0))
-    assert remote.refused() == [late] and remote.refused() == [] and len(tickets) == 2
-    remote.reply(replies.pop(0))
-    assert len(tickets) == 3 and piece_of(tickets[2]) == piece_of(good) == 1
-    assert remote.settle(tickets[2]) and not replies, "a settlement that is not refused has no reply"
 
 
 @st.composite

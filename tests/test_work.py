@@ -17,10 +17,11 @@ from sessions import Sessions
 from test_claims import claim, ledgers
 
 from minidl import data, models, nn
-from minidl.comm.claims import RemoteClaims, piece_of
+from minidl.comm.claims import piece_of
 from minidl.comm.cluster import parse
 from minidl.comm.fabric.base import Column, Fabric, State
 from minidl.comm.methods import method
+from minidl.comm.remote_claims import RemoteClaims, serve
 from minidl.comm.replica import Engine
 from minidl.comm.stats import Stats, merge
 from minidl.comm.transport.sim import Simulation
@@ -252,7 +253,7 @@ class Remote:
         self.sent: deque[tuple[int, np.ndarray]] = deque()  # (steps begun, request)
         self.steps = self.waits = 0
         self.during: dict[int, Callable[[], None]] = {}  # step -> what happens in it
-        work.claims = self.claims = RemoteClaims(lambda request: self.sent.append((self.steps, request)))
+        work.claims = self.claims = RemoteClaims(lambda request: self.sent.append((self.steps, request)), None)
         monkeypatch.setattr(self.trainer.fabric.transport, "idle", self.idle)
         monkeypatch.setattr(self.trainer, "step", self.step)
 
@@ -268,7 +269,7 @@ class Remote:
 
     def handle(self, late: int) -> None:
         while self.sent and self.sent[0][0] <= self.steps - late:
-            reply = self.ledger.serve(0, self.sent.popleft()[1])
+            reply = serve(self.ledger, 0, self.sent.popleft()[1])
             if reply is not None:
                 self.claims.reply(reply)
 

@@ -223,9 +223,12 @@ class Claimed(Work):
         self.requests.clear()
 
     def state(self) -> dict[str, Any]:
-        replicas, state = {"replicas": self.sampler.replicas}, self.claims.state()
-        if state is None:  # this rank cannot see the ledger, and the leader saves it
-            return replicas
+        replicas = {"replicas": self.sampler.replicas}
+        if self.fabric.survivors() and self.fabric.leader != self.fabric.rank:
+            return replicas  # only the leader's checkpoint needs the rest, which this rank may have to ask for
+        state = self.claims.state()
+        if state is None:  # the ledger is lost: the pieces that others have begun count as trained
+            return {**replicas, "total": self.total, "first": self.reached, "left": []}
         handed_out, unsettled = state
         left = sorted([*self.left[handed_out:], *(self._piece(number << claims.FIELD) for number in unsettled)])
         first = self.first + max(0, handed_out - len(self.left))
