@@ -79,7 +79,7 @@ def main() -> None:
     """`python -m bench.comm_sim RANKS`: simulate a run of a model with 10,021 parameters and print its cost."""
     ranks = int(sys.argv[1])
 
-    def small(config: Config) -> tuple[data.Dataset, nn.Module]:
+    def small(config: Config, fresh: bool = True) -> tuple[data.Dataset, nn.Module]:
         dataset = data.load(config.data)
         nn.seed(0)
         return dataset, models.mlp(dataset.input_shape, dataset.classes, hidden=(477,))
@@ -88,8 +88,7 @@ def main() -> None:
         config = resolve({"data": f"synthetic:{10 * ranks}x4x4x1:4", "model": "mlp", "batch_size": 8, "steps": 3,
                           "method": "gossip", "quiet": True, "out": f"{folder}/run"})  # fmt: skip
         session = simulated.SimulatedRun(config, uniform(ranks, 2, **LINK), ranks, signals)
-        with RunFolder.create(session.config) as run:
-            result = session.train(run)
+        result = session.begin(lambda: RunFolder.create(session.config))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"peak": peak, **{name: result[name] for name in ("parameters", "events", "real_seconds")}}))
 

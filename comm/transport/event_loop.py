@@ -23,7 +23,7 @@ T = TypeVar("T")
 # Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
 TOUCHED = {"update": 20, "mix": 12}
 # Global variables, because looking up a member of an enumeration takes longer.
-MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
+MAIL, STATE, STOP, TRAINING = Channel.MAIL, Column.STATE, Column.STOP, State.TRAINING
 
 
 class Deadlock(MinidlError):
@@ -48,16 +48,17 @@ class InFlight:
     """A message in the simulated network.
 
     receivers: the ranks that have not released it yet. used: the number of the sender's slots that it occupies, 0 or 1.
-    vector, header: set when the sender commits the message.
+    vector, header: set when the sender commits the message. free: whether it takes no time, and is not counted.
     """
 
-    __slots__ = ("channel", "header", "receivers", "sender", "used", "vector")
+    __slots__ = ("channel", "free", "header", "receivers", "sender", "used", "vector")
 
     vector: np.ndarray
     header: Header
 
     def __init__(self, channel: Channel, sender: int, receivers: set[int], used: int) -> None:
         self.channel, self.sender, self.receivers, self.used = channel, sender, receivers, used
+        self.free = False
 
 
 class Rank(Transport):
@@ -99,10 +100,12 @@ class EventLoop:
 
     transports: Sequence[Rank] = ()
 
-    def __init__(self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0) -> None:
+    def __init__(
+        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, begin: float = 0.0
+    ) -> None:
         place = cluster.place(ranks)
         self.cluster, self.place, self.size, self.seed = cluster, place, ranks, seed
-        self.time, self.happened = 0.0, 0  # happened: number of events so far
+        self.time, self.happened = begin, 0  # happened: number of events so far
         costs = {device: cluster.seconds_per_image(device, work, flops) if work or flops else 0.0
                  for device in set(place.devices)}  # fmt: skip
         self.image_seconds = [costs[device] for device in place.devices]
@@ -132,11 +135,13 @@ class EventLoop:
         self.current: SimulatedProcess | None = None
         self.running: dict[int, SimulatedProcess] = {}  # the main task of each rank that has not finished or died
 
-        for _, rank in place.joins:
+        self.late = {rank: time for time, rank in place.joins if time > begin or not begin}
+        for rank in self.late:
             self.status[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
-        self.dead = len(place.joins)
+        self.dead = len(self.late)
         for time, rank in place.deaths:
-            self.at(time, self._die, rank)
+            if time > begin or not begin:
+                self.at(time, self._die, rank)
 
     # -- the loop ----------------------------------------------------------------------------------------
 
@@ -160,11 +165,10 @@ class EventLoop:
             self.transports[rank].close()
 
         self.running.clear()
-        late = {rank: time for time, rank in self.place.joins}
         for rank in work:
             task = self.running[rank] = self.add_task(self.transports[rank], partial(main, rank))
-            if rank in late:
-                self.at(late[rank], self._come, rank)
+            if rank in self.late:
+                self.at(self.late[rank], self._come, rank)
             else:
                 self.ready.append(task)
         try:
@@ -268,7 +272,10 @@ class EventLoop:
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
-        """Let a rank join late."""
+        """Let a rank join late; it never starts if the leader collects the states of all, or has done so."""
+        leader = self.transports[rank].leader
+        if self.status[leader, STATE] > State.DEAD or (leader in self.running and self.status[leader, STATE] > TRAINING):
+            self.running.pop(rank, None)
         if rank not in self.running:
             return
         self.status[rank, STATE] = State.JOINING
@@ -343,7 +350,10 @@ class EventLoop:
         if message.channel is MAIL:
             self.mail += len(message.receivers)
         for peer in tuple(message.receivers):
-            self.transfer(message.sender, peer, size, self._arrive, message, peer)
+            if message.free:
+                self.at(self.time, self._arrive, message, peer)
+            else:
+                self.transfer(message.sender, peer, size, self._arrive, message, peer)
 
     def _arrive(self, message: InFlight, peer: int) -> None:
         transport = self.transports[peer]

@@ -24,6 +24,8 @@ The arithmetic is real. Durations are computed from the description of the clust
     published data  inside a node, `latest` takes alpha + n * beta. Between nodes, the request takes alpha, and the
                     reply takes the time of a message.
     the rest        no time. This includes Python, the status table, and releases of messages.
+    saves           with `free_saves`, also the collectives of ranks whose timer is stopped (Stats): they collect states
+                    for checkpoints and evaluations. These messages are not counted either.
 """
 
 from __future__ import annotations
@@ -57,13 +59,15 @@ from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
 BLOCK = 1 << 16  # bytes
+COLLECTIVE = (Channel.TREE, Channel.GATHER)
 
 
 class Simulation(EventLoop):
     """A simulated cluster. ranks: the number of replicas and servers together.
 
     work, flops: define the cost of a gradient (Cluster.seconds_per_image). If neither is given, gradients take no time.
-    trace: whether the meters record a timeline.
+    trace: whether the meters record a timeline. begin: the virtual time at the beginning. Deaths and joins of the
+    cluster that come earlier are left out.
 
         simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
         results = simulation.run({rank: a function without arguments that uses simulation.transport(rank)})
@@ -71,9 +75,17 @@ class Simulation(EventLoop):
     """
 
     def __init__(
-        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False
+        self,
+        cluster: Cluster,
+        ranks: int,
+        seed: int = 0,
+        work: str = "",
+        flops: float = 0.0,
+        trace: bool = False,
+        begin: float = 0.0,
     ) -> None:
-        super().__init__(cluster, ranks, seed, work, flops)
+        super().__init__(cluster, ranks, seed, work, flops, begin)
+        self.free_saves = False
         self.transports: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
         self._block, self._used = np.empty(0, np.uint8), BLOCK  # see `memory`
 
@@ -162,8 +174,10 @@ class SimTransport(Rank):
     def _send(self, message: InFlight, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
         self._check_here()
         self.heard[self.rank] = self.simulation.time
-        for peer in message.receivers:
-            self.stats.sent(peer, nbytes)
+        message.free = message.channel in COLLECTIVE and self.simulation.free_saves and not self.stats.running
+        if not message.free:
+            for peer in message.receivers:
+                self.stats.sent(peer, nbytes)
         message.vector, message.header = _sealed(data, nbytes, code), header
         self.simulation.send(message)
 
@@ -181,7 +195,8 @@ class SimTransport(Rank):
         message = inbox.pop(peer, None)
         if message is None:
             return None
-        self.stats.received(peer, message.vector.nbytes)
+        if not message.free:
+            self.stats.received(peer, message.vector.nbytes)
         return Message(peer, message.vector, message.header, partial(self.simulation.release, message, self.rank))
 
     def reserve_state(self, nbytes: int) -> Slot | None:
@@ -310,7 +325,7 @@ class SimTransport(Rank):
         self._sleep(self.simulation.seconds(self, what, amount))
 
     def close(self) -> None:
-        if self.state(self.rank) != State.DEAD:
+        if self.state(self.rank) < State.FINISHED:  # else the others read the leader's last state
             self.set_status(STATE, State.FINISHED)
 
     # -- faster than the inherited methods, because the simulation knows the state of all ranks ----------
@@ -326,6 +341,10 @@ class SimTransport(Rank):
 
     def survivors(self) -> list[int]:
         return list(self.simulation.survivors(self.replicas))
+
+    @property
+    def leader(self) -> int:
+        return next(iter(self.simulation.survivors(self.replicas)), self.replicas[0])
 
     def native_drain(self) -> Callable[[], bool]:
         simulation = self.simulation

@@ -40,6 +40,7 @@ def save(checkpoints: Path, trainer: Trainer) -> None:
     """Write this replica's snapshot; it replaces the previous one."""
     folder = checkpoints / FOLDER / str(trainer.fabric.rank)
     folder.mkdir(parents=True, exist_ok=True)
+    trainer.replica.show()
     checkpoint = make_checkpoint(trainer, [snapshot(trainer)])
     files.save(folder, trainer.progress.step, replace(checkpoint, weights={}))
     files.prune(folder, keep=1, best=-1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from signal import SIGTERM
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -97,17 +96,18 @@ class Trainer:
         The timer stops while the caller handles an epoch's entry. Raises DivergedError as soon as a loss is not
         finite, and Stopped if the replicas were asked to stop.
         """
-        began, stats = perf_counter() - self.progress.seconds, self.fabric.stats
+        now, stats = self.fabric.now, self.fabric.stats
+        began = now() - self.progress.seconds
         while not self.finished:
             stats.start()
             for entry in self._steps():
-                self.progress.seconds = perf_counter() - began
+                self.progress.seconds = now() - began
                 yield entry
             stats.stop()
             entry = self._finish_epoch()
-            self.progress.seconds = perf_counter() - began
+            self.progress.seconds = now() - began
             yield entry
-            began = perf_counter() - self.progress.seconds
+            began = now() - self.progress.seconds
 
     def prepare(self) -> None:
         """Record the step for a full batch. Compile all kernels, also of methods and claims, so no step compiles."""
@@ -130,7 +130,8 @@ class Trainer:
         """Make the remaining steps of the current epoch."""
         at = self.progress
         self.model.train()
-        began = perf_counter()
+        now = self.fabric.now
+        began = now()
         for x, y in self.work.epoch(at):
             self.check()
             if not self.fabric.begin_step(self.replica.steps, self.method.synchronous):
@@ -140,10 +141,10 @@ class Trainer:
             if self.work.settle(at):
                 at.images, at.correct = at.images + len(y), at.correct + correct
                 at.loss_sum += loss * len(y)
-            if self._warm:
-                at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + perf_counter() - began
+            if self._warm and (seconds := now() - began) > 0:  # on a virtual clock, a step may take no time
+                at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + seconds
             yield self._entry("step", loss=loss, accuracy=correct / len(y))
-            self._warm, began = True, perf_counter()
+            self._warm, began = True, now()
 
     def _finish_epoch(self) -> Entry:
         """Count the epoch as done. Validate the replica if it trains alone.
