@@ -213,7 +213,7 @@ def test_errors_are_one_line(tmp_path, capsys, options, words):
 def test_help_names_the_options(capsys):
     assert main(["--help"]) == 0
     words = capsys.readouterr().out
-    assert "--cluster" in words and "--topology" in words and "--workers" not in words
+    assert "--cluster" in words and "--resume" in words and "--keep" not in words
 
 
 def test_flops_of_an_image():

@@ -11,6 +11,7 @@ from minidl.run.evaluation import evaluate
 from minidl.training import forecast
 from minidl.training.replica_state import averaged, mean_and_distance
 from minidl.training.session import LOG_EVERY
+from minidl.training.summary import worked
 from minidl.training.trainer import Entry
 from minidl.training.work import Claimed
 
@@ -38,11 +39,11 @@ class Observer:
         self.steps = self.logged = 0  # of all replicas together
         self.epoch = 0
         self.loss = self.correct = self.images = 0.0  # sums since the last line of metrics.jsonl
+        self.last_loss = 0.0  # in the last line of metrics.jsonl
 
     def announce(self, session: SimulatedSession) -> None:
         """Print what is trained. Each session calls this before its first step, and the leader's is the first."""
         trainer, simulated = session.trainer, self.simulated
-        trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.display.compiling
         if session.output.leads:
             if session.resumed:
                 self.display.say(session.resumed_at())
@@ -77,12 +78,13 @@ class Observer:
 
     def _log(self, event: str, lr: float) -> None:
         leader = self.simulated.leader
+        self.last_loss = self.loss / self.images
         entry: Entry = {
             "event": event,
             "step": self.steps // leader.config.workers,  # mean over the replicas
             "epoch": self.epoch + (event == "step"),
             "time": self.simulation.time,
-            "loss": self.loss / self.images,
+            "loss": self.last_loss,
             "accuracy": self.correct / self.images,
             "lr": lr,
         }
@@ -122,16 +124,18 @@ class Observer:
         alive = leader.fabric.survivors()
         images = sum(self.simulated.sessions[rank].trainer.replica.images for rank in alive)
         alone = {"workers": 1, "method": leader.config.method, "replicas_alive": 1, "consensus_distance": 0.0,
-                 **dict.fromkeys(("accuracy_average", "accuracy_best", "accuracy_worst"), found["test_accuracy"])}  # fmt: skip
+                 **dict.fromkeys(("accuracy_average", "accuracy_best", "accuracy_worst"), found["test_accuracy"]),
+                 **worked(leader.trainer)}  # fmt: skip
         return {
             "time": "virtual",
             **(alone if leader.output.alone else {}),
             **{name: value for name, value in found.items() if name != "edges"},
+            "train_loss": self.loss / self.images if self.images else self.last_loss,
             "seconds": statistics["elapsed"],
             "images_per_second": images / (statistics["elapsed"] or 1.0),
             "cluster": self.simulation.cluster.file,
             "ranks": self.simulation.size,
-            "replicas_tested": len(self.simulated.tested),
+            "replicas_tested": max(1, len(self.simulated.tested)),
             **{name: statistics[name] for name in COUNTED},
             "virtual_seconds_by_kind": statistics["seconds"],
             "events": self.simulation.happened,

@@ -69,6 +69,8 @@ class Session:
         self.last_epoch: Entry | None = None  # of the last epoch, with a synchronous method: `shut_down` reports it
         self.resumed, self.origin = False, ""
         self.display = Display(quiet=True)
+        self.logged = 0  # of the last step with a line in metrics.jsonl: step // LOG_EVERY
+        self.began: tuple[int, float] | None = None  # samples and seconds at the first entry: see `_as_leader`
 
     @classmethod
     def of_process(cls, config: Config, signals: Signals, fabric: Fabric, fresh: bool = True) -> Self:
@@ -103,7 +105,7 @@ class Session:
         output = self.output
         self.announce()
         try:
-            begin_together(self.fabric, self.prepare)
+            self.begin_together()
             if self.fabric.rank not in self.fabric.replicas:
                 serve(output)
                 return None
@@ -121,7 +123,6 @@ class Session:
         """Print what is trained. From now on, a signal stops the run after a step."""
         trainer, config, output = self.trainer, self.config, self.output
         self.logged = trainer.progress.step // LOG_EVERY
-        self.began: tuple[int, float] | None = None  # samples and seconds at the first entry: see `_speed`
         self.display = Display(config.quiet or not output.leads)
         trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.display.compiling
         if self.resumed:
@@ -132,9 +133,9 @@ class Session:
         self.display.say(legend(config.workers))
         self.signals.defer(config.quiet or not output.leads)
 
-    def prepare(self) -> None:
-        """Compile all kernels, or load them."""
-        self.trainer.prepare()
+    def begin_together(self) -> None:
+        """Compile all kernels, or load them. All ranks leave this function together."""
+        begin_together(self.fabric, self.trainer.prepare)
 
     def what(self) -> str:
         """Return the run's folder, model and data, for the first printed line."""

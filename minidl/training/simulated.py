@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from minidl.comm import cluster as clusters
-from minidl.comm.fabric.base import Fabric, PeerLost
+from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
 from minidl.comm.methods import method
 from minidl.comm.replica import Engine
 from minidl.comm.transport.sim import Simulation
@@ -90,7 +90,7 @@ class Parts:
         self.engine = engine = Engine(self.model, config)
         self.theta, self.random = engine.arena.theta.copy(), random_state()
         self.statistics = engine.statistics and engine.statistics.theta.copy()
-        self.recorded = False
+        self.prepared = False
 
     def reset(self) -> None:
         """Give the model its initial weights again."""
@@ -175,6 +175,7 @@ class SimulatedRun:
 
     def _run(self, work: Callable[[SimulatedSession], Entry | None]) -> Entry:
         self.signals.defer(self.config.quiet)
+        self._prepare()
         try:
             self.results = self.simulation.run({rank: partial(self._main, rank, work) for rank in range(len(self.sessions))})
         finally:
@@ -190,6 +191,14 @@ class SimulatedRun:
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    def _prepare(self) -> None:
+        """Record the step and compile all kernels, before the clock starts."""
+        trainer = self.sessions[0].trainer
+        trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.observer.display.compiling
+        if not self.parts.prepared or self.sessions[0].output.alone:  # a single replica has its own engine
+            trainer.prepare()
+        self.parts.prepared = True
 
     def _main(self, rank: int, work: Callable[[SimulatedSession], Entry | None]) -> Entry | Stopped | None:
         """The work of a rank."""
@@ -246,21 +255,18 @@ class SimulatedSession(Session):
     def announce(self) -> None:
         self.simulated.observer.announce(self)
 
-    def prepare(self) -> None:
-        """Record the step, once for all ranks."""
-        parts = self.simulated.parts
-        if not parts.recorded or self.output.alone:
-            parts.recorded = True
-            super().prepare()
+    def begin_together(self) -> None:
+        """Begin, in the order of the ranks. `SimulatedRun` has compiled the kernels for all of them."""
+        self.fabric.set_status(Column.STATE, State.TRAINING)
 
     def _step_done(self, entry: Entry) -> None:
         self.simulated.observer.step_done(self, entry)
 
     def _epoch_done(self, entry: Entry) -> None:
-        if self.simulated.saving or self.output.alone:
+        """Do as in a real job if all replicas validate their average now. Else save nothing before the last epoch."""
+        validates = self.trainer.method.synchronous and self.data.x_validation is not None
+        if self.simulated.saving or self.output.alone or validates:
             super()._epoch_done(entry)
-        elif self.trainer.method.synchronous and self.trainer.finished:
-            self.last_epoch = entry
         else:
             self.snapshots.take()
 
