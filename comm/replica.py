@@ -96,7 +96,7 @@ class Replica(VectorArithmetic):
         """
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
         began = fabric.now()
-        parts = self._bound_engine().gradient.parts(*batch, cuts)
+        parts = self.bound_engine().gradient.parts(*batch, cuts)
         if self.own:  # compute all parts now, because other replicas use the engine during the yields below
             parts = iter(list(parts))
             self._count(batch)
@@ -115,7 +115,7 @@ class Replica(VectorArithmetic):
     def update(self) -> None:
         """Make one step of the optimizer at the learning rate `lr`. With --clip, clip the gradient first."""
         with self.fabric.working("update", self.theta.size):
-            optimizer = self._bound_engine().optimizer
+            optimizer = self.bound_engine().optimizer
             optimizer.lr = self.lr
             optimizer.step()
             self.optimizer_steps = optimizer.steps
@@ -146,8 +146,8 @@ class Replica(VectorArithmetic):
         starts = [next(group).start for _, group in groupby(slots, lambda slot: slot.name.rpartition(".")[0])]
         return list(pairwise([*starts, self.theta.size]))
 
-    def _bound_engine(self) -> Engine:
-        """Return the engine, bound to this replica's vectors."""
+    def bound_engine(self) -> Engine:
+        """Return the engine, bound to this replica's vectors: its gradient and its optimizer use them."""
         engine = self.engine
         if self.own and engine.bound is not self:
             engine.bound = self
@@ -175,13 +175,23 @@ class Replica(VectorArithmetic):
             self._timed = (0, 0.0)
 
     def show(self) -> None:
-        """Copy this replica's weights and statistics to the engine's model, for example for an evaluation."""
+        """Copy this replica's weights and statistics to the engine's model, for example for an evaluation.
+
+        Without `own`, the model has them anyway.
+        """
         if self.own:
             self.engine.arena.theta[:] = self.theta
+            self.engine.arena.touch()
             if self.engine.statistics is not None and self.statistics is not None:
                 self.engine.statistics.theta[:] = self.statistics
                 self.engine.statistics.touch()
-        self.engine.arena.touch()
+
+    def take_model(self) -> None:
+        """Copy the weights and statistics of the engine's model to this replica: the opposite of `show`."""
+        if self.own:
+            self.theta[:] = self.engine.arena.theta
+            if self.engine.statistics is not None and self.statistics is not None:
+                self.statistics[:] = self.engine.statistics.theta
 
 
 def _copy(vector: np.ndarray) -> np.ndarray:

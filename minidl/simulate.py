@@ -16,12 +16,11 @@ from minidl.cli.arguments import allow, check
 from minidl.engine.environment import prepare
 from minidl.errors import EXPECTED, explained, report
 from minidl.resources import MOST_RANKS
-from minidl.run import model_file
-from minidl.run.config import Config, resolve
-from minidl.run.config_file import file_options
+from minidl.run.config import Config
 from minidl.run.help import Command, show
 from minidl.run.options import HelpWanted, limits, option, options, parse
 from minidl.run.signals import Signals, Stopped
+from minidl.train import read_config
 
 DESCRIPTION = "Train a neural network on a simulated cluster, with a virtual clock."
 EXAMPLES = """
@@ -33,9 +32,10 @@ examples:
   python -m minidl.simulate --cluster two-racks --ranks 8 --method gossip --period 4
   python -m minidl.simulate --cluster mine.toml --measure --data mnist --model lenet
   python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --steps 100
+  python -m minidl.simulate --resume runs/digits-lenet-1
 """
-# Options of training that do not apply: a simulation is one process and cannot be resumed.
-LEFT_OUT = ("workers", "keep", "stall", "reduce", "resume", "evaluate")
+# Options of training that do not apply: a simulation is one process, and saves only at its end.
+LEFT_OUT = ("workers", "keep", "stall", "reduce", "evaluate")
 
 
 def _options() -> type:
@@ -72,9 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             training = {name: value for name, value in given.items() if name in options(Config)}
             if given.get("ranks") == 1:
                 training["workers"] = 1
-            file = file_options(given)
-            model_file.require_named(file.get("model"), given, given.get("config", ""), "give")
-            config = model_file.identified(resolve(file, training), given)
+            config = read_config(training, simulated=True)
             prepare(config.threads)
             from minidl.training.simulated import execute  # slow: imports NumPy and Numba
 

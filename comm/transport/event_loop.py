@@ -24,7 +24,7 @@ T = TypeVar("T")
 # Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
 TOUCHED = {"update": 20, "mix": 12}
 # Global variables, because looking up a member of an enumeration takes longer.
-MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
+MAIL, STATE, STOP, TRAINING = Channel.MAIL, Column.STATE, Column.STOP, State.TRAINING
 
 
 class Deadlock(MinidlError):
@@ -49,16 +49,17 @@ class InFlight:
     """A message in the simulated network.
 
     receivers: the ranks that have not released it yet. used: the number of the sender's slots that it occupies, 0 or 1.
-    vector, header: set when the sender commits the message.
+    vector, header: set when the sender commits the message. free: whether it takes no time, and is not counted.
     """
 
-    __slots__ = ("channel", "header", "receivers", "sender", "used", "vector")
+    __slots__ = ("channel", "free", "header", "receivers", "sender", "used", "vector")
 
     vector: np.ndarray
     header: Header
 
     def __init__(self, channel: Channel, sender: int, receivers: set[int], used: int) -> None:
         self.channel, self.sender, self.receivers, self.used = channel, sender, receivers, used
+        self.free = False
 
 
 class Rank(Transport):
@@ -102,11 +103,12 @@ class EventLoop:
     transports: Sequence[Rank] = ()
 
     def __init__(
-        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, stall: float = 30.0
-    ) -> None:
+        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, begin: float = 0.0,
+        stall: float = 30.0,
+    ) -> None:  # fmt: skip
         place = cluster.place(ranks)
         self.cluster, self.place, self.size, self.seed = cluster, place, ranks, seed
-        self.time, self.happened = 0.0, 0  # happened: number of events so far
+        self.time, self.happened = begin, 0  # happened: number of events so far
         costs = {device: cluster.seconds_per_image(device, work, flops) if work or flops else 0.0
                  for device in set(place.devices)}  # fmt: skip
         self.image_seconds = [costs[device] for device in place.devices]
@@ -137,12 +139,15 @@ class EventLoop:
         self.current: SimulatedProcess | None = None
         self.running: dict[int, SimulatedProcess] = {}  # the main task of each rank that has not finished or died
 
-        for _, rank in place.joins:
+        self.late = {rank: time for time, rank in place.joins if time > begin or not begin}
+        for rank in self.late:
             self.status[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
-        self.dead = len(place.joins)
+        self.dead = len(self.late)
         for time, rank in place.deaths:
-            self.at(time, self.die, rank)
-        self.freezes = Freezes(self, place.freezes, stall)
+            if time > begin or not begin:
+                self.at(time, self.die, rank)
+        freezes = [freeze for freeze in place.freezes if freeze[0] > begin or not begin]
+        self.freezes = Freezes(self, freezes, stall)
 
     # -- the loop ----------------------------------------------------------------------------------------
 
@@ -166,11 +171,10 @@ class EventLoop:
             self.transports[rank].close()
 
         self.running.clear()
-        late = {rank: time for time, rank in self.place.joins}
         for rank in work:
             task = self.running[rank] = self.add_task(self.transports[rank], partial(main, rank))
-            if rank in late:
-                self.at(late[rank], self._come, rank)
+            if rank in self.late:
+                self.at(self.late[rank], self._come, rank)
             else:
                 self.ready.append(task)
         try:
@@ -275,7 +279,10 @@ class EventLoop:
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
-        """Let a rank join late."""
+        """Let a rank join late; it never starts if the leader collects the states of all, or has done so."""
+        leader = self.transports[rank].leader
+        if self.status[leader, STATE] > State.DEAD or (leader in self.running and self.status[leader, STATE] > TRAINING):
+            self.running.pop(rank, None)
         if rank not in self.running:
             return
         self.status[rank, STATE] = State.JOINING
@@ -351,7 +358,10 @@ class EventLoop:
         if message.channel is MAIL:
             self.mail += len(message.receivers)
         for peer in tuple(message.receivers):
-            self.transfer(message.sender, peer, size, self._arrive, message, peer)
+            if message.free:
+                self.at(self.time, self._arrive, message, peer)
+            else:
+                self.transfer(message.sender, peer, size, self._arrive, message, peer)
 
     def _arrive(self, message: InFlight, peer: int) -> None:
         transport = self.transports[peer]

@@ -24,6 +24,8 @@ The arithmetic is real. Durations are computed from the description of the clust
     published data  inside a node, `latest` takes alpha + n * beta. Between nodes, the request takes alpha, and the
                     reply takes the time of a message.
     the rest        no time. This includes Python, the status table, and releases of messages.
+    saves           with `free_saves`, also the collectives of ranks whose timer is stopped (Stats): they collect states
+                    for checkpoints and evaluations. These messages are not counted either.
 """
 
 from __future__ import annotations
@@ -59,13 +61,15 @@ from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
 BLOCK = 1 << 16  # bytes
+COLLECTIVE = (Channel.TREE, Channel.GATHER)
 
 
 class Simulation(EventLoop):
     """A simulated cluster. ranks: the number of replicas and servers together.
 
     work, flops: define the cost of a gradient (Cluster.seconds_per_image). If neither is given, gradients take no time.
-    trace: whether the meters record a timeline. stall: virtual seconds after which a frozen rank is suspected.
+    trace: whether the meters record a timeline. begin: the virtual time at the beginning. Deaths, joins and freezes
+    of the cluster that come earlier are left out. stall: virtual seconds after which a frozen rank is suspected.
 
         simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
         results = simulation.run({rank: a function without arguments that uses simulation.transport(rank)})
@@ -73,10 +77,18 @@ class Simulation(EventLoop):
     """
 
     def __init__(
-        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False,
+        self,
+        cluster: Cluster,
+        ranks: int,
+        seed: int = 0,
+        work: str = "",
+        flops: float = 0.0,
+        trace: bool = False,
+        begin: float = 0.0,
         stall: float = 30.0,
-    ) -> None:  # fmt: skip
-        super().__init__(cluster, ranks, seed, work, flops, stall)
+    ) -> None:
+        super().__init__(cluster, ranks, seed, work, flops, begin, stall)
+        self.free_saves = False
         self.transports: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
         self._block, self._used = np.empty(0, np.uint8), BLOCK  # see `memory`
 
@@ -185,8 +197,10 @@ class SimTransport(Rank):
         """Send a vector. It becomes read-only, because all receivers share it."""
         vector.flags.writeable = False
         self.heard[self.rank] = self.simulation.time
-        for peer in message.receivers:
-            self.stats.sent(peer, vector.nbytes)
+        message.free = message.channel in COLLECTIVE and self.simulation.free_saves and not self.stats.running
+        if not message.free:
+            for peer in message.receivers:
+                self.stats.sent(peer, vector.nbytes)
         message.vector, message.header = vector, header
         self.simulation.send(message)
 
@@ -204,7 +218,8 @@ class SimTransport(Rank):
         message = inbox.pop(peer, None)
         if message is None:
             return None
-        self.stats.received(peer, message.vector.nbytes)
+        if not message.free:
+            self.stats.received(peer, message.vector.nbytes)
         return Message(peer, message.vector, message.header, partial(self.simulation.release, message, self.rank))
 
     def reserve_state(self, nbytes: int) -> Slot | None:
@@ -338,7 +353,7 @@ class SimTransport(Rank):
         self._sleep(self.simulation.seconds(self, what, amount))
 
     def close(self) -> None:
-        if self.state(self.rank) != State.DEAD:
+        if self.state(self.rank) < State.FINISHED:  # else the others read the leader's last state
             self.set_status(STATE, State.FINISHED)
 
     def fence(self, peer: int) -> None:
@@ -359,6 +374,10 @@ class SimTransport(Rank):
 
     def survivors(self) -> list[int]:
         return list(self.simulation.survivors(self.replicas))
+
+    @property
+    def leader(self) -> int:
+        return next(iter(self.simulation.survivors(self.replicas)), self.replicas[0])
 
     def native_drain(self) -> Callable[[], bool]:
         simulation = self.simulation

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from signal import SIGTERM
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from minidl import schedules
 from minidl.comm import claims
-from minidl.comm.fabric.base import Fabric
+from minidl.comm.fabric.base import Fabric, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine, Replica
@@ -96,17 +95,22 @@ class Trainer:
         The timer stops while the caller handles an epoch's entry. Raises DivergedError as soon as a loss is not
         finite, and Stopped if the replicas were asked to stop.
         """
-        began, stats = perf_counter() - self.progress.seconds, self.fabric.stats
+        now, stats = self.fabric.now, self.fabric.stats
+        began = now() - self.progress.seconds
         while not self.finished:
             stats.start()
-            for entry in self._steps():
-                self.progress.seconds = perf_counter() - began
-                yield entry
+            try:
+                for entry in self._steps():
+                    self.progress.seconds = now() - began
+                    yield entry
+            except (Stopped, PeerLost):
+                self.progress.seconds = now() - began
+                raise
             stats.stop()
             entry = self._finish_epoch()
-            self.progress.seconds = perf_counter() - began
+            self.progress.seconds = now() - began
             yield entry
-            began = perf_counter() - self.progress.seconds
+            began = now() - self.progress.seconds
 
     def check(self) -> None:
         """Note a sign of life. Raise the exception that ends the training, if there is any."""
@@ -134,7 +138,8 @@ class Trainer:
         """Make the remaining steps of the current epoch."""
         at = self.progress
         self.model.train()
-        began = perf_counter()
+        now = self.fabric.now
+        began = now()
         for x, y in self.work.epoch(at):
             self.check()
             if not self.fabric.begin_step(self.replica.steps, self.method.synchronous):
@@ -142,10 +147,10 @@ class Trainer:
             loss, correct = self.step(x, y)
             self.fabric.stats.stepped()
             self.work.settle(at, len(y), correct, loss * len(y))
-            if self._warm:
-                at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + perf_counter() - began
+            if self._warm and (seconds := now() - began) > 0:  # on a virtual clock, a step may take no time
+                at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + seconds
             yield self._entry("step", loss=loss, accuracy=correct / len(y))
-            self._warm, began = True, perf_counter()
+            self._warm, began = True, now()
 
     def _finish_epoch(self) -> Entry:
         """Count the epoch as done. Validate the replica if it trains alone.
