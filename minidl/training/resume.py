@@ -159,7 +159,6 @@ class Restoration:
         restore_replica(trainer, ReplicaState(rank, vectors, numbers))
         shared = {name: checkpoint.state["progress"][name] for name in BEST}
         trainer.progress = Progress(**numbers["progress"] | shared)
-        trainer.furthest = max(member["progress"]["epoch"] for member in self.members.values())
 
     def _restore_other_replicas(self, trainer: Trainer) -> None:
         """Restore a replica from the average of all."""
