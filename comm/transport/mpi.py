@@ -15,6 +15,7 @@ each channel from one rank to another, and the memory for arriving messages is b
     ASK, NEWS                    a request for the newest published state, and the reply, which the progress engine
                                  sends while the replica computes
     STATUS                       a rank's row of the status table, sent to one rank of every other node: its *relay*
+    TRUST, DEATH                 whether a rank is trusted; a rank that the others go on without (mpi_monitor.py)
     CLAIM, CLAIMED               a request to the ledger of claimed work, which is in the memory of the first replica's
                                  node, and the reply, which that replica's progress engine sends
 
@@ -52,9 +53,11 @@ from minidl.comm.transport.messages import (
     BufferSpec,
     Channel,
     Column,
+    Freeze,
     Message,
     State,
 )
+from minidl.comm.transport.mpi_monitor import DEATH, TRUST, NodeMonitor
 from minidl.comm.transport.mpi_nodes import WORD, Nodes, everyone, words
 from minidl.comm.transport.mpi_states import ASK, NEWS, VERSIONS, RemoteStates
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
@@ -66,7 +69,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TAKEN = MAX_CHANNELS  # tags; the smaller ones are Channels
-STATUS, CLAIM, CLAIMED = (NEWS + i for i in range(1, 4))
+STATUS, CLAIM, CLAIMED = (DEATH + i for i in range(1, 4))
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
 BEAT = 1.0  # seconds: signs of life are sent at most once in this time
@@ -102,13 +105,14 @@ class MpiTransport(MailboxTransport):
         self._sums: MPI.Comm | None = None  # of the replicas, if `fast`
         self._everyone = partial(everyone, engine)
         nodes = Nodes(engine)
-        self._groups, self.segment = nodes.groups, nodes.segment
+        self.groups, self.segment = nodes.groups, nodes.segment
         super().__init__(self.rank, self.size, nodes.numbers, stats, stall)
-        self.beside = [peer for peer in range(self.size) if self._groups[peer] == self._groups[self.rank]]
-        self._remote = frozenset(range(self.size)) - frozenset(self.beside)
+        self.beside = [peer for peer in range(self.size) if self.groups[peer] == self.groups[self.rank]]
+        self.remote = frozenset(range(self.size)) - frozenset(self.beside)
         self.fast = fast
         self._map_board()
         self._elect()
+        self.monitor = NodeMonitor(self)
         engine.room, engine.tick, engine.died, engine.deliver = self._room, self._tick, self._died, self._deliver
         self._previous_hook, sys.excepthook = sys.excepthook, self._unexpected
         atexit.register(self._left_open)
@@ -121,14 +125,14 @@ class MpiTransport(MailboxTransport):
         self.engine.collective(self.engine.world.Ibarrier).wait()
         found = [word.split() for word in self._everyone(f"{time.monotonic()!r} {socket.gethostname()[:WORD // 2]}")]
         clocks, self.hosts = [float(clock) for clock, _ in found], [host for _, host in found]
-        self._offset = clocks[0] - clocks[self._groups[self.rank]]
+        self._offset = clocks[0] - clocks[self.groups[self.rank]]
         self.heard[self.rank] = self.now()
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
         servers = [rank for rank in range(self.size) if rank not in self.replicas]
         plan = Plan(self.size, buffers, servers, self.beside)
         begin = memory.control_size(self.size)
-        head = self._groups[self.rank] == self.rank
+        head = self.groups[self.rank] == self.rank
         if self._joined:
             self._leave_mailbox()
         self._mail = buffers.nbytes
@@ -149,8 +153,8 @@ class MpiTransport(MailboxTransport):
             self.segment.reserve(begin + start, begin + stop)
         data = np.frombuffer(self.segment.map(begin + plan.total), np.uint8, plan.total, begin)
         self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE], self._joins * VERSIONS)
-        self._keepers = [peer for peer in range(self.size) if self._groups[peer] == self._groups[self.replicas[0]]]
-        if self._keepers[0] in self._remote:
+        self._keepers = [peer for peer in range(self.size) if self.groups[peer] == self.groups[self.replicas[0]]]
+        if self._keepers[0] in self.remote:
             self._remote_claims = RemoteClaims(self._ask_keeper, self.wait)
         self._sums = self.engine.ask(lambda: self.engine.split(self.rank in self.replicas)) if self.fast else None
         self._everyone("")  # wait until all nodes have allocated their memory
@@ -174,8 +178,8 @@ class MpiTransport(MailboxTransport):
         if self._sums is not None:
             self._sums.Free()
             self._sums = None
-        if self._groups[self.rank] == self.rank:  # only this rank of the node receives the rows of other nodes
-            live = [peer for peer in sorted(self._remote) if self.alive(peer)]
+        if self.groups[self.rank] == self.rank:  # only this rank of the node receives the rows of other nodes
+            live = [peer for peer in sorted(self.remote) if self.alive(peer)]
             self.status[live] = 0
 
     # -- messages ----------------------------------------------------------------------------------------
@@ -183,12 +187,12 @@ class MpiTransport(MailboxTransport):
     def sent(self, channel: Channel, peers: Sequence[int], nbytes: int) -> None:
         super().sent(channel, peers, nbytes)
         for peer in peers:
-            if peer in self._remote:
+            if peer in self.remote:
                 self.engine.send(peer, channel, self.mailbox.carry(channel, peer))
 
     def next_message(self, channel: Channel, peer: int) -> Message | None:
         arrived = self._arrived[channel]
-        if peer in self._remote:
+        if peer in self.remote:
             return arrived.pop(peer, None)
         if peer == ANY and arrived:
             return self._next_of_all(channel, list(arrived))  # a copy: the engine's thread may add a message now
@@ -209,7 +213,7 @@ class MpiTransport(MailboxTransport):
         return message
 
     def newest(self, peer: int) -> Message | Literal[False] | None:
-        if peer not in self._remote:
+        if peer not in self.remote:
             return super().newest(peer)
         return self._states.newest(peer)
 
@@ -232,7 +236,7 @@ class MpiTransport(MailboxTransport):
         self._untold, self._told = False, time.monotonic()
         rank = self.rank
         row = np.array([self._joins, self.heard[rank], self.trust[rank], *self.status[rank]])
-        for peer in self._relays:
+        for peer in self.relays:
             self.engine.send(peer, STATUS, row.view(np.uint8))
 
     # -- called by the progress engine's thread ----------------------------------------------------------
@@ -261,6 +265,8 @@ class MpiTransport(MailboxTransport):
             joins, heard, trust, *row = room.view(np.float64).tolist()
             if joins >= self._joins and self.status[source, Column.STATE] != State.DEAD:
                 self.heard[source], self.trust[source], self.status[source] = heard, trust, row
+        elif tag in (TRUST, DEATH):
+            self.monitor.learn(tag, *room.view(np.int64).tolist())
         elif tag == CLAIM and room.view(np.int64)[-1] == self._joins:
             ledger = Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
             if (reply := serve(ledger, source, room.view(np.int64)[:-1])) is not None:
@@ -300,13 +306,14 @@ class MpiTransport(MailboxTransport):
             self._tell()
         if self._joined:
             self._states.answer(self.mailbox)
+            self.monitor.tick()
 
     # -- deaths, if the job survives them (failures.py) --------------------------------------------------
 
     def _elect(self) -> None:
         """Choose the relay of each other node: its first live rank, which receives the rows of the status table."""
-        relays = {self._groups[peer]: peer for peer in sorted(self._remote, reverse=True) if self.alive(peer)}
-        self._relays = sorted(relays.values())
+        relays = {self.groups[peer]: peer for peer in sorted(self.remote, reverse=True) if self.alive(peer)}
+        self.relays = sorted(relays.values())
 
     def _died(self, peer: int) -> None:
         """Handle the death of a rank. Called by the progress engine's thread, in each live rank."""
@@ -317,13 +324,20 @@ class MpiTransport(MailboxTransport):
             self._keepers.remove(peer)
             if renewed and self._remote_claims is not None:
                 self._remote_claims.renew(peer, bool(self._keepers))
-        if peer in self._relays:
+        if peer in self.relays:
             self._elect()
             self._tell()  # the last row may have been lost
-        if self.rank == next(rank for rank in range(self.size) if self.alive(rank)):
+        first = next(rank for rank in range(self.size) if self.alive(rank))
+        if self.rank == first and peer not in self.monitor.ended:
             print(f"minidl: replica {peer} died", file=sys.stderr, flush=True)
         with self._news_came:
             self._news_came.notify_all()
+
+    # -- frozen ranks (mpi_monitor.py) -------------------------------------------------------------------
+
+    def handle_freezes(self, how: Freeze) -> None:
+        super().handle_freezes(how)
+        self.monitor.words[memory.ON_FREEZE] = how
 
     # -- the rest ----------------------------------------------------------------------------------------
 
@@ -337,7 +351,7 @@ class MpiTransport(MailboxTransport):
             self.engine.waiting -= 1
 
     def shared(self, name: str) -> np.ndarray:
-        if self._remote:
+        if self.remote:
             raise ConfigError("this method needs memory that all replicas share: run it on one node")
         return super().shared(name)
 
@@ -371,7 +385,9 @@ class MpiTransport(MailboxTransport):
         """Leave MPI. Waits until all other ranks leave."""
         if self._closed:
             return
+        self.set_status(Column.STALL, 0)  # nobody suspects a rank that waits for the others to leave
         self.engine.leave()
+        self.monitor.close()
         self._closed = True
         sys.excepthook = self._previous_hook
         atexit.unregister(self._left_open)

@@ -21,12 +21,17 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from minidl.comm import memory
 from minidl.comm.launch.monitor import FATES, Monitor, tell
 from minidl.comm.transport.messages import Column, State, Trust
+from minidl.comm.transport.mpi_states import NEWS
 
 if TYPE_CHECKING:
     from minidl.comm.transport.mpi import MpiTransport
+
+TRUST, DEATH = NEWS + 1, NEWS + 2  # tags
 
 
 class NodeMonitor:
@@ -46,7 +51,7 @@ class NodeMonitor:
         if now < self._next:
             return
         if transport.state(transport.rank) == State.DEAD:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            self._end_itself()
         if transport.stopping():
             self.words[memory.STOP] = self.words[memory.STOP] or signal.SIGTERM
         near = self._near()
@@ -61,7 +66,7 @@ class NodeMonitor:
     def _near(self) -> list[int]:
         """Return the ranks of this node that this one looks at."""
         transport = self.transport
-        live = [rank for rank in transport.beside if transport.alive(rank)]
+        live = [rank for rank in transport.beside if transport.alive(rank) and rank not in self.ended]
         trusted = [rank for rank in live if not transport.trust[rank] or rank == transport.rank]
         if transport.rank == trusted[0]:
             return [rank for rank in live if rank != transport.rank]
@@ -70,7 +75,7 @@ class NodeMonitor:
     def _look_far(self) -> None:
         """Look for signs of life of ranks that are alone on their nodes."""
         transport = self.transport
-        for rank in transport.alone():
+        for rank in self._alone():
             row = transport.status[rank]
             silent, patience = transport.now() - transport.heard[rank], max(row[Column.STALL], row[Column.PATIENCE])
             if row[Column.STALL] and silent > patience + 2 and not transport.trust[rank]:
@@ -88,15 +93,19 @@ class NodeMonitor:
             trust = int(transport.trust[rank])
             if trust != self._told.get(rank, Trust.TRUSTED) and transport.alive(rank):
                 self._told[rank] = trust
-                transport.tell_trust(rank, trust)
+                self._send_trust(rank, trust)
 
-    def learn(self, rank: int, trust: int) -> None:
-        """Handle a message of another node about a rank."""
-        transport, here = self.transport, rank in self.transport.beside
-        if here and trust == Trust.CONDEMNED and transport.trust[rank] == Trust.SUSPECTED:
-            transport.trust[rank] = trust  # the others cannot wait for it
-        elif not here:
+    def learn(self, tag: int, rank: int, trust: int) -> None:
+        """Handle a message of another rank about a rank."""
+        transport = self.transport
+        if tag == DEATH and rank == transport.rank:
+            self._end_itself()
+        elif tag == DEATH:
+            transport.engine.bury([rank])
+        elif rank not in transport.beside:
             transport.trust[rank] = self._told[rank] = trust
+        elif trust == Trust.CONDEMNED and transport.trust[rank] == Trust.SUSPECTED:
+            transport.trust[rank] = trust  # the others cannot wait for it
 
     def end(self, rank: int) -> None:
         """End a frozen rank."""
@@ -105,7 +114,7 @@ class NodeMonitor:
         if transport.engine.failures is not None and rank in transport.beside:
             self._kill(rank)
         else:
-            transport.give_up(rank)
+            self._give_up(rank)
 
     def close(self) -> None:
         """Kill the ranks that the others have given up. Their deaths end the job."""
@@ -117,3 +126,32 @@ class NodeMonitor:
         if rank in self.transport.beside:
             with suppress(OSError):
                 os.kill(int(self.transport.status[rank, Column.PID]), signal.SIGKILL)
+
+    def _end_itself(self) -> None:
+        """End this rank, which was frozen, and which the others have given up."""
+        if self.transport.engine.failures is not None:
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    # -- messages ----------------------------------------------------------------------------------------
+
+    def _alone(self) -> list[int]:
+        """Return the live ranks of other nodes whose nodes have no other live rank."""
+        transport, groups = self.transport, self.transport.groups
+        live = [groups[rank] for rank in range(transport.size) if transport.alive(rank)]
+        return [rank for rank in transport.remote if transport.alive(rank) and live.count(groups[rank]) == 1]
+
+    def _send_trust(self, rank: int, trust: int) -> None:
+        """Tell the relays of other nodes, and the ranks on the node of this rank, how much it is trusted."""
+        transport, groups = self.transport, self.transport.groups
+        near = [peer for peer in transport.remote if transport.alive(peer) and groups[peer] == groups[rank]]
+        for peer in {*transport.relays, *near} - {rank}:
+            transport.engine.send(peer, TRUST, np.array([rank, trust]).view(np.uint8))
+
+    def _give_up(self, rank: int) -> None:
+        """Make all ranks treat a rank as dead."""
+        transport = self.transport
+        for peer in range(transport.size):
+            if peer != transport.rank and transport.alive(peer):
+                transport.engine.send(peer, DEATH, np.array([rank, 0]).view(np.uint8))
+        transport.engine.bury([rank])

@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -337,9 +337,10 @@ class ProgressEngine:
         """After `leave`: when no operation is in progress, agree with the other ranks that MPI can end."""
         if not self._leaving or self._under_way:
             return
-        if self.failures is None:
+        if self.failures is None and not self.dead:
             self._leaving = False
-            self._begin(self.world.Ibarrier, Operation(done=lambda: setattr(self, "_left", True)))
+            done, again = lambda: setattr(self, "_left", True), lambda: setattr(self, "_leaving", True)
+            self._begin(self.world.Ibarrier, Operation(done=done, lost=again))
             return
         others = set(range(self.size)) - {self.rank}  # a barrier would not survive a death, so they send messages
         if not self._announced:
@@ -352,17 +353,20 @@ class ProgressEngine:
     # -- deaths ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """A few times a second, look for ranks that have died. End what waits for them."""
+        """A few times a second, look for ranks that have died."""
         if self.failures is None or time.monotonic() - self._looked < LOOK:
             return
         self._looked = time.monotonic()
-        new = self.failures.new()
-        if not new:
-            return
-        while self._receive() or self._complete():  # what the dead ranks have sent before their death
-            pass
+        if new := self.failures.new():
+            while self._receive() or self._complete():  # what these ranks have sent before their death
+                pass
+            self.bury(new)
+
+    def bury(self, ranks: Sequence[int]) -> None:
+        """From now on, treat these ranks as dead. End what waits for them. Called by this thread."""
+        new = [rank for rank in ranks if rank not in self.dead and rank != self.rank]
         self.dead.update(new)
-        ended = (ALL, *new)
+        ended = (ALL, *new) if new else ()
         lost = [move for move in self._under_way if move.operation.peer in ended]
         self._under_way = [move for move in self._under_way if move.operation.peer not in ended]
         self._dropped += lost
