@@ -22,7 +22,7 @@ from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training.collecting import Replicas
 from minidl.training.epoch_averages import EpochAverages
-from minidl.training.output import Members, RunOutput
+from minidl.training.output import WRITING, Members, RunOutput
 from minidl.training.replica_state import averaged, gather_numbers
 from minidl.training.resume import make_checkpoint
 from minidl.training.summary import summarise
@@ -107,7 +107,8 @@ def _finish(
     assert replicas
     score = output.test()
     summary = output.summary(score) | summarise(output, replicas, score, results, statistics)
-    output.finish(summary)
+    with fabric.busy(WRITING):
+        output.finish(summary)
     fabric.set_status(Column.STATE, State.OVER)
     return summary
 
