@@ -7,6 +7,7 @@ imports minidl. run/signals.py replaces the handler while a run is trained.
 
 import os
 import sys
+
 # Python has loaded this module, unlike `signal`.
 from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
 
