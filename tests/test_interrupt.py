@@ -67,6 +67,31 @@ def test_a_program_that_imports_minidl_handles_ctrl_c_itself(tmp_path: Path) -> 
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+EDITABLE = """
+import sys
+from importlib.machinery import PathFinder
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, [{!r}]) if name.startswith("minidl.") and name.count(".") == 1 else None
+sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in str(each)] + [Finder]
+"""
+
+
+def test_in_a_folder_that_holds_a_clone(tmp_path: Path, root: Path) -> None:
+    """An editable installation finds the modules of minidl, but Python prefers the folder minidl as a package."""
+    (tmp_path / "minidl").mkdir()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(EDITABLE.format(str(root / "minidl")))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    code = "import minidl; assert not minidl.__file__; import minidl.train; print(minidl.__version__, minidl.fit)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("0.") and not done.stderr
+    command = [sys.executable, "-m", "minidl.train", "--steps", "1", "--workers", "2", *SMALL, "run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stderr) == (0, "") and "average of 2 replicas" in done.stdout
+
+
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_while_kernels_are_compiled(tmp_path: Path, ranks: int, exists: bool) -> None:

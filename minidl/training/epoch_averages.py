@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from minidl.training.resume import make_checkpoint
 
 FOLDER = "epochs"
 THETA, ABOUT = "theta", "about"  # in a file: the weights; in its metadata, JSON that `VALID` describes
+# The position of a replica, and the number of replicas.
 VALID = schema.record({"step": schema.whole(), "workers": schema.whole(),
                        "seconds": schema.number(0.0, schema.LARGEST)})  # fmt: skip
 LATE = 8  # epochs for which the leader waits for a file: a network file system may show it late
@@ -64,8 +65,7 @@ class EpochAverages:
                 self.folder.mkdir(exist_ok=True)
                 folder.mkdir(exist_ok=True)
                 about = {"step": at.step, "seconds": at.seconds, "workers": self.trainer.config.workers}
-                with replaced(folder / f"{fabric.rank}.safetensors") as file:
-                    write_arrays(file, {THETA: self.trainer.replica.theta}, {ABOUT: json.dumps(about)})
+                write_weights(folder / f"{fabric.rank}.safetensors", self.trainer.replica.theta, about)
         fabric.set_status(Column.EPOCH, at.epoch)
 
     def validate(self, last: Replicas | None = None) -> None:
@@ -141,19 +141,33 @@ class EpochAverages:
 
     def _about(self, epoch: int) -> dict[str, Any]:
         """Return the position of the first replica at the end of an epoch. Raises CheckpointError."""
-        path = next(iter(self._files(epoch).values()), self.folder / str(epoch))
-        with blaming(str(path), CheckpointError):
-            about: dict[str, Any] = json_value(files.header(path).metadata.get(ABOUT, ""))
-            VALID(about)
-        return about
+        return read_about(next(iter(self._files(epoch).values()), self.folder / str(epoch)))
 
     def _weights(self, epoch: int) -> Iterator[np.ndarray]:
         """Read the weights of each replica at the end of an epoch. Raises CheckpointError for an invalid file."""
-        own = self.trainer.replica.theta
         for path in self._files(epoch).values():
-            arrays = files.header(path).values()
-            files.require_finite(arrays)
-            theta = arrays.get(THETA, np.zeros(0))
-            if (theta.dtype, theta.shape) != (own.dtype, own.shape):
-                raise CheckpointError(f"{path}: theta is {theta.dtype} {theta.shape}; expected {own.dtype} {own.shape}")
-            yield theta
+            yield read_weights(path, like=self.trainer.replica.theta)
+
+
+def write_weights(path: Path, theta: np.ndarray, about: Mapping[str, Any]) -> None:
+    """Write the weights of a replica at the end of an epoch. about: see VALID."""
+    with replaced(path) as file:
+        write_arrays(file, {THETA: theta}, {ABOUT: json.dumps(about)})
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return `about` of a file. Raises CheckpointError if the file is not valid."""
+    with blaming(str(path), CheckpointError):
+        about: dict[str, Any] = json_value(files.header(path).metadata.get(ABOUT, ""))
+        VALID(about)
+    return about
+
+
+def read_weights(path: Path, like: np.ndarray) -> np.ndarray:
+    """Return the weights of a file. Raises CheckpointError if they have not the type and shape of `like`."""
+    arrays = files.header(path).values()
+    files.require_finite(arrays)
+    theta = arrays.get(THETA, np.zeros(0))
+    if (theta.dtype, theta.shape) != (like.dtype, like.shape):
+        raise CheckpointError(f"{path}: theta is {theta.dtype} {theta.shape}; expected {like.dtype} {like.shape}")
+    return theta
