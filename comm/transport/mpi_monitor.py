@@ -9,8 +9,8 @@ frozen itself. If a rank is alone on its node, only its messages tell the others
 job looks at their age.
 
 A rank that must end is killed, if the job survives that (failures.py). If the death of a process would end the job, the
-others treat the rank as dead: they save, and it is killed when they leave. If it wakes before, it stops itself again,
-because another rank may write the results now.
+others treat the rank as dead: they save, and it is killed when they leave. If it wakes before, it stops itself again.
+They cannot save if it is the leader, which has locked the run's folder: the job ends at once.
 """
 
 from __future__ import annotations
@@ -111,7 +111,12 @@ class NodeMonitor:
         """End a frozen rank."""
         transport = self.transport
         self.ended.add(rank)
-        if transport.engine.failures is not None and rank in transport.beside:
+        if transport.engine.failures is None and rank == transport.leader:
+            tell("this ends the job, because that replica holds the folder of the run; --resume continues the run from "
+                 "its last checkpoint")  # fmt: skip
+            self._kill(rank)
+            transport.engine.end_job(1)
+        elif transport.engine.failures is not None and rank in transport.beside:
             self._kill(rank)
         else:
             self._give_up(rank)

@@ -181,8 +181,7 @@ class ProgressEngine:
 
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
-        time.sleep(0.2)  # lets mpiexec forward the output: it discards the rest when the job aborts
-        self._orders.put(lambda: self._mpi.COMM_WORLD.Abort(code))
+        self._orders.put(lambda: self.end_job(code))
         self._thread.join(10)
         os._exit(code)
 
@@ -387,8 +386,12 @@ class ProgressEngine:
         if self.rank == min(set(range(self.size)) - self.dead):
             dead = ", ".join(map(str, sorted(self.dead)))
             print(f"minidl: error: replica {dead} died before all replicas had joined", file=sys.stderr, flush=True)
-            time.sleep(0.2)  # see `abort`
-            self._mpi.COMM_WORLD.Abort(2)
+            self.end_job(2)
+
+    def end_job(self, code: int) -> None:
+        """End all ranks of the job. Called by this thread."""
+        time.sleep(0.2)  # lets mpiexec forward the output: it discards the rest when the job aborts
+        self._mpi.COMM_WORLD.Abort(code)
 
 
 def call(then: Call | None) -> None:
