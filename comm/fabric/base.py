@@ -77,6 +77,7 @@ class Fabric:
     # transport/base.py explains these attributes.
     rank, size, leader = OfTransport[int](), OfTransport[int](), OfTransport[int]()
     nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
+    servers, newcomer = OfTransport[tuple[int, ...]](), OfTransport[bool]()
     status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
     trust, on_freeze = OfTransport[np.ndarray](), OfTransport[Freeze]()
     stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
@@ -84,9 +85,9 @@ class Fabric:
     service = OfTransport["Callable[[], bool] | None"]()
 
     def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
-        self.transport = transport
+        self.transport, self.assign = transport, transport.assign
         if replicas is not None:
-            self.replicas = tuple(replicas)
+            self.assign(replicas)
         # The transport's operations that methods and the training loop use; transport/base.py explains them.
         self.close, self.fail, self.aborted = transport.close, transport.fail, transport.aborted
         self.now, self.wait, self.working, self.elapse = (
@@ -132,12 +133,13 @@ class Fabric:
         they had claimed.
         """
         states = self.status[:, Column.STATE]
-        out = (states == State.DEAD) | (states == State.COMING)
+        out = (states == State.DEAD) | (states >= State.COMING)
         if self.on_freeze is Freeze.LEAVE_OUT:
             out |= self.trust != Trust.TRUSTED
         seen = out.tobytes() + self.status[:, Column.INCARNATION].tobytes()
         if seen != self._seen:
             first, self._seen = not self._seen, seen
+            self.transport.include_newcomers()
             members = tuple(rank for rank in self.replicas if not out[rank] or rank == self.rank)
             for rank in self.replicas:
                 if rank not in members and self.suspected(rank):

@@ -52,7 +52,6 @@ class MailboxTransport(Transport):
         self.heard = cast("list[float]", numbers[:, memory.HEARD])
         self.trust = rows[:, memory.TRUST]
         self.status[self.rank, Column.PID] = os.getpid()
-        self.status[self.rank, Column.INCARNATION] += 1
         return rows
 
     def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
@@ -126,7 +125,7 @@ class MailboxTransport(Transport):
     def set_status(self, column: Column, value: float) -> None:
         self.beat()
         self.status[self.rank, column] = value
-        if column is Column.STATE and value >= State.TRAINING:
+        if column is Column.STATE and State.TRAINING <= value < State.COMING:
             self.status[self.rank, Column.STALL] = self.stall
 
     def beat(self) -> None:
