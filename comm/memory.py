@@ -7,7 +7,8 @@ the launcher does not load NumPy.
     control | header: stop, abort, size of the data,   8 words
             |         number of joins so far, what
             |         happens to a frozen rank; newcomers:
-            |         wanted, answered requests, started
+            |         wanted (after an answer: free places),
+            |         answered requests, started newcomers
             | row of rank 0                            16 words: its row of the status table, whether it is trusted, the
             | row of rank 1 ...                                  time of its last sign of life, a hash of its layout
     data    | mailboxes (mailbox.py)
@@ -34,6 +35,11 @@ STATE, STEP, STALL, PATIENCE, INCARNATION = 0, 1, 7, 8, 10
 JOINING, TRAINING, PAUSED, FINISHED, DEAD, COMING = 0, 2, 3, 4, 5, 9
 TRUSTED, SUSPECTED, CONDEMNED = 0, 1, 2
 WAIT, LEAVE_OUT, KILL = 0, 1, 2
+
+
+def at(rank: int, word: int) -> int:
+    """Return the index of a word of a rank's row in the control area."""
+    return HEADER + ROW * rank + word
 
 
 def control_size(ranks: int) -> int:

@@ -1,14 +1,17 @@
 """The launcher, a small mpiexec: starts the ranks of a run on one machine, and monitors them until all have ended.
 
-    launcher    creates the memory (memory.py), starts the ranks, then sleeps until a signal comes or a rank ends
+    launcher    creates the memory (memory.py), starts the ranks, then sleeps until a signal comes or a rank ends.
+                A few times per second it looks for frozen ranks (monitor.py)
     rank r      runs the same command line in a separate process; the environment contains r
 
 Events, and what happens then:
 
     Ctrl-C, SIGTERM, SIGHUP     the launcher sets a word in shared memory, and the ranks complete a step, save and end.
-                                The launcher kills them after a second signal, or if no kernels are compiled yet
+                                The launcher kills those that do not notice the signal. It kills all after a second
+                                signal, or if none has begun a step
     a rank is killed            the launcher sets the rank's state in the status table to DEAD. Depending on the method,
                                 the others continue, or stop with a checkpoint
+    a rank is frozen            the launcher marks it as suspected. The method determines what happens then
     a rank ends with an error   the rank has reported the error; the launcher sets another word, and the others end
     SIGUSR1                     the launcher starts the newcomers that `--join` wants (join.py), if places are free
     the launcher is killed      Linux kills the ranks (PR_SET_PDEATHSIG), and frees the memory after the last one
@@ -32,6 +35,7 @@ from typing import Any, NamedTuple
 
 from minidl import errors, resources
 from minidl.comm import memory
+from minidl.comm.launch.monitor import Monitor, tell
 from minidl.errors import ConfigError
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -63,7 +67,7 @@ def run(
     require_room(ranks)
     cores = sorted(os.sched_getaffinity(0), key=_where)
     if ranks * max(1, threads) > len(cores) and not quiet:
-        _tell(f"{ranks} processes of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
+        tell(f"{ranks} processes of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
     each = threads or max(1, resources.cores() // ranks)
     with ProcessGroup(ranks, places) as job:
 
@@ -119,13 +123,15 @@ class ProcessGroup:
         self.segment = memory.Segment.create(size)
         control = memoryview(self.segment.map(size))
         self.words, self.numbers = control.cast("q"), control.cast("d")
+        self.monitor = Monitor(self.words, self.numbers)
         self.life, self._ours = os.pipe()  # a pipe: ranks that read it get end-of-file when the launcher ends
         self.ranks = ranks
         for rank in range(ranks, self.places.count):
-            self.numbers[self._state(rank)] = memory.DEAD
+            self.numbers[memory.at(rank, memory.STATE)] = memory.DEAD
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.code = 0  # the exit code: of the first error, or of the signal that stopped the run
         self.killed = 0  # the last signal that killed a rank
+        self.frozen: set[int] = set()  # ranks that this process killed because they were frozen
         self.finished = False  # whether a rank has ended without an error
         self._previous: dict[signal.Signals, Any] = {}  # the handlers of signals before this run
 
@@ -152,7 +158,7 @@ class ProcessGroup:
         The rank runs in a separate session, so that only the launcher receives a terminal's Ctrl-C.
         """
         descriptors = (self.segment.fd, self.life)
-        newcomer = int(self.numbers[self._state(rank) + memory.INCARNATION])
+        newcomer = int(self._read(rank, memory.INCARNATION))
         place = Place(rank, self.places.count, self.segment.fd, self.life, os.getpid(), self.ranks, newcomer)
         environment = os.environ | {
             "MINIDL_RANK": " ".join(map(str, place)),
@@ -170,10 +176,7 @@ class ProcessGroup:
             raise ConfigError(f"cannot start replica {rank} of {self.ranks}: {error.strerror}") from None
 
     def watch(self, grace: float, quiet: bool, start: Callable[[int], None]) -> int:
-        """Wait until all ranks have ended; return the exit code. Waits for signals, without polling.
-
-        start(rank): starts a newcomer.
-        """
+        """Wait until all ranks have ended; return the exit code. start(rank): starts a newcomer."""
         stops = [s for s in STOPS if signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores SIGHUP
         awaited = {signal.SIGCHLD, JOIN, *stops}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -182,14 +185,19 @@ class ProcessGroup:
             while self._look():
                 if self.words[memory.ABORT] and deadline is None:
                     deadline = time.monotonic() + grace
-                left = max(0.0, deadline - time.monotonic()) if deadline is not None else None
-                came = signal.sigwaitinfo(awaited) if left is None else signal.sigtimedwait(awaited, left)
-                if came is None:
-                    self.kill()
-                elif came.si_signo == JOIN:
+                left = self.monitor.pause(self._processes())
+                if deadline is not None:
+                    left = min(left, max(0.0, deadline - time.monotonic()))
+                came = signal.sigtimedwait(awaited, left)
+                if came is not None and came.si_signo == JOIN:
                     self._admit(start)
-                elif came.si_signo in stops and self._stop(came.si_signo, quiet):
+                if came is not None and came.si_signo in stops and self._stop(came.si_signo, quiet):
                     return self.code
+                if deadline is not None and time.monotonic() >= deadline:
+                    self.kill()
+                for rank in self.monitor.look(self._processes(), self.finished):
+                    self.frozen.add(rank)
+                    self.running[rank].kill()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self.code or (0 if self.finished else 128 + self.killed)
@@ -200,48 +208,56 @@ class ProcessGroup:
             code = process.poll()
             if code is not None:
                 del self.running[rank]
+                self.monitor.forget(rank)
                 self._ended(rank, code)
         if all(self._is_newcomer(rank) for rank in self.running):
             self.kill()  # the run is over, and they are no members yet
             self.running.clear()
         return bool(self.running)
 
+    def _processes(self) -> dict[int, int]:
+        """Return the process of each rank that runs and was not killed."""
+        return {rank: process.pid for rank, process in self.running.items() if rank not in self.frozen}
+
     def _admit(self, start: Callable[[int], None]) -> None:
         """Start the newcomers that --join wants, in the first free places. If there are too few, start none."""
-        wanted, words = self.words[memory.WANTED], self.words
+        words, wanted = self.words, self.words[memory.WANTED]
         free = [rank for rank in range(self.places.count) if rank not in self.running
-                and rank not in self.places.servers and self.numbers[self._state(rank)] == memory.DEAD]  # fmt: skip
+                and rank not in self.places.servers and self._read(rank, memory.STATE) == memory.DEAD]  # fmt: skip
+        words[memory.WANTED] = len(free)
         if 0 < wanted <= len(free) and not words[memory.STOP] and not words[memory.ABORT]:
             for rank in free[:wanted]:
-                row = memory.HEADER + rank * memory.ROW
-                for word in range(row, row + memory.ROW):
-                    if word != self._state(rank):  # DEAD, until the newcomer has dropped what a dead rank has left
-                        words[word] = 0
+                for word in range(memory.ROW):
+                    if word != memory.STATE:  # DEAD, until the newcomer has dropped what a dead rank has left
+                        words[memory.at(rank, word)] = 0
                 words[memory.NEWCOMERS] += 1
-                self.numbers[row + memory.INCARNATION] = words[memory.NEWCOMERS]
+                self.numbers[memory.at(rank, memory.INCARNATION)] = words[memory.NEWCOMERS]
+                self.frozen.discard(rank)
                 try:
                     start(rank)
                 except ConfigError as error:
-                    _tell(str(error))
+                    self.numbers[memory.at(rank, memory.INCARNATION)] = 0
+                    tell(str(error))
         words[memory.ANSWERED] += 1
 
     def _is_newcomer(self, rank: int) -> bool:
         """Return whether a rank was started by `_admit`, and is no member yet."""
-        state = self._state(rank)
-        outside = self.numbers[state] == memory.DEAD or self.numbers[state] >= memory.COMING
-        return outside and self.numbers[state + memory.INCARNATION] > 0
+        state = self._read(rank, memory.STATE)
+        outside = state == memory.DEAD or state >= memory.COMING
+        return outside and self._read(rank, memory.INCARNATION) > 0
 
     def _ended(self, rank: int, code: int) -> None:
         """Handle the end of a rank: set the exit code, and inform the other ranks in shared memory."""
         if self._is_newcomer(rank):
-            self.numbers[self._state(rank)] = memory.DEAD
+            self.numbers[memory.at(rank, memory.STATE)] = memory.DEAD
+            self.numbers[memory.at(rank, memory.INCARNATION)] = 0
             if code < 0:
-                _tell(f"replica {rank} was killed by {_name(-code)} before it had joined")
+                tell(f"replica {rank} was killed by {_name(-code)} before it had joined")
             return
         if code < 0:
             self.killed = -code
-            if not self.words[memory.ABORT]:
-                _tell(f"replica {rank} was killed by {_name(-code)}")
+            if not self.words[memory.ABORT] and rank not in self.frozen:
+                tell(f"replica {rank} was killed by {_name(-code)}")
         elif code == 0:
             self.finished = True
         else:  # if the rank stopped on request, report the launcher's signal instead of the rank's
@@ -249,31 +265,34 @@ class ProcessGroup:
             self.code = self.code or (128 + self.words[memory.STOP] if stopped else code)
         if 0 < code < 128:  # after an error do not set DEAD: the others must end without reporting a lost peer
             self.words[memory.ABORT] = 1
-        elif code < 0 or self.numbers[self._state(rank)] <= memory.PAUSED:
-            self.numbers[self._state(rank)] = memory.DEAD
+        elif code < 0 or self._read(rank, memory.STATE) <= memory.PAUSED:
+            self.numbers[memory.at(rank, memory.STATE)] = memory.DEAD
 
     def _stop(self, signum: int, quiet: bool) -> bool:
         """Handle a signal. Returns True if the launcher must end immediately."""
         if self.words[memory.STOP]:
-            _tell("stopped at once")
+            tell("stopped at once")
             self.code = 128 + signum
             self.kill()
             return True
         self.words[memory.STOP] = signum
-        idle = (memory.JOINING, memory.FINISHED)  # nothing is compiled yet, or a script is between two trainings
-        if all(self.numbers[self._state(rank)] in idle or self._is_newcomer(rank) for rank in self.running):
-            _tell("stopped; there was nothing to save yet")
+        if not any(self._has_something_to_save(rank) for rank in self.running):
+            tell("stopped; there was nothing to save yet")
             self.code = 128 + signum
             self.kill()
             return True
         if not quiet:
-            _tell("stopping after this step; a second signal stops at once")
+            tell("stopping after this step; a second signal stops at once")
         return False
 
-    @staticmethod
-    def _state(rank: int) -> int:
-        """Return the index of a rank's state in the control area."""
-        return memory.HEADER + rank * memory.ROW + memory.STATE
+    def _has_something_to_save(self, rank: int) -> bool:
+        """Return False if a rank has not begun its first step, or if its script is between two trainings."""
+        idle = (memory.JOINING, memory.FINISHED)
+        return self._read(rank, memory.STEP) > 0 and self._read(rank, memory.STATE) not in idle
+
+    def _read(self, rank: int, column: int) -> float:
+        """Return an entry of the status table."""
+        return self.numbers[memory.at(rank, column)]
 
     def kill(self) -> None:
         """Kill all ranks that still run, and wait until they have ended."""
@@ -288,11 +307,6 @@ def _name(signum: int) -> str:
     with suppress(ValueError):
         return signal.Signals(signum).name
     return f"signal {signum}"
-
-
-def _tell(words: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        os.write(2, f"minidl: {words}\n".encode())
 
 
 # -- in a rank ---------------------------------------------------------------------------------------------------------

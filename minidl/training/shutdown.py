@@ -76,9 +76,8 @@ def _save(
     if fabric.rank == leader:
         replicas = output.save_all(lambda members: last_epoch if _have_finished(trainer, members) else None)
         assert replicas
-        stopped = fabric.stopping() and not isinstance(reason, PeerLost)
         finished = _have_finished(trainer, replicas.members)
-        verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
+        verdict = State.FINISHED if finished else State.STOPPED if fabric.stopping() else State.LOST
         fabric.set_status(Column.STATE, verdict)
         return replicas, verdict
     # Wait until the leader is PAUSED: before, it may still be collecting states for the end of an epoch.
