@@ -76,6 +76,7 @@ class Fabric:
 
     # transport/base.py explains these attributes.
     rank, size, leader = OfTransport[int](), OfTransport[int](), OfTransport[int]()
+    began, beginners = OfTransport[int](), OfTransport[int]()
     nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
     servers, newcomer = OfTransport[tuple[int, ...]](), OfTransport[bool]()
     status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
@@ -85,9 +86,9 @@ class Fabric:
     service = OfTransport["Callable[[], bool] | None"]()
 
     def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
-        self.transport, self.assign = transport, transport.assign
+        self.transport = transport
         if replicas is not None:
-            self.assign(replicas)
+            transport.assign(replicas)
         # The transport's operations that methods and the training loop use; transport/base.py explains them.
         self.close, self.fail, self.aborted = transport.close, transport.fail, transport.aborted
         self.now, self.wait, self.working, self.elapse = (
@@ -96,7 +97,7 @@ class Fabric:
         self.post, self.take, self.publish, self.latest = (
             transport.post, transport.take, transport.publish, transport.latest,
         )  # fmt: skip
-        self.reserve, self.reserve_state = transport.reserve, transport.reserve_state
+        self.reserve, self.reserve_state, self.assign = transport.reserve, transport.reserve_state, transport.assign
         self.state, self.alive, self.survivors, self.set_status = (
             transport.state, transport.alive, transport.survivors, transport.set_status,
         )  # fmt: skip
@@ -122,6 +123,11 @@ class Fabric:
         self.transport.service, self.fail_fast = None, False
         self._silent.clear()
         self.transport.join(buffers, layout)
+        self._begin_view()
+
+    def enter(self, buffers: BufferSpec, layout: str) -> None:
+        """Do what `join` does, as a newcomer of a running job (`Transport.enter`)."""
+        self.transport.enter(buffers, layout)
         self._begin_view()
 
     # -- membership --------------------------------------------------------------------------------------

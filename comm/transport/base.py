@@ -43,7 +43,8 @@ class Transport(ABC):
 
     A job begins with the ranks below `began`. The other ranks are places, which newcomers may fill later
     (training/newcomer.py). replicas: the ranks that train or have died, in the order in which they came. servers: the
-    other ranks that the job began with. newcomer: whether this rank is one, and is no member yet.
+    other ranks that the job began with. beginners: the number of replicas that it began with. newcomer: whether this
+    rank is one, and is no member yet.
 
     nodes[r]: the node of rank r. hosts[r]: the name of the host of rank r, "" if it is unknown. stall: seconds of
     waiting after which a rank prints what it waits for, and seconds without a sign of life after which a rank is
@@ -55,7 +56,9 @@ class Transport(ABC):
     ) -> None:
         self.rank, self.size, self.nodes, self.stats, self.stall = rank, size, tuple(nodes), stats, stall
         self.began, self.newcomer = began or size, False
-        self.replicas, self.servers = tuple(range(self.began)), ()
+        self.replicas: tuple[int, ...] = tuple(range(self.began))
+        self.servers: tuple[int, ...] = ()
+        self.beginners = self.began
         self.status = np.zeros((size, len(Column)))  # status table; some transports replace it by shared memory
         self.hosts = [""] * size
         self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
@@ -79,6 +82,13 @@ class Transport(ABC):
         layout: a hash of the arena's layout, equal on all ranks.
         Raises ConfigError if memory is short or layouts differ. If layouts differ, other ranks may raise Aborted.
         """
+
+    def enter(self, buffers: BufferSpec, layout: str) -> None:
+        """Do what `join` does, as a newcomer of a running job, without the others.
+
+        Raises ConfigError if memory is short, or if the layout is not that of the job.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def now(self) -> float:
@@ -187,6 +197,7 @@ class Transport(ABC):
         """Set the ranks that train at the beginning of the job. The others that it began with are servers."""
         self.replicas = tuple(replicas)
         self.servers = _others(self.replicas, self.began)
+        self.beginners = len(self.replicas)
 
     def include_newcomers(self) -> None:
         """Add the newcomers that are members now to `replicas`."""

@@ -89,12 +89,10 @@ class ShmTransport(MailboxTransport):
         self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE])
 
     def enter(self, buffers: BufferSpec, layout: str) -> None:
-        """Do what `join` does, as a newcomer, whose state is COMING then. Drop what a dead process has left.
-
-        Raises ConfigError if memory is short, or if this rank's layout is not that of the job.
-        """
+        """See Transport. Drop what a dead process has left in this place. This rank's state is COMING then."""
         plan = Plan(self.size, buffers, self.servers)
         self.include_newcomers()
+        self.replicas = (*(rank for rank in self.replicas if rank != self.rank), self.rank)
         word = _word(f"{layout} {plan.total}")
         if word != self.layouts[self.leader]:
             raise ConfigError("this replica's model, or the memory that it requests, differs from that of the job")

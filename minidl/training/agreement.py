@@ -18,7 +18,7 @@ from minidl.run.config import Config
 from minidl.run.options import options
 
 # Options that may differ, or that the model and the data stand for.
-DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json")
+DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json", "max_workers")
 FRAME = 1 << 14  # bytes: more than the longest description of a call
 LONGEST = 100  # characters of a value in this description
 
@@ -48,19 +48,25 @@ def agree(fabric: Fabric, call: str, facts: Mapping[str, object]) -> None:
     raise ConfigError(_difference(call, (members[0], first), (odd, other)))
 
 
-def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset) -> None:
+def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset) -> dict[str, object]:
     """Raise ConfigError if the ranks of a run have different options, models, data or initial weights.
 
-    Call this before `fabric.join`. mpiexec can start ranks with different command lines, or on machines with different
+    Return what they have in common. Call this before `fabric.join`. mpiexec can start ranks with different command lines, or on machines with different
     files. A user's own model may draw its initial weights from a generator that has another seed on each rank.
     """
     if fabric.size == 1:
-        return
+        return {}
     replicas = fabric.replicas
     fabric.join(BufferSpec(), "start")
-    facts = {"--model": config.model, **facts_of_options(config), **facts_of_model(model), **facts_of_data(data)}
+    facts = facts_of_run(config, model, data)
     agree(fabric, "minidl.train", facts | {"initial weights": checksum(model.flatten().theta)})
     fabric.replicas = replicas
+    return facts
+
+
+def facts_of_run(config: Config, model: Module, data: Dataset) -> dict[str, object]:
+    """Return what all ranks of a run must have in common."""
+    return {"--model": config.model, **facts_of_options(config), **facts_of_model(model), **facts_of_data(data)}
 
 
 def facts_of_options(config: Config) -> dict[str, object]:

@@ -21,8 +21,8 @@ from minidl.run.options import options
 from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
-from minidl.training import forecast, local_snapshots
-from minidl.training.agreement import agree_at_start
+from minidl.training import forecast, local_snapshots, newcomer
+from minidl.training.agreement import agree_at_start, facts_of_run
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.resume import make_checkpoint
 from minidl.training.shutdown import Reason, serve, shut_down
@@ -44,15 +44,20 @@ class Session:
     """
 
     def __init__(self, config: Config, signals: Signals, fabric: Fabric, fresh: bool = True) -> None:
-        kind, fabric.replicas = chosen(config, fabric.size)
-        self.config = config = replace(config, workers=len(fabric.replicas))
+        kind, replicas = chosen(config, fabric.began)
+        fabric.assign(replicas)
+        self.config = config = replace(config, workers=len(replicas))
         self.signals, self.fabric = signals, fabric
         self.data, self.model = prepare(config, fabric.rank, fresh)
         arena = self.model.flatten()
-        agree_at_start(fabric, config, self.model, self.data)
         buffers = kind.buffers(arena.size, config)
-        forecast.require_room(fabric, arena.size, config.optimizer, buffers)
-        fabric.join(buffers, arena.layout_hash)
+        if fabric.newcomer:
+            self.facts = facts_of_run(config, self.model, self.data)
+            fabric.enter(buffers, arena.layout_hash)
+        else:
+            self.facts = agree_at_start(fabric, config, self.model, self.data)
+            forecast.require_room(fabric, arena.size, config.optimizer, buffers)
+            fabric.join(buffers, arena.layout_hash)
         fabric.fail_fast = kind.synchronous and fabric.size > 1
         fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
@@ -62,11 +67,17 @@ class Session:
         self.resumed, self.origin = False, ""
 
     def check(self) -> None:
-        """After a signal, a single replica raises Stopped; one of several asks all to stop (`Fabric.begin_step`)."""
+        """After a signal, a single replica raises Stopped; one of several asks all to stop (`Fabric.begin_step`).
+
+        The leader also admits newcomers.
+        """
         if self.fabric.size == 1:
             self.signals.check()
         elif self.signals.received is not None:
             self.fabric.stop_wanted = True
+        else:
+            for rank in newcomer.admit(self.trainer, self.output.folder, self.facts):
+                self.display.say(f"replica {rank} has joined")
 
     def train(self) -> Entry | None:
         """Train, test, and write and return the summary. Replicas other than the leader return None.
@@ -88,8 +99,12 @@ class Session:
         self.display.say(legend(config.workers))
         self.signals.defer(config.quiet or not output.leads)
         try:
-            begin_together(self.fabric, self.trainer.prepare)
-            if self.fabric.rank not in self.fabric.replicas:
+            if self.fabric.newcomer:
+                trainer.prepare()
+                output.folder = newcomer.become_member(trainer, self.facts)
+            else:
+                begin_together(self.fabric, self.trainer.prepare)
+            if self.fabric.rank in self.fabric.servers:
                 serve(output)
                 return None
             reason = self._train()
@@ -170,7 +185,7 @@ class Session:
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
-            elif len(fabric.replicas) == fabric.size:  # there is no server, which would save the result
+            elif not fabric.servers:  # there is no server, which would save the result
                 output.save_snapshot()
 
     def _finish_alone(self) -> Entry:
