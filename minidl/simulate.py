@@ -35,7 +35,7 @@ examples:
   python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --steps 100
 """
 # Options of training that do not apply: a simulation is one process and cannot be resumed.
-LEFT_OUT = ("workers", "keep", "stall", "reduce", "resume", "evaluate")
+LEFT_OUT = ("workers", "max_workers", "keep", "stall", "reduce", "resume", "join", "evaluate")
 
 
 def _options() -> type:

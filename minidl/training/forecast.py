@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from minidl import optim, resources
 from minidl.comm.fabric.base import BufferSpec, Fabric
 from minidl.comm.transport.mailbox import Plan

@@ -169,8 +169,8 @@ def _receive_text(fabric: Fabric, facts: Mapping[str, object]) -> tuple[int, dic
     text = json.loads(np.concatenate(parts).tobytes())
     for name, value in facts.items():
         if str(value) != text["facts"].get(name):
-            raise ConfigError(f"{name} is {value}, and {text['facts'].get(name)} in the running job: a file has changed "
-                              "since it began")  # fmt: skip
+            raise ConfigError(f"{name} is {value}, and {text['facts'].get(name)} in the running job: "
+                              "a file has changed since it began")  # fmt: skip
     return sender, text
 
 

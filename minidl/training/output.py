@@ -15,6 +15,7 @@ from typing import Any
 
 from minidl.comm import trace
 from minidl.comm.fabric.base import Column, Fabric
+from minidl.comm.launch import join
 from minidl.errors import CheckpointError, printable
 from minidl.nn import Module
 from minidl.run import checkpoint as files
@@ -79,14 +80,20 @@ class RunOutput:
 
     @contextmanager
     def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:
-        """Open the run's folder in the leader, send its path to all ranks, and close it after the `with` block."""
+        """Open the run's folder in the leader, send its path to all ranks, and close it after the `with` block.
+
+        A newcomer gets the path later. Meanwhile others may join the job.
+        """
         try:
             if self.leads:
                 self.run = open_run()
-            self.folder = Path(broadcast_text(self.fabric, str(self.run.folder) if self.run else ""))
+                join.invite(self.run.folder)
+            if not self.fabric.newcomer:
+                self.folder = Path(broadcast_text(self.fabric, str(self.run.folder) if self.run else ""))
             yield
         finally:
             if self.run:
+                join.uninvite(self.run.folder)
                 self.run.__exit__()
 
     def _held(self) -> RunFolder:
