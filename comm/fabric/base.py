@@ -97,7 +97,8 @@ class Fabric:
         self.post, self.take, self.publish, self.latest = (
             transport.post, transport.take, transport.publish, transport.latest,
         )  # fmt: skip
-        self.reserve, self.reserve_state, self.assign = transport.reserve, transport.reserve_state, transport.assign
+        self.reserve, self.reserve_state = transport.reserve, transport.reserve_state
+        self.assign, self.change_state = transport.assign, transport.change_state
         self.state, self.alive, self.survivors, self.set_status = (
             transport.state, transport.alive, transport.survivors, transport.set_status,
         )  # fmt: skip
@@ -301,7 +302,7 @@ class Fabric:
 
     def broadcast(self, vector: np.ndarray, root: int = 0) -> None:
         """vector = the vector of rank `root`, on all ranks, servers included."""
-        self.group(range(self.size)).broadcast(vector, root)
+        self.group(sorted({*self.replicas, *self.servers})).broadcast(vector, root)
 
     def barrier(self) -> None:
         """Wait until all replicas have called this function."""

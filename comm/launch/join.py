@@ -151,11 +151,13 @@ class Job:
     def steps(self, rank: int) -> int:
         """Return the number of the step that a rank has begun last; 0: none, or it is no member yet."""
         state = self._number(rank, memory.STATE)
-        return int(self._number(rank, memory.STEP)) if memory.TRAINING <= state < memory.COMING else 0
+        training = memory.TRAINING <= state < memory.COMING and state != memory.DEAD
+        return int(self._number(rank, memory.STEP)) if training else 0
 
     def stopped(self, rank: int) -> bool:
         """Return whether a rank does not train any more."""
-        return memory.PAUSED <= self._number(rank, memory.STATE) < memory.COMING
+        state = self._number(rank, memory.STATE)
+        return memory.PAUSED <= state < memory.COMING and state != memory.DEAD
 
     def _number(self, rank: int, column: int) -> float:
         return float(self.numbers[memory.HEADER + rank * memory.ROW + column])

@@ -40,8 +40,10 @@ class MailboxTransport(Transport):
     mailbox: Mailbox
     segment: memory.Segment
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float) -> None:
-        super().__init__(rank, size, nodes, stats, stall)
+    def __init__(
+        self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float, began: int = 0
+    ) -> None:
+        super().__init__(rank, size, nodes, stats, stall, began)
         self._worker = Worker(self.beat)
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:

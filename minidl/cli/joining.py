@@ -64,7 +64,8 @@ def _wait(running: Job, newcomers: dict[int, int], folder: Path, began: float, q
         for rank, incarnation in list(newcomers.items()):
             steps = running.steps(rank)
             if steps and steps > first.setdefault(rank, steps):
-                line = f"replica {rank} has joined {folder}: its first step is done after {time.monotonic() - began:.1f} s"
+                seconds = time.monotonic() - began
+                line = f"replica {rank} has joined {folder}: its first step was done after {seconds:.1f} s"
             elif over or running.stopped(rank):
                 line = f"{folder} has ended before replica {rank} had made a step"
             elif running.left(rank, incarnation):

@@ -51,8 +51,9 @@ def agree(fabric: Fabric, call: str, facts: Mapping[str, object]) -> None:
 def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset) -> dict[str, object]:
     """Raise ConfigError if the ranks of a run have different options, models, data or initial weights.
 
-    Return what they have in common. Call this before `fabric.join`. mpiexec can start ranks with different command lines, or on machines with different
-    files. A user's own model may draw its initial weights from a generator that has another seed on each rank.
+    Return what they have in common. Call this before `fabric.join`. mpiexec can start ranks with different command
+    lines, or on machines with different files. A user's own model may draw its initial weights from a generator that
+    has another seed on each rank.
     """
     if fabric.size == 1:
         return {}

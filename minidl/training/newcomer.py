@@ -1,9 +1,9 @@
 """A replica joins a running job: how it gets the state of the leader, before it trains with the others.
 
     launcher     starts the newcomer's process in a free place (comm/launch/local.py)
-    newcomer     COMING: loads the data, allocates memory, compiles ── ARRIVED ─┐             ┌─> TRAINING: claims batches
-                                                                                v             │
-    leader       ... a step ── a step ─────────────────────────────────────── `admit`: its state ── a step ── ...
+    newcomer     COMING: loads the data, allocates memory, compiles ── ARRIVED ─┐            ┌─> TRAINING: claims work
+                                                                                v            │
+    leader       ... a step ── a step ─────────────────────────────────── `admit`: its state ── a step ── ...
 
 The state is a text (the numbers) and vectors (the weights, those of the optimizer and of the method), in messages of at
 most CHUNK bytes on the channel TREE, which asynchronous methods use for nothing else while they train.
