@@ -5,8 +5,8 @@
     other ranks    TRUST <- CONDEMNED          they cannot go on without it: the monitor kills it
     rank           TRUST <- TRUSTED            it has woken
 
-A rank whose main thread uses the CPU is not frozen: it may compile, or compute in the user's script. memory.py explains
-the words. This file does not import NumPy.
+A rank whose main thread uses the CPU is not frozen: it may compile, or compute in the user's script. For a rank that
+SIGSTOP has stopped, PATIENCE does not count. memory.py explains the words. This file does not import NumPy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Monitor:
         self._life: dict[int, tuple[float, int]] = {}  # by rank, its last sign of life: HEARD, CPU time
         self._silent: dict[int, float] = {}  # by rank, the seconds since then in which this process was not suspended
         self._suspects: set[int] = set()
-        self._unaware: set[int] | None = None  # after a signal, ranks that have given no sign of life since then
+        self._unaware: set[int] = set()  # after a signal, ranks that have given no sign of life since then
+        self._stopping = False  # whether a signal has come
 
     def pause(self, processes: Mapping[int, int]) -> float:
         """Return the seconds until the next look."""
@@ -63,8 +64,8 @@ class Monitor:
         """
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, SLOW + LOOK), now
-        if self.words[STOP] and self._unaware is None:
-            self._unaware = set(processes)
+        if self.words[STOP] and not self._stopping:
+            self._stopping, self._unaware = True, set(processes)
             self._silent.clear()
         killed = []
         for rank, process in processes.items():
@@ -86,19 +87,13 @@ class Monitor:
 
     def _lives(self, rank: int, process: int) -> bool:
         """Return whether a rank has given a sign of life since the last call. The first call returns True."""
-        heard, cpu = self._life.get(rank, (0.0, -1))
-        if self.numbers[memory.at(rank, HEARD)] == heard and cpu >= 0:
-            new = cpu_time(process)
-            alive = new > cpu
-        else:
-            new, alive = cpu_time(process), True
-        self._life[rank] = self.numbers[memory.at(rank, HEARD)], new
-        return alive
+        life = self.numbers[memory.at(rank, HEARD)], main_thread(process)[0]
+        before, self._life[rank] = self._life.get(rank), life
+        return life != before
 
     def _trust(self, rank: int, process: int) -> None:
         """Handle a sign of life."""
-        if self._unaware:
-            self._unaware.discard(rank)
+        self._unaware.discard(rank)
         if rank in self._suspects:
             self._suspects.discard(rank)
             self.words[memory.at(rank, TRUST)] = TRUSTED
@@ -108,6 +103,8 @@ class Monitor:
         """Suspect a rank that is silent for too long. Returns whether it must be killed."""
         silent, name = self._silent[rank], described(rank, process)
         stall, patience = (self.numbers[memory.at(rank, word)] for word in (STALL, PATIENCE))
+        if stopped := main_thread(process)[1] == "T":
+            patience = 0.0
         if stall and silent > max(stall, patience) and rank not in self._suspects:
             self._suspects.add(rank)
             self.words[memory.at(rank, TRUST)] = SUSPECTED
@@ -117,24 +114,24 @@ class Monitor:
             tell(f"{name} has shown no sign of life for {silent:.0f} s: {FATES[fate]}")
             if fate == KILL:
                 return True
-        if self._unaware and rank in self._unaware:
-            if silent > max(NOTICE, patience):
-                tell(f"{name} has not noticed the signal for {silent:.0f} s: it is killed")
-                return True
-        elif rank in self._suspects and (
-            self.words[STOP] or self.words[memory.at(rank, TRUST)] == CONDEMNED or (ending and silent > NOTICE)
+        if self.words[STOP] and silent > max(NOTICE, patience) and (stopped or rank in self._unaware):
+            tell(f"{name} has shown no sign of life for {silent:.0f} s since the signal: it is killed")
+            return True
+        condemned = self.words[memory.at(rank, TRUST)] == CONDEMNED
+        if rank in self._suspects and rank not in self._unaware and (
+            condemned or self.words[STOP] or (ending and silent > NOTICE)
         ):
             tell(f"{name} still shows no sign of life: it is killed, so that the others can end")
             return True
         return False
 
 
-def cpu_time(process: int) -> int:
-    """Return the CPU time of a process's main thread, in ticks of the system; 0 if the process has ended."""
-    with suppress(OSError, ValueError):
+def main_thread(process: int) -> tuple[int, str]:
+    """Return the CPU time of a process's main thread, in ticks of the system, and its state. T: it is stopped."""
+    with suppress(OSError):  # it has ended
         fields = Path(f"/proc/{process}/task/{process}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
-    return 0
+        return int(fields[11]) + int(fields[12]), fields[0]
+    return 0, ""
 
 
 def described(rank: int, process: int) -> str:

@@ -30,6 +30,7 @@ from minidl.training.trainer import Entry, Trainer
 Reason = Stopped | PeerLost | None  # why training ended; None: all steps were made
 VERDICTS = (State.FINISHED, State.STOPPED, State.LOST)
 LAST_STATES = (State.STOPPED, State.LOST, State.OVER)
+WRITING = 120.0  # seconds that a slow disk may take, in which nobody suspects the leader
 TESTING = 300.0  # seconds after which a replica reports that it still waits for the leader's last status
 
 
@@ -75,7 +76,8 @@ def _save(
     """Collect the states of all replicas; the leader saves them. Return the states and the leader's verdict."""
     fabric, trainer = output.fabric, output.trainer
     if fabric.rank == leader:
-        replicas = output.save_all(lambda members: last_epoch if _have_finished(trainer, members) else None)
+        with fabric.busy(WRITING):
+            replicas = output.save_all(lambda members: last_epoch if _have_finished(trainer, members) else None)
         assert replicas
         finished = _have_finished(trainer, replicas.members)
         verdict = State.FINISHED if finished else State.STOPPED if fabric.stopping() else State.LOST
@@ -106,7 +108,8 @@ def _finish(
     assert replicas
     score = output.test()
     summary = output.summary(score) | summarise(output, replicas, score, results, statistics)
-    output.finish(summary)
+    with fabric.busy(WRITING):
+        output.finish(summary)
     fabric.set_status(Column.STATE, State.OVER)
     return summary
 
