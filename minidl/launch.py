@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from minidl import interrupt
 from minidl.comm.launch import local
 from minidl.engine.environment import number, prepare
 from minidl.errors import EXPECTED, AbortedError, ConfigError, MinidlError, explained, report
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if job and job.launched:
             local.follow()
             prepare()
+            interrupt.restore()
             return run_script(job, words)
         own, script = _divided(words)
         given = parse(Options, own)
@@ -64,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         load(script[0])
         workers = given.get("workers") or number("MINIDL_WORKERS") or min(2, cores())
         threads, quiet = given.get("threads", 0), given.get("quiet", False)
-        return local.run(script, workers, threads, quiet, program=("-m", "minidl.launch"))
+        code = local.run(script, workers, threads, quiet, program=("-m", "minidl.launch"))
+        interrupt.finish()
+        return code
     except HelpWanted:
         print(plain_page("python -m minidl.launch [options] script.py [arguments]", Options, DESCRIPTION, EXAMPLES))
         return 0

@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prepare(config.threads)
             from minidl.training.simulated import execute  # slow: imports NumPy and Numba
 
+            signals.prepare()
             result = execute(config, given, signals)
             print(json.dumps(result) if given.get("json") else _text(result), flush=True)
         except HelpWanted as wanted:

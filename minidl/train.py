@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             job = find_job()
             if job and job.launched:
                 local.follow()
+                signals.quiet = True  # the launcher reports
+            signals.shared = job is not None and not job.launched
             given = parse(Config, words)
             arguments.check(given)
             if given.get("join"):
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prepare(config.threads or (job.threads() if job else 0))
             from minidl.cli.commands import execute  # slow: imports NumPy and Numba
 
+            signals.prepare()
             fabric = job.join(config) if job else None
             result = execute(config, given, signals, fabric)
             if result is not None and (job is None or job.leads):
@@ -81,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except HelpWanted as wanted:
             return show(COMMAND, wanted.topic)
         except Stopped as stopped:
-            if job is None or job.leads:
+            if job is None or (job.leads and (signals.deferred or signals.shared)):
                 stopped.report()
             # Closing waits for the other ranks. Before `defer`, they may not know of the signal: do not wait.
             if job is not None and job.fabric is not None and signals.deferred:

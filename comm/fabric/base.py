@@ -121,7 +121,7 @@ class Fabric:
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
         """Allocate the memory for messages (`Transport.join`). What remains of an earlier training is dropped."""
-        self.transport.service, self.fail_fast = None, False
+        self.transport.service = None
         self._silent.clear()
         self.transport.join(buffers, layout)
         self._begin_view()

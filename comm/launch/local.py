@@ -45,6 +45,7 @@ ROOT = str(Path(errors.__file__).parents[1])  # the folder that contains the pac
 PR_SET_PDEATHSIG = 1
 PER_CORE = 8  # more ranks on a core are refused, unless the variable OVERSUBSCRIBE is set
 OVERSUBSCRIBE = "MINIDL_OVERSUBSCRIBE"
+ENDING = 1.5  # seconds that ranks have to end by themselves if there is nothing to save
 RANK_MEMORY = 100_000_000  # bytes that a rank does not share with others, measured with a small model
 
 
@@ -275,15 +276,25 @@ class ProcessGroup:
             self.code = 128 + signum
             self.kill()
             return True
-        self.words[memory.STOP] = signum
         if not any(self._has_something_to_save(rank) for rank in self.running):
             tell("stopped; there was nothing to save yet")
             self.code = 128 + signum
-            self.kill()
+            self._end()
             return True
+        self.words[memory.STOP] = signum
         if not quiet:
             tell("stopping after this step; a second signal stops at once")
         return False
+
+    def _end(self) -> None:
+        """Let all ranks end. The first one removes the folder of a run that has not begun."""
+        for process in self.running.values():
+            process.terminate()
+        deadline = time.monotonic() + ENDING
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        self.kill()
 
     def _has_something_to_save(self, rank: int) -> bool:
         """Return False if a rank has not begun its first step, or if its script is between two trainings."""

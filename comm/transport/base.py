@@ -80,6 +80,7 @@ class Transport(ABC):
         taken, published states and claims.
 
         layout: a hash of the arena's layout, equal on all ranks.
+        Dead ranks do not delay the others. Raises PeerLost if a server is dead, or with `fail_fast` any replica.
         Raises ConfigError if memory is short or layouts differ. If layouts differ, other ranks may raise Aborted.
         """
 

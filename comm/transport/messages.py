@@ -53,6 +53,7 @@ class Column(IntEnum):
     PATIENCE = 8  # if it is longer than STALL, it replaces it: 3 times this rank's longest time without a sign of life
     PID = 9  # its process
     INCARNATION = 10  # 0: its process began with the job; n: it was the n-th newcomer of the job
+    EPOCH = 11  # epochs that this rank has finished
 
 
 class State(IntEnum):

@@ -58,27 +58,20 @@ class ShmTransport(MailboxTransport):
         return transport
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
-        begin = memory.control_size(self.size)
         plan = Plan(self.size, buffers, self.servers)
-        others = [rank for rank in range(self.began) if rank != self.rank]
-        self._leave_mailbox(others)
+        self._leave_mailbox(self.servers)
         self.layouts[self.rank], self._joins = LEFT, self._joins + 1
-        if self.rank == 0:
-            self.wait(lambda: not self.layouts.any() or None, others, "all ranks to leave the previous memory")
-            os.ftruncate(self.segment.fd, begin)  # so that the new memory is zero
-            self.segment.lengthen(begin + plan.total, sum(stop - start for start, stop in plan.parts[: self.began]))
-            self.segment.reserve(begin, begin + plan.parts[0][1])
-            self.control[memory.SIZE], self.control[memory.JOINS] = plan.total, self._joins
-        self.wait(lambda: self.control[memory.JOINS] == self._joins or None, others, "shared memory")
+        self.wait(lambda: self._allocated(plan) or None, self.servers, "shared memory")
         if self.control[memory.SIZE] == plan.total:
             self._map(plan)
         self.layouts[self.rank] = _word(f"{layout} {plan.total}")
-        self.wait(lambda: self.layouts[: self.began].all() or None, others, "all ranks to join")
-        if self.layouts[self.rank] != self.layouts[0]:
+        self.wait(lambda: bool(self._live_layouts().all()) or None, self.servers, "all ranks to join")
+        layouts = self._live_layouts()
+        if self.layouts[self.rank] != layouts[0]:
             raise ConfigError("this replica's model, or the memory that it requests, differs from replica 0's: "
                               "give all replicas the same options")  # fmt: skip
-        if (self.layouts[: self.began] != self.layouts[0]).any():
-            raise Aborted  # the rank whose layout differs from that of rank 0 reports the error
+        if (layouts != layouts[0]).any():
+            raise Aborted  # the rank whose layout differs from that of the first rank reports the error
 
     def _map(self, plan: Plan) -> None:
         """Allocate this rank's part of the memory, and map all of it."""
@@ -106,12 +99,35 @@ class ShmTransport(MailboxTransport):
         at = memory.HEADER + rank * memory.ROW + memory.STATE
         return bool(claims.swap(self.control, at, *np.array([old, new], np.float64).view(np.int64).tolist()))
 
-    def _leave_mailbox(self, others: Sequence[int]) -> None:
+    def _allocated(self, plan: Plan) -> bool:
+        """Return whether the memory for this call of `join` has its length. The first live rank sets it.
+
+        If that rank dies before, the next one sets the length again: no rank has mapped the memory yet.
+        """
+        if self.control[memory.JOINS] == self._joins:
+            return True
+        if self._first_alive() != self.rank or self._live_layouts().any():
+            return False  # the others must leave the previous memory first
+        begin = memory.control_size(self.size)
+        os.ftruncate(self.segment.fd, begin)  # so that the new memory is zero
+        self.segment.lengthen(begin + plan.total, sum(stop - start for start, stop in plan.parts[: self.began]))
+        self.segment.reserve(begin, begin + plan.parts[0][0])
+        self.control[memory.SIZE], self.control[memory.JOINS] = plan.total, self._joins
+        return True
+
+    def _first_alive(self) -> int:
+        return int((self.status[:, Column.STATE] != State.DEAD).argmax())
+
+    def _live_layouts(self) -> np.ndarray:
+        """Return the layout of each rank that is not dead. A rank that dies does not delay the others."""
+        return self.layouts[self.status[:, Column.STATE] != State.DEAD]
+
+    def _leave_mailbox(self, servers: Sequence[int]) -> None:
         """Before another `join`: wait until the messages of all ranks are delivered, then let go of the memory."""
         if "mailbox" in self.__dict__:
             self.wait_and_drop(self.delivered, ())
             self.layouts[self.rank] = LEAVING
-            self.wait_and_drop(lambda: bool((self.layouts <= LEFT).all()), others)
+            self.wait_and_drop(lambda: bool((self._live_layouts() <= LEFT).all()), servers)
             del self.mailbox
 
     def now(self) -> float:

@@ -66,6 +66,7 @@ class RunFolder:
         self.model = folder / "model.safetensors"
         self.summary = folder / "summary.json"
         self._lock = _lock(folder)
+        self._new: list[Path] = []  # what `create` has made: files, then folders
 
     def __enter__(self) -> RunFolder:
         return self
@@ -96,7 +97,28 @@ class RunFolder:
                 with suppress(OSError):  # it is not empty: another process has written into it
                     folder.rmdir()
             raise
+        run._new += [folder] if made else []
         return run
+
+    def discard(self) -> None:
+        """Remove the run that `create` has made. Call this only if the run has written nothing since."""
+        with suppress(OSError):  # a folder is not empty: another process has written into it
+            for path in self._new:
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    def require(self) -> None:
+        """Raise JournalError if the folder was removed, moved or replaced after this process opened it."""
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.folder), os.fstat(self._lock)) and self.config.exists():
+                return
+        raise JournalError(f"the run folder {self.folder} was removed, moved or replaced while the run went on; "
+                           "the run ends, and writes nothing more")  # fmt: skip
+
+    def clean_up(self) -> None:
+        """Remove the temporary files of a killed process."""
+        for path in (self.config, self.metrics, self.model, self.summary):
+            with suppress(OSError):
+                _beside(path).unlink(missing_ok=True)
 
     def _begin(self, texts: Mapping[str, str]) -> None:
         """Make the folder a run folder, or leave it unchanged. texts: files to write, by name.
@@ -124,6 +146,7 @@ class RunFolder:
             if isinstance(error, OSError):
                 raise ConfigError(f"cannot write {path}: {error.strerror}") from None
             raise
+        self._new = [*reversed(new), self.checkpoints]  # config.toml first: without it, the folder is no run
 
     @classmethod
     def open(cls, folder: str | Path) -> RunFolder:
@@ -247,7 +270,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file. The block writes this file, which then replaces the old one atomically."""
-    beside = path.with_name(f".{path.name}.new")
+    beside = _beside(path)
     try:
         yield beside
         os.replace(beside, path)
@@ -255,6 +278,11 @@ def replaced(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def _beside(path: Path) -> Path:
+    """Return the path of the temporary file that replaces a file."""
+    return path.with_name(f".{path.name}.new")
 
 
 def _happened(line: bytes, step: int, epoch: int) -> bool:

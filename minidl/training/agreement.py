@@ -16,6 +16,7 @@ from minidl.errors import ConfigError
 from minidl.nn import Module
 from minidl.run.config import Config
 from minidl.run.options import options
+from minidl.training.vectors import hand_out_text, led
 
 # Options that may differ, or that the model and the data stand for.
 DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json", "max_workers")
@@ -32,9 +33,7 @@ def agree(fabric: Fabric, call: str, facts: Mapping[str, object]) -> None:
     if fabric.size == 1:
         return
     fabric.replicas = members = tuple(rank for rank in range(fabric.size) if fabric.alive(rank))
-    own = {"call": call, "version": sys.modules["minidl"].__version__}
-    own |= {name: _short(str(value)) for name, value in facts.items()}
-    text = json.dumps(own).encode()
+    text = _described(call, facts)
     hashes = np.zeros(fabric.size)  # the other ranks add theirs
     hashes[fabric.rank] = int.from_bytes(hashlib.sha256(text).digest()[:6], "little")
     fabric.allreduce(hashes)
@@ -54,20 +53,40 @@ def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset)
     Return what they have in common. Call this before `fabric.join`. mpiexec can start ranks with different command
     lines, or on machines with different files. A user's own model may draw its initial weights from a generator that
     has another seed on each rank.
+    If a rank dies meanwhile, the others go on without it. They raise PeerLost if it is a server, or with `fail_fast`.
     """
     if fabric.size == 1:
         return {}
-    replicas = fabric.replicas
     fabric.join(BufferSpec(), "start")
+    replicas, fabric.replicas = fabric.replicas, tuple(range(fabric.began))  # servers are compared, too
     facts = facts_of_run(config, model, data)
-    agree(fabric, "minidl.train", facts | {"initial weights": checksum(model.flatten().theta)})
+    weights = {"initial weights": checksum(model.flatten().theta)}
+    frame = np.frombuffer(_described("minidl.train", facts | weights).ljust(FRAME), np.float64).copy()
+
+    def compare(leader: int) -> str:
+        found = {rank: other.tobytes() for rank, other in fabric.gather(frame)}
+        odd = next((rank for rank in found if found[rank] != found[leader]), None)
+        if odd is None:
+            return hand_out_text(fabric, "", leader)
+        one, other = json.loads(found[leader]), json.loads(found[odd])
+        return hand_out_text(fabric, _difference("minidl.train", (leader, one), (odd, other)), leader)
+
+    difference = led(fabric, compare)
     fabric.replicas = replicas
+    if difference:
+        raise ConfigError(difference)
     return facts
 
 
 def facts_of_run(config: Config, model: Module, data: Dataset) -> dict[str, object]:
     """Return what all ranks of a run must have in common."""
     return {"--model": config.model, **facts_of_options(config), **facts_of_model(model), **facts_of_data(data)}
+
+
+def _described(call: str, facts: Mapping[str, object]) -> bytes:
+    """Return a call, its facts and the version of minidl as JSON."""
+    own = {"call": call, "version": sys.modules["minidl"].__version__}
+    return json.dumps(own | {name: _short(str(value)) for name, value in facts.items()}).encode()
 
 
 def facts_of_options(config: Config) -> dict[str, object]:

@@ -145,6 +145,7 @@ def become_member(trainer: Trainer, facts: Mapping[str, object]) -> Path:
             vectors = {name: _receive(fabric, sender, vector) for name, vector in own.vectors.items()}
         except (Withdrawn, PeerLost):
             continue
+        fabric.set_status(Column.EPOCH, text["numbers"]["progress"]["epoch"])
         if fabric.change_state(fabric.rank, State.ARRIVED, State.TRAINING):
             break
     fabric.set_status(Column.STEP, 0)

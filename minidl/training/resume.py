@@ -227,7 +227,6 @@ def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: di
     restore_replica(trainer, ReplicaState(rank, vectors, numbers))
     shared = {name: checkpoint.state["progress"][name] for name in BEST}
     trainer.progress = Progress(**numbers["progress"] | shared)
-    trainer.furthest = max(member["progress"]["epoch"] for member in members.values())
 
 
 def _restore_other_replicas(

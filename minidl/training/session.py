@@ -23,11 +23,11 @@ from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
 from minidl.training import forecast, local_snapshots, newcomer
 from minidl.training.agreement import agree_at_start, facts_of_run
+from minidl.training.epoch_averages import EpochAverages
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.resume import make_checkpoint
 from minidl.training.shutdown import Reason, serve, shut_down
 from minidl.training.startup import begin_together
-from minidl.training.summary import Snapshots
 from minidl.training.trainer import Entry, Trainer
 from minidl.training.work import Claimed
 
@@ -48,6 +48,7 @@ class Session:
         fabric.assign(replicas)
         self.config = config = replace(config, workers=len(replicas))
         self.signals, self.fabric = signals, fabric
+        fabric.fail_fast = kind.synchronous and fabric.size > 1
         self.data, self.model = prepare(config, fabric.rank, fresh)
         arena = self.model.flatten()
         buffers = kind.buffers(arena.size, config)
@@ -58,11 +59,10 @@ class Session:
             self.facts = agree_at_start(fabric, config, self.model, self.data)
             forecast.require_room(fabric, arena.size, config.optimizer, buffers)
             fabric.join(buffers, arena.layout_hash)
-        fabric.fail_fast = kind.synchronous and fabric.size > 1
         fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, self._show_epoch)
-        self.snapshots = Snapshots(self.output)
+        self.averages = EpochAverages(self.output)
         self.last_epoch: Entry | None = None  # of the last epoch, with a synchronous method: `shut_down` reports it
         self.resumed, self.origin = False, ""
 
@@ -97,22 +97,28 @@ class Session:
                          f"{config.data} ({len(self.data.y_train):,} images), {count(trainer.total_steps, 'step')}"
                          f"{company}")  # fmt: skip
         self.display.say(legend(config.workers))
-        self.signals.defer(config.quiet or not output.leads)
+        self.fabric.set_status(Column.EPOCH, trainer.progress.epoch)
+        quiet = config.quiet or not output.leads
+        if self.signals.shared:
+            self.signals.defer(quiet)
         try:
             if self.fabric.newcomer:
                 trainer.prepare()
                 output.folder = newcomer.become_member(trainer, self.facts)
             else:
                 begin_together(self.fabric, self.trainer.prepare)
+            self.signals.defer(quiet)
+            output.begun = True
             if self.fabric.rank in self.fabric.servers:
                 serve(output)
                 return None
             reason = self._train()
             if output.alone:
                 return self._finish_alone()
-            return shut_down(output, self.snapshots, self.signals, reason, self.last_epoch)
+            return shut_down(output, self.averages, self.signals, reason, self.last_epoch)
         except Stopped as stopped:
-            stopped.message = f"saved; to continue: {output.command}"
+            if output.begun:
+                stopped.message = f"saved; to continue: {output.command}"
             raise
         finally:
             self.display.close()
@@ -179,8 +185,9 @@ class Session:
             output.save_all(lambda members: entry)
             fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
-            self.snapshots.take()
+            self.averages.take()
             if output.leads:  # it saves its own state; the states of all are collected at the end of the run
+                self.averages.validate()
                 output.report(entry)
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]

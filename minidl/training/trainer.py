@@ -64,7 +64,6 @@ class Trainer:
         self.replica = Replica(self.engine, self.fabric, own=engine is not None)
         kind = chosen if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
-        self.furthest = 0  # after a resume: the largest number of epochs that a replica had finished before
         self._warm = False  # whether the first step is done: it compiles, so images/s exclude it
 
     def go_on_with(self, total: int, first: int, left: Sequence[int]) -> None:

@@ -47,7 +47,9 @@ class World:
         if not self.job.launched:  # the launcher's ranks handle errors in minidl/launch.py
             self._previous_hook, sys.excepthook = sys.excepthook, self._uncaught
             atexit.register(self.end)
+        self.fabric.fail_fast = True
         self.fabric.join(BufferSpec(), "script")
+        self.fabric.fail_fast = False
 
     @property
     def rank(self) -> int:
@@ -84,6 +86,7 @@ class World:
         fabric.stall, fabric.step, fabric.led_by = config.stall, 0, None
         if isinstance(fabric.transport, MpiTransport):
             fabric.transport.fast = config.reduce == "fast"
+        fabric.fail_fast = True
         fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.fail_fast = kind.synchronous and self.size > 1
         fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
