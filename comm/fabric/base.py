@@ -111,7 +111,7 @@ class Fabric:
         self._calls: dict[int, deque[Call]] = {}  # by server, the calls whose replies have not been received
         self._service: Service | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
-        self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
+        self._silent: set[tuple[int, float]] = set()  # ranks, with their incarnation, whose marker has come (`drain`)
         self.led_by: int | None = None
         self._begin_view()
 
@@ -166,7 +166,7 @@ class Fabric:
         while (message := self.take(Channel.MAIL)) is not None:
             with message:
                 if message.header.marker:
-                    self._silent.add(message.sender)  # the peer has entered `drain` before this replica
+                    self._silent.add((message.sender, message.header.clock))  # it has entered `drain` before this one
                 else:
                     yield message
 
@@ -204,23 +204,22 @@ class Fabric:
         self.wait(done, (self.rank,), "the end of all messages in flight")
 
     def _drain_with_markers(self, handle: Callable[[Message], None]) -> None:
-        empty = np.zeros(0, np.float32)
-        unsent = {peer for peer in self.survivors() if peer != self.rank}
-        unseen = unsent - self._silent
+        empty, came = np.zeros(0, np.float32), self.status[:, Column.INCARNATION]
+        marker = Header(marker=True, clock=float(came[self.rank]))
+        told: set[tuple[int, float]] = set()  # ranks, with their incarnation, to which this one has sent its marker
 
         def done() -> bool | None:
-            unsent.difference_update([
-                peer for peer in unsent
-                if not self.alive(peer) or self.post(Channel.MAIL, (peer,), (empty,), Header(marker=True))
+            for message in self.poll():
+                handle(message)
+            members = self.replicas
+            others = {(peer, float(came[peer])) for peer in self.survivors() if peer != self.rank}
+            told.update([
+                other for other in others - told if self.post(Channel.MAIL, other[:1], (empty,), marker)
             ])  # fmt: skip
-            unseen.difference_update([peer for peer in unseen if not self.alive(peer)])
-            while (message := self.take(Channel.MAIL)) is not None:
-                with message:
-                    if message.header.marker:
-                        unseen.discard(message.sender)
-                    else:
-                        handle(message)
-            return None if unsent or unseen else True
+            if not others <= told & self._silent:
+                return None
+            self.transport.include_newcomers()  # after the look at the others: training/newcomer.py says why
+            return self.replicas == members or None
 
         self.wait(done, (), "the end of all messages in flight")
         self._silent.clear()
@@ -271,8 +270,12 @@ class Fabric:
         assert service is not None
 
         def done() -> bool | None:
-            if any(self.state(replica) < State.PAUSED for replica in self.replicas):
+            members = self.replicas
+            if any(self.state(replica) < State.PAUSED for replica in members):
                 return None  # `wait` answers the requests
+            self.transport.include_newcomers()  # after the look at the states: training/newcomer.py says why
+            if self.replicas != members:
+                return None
             service.poll()  # after the look at the states: a replica sends its last request before it pauses
             return True if service.replied() else None
 
@@ -315,6 +318,7 @@ class Fabric:
         """
         if self.led_by not in (None, self.leader):
             raise PeerLost(self.led_by, "the collection of vectors")
+        self.transport.include_newcomers()
         yield from self.group(self.replicas).gather(vector)
 
     # -- stopping ----------------------------------------------------------------------------------------

@@ -74,7 +74,6 @@ def _give(trainer: Trainer, rank: int, folder: Path, facts: Mapping[str, object]
     text = {
         "facts": {name: str(value) for name, value in facts.items()},
         "folder": str(folder),
-        "furthest": trainer.furthest,
         "work": _work(trainer),
         "numbers": state.numbers | {"method": numbers, "progress": asdict(trainer.progress)},
     }
@@ -204,6 +203,5 @@ def _take_over(trainer: Trainer, state: ReplicaState, text: Mapping[str, Any]) -
     restore_replica(trainer, state)
     fresh = {"batch": 0, "loss_sum": 0.0, "correct": 0, "images": 0, "timed_images": 0, "timed_seconds": 0.0}
     trainer.progress = Progress(**state.numbers["progress"] | fresh)
-    trainer.furthest = text["furthest"]
     number = fabric.size + int(fabric.status[fabric.rank, Column.INCARNATION])
     set_random_state({"seed": replica_seed(trainer.config.seed, number), "offset": 0})

@@ -84,8 +84,8 @@ class RunOutput:
     def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:
         """Open the run's folder in the leader, send its path to all ranks, and close it after the `with` block.
 
-        A newcomer gets the path later. Meanwhile others may join the job. If the block raises an exception before the run
-        has begun, a new folder is removed.
+        A newcomer gets the path later. Meanwhile others may join the job. If the block raises an exception before the
+        run has begun, a new folder is removed.
         """
         try:
             if not self.fabric.newcomer:
