@@ -13,10 +13,9 @@ checkpoints) is not counted. Bytes sent in that time are counted, and also repor
 A concurrent operation (`Fabric.allreduce_start`) waits while the replica computes. Later the replica may wait for the
 result of the operation. `Stats.beside` counts these two kinds of waiting separately.
 
-The edges are those between the ranks that the job began with. Messages to newcomers count in the totals only.
-
-At the end the leader gathers a `vector` of statistics from each live replica. `from_vector` converts a vector to a
-report, and `merge` combines the reports.
+Edges connect ranks that the job began with; messages to newcomers count in the totals only. At the end the leader
+gathers a `vector` of statistics from each live replica. `from_vector` converts a vector to a report, and `merge`
+combines the reports.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Stats:
         self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages = (
             array("q", bytes(8 * size)) for _ in range(4)
         )
-        self.busy = bytearray(size)  # by peer, whether the last attempt to send to it failed
+        self.busy: set[int] = set()  # the peers to which the last attempt to send failed
         self.skipped = self.misses = 0
         self.ages = [0] * BINS
         self.age_sum = self.age_max = 0.0
@@ -92,10 +91,9 @@ class Stats:
         if peer < self.size:
             self.sent_bytes[peer] += size
             self.sent_messages[peer] += 1
-            self.busy[peer] = 0
         else:
-            self.before[0] += size
-            self.before[1] += 1
+            self.before = [self.before[0] + size, self.before[1] + 1]
+        self.busy.discard(peer)
         if self.trace is not None:
             now = self.now()
             self.trace.keep(now, now, SENT, MESSAGES, peer, size)
@@ -111,10 +109,8 @@ class Stats:
 
     def sends_skipped(self, peer: int) -> None:
         """Count a message that could not be sent, usually because the edge was busy. Repeated attempts count once."""
-        if peer >= self.size:
-            self.skipped += 1
-        elif not self.busy[peer]:
-            self.busy[peer] = 1
+        if peer not in self.busy:
+            self.busy.add(peer)
             self.skipped += 1
 
     def reads_missed(self, peer: int) -> None:

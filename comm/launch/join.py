@@ -2,7 +2,7 @@
 
     the run's leader    `invite` writes RUN/job.json: where the launcher and its memory are
     --join RUN          `connected` opens that memory as /proc/PID/fd/N, which Linux allows to the same user only
-                        `Job.request` writes a number into it, and sends SIGUSR1
+                        `RunningJob.request` writes a number into it, and sends SIGUSR1
     the launcher        starts newcomers in free places, and counts the answered requests (local.py)
 
 The newcomers are processes of the launcher. So they run on if the command that asked for them is killed.
@@ -91,7 +91,7 @@ def read(path: Path) -> Invitation:
 
 
 @contextmanager
-def connected(folder: Path) -> Iterator[Job]:
+def connected(folder: Path) -> Iterator[RunningJob]:
     """Yield the running job of a run. Raises ConfigError if this process cannot join it."""
     found = read(folder / FILE)
     if found.host != socket.gethostname():
@@ -111,10 +111,10 @@ def connected(folder: Path) -> Iterator[Job]:
                 raise ProcessLookupError
         except (OSError, ConfigError):
             raise ConfigError(f"{folder} is not being trained any more") from None
-        yield Job(launcher, segment, memoryview(segment.map(size)), found.places)
+        yield RunningJob(launcher, segment, memoryview(segment.map(size)), found.places)
 
 
-class Job:
+class RunningJob:
     """A running job, as a process outside sees it. launcher: a descriptor of the launcher's process."""
 
     def __init__(self, launcher: int, segment: memory.Segment, control: memoryview, places: int) -> None:

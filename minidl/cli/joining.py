@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minidl.comm.launch.join import FILE, LOOK, Job, connected
+from minidl.comm.launch.join import FILE, LOOK, RunningJob, connected
 from minidl.errors import ConfigError, printable
 from minidl.run.config import JOINABLE, Config, resolve
 from minidl.run.folder import is_locked, read_run, result_of
@@ -55,7 +55,7 @@ def _require_same(folder: Path, given: Mapping[str, Any]) -> None:
                           if is_locked(folder) else f"{folder} is not being trained now")  # fmt: skip
 
 
-def _wait(running: Job, newcomers: dict[int, int], folder: Path, began: float, quiet: bool) -> int:
+def _wait(running: RunningJob, newcomers: dict[int, int], folder: Path, began: float, quiet: bool) -> int:
     """Wait for the first step of each newcomer; print one line for each. Return the exit code."""
     first: dict[int, int] = {}
     failed = 0
