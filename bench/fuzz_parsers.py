@@ -273,6 +273,20 @@ def weights(folder: Path) -> Case:
     return _file(folder / "model.safetensors", lambda rng: _changed_header(rng, content), load)
 
 
+def epoch_weights(folder: Path) -> Case:
+    from minidl.training.epoch_averages import read_about, read_weights, write_weights
+
+    file, theta = folder / "0.safetensors", np.zeros(7, np.float32)
+    write_weights(file, theta, {"step": 5, "seconds": 0.5, "workers": 2})
+    content = file.read_bytes()
+
+    def read(path: Path) -> None:
+        read_about(path)
+        read_weights(path, theta)
+
+    return _file(file, lambda rng: _changed_header(rng, content), read)
+
+
 def checkpoint(folder: Path) -> Case:
     """Return a case for changed checkpoints with right checksums. A trainer restores each checkpoint and continues."""
     from minidl import data, nn
@@ -342,6 +356,7 @@ PARSERS: dict[str, Callable[[Path], Case]] = {
     "cifar": cifar,
     "safetensors": safetensors,
     "weights": weights,
+    "epoch weights": epoch_weights,
     "checkpoint": checkpoint,
 }
 

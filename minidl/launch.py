@@ -7,6 +7,9 @@ first in `sys.path`. In the script, `minidl.fit` and `minidl.join` train one mod
 
 from __future__ import annotations
 
+from minidl import start  # before all others: see there
+
+# isort: split
 import builtins
 import os
 import signal
@@ -18,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from minidl import interrupt
 from minidl.comm.launch import local
 from minidl.engine.environment import number, prepare
 from minidl.errors import EXPECTED, AbortedError, ConfigError, MinidlError, explained, report
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if job and job.launched:
             local.follow()
             prepare()
-            interrupt.restore()
+            start.restore()
             return run_script(job, words)
         own, script = _divided(words)
         given = parse(Options, own)
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         workers = given.get("workers") or number("MINIDL_WORKERS") or min(2, cores())
         threads, quiet = given.get("threads", 0), given.get("quiet", False)
         code = local.run(script, workers, threads, quiet, program=("-m", "minidl.launch"))
-        interrupt.finish()
+        start.finish()
         return code
     except HelpWanted:
         print(plain_page("python -m minidl.launch [options] script.py [arguments]", Options, DESCRIPTION, EXAMPLES))

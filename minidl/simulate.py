@@ -6,6 +6,9 @@ how long everything would take there (comm/cluster.py, comm/transport/sim.py). S
 
 from __future__ import annotations
 
+import minidl.start  # noqa: F401 (before all others: see there)
+
+# isort: split
 import json
 import sys
 from collections.abc import Sequence

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import minidl.start  # noqa: F401 (before all others: see there)
+
+# isort: split
 import json
 import sys
 from collections.abc import Mapping, Sequence

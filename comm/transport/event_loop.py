@@ -16,7 +16,9 @@ from minidl.comm import claims
 from minidl.comm.cluster import Cluster, Link
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
-from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, State
+from minidl.comm.transport.freezes import Freezes
+from minidl.comm.transport.in_flight import InFlight
+from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, State
 from minidl.errors import MinidlError
 
 T = TypeVar("T")
@@ -42,22 +44,6 @@ class SimulatedProcess:
         self.transport, self.greenlet = transport, greenlet(work, hub)
         self.parked, self.what = False, "its start"
         self.peers: Sequence[int] = ()
-
-
-class InFlight:
-    """A message in the simulated network.
-
-    receivers: the ranks that have not released it yet. used: the number of the sender's slots that it occupies, 0 or 1.
-    vector, header: set when the sender commits the message.
-    """
-
-    __slots__ = ("channel", "header", "receivers", "sender", "used", "vector")
-
-    vector: np.ndarray
-    header: Header
-
-    def __init__(self, channel: Channel, sender: int, receivers: set[int], used: int) -> None:
-        self.channel, self.sender, self.receivers, self.used = channel, sender, receivers, used
 
 
 class Rank(Transport):
@@ -100,7 +86,9 @@ class EventLoop:
 
     transports: Sequence[Rank] = ()
 
-    def __init__(self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0) -> None:
+    def __init__(
+        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, stall: float = 30.0
+    ) -> None:
         place = cluster.place(ranks)
         self.cluster, self.place, self.size, self.seed = cluster, place, ranks, seed
         self.time, self.happened = 0.0, 0  # happened: number of events so far
@@ -138,7 +126,8 @@ class EventLoop:
             self.status[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
         self.dead = len(place.joins)
         for time, rank in place.deaths:
-            self.at(time, self._die, rank)
+            self.at(time, self.die, rank)
+        self.freezes = Freezes(self, place.freezes, stall)
 
     # -- the loop ----------------------------------------------------------------------------------------
 
@@ -205,7 +194,7 @@ class EventLoop:
 
     def resume(self, task: SimulatedProcess) -> None:
         """Run a task until it pauses or ends."""
-        if not task.transport.gone:
+        if not task.transport.gone and not (self.freezes.present and self.freezes.holds(task)):
             self.current = task
             task.greenlet.switch()
             self.current = None
@@ -232,6 +221,11 @@ class EventLoop:
                 self._watching[peer].pop(task, None)
             self.ready.append(task)
 
+    def wake_all(self) -> None:
+        """Wake all parked tasks of all ranks."""
+        for transport in self.transports:
+            transport.wake()
+
     def board_changed(self, rank: int, column: Column) -> None:
         """Wake the tasks that wait for this rank or for no particular rank. A change of STOP wakes all tasks."""
         if column is STATE:
@@ -250,12 +244,13 @@ class EventLoop:
 
     # -- deaths, joins, stops ----------------------------------------------------------------------------
 
-    def _die(self, rank: int) -> None:
+    def die(self, rank: int) -> None:
         """Let a rank die. Its messages that are in flight are lost; receivers keep messages that have arrived."""
         transport = self.transports[rank]
         if rank not in self.running or transport.gone or self.status[rank, STATE] == State.DEAD:
             return  # it has finished, or has not joined yet
         self.status[rank, STATE] = State.DEAD
+        self.freezes.forget(rank)
         self._end(transport)
         del self.running[rank]
         for channel in transport.inbox:
@@ -265,8 +260,7 @@ class EventLoop:
         self.draining.discard(rank)
         self.dead += 1
         self.board_changed(rank, STATE)
-        for other in self.transports:
-            other.wake()  # `other` may wait for the dead rank
+        self.wake_all()  # they may wait for the dead rank
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
@@ -295,6 +289,7 @@ class EventLoop:
             if not self.status[transport.rank, STOP]:
                 self.status[transport.rank, STOP] = 1 + transport.step
         self.stop_asked = True
+        self.freezes.stop()
         self.board_changed(0, STOP)
 
     def survivors(self, replicas: tuple[int, ...]) -> list[int]:

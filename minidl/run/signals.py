@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from minidl import interrupt
+from minidl import start
 from minidl.errors import printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -77,7 +77,7 @@ class Signals:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        interrupt.finish()
+        start.finish()
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)  # type: ignore[arg-type]
         sys.unraisablehook = self._unraisable

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,11 @@ from minidl.training.replica_state import averaged, mean_and_distance
 from minidl.training.resume import make_checkpoint
 
 FOLDER = "epochs"
-THETA, POSITION = "theta", "position"  # in a file: the weights; in its metadata, the step and the seconds as JSON
-VALID = schema.record({"step": schema.whole(), "seconds": schema.number(0.0, schema.LARGEST)})
+THETA, ABOUT = "theta", "about"  # in a file: the weights; in its metadata, JSON that `VALID` describes
+# The position of a replica, and the number of replicas.
+VALID = schema.record({"step": schema.whole(), "workers": schema.whole(),
+                       "seconds": schema.number(0.0, schema.LARGEST)})  # fmt: skip
 LATE = 8  # epochs for which the leader waits for a file: a network file system may show it late
-
-Position = dict[str, Any]  # the step and the seconds of a replica at the end of an epoch
 
 
 class EpochAverages:
@@ -64,9 +64,8 @@ class EpochAverages:
                 folder = self.folder / str(at.epoch)
                 self.folder.mkdir(exist_ok=True)
                 folder.mkdir(exist_ok=True)
-                position = json.dumps({"step": at.step, "seconds": at.seconds})
-                with replaced(folder / f"{fabric.rank}.safetensors") as file:
-                    write_arrays(file, {THETA: self.trainer.replica.theta}, {POSITION: position})
+                about = {"step": at.step, "seconds": at.seconds, "workers": self.trainer.config.workers}
+                write_weights(folder / f"{fabric.rank}.safetensors", self.trainer.replica.theta, about)
         fabric.set_status(Column.EPOCH, at.epoch)
 
     def validate(self, last: Replicas | None = None) -> None:
@@ -85,13 +84,13 @@ class EpochAverages:
                 break
             written = self._files(epoch)
             if not written.keys() >= set(members) and epoch + LATE > at.epoch and last is None:
-                continue
+                continue  # if a file is still missing later, the average is that of the others
             try:
-                position = self._position(epoch)
+                about = self._about(epoch)
                 # The newest checkpoint holds the states of replicas. One that holds an average must not replace it.
-                if not saved or position["step"] >= saved[-1]:
+                if not saved or about["step"] >= saved[-1]:
                     break
-                self._validate(*mean_and_distance(self._weights(epoch)), epoch, **position)
+                self._validate(*mean_and_distance(self._weights(epoch)), epoch, about["step"], about["seconds"])
             except CheckpointError as error:
                 reason = printable(str(error))
                 print(f"minidl: the average of epoch {epoch} is not validated: {reason}", file=sys.stderr, flush=True)
@@ -99,6 +98,7 @@ class EpochAverages:
         if last is not None:
             self._validate(last.theta, last.distance, at.epoch, at.step, at.seconds)
             self.output.rewrite()
+            self.delete()
 
     def _validate(self, theta: np.ndarray, distance: float, epoch: int, step: int, seconds: float) -> None:
         """Validate and log an average. Save it if it is the best so far, unless it is that of the last step."""
@@ -115,11 +115,17 @@ class EpochAverages:
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def forget_partial(self) -> None:
-        """After a resume with other replicas: delete the files of epochs that they train again."""
+    def resume(self) -> None:
+        """Delete the files of epochs that other replicas than before train again. The leader calls this."""
+        at, workers = self.trainer.progress, self.trainer.config.workers
         for epoch in self._pending():
-            if epoch > self.trainer.progress.epoch:
-                shutil.rmtree(self.folder / str(epoch), ignore_errors=True)
+            with suppress(CheckpointError):
+                if epoch > at.epoch and self._about(epoch)["workers"] != workers:
+                    shutil.rmtree(self.folder / str(epoch), ignore_errors=True)
+
+    def delete(self) -> None:
+        """Delete all files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _pending(self) -> list[int]:
         """Return the epochs that have files, in order."""
@@ -133,21 +139,35 @@ class EpochAverages:
                  if path.stem.isdecimal()}  # fmt: skip
         return dict(sorted(found.items()))
 
-    def _position(self, epoch: int) -> Position:
+    def _about(self, epoch: int) -> dict[str, Any]:
         """Return the position of the first replica at the end of an epoch. Raises CheckpointError."""
-        path = next(iter(self._files(epoch).values()), self.folder / str(epoch))
-        with blaming(str(path), CheckpointError):
-            position: Position = json_value(files.header(path).metadata.get(POSITION, ""))
-            VALID(position)
-        return position
+        return read_about(next(iter(self._files(epoch).values()), self.folder / str(epoch)))
 
     def _weights(self, epoch: int) -> Iterator[np.ndarray]:
         """Read the weights of each replica at the end of an epoch. Raises CheckpointError for an invalid file."""
-        own = self.trainer.replica.theta
         for path in self._files(epoch).values():
-            arrays = files.header(path).values()
-            files.require_finite(arrays)
-            theta = arrays.get(THETA, np.zeros(0))
-            if (theta.dtype, theta.shape) != (own.dtype, own.shape):
-                raise CheckpointError(f"{path}: theta is {theta.dtype} {theta.shape}; expected {own.dtype} {own.shape}")
-            yield theta
+            yield read_weights(path, like=self.trainer.replica.theta)
+
+
+def write_weights(path: Path, theta: np.ndarray, about: Mapping[str, Any]) -> None:
+    """Write the weights of a replica at the end of an epoch. about: see VALID."""
+    with replaced(path) as file:
+        write_arrays(file, {THETA: theta}, {ABOUT: json.dumps(about)})
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Return `about` of a file. Raises CheckpointError if the file is not valid."""
+    with blaming(str(path), CheckpointError):
+        about: dict[str, Any] = json_value(files.header(path).metadata.get(ABOUT, ""))
+        VALID(about)
+    return about
+
+
+def read_weights(path: Path, like: np.ndarray) -> np.ndarray:
+    """Return the weights of a file. Raises CheckpointError if they have not the type and shape of `like`."""
+    arrays = files.header(path).values()
+    files.require_finite(arrays)
+    theta = arrays.get(THETA, np.zeros(0))
+    if (theta.dtype, theta.shape) != (like.dtype, like.shape):
+        raise CheckpointError(f"{path}: theta is {theta.dtype} {theta.shape}; expected {like.dtype} {like.shape}")
+    return theta

@@ -91,6 +91,8 @@ class Session:
         trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.display.compiling
         if self.resumed:
             self.display.say(self._resumed_at())
+            if output.leads:
+                self.averages.resume()
         each = "each on average" if isinstance(trainer.work, Claimed) else "each"
         company = "" if output.alone else f" {each}, {config.workers} replicas, {config.method}"
         self.display.say(f"{output.folder}: {short(config.model)} ({parameter_count(self.model):,} parameters) on "
@@ -197,6 +199,7 @@ class Session:
 
     def _finish_alone(self) -> Entry:
         summary = self.output.summary(self.output.test())
+        self.averages.delete()  # of several replicas that trained before a resume
         self.output.write_trace()
         self.output.finish(summary)
         return summary

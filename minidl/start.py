@@ -1,16 +1,13 @@
-"""Ctrl-C while a command starts: one line instead of a traceback.
+"""The first instructions of a command: Ctrl-C ends it with one line, and the package is complete.
 
 The imports of NumPy and Numba take most of the first second of a command. So minidl/__init__.py imports this file
-before all others. It has an effect only if this process was started as one of the commands, not if a program imports
-minidl. run/signals.py replaces the handler while a run is trained.
+before all others. It handles Ctrl-C only if this process was started as one of the commands, not if a program
+imports minidl. run/signals.py replaces the handler while a run is trained.
 """
-
-from __future__ import annotations
 
 import os
 import sys
-from _signal import SIGINT, default_int_handler, getsignal, signal  # the module `signal` imports others
-from contextlib import suppress
+from _signal import SIGINT, default_int_handler, getsignal, signal  # Python has loaded it, unlike `signal`
 
 COMMANDS = ("train", "simulate", "launch")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # set by MPI's launchers: the first rank reports for all
@@ -31,8 +28,10 @@ def restore() -> None:
 
 def _end(signum: int, frame: object) -> None:
     if all(os.environ.get(name, "0") == "0" for name in RANKS):
-        with suppress(OSError):  # the terminal may be gone
+        try:  # noqa: SIM105 (this file imports nothing that Python has not loaded yet)
             os.write(2, _message)
+        except OSError:  # the terminal may be gone
+            pass
     os._exit(128 + signum)
 
 
@@ -45,5 +44,23 @@ def _is_command() -> bool:
     return bool(modules) and modules[0] in [f"minidl.{name}" for name in COMMANDS]
 
 
+def _complete() -> None:
+    """Execute minidl/__init__.py if Python has not done it.
+
+    If the working folder holds a folder called minidl, such as a clone of the project, Python takes this folder for a
+    namespace package. It then finds the modules of an editable installation, but not the __init__.py of their package.
+    """
+    package, here = sys.modules["minidl"], os.path.dirname(os.path.abspath(__file__))
+    if getattr(package, "__file__", None) is None:
+        from importlib.util import spec_from_file_location
+
+        file = os.path.join(here, "__init__.py")
+        spec = spec_from_file_location("minidl", file, submodule_search_locations=[here])
+        assert spec and spec.loader
+        package.__file__, package.__path__, package.__spec__ = file, [here], spec
+        spec.loader.exec_module(package)
+
+
 if _is_command() and getsignal(SIGINT) is default_int_handler:  # else Ctrl-C is ignored, or handled elsewhere
     signal(SIGINT, _end)
+_complete()
