@@ -38,7 +38,7 @@ examples:
   python -m minidl.simulate --resume runs/digits-lenet-1
 """
 # Options of training that do not apply: a simulation is one process, and saves only at its end.
-LEFT_OUT = ("workers", "keep", "stall", "reduce", "evaluate")
+LEFT_OUT = ("workers", "max_workers", "keep", "stall", "reduce", "join", "evaluate")
 
 
 def _options() -> type:

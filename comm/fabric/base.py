@@ -79,6 +79,8 @@ class Fabric:
     size: int
     nodes: tuple[int, ...]
     stats: Stats
+    began, beginners = OfTransport[int](), OfTransport[int]()
+    servers, newcomer = OfTransport[tuple[int, ...]](), OfTransport[bool]()
     replicas, leader = OfTransport[tuple[int, ...]](), OfTransport[int]()
     status, step = OfTransport[np.ndarray](), OfTransport[int]()
     trust, on_freeze = OfTransport[np.ndarray](), OfTransport[Freeze]()
@@ -90,7 +92,7 @@ class Fabric:
         self.transport = transport
         self.rank, self.size, self.nodes, self.stats = transport.rank, transport.size, transport.nodes, transport.stats
         if replicas is not None:
-            self.replicas = tuple(replicas)
+            transport.assign(replicas)
         # The transport's operations that methods and the training loop use; transport/base.py explains them.
         self.close, self.fail, self.aborted = transport.close, transport.fail, transport.aborted
         self.now, self.wait, self.working, self.elapse = (
@@ -100,6 +102,7 @@ class Fabric:
             transport.post, transport.take, transport.publish, transport.latest,
         )  # fmt: skip
         self.reserve, self.reserve_state = transport.reserve, transport.reserve_state
+        self.assign, self.change_state = transport.assign, transport.change_state
         self.state, self.alive, self.survivors, self.set_status = (
             transport.state, transport.alive, transport.survivors, transport.set_status,
         )  # fmt: skip
@@ -112,7 +115,7 @@ class Fabric:
         self._calls: dict[int, deque[Call]] = {}  # by server, the calls whose replies have not been received
         self._service: Service | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
-        self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
+        self._silent: set[tuple[int, float]] = set()  # ranks, with their incarnation, whose marker has come (`drain`)
         self.led_by: int | None = None
         self._begin_view()
 
@@ -131,6 +134,11 @@ class Fabric:
         self.transport.join(buffers, layout)
         self._begin_view()
 
+    def enter(self, buffers: BufferSpec, layout: str) -> None:
+        """Do what `join` does, as a newcomer of a running job (`Transport.enter`)."""
+        self.transport.enter(buffers, layout)
+        self._begin_view()
+
     # -- membership --------------------------------------------------------------------------------------
 
     def look(self) -> View:
@@ -140,12 +148,13 @@ class Fabric:
         they had claimed.
         """
         states = self.status[:, Column.STATE]
-        out = (states == State.DEAD) | (states == State.COMING)
+        out = (states == State.DEAD) | (states >= State.COMING)
         if self.on_freeze is Freeze.LEAVE_OUT:
             out |= self.trust != Trust.TRUSTED
         seen = out.tobytes() + self.status[:, Column.INCARNATION].tobytes()
         if seen != self._seen:
             first, self._seen = not self._seen, seen
+            self.transport.include_newcomers()
             members = tuple(rank for rank in self.replicas if not out[rank] or rank == self.rank)
             for rank in self.replicas:
                 if rank not in members and self.suspected(rank):
@@ -165,7 +174,7 @@ class Fabric:
         while (message := self.take(Channel.MAIL)) is not None:
             with message:
                 if message.header.marker:
-                    self._silent.add(message.sender)  # the peer has entered `drain` before this replica
+                    self._silent.add((message.sender, message.header.clock))  # it has entered `drain` before this one
                 else:
                     yield message
 
@@ -203,23 +212,22 @@ class Fabric:
         self.wait(done, (self.rank,), "the end of all messages in flight")
 
     def _drain_with_markers(self, handle: Callable[[Message], None]) -> None:
-        empty = np.zeros(0, np.float32)
-        unsent = {peer for peer in self.survivors() if peer != self.rank}
-        unseen = unsent - self._silent
+        empty, came = np.zeros(0, np.float32), self.status[:, Column.INCARNATION]
+        marker = Header(marker=True, clock=float(came[self.rank]))
+        told: set[tuple[int, float]] = set()  # ranks, with their incarnation, to which this one has sent its marker
 
         def done() -> bool | None:
-            unsent.difference_update([
-                peer for peer in unsent
-                if not self.alive(peer) or self.post(Channel.MAIL, (peer,), (empty,), Header(marker=True))
+            for message in self.poll():
+                handle(message)
+            members = self.replicas
+            others = {(peer, float(came[peer])) for peer in self.survivors() if peer != self.rank}
+            told.update([
+                other for other in others - told if self.post(Channel.MAIL, other[:1], (empty,), marker)
             ])  # fmt: skip
-            unseen.difference_update([peer for peer in unseen if not self.alive(peer)])
-            while (message := self.take(Channel.MAIL)) is not None:
-                with message:
-                    if message.header.marker:
-                        unseen.discard(message.sender)
-                    else:
-                        handle(message)
-            return None if unsent or unseen else True
+            if not others <= told & self._silent:
+                return None
+            self.transport.include_newcomers()  # after the look at the others: training/newcomer.py says why
+            return self.replicas == members or None
 
         self.wait(done, (), "the end of all messages in flight")
         self._silent.clear()
@@ -270,8 +278,12 @@ class Fabric:
         assert service is not None
 
         def done() -> bool | None:
-            if any(self.state(replica) < State.PAUSED for replica in self.replicas):
+            members = self.replicas
+            if any(self.state(replica) < State.PAUSED for replica in members):
                 return None  # `wait` answers the requests
+            self.transport.include_newcomers()  # after the look at the states: training/newcomer.py says why
+            if self.replicas != members:
+                return None
             service.poll()  # after the look at the states: a replica sends its last request before it pauses
             return True if service.answered() else None
 
@@ -301,7 +313,7 @@ class Fabric:
 
     def broadcast(self, vector: np.ndarray, root: int = 0) -> None:
         """vector = the vector of rank `root`, on all ranks, servers included."""
-        self.group(range(self.size)).broadcast(vector, root)
+        self.group(sorted({*self.replicas, *self.servers})).broadcast(vector, root)
 
     def barrier(self) -> None:
         """Wait until all replicas have called this function."""
@@ -314,6 +326,7 @@ class Fabric:
         """
         if self.led_by not in (None, self.leader):
             raise PeerLost(self.led_by, "the collection of vectors")
+        self.transport.include_newcomers()
         yield from self.group(self.replicas).gather(vector)
 
     # -- stopping ----------------------------------------------------------------------------------------

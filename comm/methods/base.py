@@ -143,6 +143,16 @@ class Method(ABC):
         for name, vector in self.vectors().items():
             vector[...] = vectors[name]
 
+    def offer(self) -> tuple[dict[str, np.ndarray], dict[str, int | float]] | None:
+        """Return the `vectors` and `numbers` with which a newcomer begins; None if that is not possible in this step.
+
+        The newcomer has this replica's weights, optimizer state and progress. It passes the result to `restore`.
+        """
+        return self.vectors(), self.numbers()
+
+    def accepted(self, vectors: Mapping[str, np.ndarray]) -> None:
+        """Called when a newcomer has taken what `offer` returned. Nothing has changed in between."""
+
     def stale(self, message: Message) -> None:
         """Count the staleness of a message: the number of steps that the sender has completed since sending it."""
         made = self.fabric.status[message.sender, Column.STEP] - 1  # the sender's current step is not complete

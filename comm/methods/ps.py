@@ -52,7 +52,7 @@ class ParameterServer(Method):
 
     @property
     def server(self) -> int:
-        return self.fabric.size - 1
+        return self.fabric.servers[-1]
 
     def local(self, batch: Batch) -> float:
         """Compute g_i. The server makes the update."""

@@ -40,8 +40,10 @@ class MailboxTransport(Transport):
     mailbox: Mailbox
     segment: memory.Segment
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float) -> None:
-        super().__init__(rank, size, nodes, stats, stall)
+    def __init__(
+        self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float, began: int = 0
+    ) -> None:
+        super().__init__(rank, size, nodes, stats, stall, began)
         self._worker = Worker(self.beat)
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:
@@ -52,7 +54,6 @@ class MailboxTransport(Transport):
         self.heard = cast("list[float]", numbers[:, memory.HEARD])
         self.trust = rows[:, memory.TRUST]
         self.status[self.rank, Column.PID] = os.getpid()
-        self.status[self.rank, Column.INCARNATION] += 1
         return rows
 
     def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
@@ -126,7 +127,7 @@ class MailboxTransport(Transport):
     def set_status(self, column: Column, value: float) -> None:
         self.beat()
         self.status[self.rank, column] = value
-        if column is Column.STATE and value >= State.TRAINING:
+        if column is Column.STATE and State.TRAINING <= value < State.COMING:
             self.status[self.rank, Column.STALL] = self.stall
 
     def beat(self) -> None:

@@ -138,7 +138,7 @@ class SimTransport(Rank):
         self.joins, self.buffers = self.joins + 1, buffers
         simulation.joins = max(simulation.joins, self.joins)
         used = [number - free for (number, _), free in zip(self.slots, self.free, strict=True)]  # still in flight
-        self.slots = [*buffers.slots(self.rank, self.size, self.rank not in self.replicas).values()]
+        self.slots = [*buffers.slots(self.rank, self.size, self.rank in self.servers).values()]
         self.free = [number - some for (number, _), some in zip(self.slots, used, strict=True)]
         for name, elements in buffers.shared:
             nodes = len(simulation.place.groups)

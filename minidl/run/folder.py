@@ -329,6 +329,20 @@ def _next_free(name: str) -> Path:
     raise AssertionError("unreachable")
 
 
+def is_locked(folder: str | Path) -> bool:
+    """Return whether a process trains in this folder. Without effect on other processes."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system has no locks
+        pass
+    finally:
+        os.close(handle)
+    return False
+
+
 def _lock(folder: Path) -> int:
     """Lock the folder until the returned handle is closed. The system also closes the handles of a killed process."""
     handle = os.open(folder, os.O_RDONLY)

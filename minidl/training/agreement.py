@@ -19,7 +19,7 @@ from minidl.run.options import options
 from minidl.training.vectors import hand_out_text, led
 
 # Options that may differ, or that the model and the data stand for.
-DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json")
+DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json", "max_workers")
 FRAME = 1 << 14  # bytes: more than the longest description of a call
 SAMPLE = 256  # images that are compared
 LONGEST = 100  # characters of a value in this description
@@ -48,21 +48,21 @@ def agree(fabric: Fabric, call: str, facts: Mapping[str, object]) -> None:
     raise ConfigError(_difference(call, (members[0], first), (odd, other)))
 
 
-def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset) -> None:
+def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset) -> dict[str, object]:
     """Raise ConfigError if the ranks of a run have different options, models, data or initial weights.
 
-    Call this before `fabric.join`. mpiexec can start ranks with different command lines, or on machines with different
-    files. A user's own model may draw its initial weights from a generator that has another seed on each rank. Of the
-    images, only a sample is compared (`facts_of_data`).
+    Return what they have in common. Call this before `fabric.join`. mpiexec can start ranks with different command
+    lines, or on machines with different files. A user's own model may draw its initial weights from a generator that
+    has another seed on each rank. Of the images, only a sample is compared (`facts_of_data`).
     If a rank dies meanwhile, the others go on without it. They raise PeerLost if it is a server, or with `fail_fast`.
     """
     if fabric.size == 1:
-        return
+        return {}
     fabric.join(BufferSpec(), "start")
-    replicas, fabric.replicas = fabric.replicas, tuple(range(fabric.size))  # servers are compared, too
-    facts = {"--model": config.model, **facts_of_options(config), **facts_of_model(model), **facts_of_data(data)}
-    facts |= {"initial weights": checksum(model.flatten().theta)}
-    frame = np.frombuffer(_described("minidl.train", facts).ljust(FRAME), np.float64).copy()
+    replicas, fabric.replicas = fabric.replicas, tuple(range(fabric.began))  # servers are compared, too
+    facts = facts_of_run(config, model, data)
+    weights = {"initial weights": checksum(model.flatten().theta)}
+    frame = np.frombuffer(_described("minidl.train", facts | weights).ljust(FRAME), np.float64).copy()
 
     def compare(leader: int) -> str:
         found = {rank: other.tobytes() for rank, other in fabric.gather(frame)}
@@ -76,6 +76,12 @@ def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset)
     fabric.replicas = replicas
     if difference:
         raise ConfigError(difference)
+    return facts
+
+
+def facts_of_run(config: Config, model: Module, data: Dataset) -> dict[str, object]:
+    """Return what all ranks of a run must have in common."""
+    return {"--model": config.model, **facts_of_options(config), **facts_of_model(model), **facts_of_data(data)}
 
 
 def _described(call: str, facts: Mapping[str, object]) -> bytes:

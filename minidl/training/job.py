@@ -67,6 +67,8 @@ class Job:
         everywhere: whether all ranks certainly have this error; in this case, only the leader reports it.
         secondary: whether the error follows from one of another rank, which probably reports that one.
         """
+        if self.outside:  # the job goes on
+            return report(f"replica {self.rank}, which was about to join: {words}")
         if everywhere and not self.leads:
             return 2
         if self.reports(secondary):
@@ -107,6 +109,12 @@ class Job:
     def aborted(self) -> bool:
         """Return whether another rank has failed."""
         return self.fabric.aborted() if self.fabric else bool(self.launched and self._word(memory.ABORT))
+
+    @property
+    def outside(self) -> bool:
+        """Whether this rank is a newcomer, and is no member of the job yet."""
+        place = local.place() if self.launched else None
+        return place is not None and place.incarnation > 0 and (self.fabric is None or self.fabric.newcomer)
 
     @property
     def stop(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from minidl.comm import trace
 from minidl.comm.fabric.base import Column, Fabric
+from minidl.comm.launch import join
 from minidl.errors import CheckpointError, printable
 from minidl.nn import Module
 from minidl.run import checkpoint as files
@@ -84,10 +85,14 @@ class RunOutput:
     def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:
         """Open the run's folder in the leader, send its path to all ranks, and close it after the `with` block.
 
-        If the block raises an exception before the run has begun, a new folder is removed.
+        A newcomer gets the path later. Meanwhile others may join the job. If the block raises an exception before the
+        run has begun, a new folder is removed.
         """
         try:
-            self.folder = Path(led(self.fabric, lambda leader: self._open(leader, open_run)))
+            if not self.fabric.newcomer:
+                self.folder = Path(led(self.fabric, lambda leader: self._open(leader, open_run)))
+            if self.run:
+                join.invite(self.run.folder)
             yield
         except BaseException:
             if self.run and not self.begun:
@@ -95,6 +100,7 @@ class RunOutput:
             raise
         finally:
             if self.run:
+                join.uninvite(self.run.folder)
                 self.run.__exit__()
 
     def _open(self, leader: int, open_run: Callable[[], RunFolder]) -> str:

@@ -26,8 +26,8 @@ from minidl.run.options import options
 from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
-from minidl.training import forecast, local_snapshots
-from minidl.training.agreement import agree_at_start
+from minidl.training import forecast, local_snapshots, newcomer
+from minidl.training.agreement import agree_at_start, facts_of_run
 from minidl.training.epoch_averages import EpochAverages
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.resume import make_checkpoint
@@ -60,15 +60,17 @@ class Session:
     ) -> None:
         self.config, self.signals, self.fabric = config, signals, fabric
         self.data, self.model = dataset, model
-        kind, arena = kind_of(config, fabric.size), self.model.flatten()
-        fabric.fail_fast = kind.synchronous and fabric.size > 1
-        fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
+        kind, arena = kind_of(config, fabric.began), self.model.flatten()
+        fabric.fail_fast = kind.synchronous and fabric.began > 1
+        enter = fabric.enter if fabric.newcomer else fabric.join
+        enter(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric, engine)
         self.output = self.make_output()
         self.averages = EpochAverages(self.output)
         self.last_epoch: Entry | None = None  # of the last epoch, with a synchronous method: `shut_down` reports it
         self.resumed, self.origin = False, ""
+        self.facts: dict[str, object] = {}  # what all ranks have in common
         self.display = Display(quiet=True)
         self.logged = 0  # of the last step with a line in metrics.jsonl: step // LOG_EVERY
         self.began: tuple[int, float] | None = None  # samples and seconds at the first entry: see `_as_leader`
@@ -80,24 +82,36 @@ class Session:
         fresh: whether the weights of --init are needed. A run that has a checkpoint begins with those of the
         checkpoint. Raises ConfigError if the ranks differ in options, data or model, or if memory is short.
         """
-        kind, fabric.replicas = chosen(config, fabric.size)
-        config = replace(config, workers=len(fabric.replicas))
-        fabric.fail_fast = kind.synchronous and fabric.size > 1
+        kind, replicas = chosen(config, fabric.began)
+        fabric.assign(replicas)
+        config = replace(config, workers=len(replicas))
+        fabric.fail_fast = kind.synchronous and fabric.began > 1
         dataset, model = prepare(config, fabric.rank, fresh)
         size = model.flatten().size
-        agree_at_start(fabric, config, model, dataset)
-        forecast.require_room(fabric, size, config.optimizer, kind.buffers(size, config))
-        return cls(config, signals, fabric, dataset, model)
+        if fabric.newcomer:
+            facts = facts_of_run(config, model, dataset)
+        else:
+            facts = agree_at_start(fabric, config, model, dataset)
+            forecast.require_room(fabric, size, config.optimizer, kind.buffers(size, config))
+        session = cls(config, signals, fabric, dataset, model)
+        session.facts = facts
+        return session
 
     def make_output(self) -> RunOutput:
         return RunOutput(self.trainer, self._show_epoch)
 
     def check(self) -> None:
-        """After a signal, a single replica raises Stopped; one of several asks all to stop (`Fabric.begin_step`)."""
+        """After a signal, a single replica raises Stopped; one of several asks all to stop (`Fabric.begin_step`).
+
+        The leader also admits newcomers.
+        """
         if self.fabric.size == 1:
             self.signals.check()
         elif self.signals.received is not None:
             self.fabric.stop_wanted = True
+        else:
+            for rank in newcomer.admit(self.trainer, self.output.folder, self.facts):
+                self.display.say(f"replica {rank} has joined")
 
     def train(self) -> Entry | None:
         """Train, test, and write and return the summary. Replicas other than the leader return None.
@@ -112,7 +126,7 @@ class Session:
         try:
             self.begin_together()
             output.begun = True
-            if self.fabric.rank not in self.fabric.replicas:
+            if self.fabric.rank in self.fabric.servers:
                 serve(output)
                 return None
             reason = self._train()
@@ -147,7 +161,11 @@ class Session:
         quiet = self.config.quiet or not self.output.leads
         if self.signals.shared:
             self.signals.defer(quiet)
-        begin_together(self.fabric, self.trainer.prepare)
+        if self.fabric.newcomer:
+            self.trainer.prepare()
+            self.output.folder = newcomer.become_member(self.trainer, self.facts)
+        else:
+            begin_together(self.fabric, self.trainer.prepare)
         self.signals.defer(quiet)
 
     def what(self) -> str:
@@ -233,7 +251,7 @@ class Session:
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
-            elif len(fabric.replicas) == fabric.size:  # there is no server, which would save the result
+            elif not fabric.servers:  # there is no server, which would save the result
                 output.save_snapshot()
 
     def _finish_alone(self) -> Entry:

@@ -60,7 +60,8 @@ def shut_down(
             if verdict == State.STOPPED:
                 raise Stopped(signals.received or SIGTERM)
             if verdict == State.LOST:
-                dead = ", ".join(str(rank) for rank in range(fabric.size) if not fabric.alive(rank))
+                ranks = sorted({*fabric.replicas, *fabric.servers})
+                dead = ", ".join(str(rank) for rank in ranks if not fabric.alive(rank))
                 what = reason if isinstance(reason, PeerLost) else f"replica {dead} died"
                 raise MinidlError(f"{what}; the others are saved; to continue from their average: {output.command}")
             return _finish(output, averages, replicas, fabric.led_by)

@@ -52,8 +52,8 @@ class Trainer:
         ranks, rank = self.fabric.replicas, self.fabric.rank
         self.sampler = Sampler(
             data, config.batch_size, config.seed,
-            place=ranks.index(rank) if rank in ranks else 0,  # a server trains on no images
-            replicas=len(ranks), augment=config.augment, shards=config.shards, prefetch=0 if engine else 2,
+            place=ranks.index(rank) if rank in ranks and not self.fabric.newcomer else 0,  # not for servers
+            replicas=self.fabric.beginners, augment=config.augment, shards=config.shards, prefetch=0 if engine else 2,
         )  # fmt: skip
         chosen = method(config.method)
         self.work = work_of(chosen.claims(config), self.sampler, config, self.fabric, self.check)

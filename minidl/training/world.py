@@ -181,7 +181,7 @@ class World:
         of_training = {*Column} - {Column.PID, Column.INCARNATION}
         for column in sorted(of_training, key=lambda column: column is Column.STATE):  # STATE is the last one
             fabric.set_status(column, 0)
-        fabric.replicas = replicas
+        fabric.assign(replicas)
         fabric.stall, fabric.step, fabric.led_by = config.stall, 0, None
         if isinstance(fabric.transport, MpiTransport):
             fabric.transport.fast = config.reduce == "fast"
@@ -203,7 +203,7 @@ class World:
         fabric.set_status(Column.STALL, 0)  # nobody suspects this rank while the script computes
         if isinstance(fabric.transport, MpiTransport):
             fabric.transport.fast = False  # the sums of the script have the same bits under every launcher
-        fabric.replicas = tuple(range(self.size))
+        fabric.assign(range(self.size))
         self._training, self.joined = False, None
 
     @contextmanager
