@@ -45,6 +45,7 @@ from minidl.comm.transport.messages import (
     Pending,
     Slot,
     State,
+    View,
 )
 from minidl.errors import AbortedError as Aborted
 
@@ -95,6 +96,7 @@ class Fabric:
         self.state, self.alive, self.survivors, self.set_status = (
             transport.state, transport.alive, transport.survivors, transport.set_status,
         )  # fmt: skip
+        self.lost = transport.lost
         self.idle, self.start, self.stopping, self.shared = (
             transport.idle, transport.start, transport.stopping, transport.shared,
         )  # fmt: skip
@@ -103,12 +105,31 @@ class Fabric:
         self._groups: dict[tuple[int, ...], Group] = {}
         self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
         self.led_by: int | None = None
+        self._begin_view()
+
+    def _begin_view(self) -> None:
+        self.view = View(0, self.replicas)
+        self._seen = bytes(self.size)  # for each rank: 1 if it was dead when `view` was made
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
         """Allocate the memory for messages (`Transport.join`). What remains of an earlier training is dropped."""
         self.transport.service, self.fail_fast = None, False
         self._silent.clear()
         self.transport.join(buffers, layout)
+        self._begin_view()
+
+    # -- membership --------------------------------------------------------------------------------------
+
+    def look(self) -> View:
+        """Return the members that this replica sees now: the live replicas.
+
+        With `fail_fast`, the view only changes when all members have agreed on it (training/regroup.py).
+        """
+        if not self.fail_fast:
+            dead = (self.status[:, Column.STATE] == State.DEAD).tobytes()
+            if dead != self._seen:
+                self._seen, self.view = dead, View(self.view.number + 1, tuple(self.survivors()))
+        return self.view
 
     # -- messages, none lost -----------------------------------------------------------------------------
 
@@ -317,4 +338,5 @@ __all__ = [
     "Pending",
     "Slot",
     "State",
+    "View",
 ]  # fmt: skip

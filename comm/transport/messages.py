@@ -49,6 +49,7 @@ class Column(IntEnum):
     ACCURACY = 4  # training accuracy in this rank's latest finished epoch, 0 to 1
     LOSS = 5  # mean training loss in the same epoch
     IMAGES = 6  # images of this rank in the same epoch; 0: no epoch is finished yet, or it made no step in it
+    VIEW = 7  # how far this rank is with a change of the view: see fabric/view.py
 
 
 class State(IntEnum):
@@ -63,6 +64,16 @@ class State(IntEnum):
     STOPPED = 6  # (leader) stopped before the last step; everything is saved, and nothing follows
     LOST = 7  # (leader) a replica died before the last step; the state of the others is saved, and nothing follows
     OVER = 8  # (leader) the result is written
+
+
+class View(NamedTuple):
+    """The members of a job: the replicas that train together.
+
+    number: how often the members have changed. members: ranks, in order.
+    """
+
+    number: int
+    members: tuple[int, ...]
 
 
 class Header(NamedTuple):
@@ -224,10 +235,10 @@ def check_size(nbytes: int, slots: int, capacity: int, what: str) -> None:
 
 
 class PeerLost(MinidlError):
-    """A rank died while another one waited for it."""
+    """A rank died while another one waited for it. message: replaces the usual text."""
 
-    def __init__(self, peer: int, what: str) -> None:
-        super().__init__(f"replica {peer} died while others waited for {what}")
+    def __init__(self, peer: int, what: str, message: str = "") -> None:
+        super().__init__(message or f"replica {peer} died while others waited for {what}")
         self.peer = peer
 
 

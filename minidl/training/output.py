@@ -93,7 +93,19 @@ class RunOutput:
         """Return the run's folder. After the death of the leader, the new leader or a server opens it first."""
         if self.run is None:
             self.run = reopen(self.folder)
+            if self.trainer.regroups:
+                self._take_over(self.run)
         return self.run
+
+    def _take_over(self, run: RunFolder) -> None:
+        """Continue the output of a dead leader: its best step; not its lines about an epoch that it has not ended."""
+        trainer, at = self.trainer, self.trainer.progress
+        run.rewind(at.step, at.epoch - (trainer.before_end is not None))
+        if made := files.steps(run.checkpoints):
+            saved = files.load_step(run.checkpoints, made[-1]).state["progress"]
+            if saved["best_step"] > at.best_step:
+                for name in BEST:
+                    setattr(at, name, saved[name])
 
     # -- while it trains ---------------------------------------------------------------------------------
 

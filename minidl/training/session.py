@@ -21,7 +21,7 @@ from minidl.run.options import options
 from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
-from minidl.training import forecast, local_snapshots
+from minidl.training import forecast, local_snapshots, regroup
 from minidl.training.agreement import agree_at_start
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.resume import make_checkpoint
@@ -112,20 +112,27 @@ class Session:
         """Train; return the signal or the death that ended training before the last step, or None."""
         output = self.output
         try:
-            for entry in self.trainer.run():
-                if output.leads and not output.alone:
-                    self.display.quiet = self.config.quiet  # it was quiet if another replica led before
-                    entry["images_per_second"] = self._speed(entry["samples"])
-                if entry["event"] == "epoch":
-                    self._epoch_done(entry)
-                elif output.leads:
-                    self._step_done(entry)
+            regroup.train(self.trainer, self._handle)
         except (Stopped, JournalError, PeerLost) as reason:
             if isinstance(reason, JournalError) or output.alone:
                 output.save()
                 raise
             return reason
         return None
+
+    def _handle(self, entry: Entry) -> None:
+        output = self.output
+        if entry["event"] == "members":
+            if output.leads:
+                output.log(entry)
+            return
+        if output.leads and not output.alone:
+            self.display.quiet = self.config.quiet  # it was quiet if another replica led before
+            entry["images_per_second"] = self._speed(entry["samples"])
+        if entry["event"] == "epoch":
+            self._epoch_done(entry)
+        elif output.leads:
+            self._step_done(entry)
 
     def _speed(self, samples: int) -> float:
         """Return the images/s of all replicas since this replica's first step, which may compile kernels."""

@@ -32,7 +32,7 @@ from minidl.run.folder import RunFolder, write
 from minidl.run.model_file import short
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Signals, Stopped
-from minidl.training import forecast
+from minidl.training import forecast, regroup
 from minidl.training.output import parameter_count
 from minidl.training.replica_state import ReplicaState, averaged, mean_and_distance
 from minidl.training.resume import make_checkpoint
@@ -131,6 +131,10 @@ class SimulatedRun:
     def main(self, rank: int) -> Callable[[], None]:
         trainer, fabric = self.trainers[rank], self.fabrics[rank]
 
+        def handle(entry: Entry) -> None:
+            if entry["event"] == "step":
+                self.step_done(trainer, entry)
+
         def work() -> None:
             if rank not in fabric.replicas:
                 fabric.set_status(Column.STATE, State.TRAINING)
@@ -141,9 +145,7 @@ class SimulatedRun:
             fabric.set_status(Column.STATE, State.TRAINING)
             fabric.stats.start()
             try:
-                for entry in trainer.run():
-                    if entry["event"] == "step":
-                        self.step_done(trainer, entry)
+                regroup.train(trainer, handle)
             except Stopped:
                 pass
             fabric.stats.stop()
