@@ -25,7 +25,7 @@ OPTIONS = {
         "choices": {"local": "it stays local", "mixed": "it is averaged like the weights"},
     },
     "reduce": {"like": "allreduce"},
-    "on_death": {"like": "allreduce"},
+    "on_death": {"like": "base", "needs": {"reduce": "tree"}},
 }
 
 

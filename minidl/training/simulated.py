@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -144,10 +145,8 @@ class SimulatedRun:
                 self.catch_up(trainer, fabric)
             fabric.set_status(Column.STATE, State.TRAINING)
             fabric.stats.start()
-            try:
+            with suppress(Stopped):
                 regroup.train(trainer, handle)
-            except Stopped:
-                pass
             fabric.stats.stop()
             trainer.work.give_back()
             fabric.set_status(Column.STATE, State.PAUSED)

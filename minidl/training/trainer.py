@@ -201,7 +201,7 @@ class Trainer:
             replica.undo(interrupted.mark)
 
     def return_before_end(self) -> None:
-        """If the end of an epoch is not complete, return to the position before it. Scores on validation images remain."""
+        """If the end of an epoch is not complete, return to the position before it, except for the best score."""
         if self.before_end is not None:
             best = {name: getattr(self.progress, name) for name in BEST}
             self.progress, self.before_end = replace(self.before_end, **best), None
