@@ -1,4 +1,4 @@
-"""A replica of a synchronous method dies, and the others go on (--on-death continue): at any moment, in virtual time."""
+"""A replica of a synchronous method dies at any moment, and the others go on (--on-death continue)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Diary:
 
     def images(self, epoch: int, ranks: list[int], alive: list[int]) -> Counter[int]:
         """Count how often each image was trained in an epoch by these ranks, in steps that a survivor has completed."""
-        keys = [key for key, weights in self.settled.items() if key[0] == epoch and not weights.keys().isdisjoint(alive)]
+        keys = [key for key, done in self.settled.items() if key[0] == epoch and not done.keys().isdisjoint(alive)]
         pairs = [(rank, key) for key in keys for rank in ranks]
         return Counter(image for pair in pairs for image in self.begun.get(pair, ()))
 
@@ -44,7 +44,7 @@ class Diary:
 def diary(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Diary]:
     """Return a function that begins a new diary of the replicas."""
     current = [Diary()]
-    step, settle, number = Trainer.step, Trainer._settle, dict[int, dict[bytes, int]]()
+    step, settle = Trainer.step, Trainer._settle
 
     def noted_step(self: Trainer, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         known = {image.tobytes(): index for index, image in enumerate(self.data.x_train)}
@@ -87,7 +87,7 @@ class Job:
             assert run.summary is None and any(words in run.errors[0] for words in STARTING)
             return False
         assert run.summary, run.errors
-        assert run.summary["replicas_alive"] == RANKS - len(deaths) or max(deaths.values()) > self.moments[-20]
+        assert run.summary["replicas_alive"] >= RANKS - len(deaths)
         alive = [rank for rank in range(RANKS) if rank not in deaths]
         for key, weights in notes.settled.items():
             if self.method == "allreduce":
