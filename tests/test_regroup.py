@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,8 +71,9 @@ class Job:
 
     def __init__(self, folders: Iterator[Path], diary: Callable[[], Diary], method: str, **options: Any) -> None:
         self.folders, self.diary, self.method = folders, diary, method
-        self.options = {"data": f"synthetic:{IMAGES}x2x2x1:2", "on_death": "continue", "epochs": 2,
-                        **METHODS[method], **options}  # fmt: skip
+        self.options = {"data": f"synthetic:{IMAGES}x2x2x1:2", "on_death": "continue", **METHODS[method], **options}
+        if "steps" not in options:
+            self.options.setdefault("epochs", 2)
         self.whole = self.run({})
         self.moments = sorted(self.whole.moments)
 
@@ -89,6 +91,8 @@ class Job:
         assert run.summary, run.errors
         assert run.summary["replicas_alive"] >= RANKS - len(deaths)
         alive = [rank for rank in range(RANKS) if rank not in deaths]
+        entries = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+        assert [entry["epoch"] for entry in entries if entry["event"] == "epoch"] == [1, 2]
         for key, weights in notes.settled.items():
             if self.method == "allreduce":
                 assert len(set(weights.values())) == 1, f"different weights after {key}"
@@ -114,9 +118,79 @@ def job(tmp_path: Path, diary: Callable[[], Diary]) -> Callable[..., Job]:
 @pytest.mark.parametrize("method", METHODS)
 def test_one_dies_at_some_moments(job: Callable[..., Job], method: str) -> None:
     runs = job(method)
-    chosen = runs.moments[9 :: len(runs.moments) // 6]
-    finished = [runs.check({number % RANKS: moment + 1e-9}) for number, moment in enumerate(chosen)]
-    assert sum(finished) >= 5
+    chosen = runs.moments[len(runs.moments) // 5 :: len(runs.moments) // 4]
+    assert all([runs.check({number % RANKS: moment + 1e-9}) for number, moment in enumerate(chosen)])
+
+
+@pytest.mark.parametrize("options", [{"validation": 0.2}, {"overlap": True}, {"velocity": "quasi-global"}], ids=str)
+def test_one_dies_with_other_options(job: Callable[..., Job], options: dict[str, Any]) -> None:
+    runs = job("dpsgd", **options)
+    half = len(runs.moments) // 2
+    assert runs.check({0: runs.moments[half] + 1e-9}) and runs.check({2: runs.moments[half + 9] + 1e-9})
+
+
+def test_another_dies_while_the_others_regroup(job: Callable[..., Job]) -> None:
+    runs = job("allreduce")
+    middle = runs.moments[len(runs.moments) // 2]
+    first = runs.run({1: middle + 1e-9})
+    after = [moment for moment in sorted(first.moments) if moment > middle + 1e-9][:36:9]
+    assert len(after) == 4
+    for number, moment in enumerate(after):
+        assert runs.check({1: middle + 1e-9, (0, 2, 3)[number % 3]: moment + 1e-9})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_goes_on_alone(job: Callable[..., Job], method: str, capfd: pytest.CaptureFixture[str]) -> None:
+    runs = job(method)
+    third = len(runs.moments) // 3
+    times = [runs.moments[third + 9 * number] + 1e-9 for number in range(3)]
+    capfd.readouterr()
+    assert runs.check({0: times[0], 3: times[1], 1: times[2]})
+    assert "replica 2 goes on from step" in capfd.readouterr().err
+
+
+def test_the_learning_rate_goes_on_along_the_schedule(job: Callable[..., Job]) -> None:
+    """The schedule is over the whole run: with fewer replicas, which make more steps each, it falls more slowly."""
+    runs = job("allreduce", epochs=4, schedule="cosine")
+    run = runs.run({1: runs.moments[len(runs.moments) // 2] + 1e-9})
+    entries = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    rates = {entry["epoch"]: entry["lr"] for entry in entries if entry["event"] == "epoch"}
+    steps = {entry["epoch"]: entry["step"] for entry in entries if entry["event"] == "epoch"}
+    assert run.summary and run.summary["steps"] > runs.whole.summary["steps"]
+    per_epoch = steps[4] - steps[3]
+    assert per_epoch == 4, "33 images of each of 3 replicas"
+    expected = 0.05 * 0.5 * (1 + np.cos(np.pi * (4 * per_epoch - 1) / (4 * per_epoch)))
+    assert rates[4] == pytest.approx(expected)
+
+
+def test_with_a_number_of_steps_each_makes_that_many(job: Callable[..., Job]) -> None:
+    runs = job("allreduce", steps=7)
+    run = runs.run({3: runs.moments[len(runs.moments) // 2] + 1e-9})
+    assert run.summary and run.summary["steps"] == 7
+
+
+def test_a_topology_that_three_replicas_cannot_have(job: Callable[..., Job]) -> None:
+    runs = job("dpsgd", topology="hypercube")
+    run = runs.run({2: runs.moments[len(runs.moments) // 2] + 1e-9})
+    run.check()
+    assert run.summary is None and len(run.last().state["members"]) == 3
+    assert all("replica 2 died, and the other 3 cannot go on: hypercube" in error and "saved" in error
+               for error in run.errors)  # fmt: skip
+
+
+def test_a_stopped_run_is_resumed_by_all(job: Callable[..., Job]) -> None:
+    """The checkpoint says which images three replicas have trained of the epoch that four replicas began."""
+    runs = job("allreduce")
+    stop = runs.moments[len(runs.moments) // 4]
+    notes = runs.diary()
+    folder = next(runs.folders)
+    Sessions(folder, RANKS, {2: stop / 2}, stop=stop, method="allreduce", **runs.options)
+    work = Sessions.last_of(folder).state["work"]
+    assert work["members"] == [0, 1, 3] and work["replicas"] == 3
+    resumed = Sessions(folder, RANKS, {})
+    assert resumed.summary and resumed.summary["replicas_alive"] == RANKS
+    images = notes.images(0, [*range(RANKS)], [0, 1, 3])
+    assert len(images) == images.total() > IMAGES - RANKS
 
 
 @pytest.mark.slow
@@ -127,3 +201,14 @@ def test_one_dies_at_every_moment(job: Callable[..., Job], method: str, options:
     runs = job(method, **options)
     for moment in runs.moments:
         runs.check({victim: moment + 1e-9})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_two_die_at_random_moments(job: Callable[..., Job], method: str) -> None:
+    runs, random = job(method), np.random.default_rng(5)
+    for _ in range(150):
+        first, second = random.choice(RANKS, 2, replace=False).tolist()
+        at = int(random.integers(len(runs.moments)))
+        later = min(len(runs.moments) - 1, at + int(random.integers(40)))
+        runs.check({first: runs.moments[at] + 1e-9, second: runs.moments[later] + 2e-9})

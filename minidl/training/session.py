@@ -168,7 +168,8 @@ class Session:
                 return
             fabric.led_by = fabric.leader
             output.save_all(lambda members: entry)
-            fabric.barrier()  # all wait for the leader, with their timers stopped
+            if not trainer.regroups:  # else regroup.py does it
+                fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
             self.snapshots.take()
             if output.leads:  # it saves its own state; the states of all are collected at the end of the run

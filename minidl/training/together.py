@@ -98,7 +98,7 @@ class Together:
             if self.validates and not trainer.finished:  # the weights of the last epoch are the final ones
                 self.taken.append((at.step, trainer.replica.theta.copy()))
         self.epochs[at.epoch - 1 :] = [entry]  # a death may have interrupted this function before its end
-        if trainer.method.synchronous and self.validates:
+        if trainer.method.synchronous and self.validates and not trainer.regroups:  # else regroup.py does it
             fabric.barrier()
         if self.leads and self.progress:
             self.progress(entry)
