@@ -10,9 +10,9 @@ import pytest
 from toy_replicas import LINK, batch_of, config_of, engine_of, run
 
 from minidl.comm.cluster import Event, uniform
-from minidl.comm.fabric.base import Fabric
+from minidl.comm.fabric.base import Fabric, View
 from minidl.comm.methods import method
-from minidl.comm.methods.base import Method, View
+from minidl.comm.methods.base import Method
 from minidl.comm.methods.gossip import Gossip
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Replica

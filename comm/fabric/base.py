@@ -39,12 +39,14 @@ from minidl.comm.transport.messages import (
     BufferSpec,
     Channel,
     Column,
+    Freeze,
     Header,
     Message,
     PeerLost,
     Pending,
     Slot,
     State,
+    Trust,
     View,
 )
 from minidl.errors import AbortedError as Aborted
@@ -76,6 +78,7 @@ class Fabric:
     rank, size, leader = OfTransport[int](), OfTransport[int](), OfTransport[int]()
     nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
     status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
+    trust, on_freeze = OfTransport[np.ndarray](), OfTransport[Freeze]()
     stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
     stall, claims = OfTransport[float](), OfTransport[Claims]()
     service = OfTransport["Callable[[], bool] | None"]()
@@ -100,6 +103,9 @@ class Fabric:
         self.idle, self.start, self.stopping, self.shared = (
             transport.idle, transport.start, transport.stopping, transport.shared,
         )  # fmt: skip
+        self.beat, self.busy, self.suspected, self.handle_freezes = (
+            transport.beat, transport.busy, transport.suspected, transport.handle_freezes,
+        )  # fmt: skip
         self._calls: dict[int, deque[Call]] = {}  # by server, the calls whose replies have not been received
         self._service: Service | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
@@ -109,7 +115,7 @@ class Fabric:
 
     def _begin_view(self) -> None:
         self.view = View(0, self.replicas)
-        self._seen = bytes(self.size)  # for each rank: 1 if it was dead when `view` was made
+        self._seen = b""  # what `view` was made of
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
         """Allocate the memory for messages (`Transport.join`). What remains of an earlier training is dropped."""
@@ -121,14 +127,28 @@ class Fabric:
     # -- membership --------------------------------------------------------------------------------------
 
     def look(self) -> View:
-        """Return the members that this replica sees now: the live replicas.
+        """Return the members that this replica sees now: the live replicas, without those that are left out.
 
-        With `fail_fast`, the view only changes when all members have agreed on it (training/regroup.py).
+        With `fail_fast`, return those on which all members have agreed (training/regroup.py).
+
+        With Freeze.LEAVE_OUT, suspected replicas are left out until they wake. Other replicas may train the pieces that
+        they had claimed.
         """
-        if not self.fail_fast:
-            dead = (self.status[:, Column.STATE] == State.DEAD).tobytes()
-            if dead != self._seen:
-                self._seen, self.view = dead, View(self.view.number + 1, tuple(self.survivors()))
+        if self.fail_fast:
+            return self.view
+        states = self.status[:, Column.STATE]
+        out = (states == State.DEAD) | (states == State.COMING)
+        if self.on_freeze is Freeze.LEAVE_OUT:
+            out |= self.trust != Trust.TRUSTED
+        seen = out.tobytes() + self.status[:, Column.INCARNATION].tobytes()
+        if seen != self._seen:
+            first, self._seen = not self._seen, seen
+            members = tuple(rank for rank in self.replicas if not out[rank] or rank == self.rank)
+            for rank in self.replicas:
+                if rank not in members and self.suspected(rank):
+                    self.claims.revoke(rank)
+            if not first or members != self.view.members:
+                self.view = View(self.view.number + 1, members)
         return self.view
 
     # -- messages, none lost -----------------------------------------------------------------------------
@@ -331,6 +351,7 @@ __all__ = [
     "Channel",
     "Column",
     "Fabric",
+    "Freeze",
     "Group",
     "Header",
     "Message",
@@ -338,5 +359,6 @@ __all__ = [
     "Pending",
     "Slot",
     "State",
+    "Trust",
     "View",
 ]  # fmt: skip

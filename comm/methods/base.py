@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Message, View
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Freeze, Message, View
 from minidl.comm.replica import Batch, Replica
 from minidl.run.config import Config
 
@@ -74,7 +74,7 @@ class Method(ABC):
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         self.replica, self.fabric, self.config = replica, fabric, config
-        self.view = fabric.view
+        self.view = fabric.view  # the members before this step
 
     @classmethod
     def roles(cls, ranks: int, config: Config) -> Roles:
@@ -96,6 +96,13 @@ class Method(ABC):
         Replicas that wait for each other make the same number of steps. With skewed shards each has its own images.
         """
         return not cls.synchronous and (config.shards or "iid") == "iid"
+
+    @classmethod
+    def on_freeze(cls, config: Config) -> Freeze:
+        """Return what happens to a replica that is frozen (suspended, or its file system hangs)."""
+        if not cls.synchronous:
+            return Freeze.LEAVE_OUT
+        return Freeze.KILL if config.on_death == "continue" else Freeze.WAIT
 
     def step(self, batch: Batch) -> float:
         """Make one training step; return the loss of the batch.
@@ -192,5 +199,6 @@ def _topology(name: str, replicas: int, seed: int, nodes: tuple[int, ...]) -> To
     return build(name, replicas, seed, nodes)
 
 
-__all__ = ["Batch", "BufferSpec", "Callable", "Fabric", "Mapping", "Message", "Method", "Replica", "Roles", "Sequence",
-           "View"]  # fmt: skip
+__all__ = [
+    "Batch", "BufferSpec", "Callable", "Fabric", "Mapping", "Message", "Method", "Replica", "Roles", "Sequence", "View",
+]  # fmt: skip

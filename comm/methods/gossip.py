@@ -108,7 +108,7 @@ class Gossip(Method):
             self.asked.add(peer)
 
     def on_membership(self, view: View) -> None:
-        """Owe no reply to a dead peer."""
+        """Owe no reply to a peer that is dead or left out."""
         self.owed = {asker: block for asker, block in self.owed.items() if asker in view.members}
 
     def header(self, block: int, share: float = 1.0) -> Header:

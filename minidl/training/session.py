@@ -54,6 +54,7 @@ class Session:
         forecast.require_room(fabric, arena.size, config.optimizer, buffers)
         fabric.join(buffers, arena.layout_hash)
         fabric.fail_fast = kind.synchronous and fabric.size > 1
+        fabric.handle_freezes(kind.on_freeze(config))
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, self._show_epoch)
         self.snapshots = Snapshots(self.output)

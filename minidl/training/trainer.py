@@ -54,7 +54,7 @@ class Trainer:
         fabric: Fabric | None = None,
         engine: Engine | None = None,
     ) -> None:
-        self.model, self.data, self.config, self.check = model, data, config, check
+        self.model, self.data, self.config, self._check = model, data, config, check
         self.fabric = fabric or Fabric(LoopbackTransport())
         self.engine = engine or Engine(model, config)
         self.progress = Progress()
@@ -82,7 +82,7 @@ class Trainer:
             place=ranks.index(rank) if rank in ranks else 0,  # a server trains on no images
             replicas=len(ranks), augment=config.augment, shards=config.shards, prefetch=self.prefetch,
         )  # fmt: skip
-        self.work = work_of(self.claims, self.sampler, config, self.fabric, lambda: self.check())
+        self.work = work_of(self.claims, self.sampler, config, self.fabric, self.check)
 
     @property
     def regroups(self) -> bool:
@@ -133,6 +133,11 @@ class Trainer:
             yield entry
             self.before_end = None
             began = perf_counter() - self.progress.seconds
+
+    def check(self) -> None:
+        """Note a sign of life. Raise the exception that ends the training, if there is any."""
+        self.fabric.beat()
+        self._check()
 
     def prepare(self) -> None:
         """Record the step for a full batch. Compile all kernels, also of methods and claims, so no step compiles."""
