@@ -55,6 +55,7 @@ class Column(IntEnum):
     INCARNATION = 10  # 0: its process began with the job; n: it was the n-th newcomer of the job
     EPOCH = 11  # epochs that this rank has finished
     ENDED = 12  # 1: this rank is DEAD because its script has ended, without an error
+    VIEW = 13  # how far this rank is with a change of the view: see fabric/view.py
 
 
 class State(IntEnum):
@@ -268,7 +269,7 @@ def check_size(nbytes: int, slots: int, capacity: int, what: str) -> None:
 
 
 class PeerLost(MinidlError):
-    """A rank died while another one waited for it."""
+    """A rank died while another one waited for it. message: replaces the usual text."""
 
     def __init__(self, peer: int, what: str, message: str = "") -> None:
         super().__init__(message or f"replica {peer} died while others waited for {what}")

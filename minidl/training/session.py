@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Self
 
 from minidl import data, models, nn
-from minidl.comm.fabric.base import Column, Fabric, Freeze, PeerLost
+from minidl.comm.fabric.base import Column, Fabric, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
@@ -26,7 +26,7 @@ from minidl.run.options import options
 from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
-from minidl.training import forecast, local_snapshots, newcomer
+from minidl.training import forecast, local_snapshots, newcomer, regroup
 from minidl.training.agreement import agree_at_start, facts_of_run
 from minidl.training.epoch_averages import EpochAverages
 from minidl.training.output import RunOutput, parameter_count
@@ -64,7 +64,7 @@ class Session:
         fabric.fail_fast = kind.synchronous and fabric.began > 1
         enter = fabric.enter if fabric.newcomer else fabric.join
         enter(kind.buffers(arena.size, config), arena.layout_hash)
-        fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
+        fabric.handle_freezes(kind.on_freeze(config))
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric, engine)
         self.output = self.make_output()
         self.averages = EpochAverages(self.output)
@@ -185,17 +185,21 @@ class Session:
         """Train; return the signal or the death that ended training before the last step, or None."""
         output = self.output
         try:
-            for entry in self.trainer.run():
-                if entry["event"] == "epoch":
-                    self._epoch_done(entry)
-                else:
-                    self._step_done(entry)
+            regroup.train(self.trainer, self._handle)
         except (Stopped, JournalError, PeerLost) as reason:
             if isinstance(reason, JournalError) or output.alone:
                 output.save()
                 raise
             return reason
         return None
+
+    def _handle(self, entry: Entry) -> None:
+        if entry["event"] == "epoch":
+            self._epoch_done(entry)
+        elif entry["event"] == "step":
+            self._step_done(entry)
+        elif self.output.leads:
+            self.output.log(entry)
 
     def _as_leader(self, entry: Entry) -> None:
         """If several replicas train, and this one leads: show the speed of all, also if another replica led before.
@@ -241,7 +245,8 @@ class Session:
                 return
             fabric.led_by = fabric.leader
             output.save_all(lambda members: entry)
-            fabric.barrier()  # all wait for the leader, with their timers stopped
+            if not trainer.regroups:  # else regroup.py does it
+                fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
             self.averages.take()
             if output.leads:  # it saves its own state; the states of all are collected at the end of the run
