@@ -112,7 +112,7 @@ def test_places() -> None:
     def count(**options: Any) -> tuple[int, list[int]]:
         config = Config(**{"workers": 2, "method": "gossip", **options})
         found = places(config, config.workers + (config.method == "ps"))
-        return found.count, list(found.servers)
+        return found.number, list(found.servers)
 
     assert count() == (4, []) and count(max_workers=3) == (3, []) and count(method="ps") == (5, [2])
     assert count(method="dpsgd") == (2, [])  # nobody can join
@@ -141,8 +141,8 @@ def test_places_that_nobody_fills_take_no_memory(root: Path) -> None:
         os.write(1, json.dumps([fabric.size, fabric.replicas, blocks]).encode() + b"\\n")
         fabric.set_status(Column.STATE, State.FINISHED)
     """
-    start = ("import sys; from minidl.comm.launch import local\n"
-             "sys.exit(local.run([], 2, quiet=True, program=('-c', sys.argv[1]), places=local.Places(int(sys.argv[2]))))")
+    start = ("import sys; from minidl.comm.launch import local; places = local.Places(int(sys.argv[2]))\n"
+             "sys.exit(local.run([], 2, quiet=True, program=('-c', sys.argv[1]), places=places))")  # fmt: skip
     found = {}
     for count in (2, 8):
         done = subprocess.run([sys.executable, "-c", start, code, str(count)], capture_output=True, text=True,

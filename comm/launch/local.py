@@ -109,9 +109,9 @@ def _where(cpu: int) -> tuple[int, ...]:
 
 
 class Places(NamedTuple):
-    """The places of a job: as many as `count`, of which newcomers may fill those that are free and no `servers`."""
+    """The places of a job: as many as `number`, of which newcomers may fill those that are free and no `servers`."""
 
-    count: int
+    number: int
     servers: Sequence[int] = ()
 
 
@@ -120,14 +120,14 @@ class ProcessGroup:
 
     def __init__(self, ranks: int, places: Places | None = None) -> None:
         self.places = places or Places(ranks)
-        size = memory.control_size(self.places.count)
+        size = memory.control_size(self.places.number)
         self.segment = memory.Segment.create(size)
         control = memoryview(self.segment.map(size))
         self.words, self.numbers = control.cast("q"), control.cast("d")
         self.monitor = Monitor(self.words, self.numbers)
         self.life, self._ours = os.pipe()  # a pipe: ranks that read it get end-of-file when the launcher ends
         self.ranks = ranks
-        for rank in range(ranks, self.places.count):
+        for rank in range(ranks, self.places.number):
             self.numbers[memory.at(rank, memory.STATE)] = memory.DEAD
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.code = 0  # the exit code: of the first error, or of the signal that stopped the run
@@ -160,7 +160,7 @@ class ProcessGroup:
         """
         descriptors = (self.segment.fd, self.life)
         newcomer = int(self._read(rank, memory.INCARNATION))
-        place = Place(rank, self.places.count, self.segment.fd, self.life, os.getpid(), self.ranks, newcomer)
+        place = Place(rank, self.places.number, self.segment.fd, self.life, os.getpid(), self.ranks, newcomer)
         environment = os.environ | {
             "MINIDL_RANK": " ".join(map(str, place)),
             "MINIDL_CORES": " ".join(map(str, cores)),
@@ -223,7 +223,7 @@ class ProcessGroup:
     def _admit(self, start: Callable[[int], None]) -> None:
         """Start the newcomers that --join wants, in the first free places. If there are too few, start none."""
         words, wanted = self.words, self.words[memory.WANTED]
-        free = [rank for rank in range(self.places.count) if rank not in self.running
+        free = [rank for rank in range(self.places.number) if rank not in self.running
                 and rank not in self.places.servers and self._read(rank, memory.STATE) == memory.DEAD]  # fmt: skip
         words[memory.WANTED] = len(free)
         if 0 < wanted <= len(free) and not words[memory.STOP] and not words[memory.ABORT]:
