@@ -44,7 +44,7 @@ NOTICE = 5.0  # seconds that a rank has to notice a signal, and to exit when ano
 class Monitor:
     """words, numbers: the control area, as int64 and as float64."""
 
-    def __init__(self, words: memoryview, numbers: memoryview) -> None:
+    def __init__(self, words: memoryview[int], numbers: memoryview[float]) -> None:
         self.words, self.numbers = words, numbers
         self._looked = time.monotonic()
         self._life: dict[int, tuple[float, int]] = {}  # by rank, its last sign of life: HEARD, CPU time
