@@ -3,7 +3,8 @@
     g <- 1/P * sum_i g_i(x),      x <- x - eta * g      x is always the same on all replicas
 
 Without batch norm and dropout, this equals (up to rounding) one replica with a batch P times as large. For such a
-batch Goyal et al. 2017 recommend a learning rate P times as large; this method leaves the rate unchanged.
+batch Goyal et al. 2017 recommend a learning rate P times as large; this method leaves the rate unchanged, also if a
+replica dies and the others continue (--on-death).
 
 The backward pass completes the gradient of the last layer first. Layers are grouped into buckets. A complete bucket is
 summed over the replicas during the rest of the backward pass (Li et al., PyTorch Distributed: VLDB 2020).
