@@ -17,7 +17,8 @@ from minidl.comm.cluster import Cluster, Link
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.freezes import Freezes
-from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, State
+from minidl.comm.transport.in_flight import InFlight
+from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, State
 from minidl.errors import MinidlError
 
 T = TypeVar("T")
@@ -43,22 +44,6 @@ class SimulatedProcess:
         self.transport, self.greenlet = transport, greenlet(work, hub)
         self.parked, self.what = False, "its start"
         self.peers: Sequence[int] = ()
-
-
-class InFlight:
-    """A message in the simulated network.
-
-    receivers: the ranks that have not released it yet. used: the number of the sender's slots that it occupies, 0 or 1.
-    vector, header: set when the sender commits the message.
-    """
-
-    __slots__ = ("channel", "header", "receivers", "sender", "used", "vector")
-
-    vector: np.ndarray
-    header: Header
-
-    def __init__(self, channel: Channel, sender: int, receivers: set[int], used: int) -> None:
-        self.channel, self.sender, self.receivers, self.used = channel, sender, receivers, used
 
 
 class Rank(Transport):
@@ -236,6 +221,11 @@ class EventLoop:
                 self._watching[peer].pop(task, None)
             self.ready.append(task)
 
+    def wake_all(self) -> None:
+        """Wake all parked tasks of all ranks."""
+        for transport in self.transports:
+            transport.wake()
+
     def board_changed(self, rank: int, column: Column) -> None:
         """Wake the tasks that wait for this rank or for no particular rank. A change of STOP wakes all tasks."""
         if column is STATE:
@@ -270,8 +260,7 @@ class EventLoop:
         self.draining.discard(rank)
         self.dead += 1
         self.board_changed(rank, STATE)
-        for other in self.transports:
-            other.wake()  # `other` may wait for the dead rank
+        self.wake_all()  # they may wait for the dead rank
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:

@@ -37,7 +37,8 @@ from greenlet import GreenletExit
 
 from minidl.comm.claims import Ledger
 from minidl.comm.cluster import Cluster
-from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, InFlight, Rank, SimulatedProcess
+from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Rank, SimulatedProcess
+from minidl.comm.transport.in_flight import InFlight
 from minidl.comm.transport.messages import (
     ANY,
     DTYPES,

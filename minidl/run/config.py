@@ -149,7 +149,8 @@ class Config:
     method: str = option("dpsgd", "how replicas exchange models or gradients", group="method",
                          choices=_abouts("method"))
     shards: str = option("iid", "which training images each replica gets", group="method", choices=SHARDS)
-    stall: float = option(30.0, "seconds of waiting after which a replica reports which others it waits for",
+    stall: float = option(30.0, "seconds after which a replica that gives no sign of life is suspected to be frozen, "
+                          "and after which one that waits reports for which others",
                           group="method", limits=ABOVE_ZERO)
 
     seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group="run", limits=SEED)

@@ -27,6 +27,7 @@ from minidl.training.replica_state import averaged, broadcast_text
 from minidl.training.resume import about, finite_weights, make_checkpoint
 from minidl.training.trainer import Entry, Trainer
 
+WRITING = 120.0  # seconds that a slow disk may take, in which nobody suspects the leader
 Members = Mapping[int, dict[str, Any]]  # the numbers of each replica, by rank
 
 
@@ -151,7 +152,7 @@ class RunOutput:
             send_state(trainer)
             return None
         checkpoints, step = self._held().checkpoints, trainer.progress.step
-        with files.writing(checkpoints, step) as folder, collected(trainer, folder) as replicas:
+        with fabric.busy(WRITING), files.writing(checkpoints, step) as folder, collected(trainer, folder) as replicas:
             epoch = entry(replicas.members)
             with averaged(trainer, replicas.theta):
                 scores = trainer.validate(step) if epoch is not None else {}

@@ -21,7 +21,7 @@ from minidl.errors import MinidlError
 from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training.collecting import Replicas
-from minidl.training.output import Members, RunOutput
+from minidl.training.output import WRITING, Members, RunOutput
 from minidl.training.replica_state import averaged, gather_numbers
 from minidl.training.resume import make_checkpoint
 from minidl.training.summary import Snapshots, summarise
@@ -30,7 +30,6 @@ from minidl.training.trainer import Entry, Trainer
 Reason = Stopped | PeerLost | None  # why training ended; None: all steps were made
 VERDICTS = (State.FINISHED, State.STOPPED, State.LOST)
 LAST_STATES = (State.STOPPED, State.LOST, State.OVER)
-WRITING = 120.0  # seconds that a slow disk may take, in which nobody suspects the leader
 TESTING = 300.0  # seconds after which a replica reports that it still waits for the leader's last status
 
 
@@ -75,8 +74,7 @@ def _save(
     """Collect the states of all replicas; the leader saves them. Return the states and the leader's verdict."""
     fabric, trainer = output.fabric, output.trainer
     if fabric.rank == leader:
-        with fabric.busy(WRITING):
-            replicas = output.save_all(lambda members: last_epoch if _have_finished(trainer, members) else None)
+        replicas = output.save_all(lambda members: last_epoch if _have_finished(trainer, members) else None)
         assert replicas
         finished = _have_finished(trainer, replicas.members)
         verdict = State.FINISHED if finished else State.STOPPED if fabric.stopping() else State.LOST

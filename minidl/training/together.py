@@ -65,6 +65,7 @@ class Together:
                     if entry["event"] == "epoch":
                         self._epoch_done(entry)
             except Stopped as stopped:
+                fabric.set_status(Column.STALL, 0)  # nobody suspects this rank while the script saves what it wants
                 raise KeyboardInterrupt(f"stopped after step {trainer.progress.step}") from stopped
             trainer.work.give_back()
             fabric.fail_fast = False
