@@ -47,6 +47,7 @@ class Session:
         kind, fabric.replicas = chosen(config, fabric.size)
         self.config = config = replace(config, workers=len(fabric.replicas))
         self.signals, self.fabric = signals, fabric
+        fabric.transport.interrupted = lambda: signals.deferred and signals.received is not None
         self.data, self.model = prepare(config, fabric.rank, fresh)
         arena = self.model.flatten()
         agree_at_start(fabric, config, self.model, self.data)
