@@ -66,6 +66,7 @@ class Transport(ABC):
         self.on_freeze = Freeze.WAIT
         stats.attach(self.began, self.now)
         self.stop_wanted = False  # whether a signal requested a stop
+        self.interrupted: Callable[[], bool] = lambda: False  # whether this process has received such a signal
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
         self.step = 0
         self.service: Callable[[], bool] | None = None  # see `Fabric.register`
@@ -375,7 +376,7 @@ class Transport(ABC):
 
     def stopping(self) -> bool:
         """Return whether any rank was asked to stop."""
-        return self.stop_wanted or bool(self.status[:, Column.STOP].any())
+        return self.stop_wanted or self.interrupted() or bool(self.status[:, Column.STOP].any())
 
     def consider_stopping(self) -> None:
         """If a stop was requested, write 1 + self.step to the status table: this rank can stop after that step."""

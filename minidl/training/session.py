@@ -85,6 +85,7 @@ class Session:
         kind, replicas = chosen(config, fabric.began)
         fabric.assign(replicas)
         config = replace(config, workers=len(replicas))
+        fabric.transport.interrupted = lambda: signals.deferred and signals.received is not None
         fabric.fail_fast = kind.synchronous and fabric.began > 1
         dataset, model = prepare(config, fabric.rank, fresh)
         size = model.flatten().size
