@@ -29,7 +29,7 @@ class Observer:
     A line of metrics.jsonl is written after every LOG_EVERY steps of a replica, on average, and after each epoch of all
     replicas together. For an epoch, the average of all replicas is tested. This takes no virtual time.
 
-    flops: of one image's gradient. sessions: of all ranks. tested: the replicas whose own weights were tested at the end.
+    flops: of one image's gradient. sessions: of all ranks. tested: replicas whose own weights were tested.
     """
 
     def __init__(self, simulation: Simulation, flops: float, quiet: bool) -> None:
