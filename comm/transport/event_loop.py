@@ -25,7 +25,7 @@ T = TypeVar("T")
 # Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
 TOUCHED = {"update": 20, "mix": 12}
 # Global variables, because looking up a member of an enumeration takes longer.
-MAIL, STATE, STOP, TRAINING = Channel.MAIL, Column.STATE, Column.STOP, State.TRAINING
+MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
 
 
 class Deadlock(MinidlError):
@@ -269,7 +269,8 @@ class EventLoop:
     def _come(self, rank: int) -> None:
         """Let a rank join late; it never starts if the leader collects the states of all, or has done so."""
         leader = self.transports[rank].leader
-        if self.status[leader, STATE] > State.DEAD or (leader in self.running and self.status[leader, STATE] > TRAINING):
+        state = self.status[leader, STATE]
+        if state > State.DEAD or (leader in self.running and state > State.TRAINING):
             self.running.pop(rank, None)
         if rank not in self.running:
             return

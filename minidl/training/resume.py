@@ -104,7 +104,8 @@ class Restoration:
             planned = _require_work(trainer, state, then)
             require_position(Progress(**state["progress"]), self.batches, then, "progress", planned)
             for rank, member in members.items():
-                require_position(Progress(**member["progress"]), self.batches, then, f"members.{rank}.progress", planned)
+                at = Progress(**member["progress"])
+                require_position(at, self.batches, then, f"members.{rank}.progress", planned)
         now, claimed = trainer.config, isinstance(trainer.work, Claimed)
         self.total = _pieces(state["work"], then, now, self.batches) if claimed else length(now, self.batches)
         if self.total < (state["work"]["total"] if claimed else length(then, self.batches)):
