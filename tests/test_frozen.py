@@ -124,6 +124,6 @@ def test_the_words_of_the_table() -> None:
     from minidl.comm.fabric.base import Column, Freeze, State, Trust
 
     for kind, names in ((Column, ("STATE", "STEP", "STALL", "PATIENCE")), (Freeze, ("WAIT", "LEAVE_OUT", "KILL")),
-                        (State, ("JOINING", "PAUSED", "FINISHED", "DEAD", "COMING")),
+                        (State, ("JOINING", "READY", "TRAINING", "PAUSED", "FINISHED", "DEAD", "COMING")),
                         (Trust, ("TRUSTED", "SUSPECTED", "CONDEMNED"))):  # fmt: skip
         assert all(getattr(memory, name) == kind[name] for name in names)

@@ -31,6 +31,7 @@ class Watched:
         for rank in PROCESSES:
             self.set(rank, memory.STALL, stall)
             self.set(rank, memory.STEP, 7)
+            self.set(rank, memory.STATE, memory.TRAINING)
         self.look(0)
 
     def set(self, rank: int, word: int, value: float) -> None:
@@ -96,7 +97,10 @@ def test_who_computes_compiles_or_announces_a_long_operation_is_not_suspected(wa
     for _ in range(40):  # it uses the CPU
         watched.cpu += 1
         watched.look(LOOK)
+    watched.state = "R"  # it waits for a free core
+    watched.look(60.0)
     assert not watched.trust
+    watched.state = "S"
     watched.set(1, memory.PATIENCE, 9.0)
     watched.look(8.5)
     assert not watched.trust
@@ -104,9 +108,20 @@ def test_who_computes_compiles_or_announces_a_long_operation_is_not_suspected(wa
     watched.look(0.0)
     assert watched.trust == memory.SUSPECTED
     watched.beat(1)
-    watched.set(1, memory.STALL, 0.0)  # it compiles, or trains no more
+    watched.set(1, memory.STALL, 0.0)  # its script trains no more
     watched.look(60.0)
     assert not watched.trust
+    watched.set(1, memory.STALL, 2.0)
+    for state in (memory.JOINING, memory.READY, memory.COMING):  # it compiles
+        watched.state = "S"
+        watched.set(1, memory.STATE, state)
+        watched.look(60.0)
+        assert not watched.trust
+        watched.state = "T"
+        watched.look(0.0)
+        assert watched.trust == memory.SUSPECTED
+        watched.beat(1)
+        watched.look(0.0)
 
 
 def test_the_time_in_which_the_launcher_itself_was_suspended_does_not_count(watched: Watched) -> None:

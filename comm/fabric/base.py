@@ -105,8 +105,8 @@ class Fabric:
         self.idle, self.start, self.stopping, self.shared = (
             transport.idle, transport.start, transport.stopping, transport.shared,
         )  # fmt: skip
-        self.beat, self.busy, self.suspected, self.handle_freezes = (
-            transport.beat, transport.busy, transport.suspected, transport.handle_freezes,
+        self.beat, self.busy, self.suspected, self.left_out, self.handle_freezes = (
+            transport.beat, transport.busy, transport.suspected, transport.left_out, transport.handle_freezes,
         )  # fmt: skip
         self._calls: dict[int, deque[Call]] = {}  # by server, the calls whose replies have not been received
         self._service: Service | None = None

@@ -257,7 +257,10 @@ class Transport(ABC):
             self.trust[peer] = Trust.CONDEMNED
 
     def fence_suspects(self) -> None:
-        """Have suspected ranks killed if `on_freeze` says so: at once, or when no other replica trains any more."""
+        """Have suspected ranks killed if `on_freeze` says so: at once, or when no other replica trains any more.
+
+        Before the first step, the others wait.
+        """
         if self.on_freeze is Freeze.WAIT or not self.trust.any():
             return
         if self.on_freeze is Freeze.LEAVE_OUT:
@@ -265,8 +268,12 @@ class Transport(ABC):
             if min(others, default=State.DEAD) < State.PAUSED or set(others) <= OUTSIDE:
                 return  # others train, or all are suspected: one of them may wake and train on
         for rank in range(self.size):
-            if self.alive(rank):
+            if self.alive(rank) and (self.on_freeze is Freeze.LEAVE_OUT or self.status[rank, Column.STEP]):
                 self.fence(rank)
+
+    def left_out(self, rank: int) -> bool:
+        """Return whether the others go on without this rank, because it is suspected."""
+        return self.on_freeze is Freeze.LEAVE_OUT and self.suspected(rank)
 
     # -- time --------------------------------------------------------------------------------------------
 

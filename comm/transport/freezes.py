@@ -101,7 +101,7 @@ class Freezes:
 
     def _suspect(self, rank: int, began: float) -> None:
         loop = self.loop
-        if self._since(rank) != began or loop.status[rank, Column.STATE] < State.TRAINING:
+        if self._since(rank) != began:
             return
         if loop.stop_asked:
             self._kill(rank)

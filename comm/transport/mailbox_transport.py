@@ -53,7 +53,7 @@ class MailboxTransport(Transport):
         self.status = numbers[:, : len(Column)]
         self.heard = cast("list[float]", numbers[:, memory.HEARD])
         self.trust = rows[:, memory.TRUST]
-        self.status[self.rank, Column.PID] = os.getpid()
+        self.status[self.rank, Column.PID], self.status[self.rank, Column.STALL] = os.getpid(), self.stall
         return rows
 
     def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
@@ -127,7 +127,7 @@ class MailboxTransport(Transport):
     def set_status(self, column: Column, value: float) -> None:
         self.beat()
         self.status[self.rank, column] = value
-        if column is Column.STATE and State.TRAINING <= value < State.COMING:
+        if column is Column.STATE:
             self.status[self.rank, Column.STALL] = self.stall
 
     def beat(self) -> None:
@@ -136,7 +136,7 @@ class MailboxTransport(Transport):
         self.heard[self.rank] = now
         if self.trust[self.rank]:  # this rank was frozen: its silence says nothing about its steps
             self.trust[self.rank] = Trust.TRUSTED
-        elif PATIENT * silence > row[Column.PATIENCE] and row[Column.STALL]:
+        elif PATIENT * silence > row[Column.PATIENCE] and row[Column.STATE] == State.TRAINING:
             row[Column.PATIENCE] = PATIENT * silence
 
     @contextmanager

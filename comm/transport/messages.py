@@ -49,7 +49,7 @@ class Column(IntEnum):
     ACCURACY = 4  # training accuracy in this rank's latest finished epoch, 0 to 1
     LOSS = 5  # mean training loss in the same epoch
     IMAGES = 6  # images of this rank in the same epoch; 0: no epoch is finished yet, or it made no step in it
-    STALL = 7  # seconds without a sign of life after which this rank is suspected; 0: it compiles, or does not train
+    STALL = 7  # seconds without a sign of life after which this rank is suspected; 0: never, it does not train
     PATIENCE = 8  # if it is longer than STALL, it replaces it: 3 times this rank's longest time without a sign of life
     PID = 9  # its process
     INCARNATION = 10  # 0: its process began with the job; n: it was the n-th newcomer of the job
