@@ -7,7 +7,9 @@ imports minidl. run/signals.py replaces the handler while a run is trained.
 
 import os
 import sys
-from _signal import SIGINT, default_int_handler, getsignal, signal  # Python has loaded it, unlike `signal`
+
+# Python has loaded this module, unlike `signal`.
+from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
 
 COMMANDS = ("train", "simulate", "launch")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # set by MPI's launchers: the first rank reports for all

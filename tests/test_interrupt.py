@@ -88,7 +88,7 @@ def test_in_a_folder_that_holds_a_clone(tmp_path: Path, root: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.startswith("0.") and not done.stderr
     command = [sys.executable, "-m", "minidl.train", "--steps", "1", "--workers", "2", *SMALL, "run"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stderr) == (0, "") and "average of 2 replicas" in done.stdout
 
 
