@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,14 @@ class Engine:
         self.arena: Arena = model.flatten()
         self.statistics: Arena | None = model.statistics
         self.bound: Replica | None = None  # the replica whose vectors are in use; None: the model's vectors
+
+
+class Mark(NamedTuple):
+    """What a gradient changes, besides `grad` and results: see `Replica.mark`."""
+
+    images: int
+    random: dict[str, int]
+    statistics: np.ndarray | None
 
 
 class Replica(VectorArithmetic):
@@ -120,6 +129,28 @@ class Replica(VectorArithmetic):
             optimizer.step()
             self.optimizer_steps = optimizer.steps
         self.steps += 1
+
+    def mark(self) -> Mark:
+        """Return what `undo` needs to make a gradient undone."""
+        random = self.random if self.own else random_state()
+        return Mark(self.images, random, None if self.statistics is None else self.statistics.copy())
+
+    def undo(self, mark: Mark) -> None:
+        """Continue as before the gradient that was computed after this mark; the weights must not have changed."""
+        self.images, self.random = mark.images, mark.random
+        if not self.own or self.engine.bound is self:
+            set_random_state(mark.random)
+        if self.statistics is not None and mark.statistics is not None:
+            self.statistics[:] = mark.statistics
+            if self.engine.statistics is not None:
+                self.engine.statistics.touch()
+
+    def stepped_elsewhere(self) -> None:
+        """Count a step of the optimizer that another replica made: its vectors have been copied to this replica."""
+        self.steps, self.optimizer_steps = self.steps + 1, self.optimizer_steps + 1
+        if not self.own or self.engine.bound is self:
+            self.engine.optimizer.steps = self.optimizer_steps
+        self.touch()
 
     def mix(self, other: np.ndarray, weight: float, start: int = 0) -> None:
         """theta[start:stop] <- theta + weight * (other - theta), where stop = start + the length of `other`."""

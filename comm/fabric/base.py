@@ -102,6 +102,7 @@ class Fabric:
         self.state, self.alive, self.survivors, self.set_status = (
             transport.state, transport.alive, transport.survivors, transport.set_status,
         )  # fmt: skip
+        self.lost = transport.lost
         self.idle, self.start, self.stopping, self.shared = (
             transport.idle, transport.start, transport.stopping, transport.shared,
         )  # fmt: skip
@@ -136,9 +137,13 @@ class Fabric:
     def look(self) -> View:
         """Return the members that this replica sees now: the live replicas, without those that are left out.
 
+        With `fail_fast`, return those on which all members have agreed (training/regroup.py).
+
         With Freeze.LEAVE_OUT, suspected replicas are left out until they wake. Other replicas may train the pieces that
         they had claimed.
         """
+        if self.fail_fast:
+            return self.view
         states = self.status[:, Column.STATE]
         out = (states == State.DEAD) | (states >= State.COMING)
         if self.on_freeze is Freeze.LEAVE_OUT:

@@ -173,6 +173,18 @@ class Transport(ABC):
         """
         return None
 
+    # -- a change of the view (fabric/view.py) -----------------------------------------------------------
+
+    @abstractmethod
+    def delivered(self) -> bool:
+        """Return whether every message of this rank has been received and released, or its receiver is dead."""
+
+    def drop_messages(self) -> None:
+        """Release all messages that have arrived for this rank."""
+        for channel in Channel:
+            while (message := self.take(channel)) is not None:
+                message.release()
+
     # -- work and failure --------------------------------------------------------------------------------
     @property
     @abstractmethod

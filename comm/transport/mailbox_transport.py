@@ -101,12 +101,10 @@ class MailboxTransport(Transport):
         return self.mailbox.latest(peer)
 
     def delivered(self) -> bool:
-        """Return whether every message of this rank has been received and released, or its receiver is dead."""
         alive = self.status[:, Column.STATE] != State.DEAD
         return not any(cells[alive, self.rank].any() for cells in self.mailbox.cells)
 
     def drop_messages(self) -> None:
-        """Release all messages that have arrived for this rank."""
         for channel in Channel:
             while (message := self.next_message(channel, ANY)) is not None:
                 message.release()

@@ -54,6 +54,7 @@ class Column(IntEnum):
     PID = 9  # its process
     INCARNATION = 10  # 0: its process began with the job; n: it was the n-th newcomer of the job
     EPOCH = 11  # epochs that this rank has finished
+    VIEW = 12  # how far this rank is with a change of the view: see fabric/view.py
 
 
 class State(IntEnum):
@@ -260,10 +261,10 @@ def check_size(nbytes: int, slots: int, capacity: int, what: str) -> None:
 
 
 class PeerLost(MinidlError):
-    """A rank died while another one waited for it."""
+    """A rank died while another one waited for it. message: replaces the usual text."""
 
-    def __init__(self, peer: int, what: str) -> None:
-        super().__init__(f"replica {peer} died while others waited for {what}")
+    def __init__(self, peer: int, what: str, message: str = "") -> None:
+        super().__init__(message or f"replica {peer} died while others waited for {what}")
         self.peer = peer
 
 

@@ -47,6 +47,7 @@ from minidl.comm.transport.messages import (
     Column,
     Header,
     Message,
+    PeerLost,
     Pending,
     Slot,
     State,
@@ -349,6 +350,9 @@ class SimTransport(Rank):
 
         return drained
 
+    def delivered(self) -> bool:
+        return not any(self.alive(peer) for way in self.on_way for peer in way)
+
     # -- checks ------------------------------------------------------------------------------------------
 
     def _check_here(self) -> None:
@@ -374,7 +378,11 @@ class _Started:
         self.transport.wake()
 
     def wait(self) -> Any:
-        self.transport.wait(lambda: self.done or None, (self.transport.rank,), "a concurrent operation")
+        while not self.done:
+            try:
+                self.transport.wait(lambda: self.done or None, (self.transport.rank,), "a concurrent operation")
+            except PeerLost:  # the operation itself ends for this reason, soon
+                self.transport.idle(0)
         if self.error is not None:
             raise self.error
         return self.result

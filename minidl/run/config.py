@@ -72,7 +72,7 @@ ABOVE_ZERO, ZERO_OR_MORE, ONE_OR_MORE = limits(above=0), limits(min=0), limits(m
 FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
-FREE = ("data_dir", "threads", "keep", "stall", "workers")
+FREE = ("data_dir", "threads", "keep", "stall", "workers", "on_death")
 LENGTH = ("epochs", "steps")  # a resumed run may become longer
 JOINABLE = ("gossip", "ps")  # methods whose replicas claim their batches: new replicas may join a running job
 OWN_MODEL = "FILE.py:FUNCTION"

@@ -48,6 +48,7 @@ BEST_STEP = {"best_step": schema.whole()}
 SUMMARY = schema.record(_RESULT, BEST_STEP, others=True)
 SUMMARY_OF_REPLICAS = schema.record(_RESULT | _OF_REPLICAS, BEST_STEP, others=True)
 CONTINUES = "continues_to"  # in summary.json: the new length of a run that became longer, such as "20 epochs"
+ADDED = ("on_death",)  # options that config.toml of earlier versions lacks: they have their defaults
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 
@@ -246,7 +247,7 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
 def read_options(path: Path) -> dict[str, Any]:
     """Return the options in a run's config.toml. Raises CheckpointError if some are missing, ConfigError if invalid."""
     given = read_toml(path)
-    missing = [name for name in saved(resolve(given)) if name not in given]
+    missing = [name for name in saved(resolve(given)) if name not in given and name not in ADDED]
     if missing:
         more = f" and {len(missing) - 3} more options" if len(missing) > 3 else ""
         raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing[:3])}{more}; "

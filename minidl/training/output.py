@@ -116,11 +116,18 @@ class RunOutput:
         if self.run is None:
             self.run = RunFolder.open(self.folder)
             files.clean_up(self.run.checkpoints)
-            if made := files.last(self.run.checkpoints):  # the dead leader has saved the best step there
-                for name, value in files.best(made).items():
-                    setattr(self.trainer.progress, name, value)
+            self._take_over(self.run)
         self.run.require()
         return self.run
+
+    def _take_over(self, run: RunFolder) -> None:
+        """Continue the output of a dead leader: its best step; not its lines about an epoch that it has not ended."""
+        trainer, at = self.trainer, self.trainer.progress
+        if trainer.regroups:
+            run.rewind(at.step, at.epoch - (trainer.before_end is not None))
+        if made := files.last(run.checkpoints):
+            for name, value in files.best(made).items():
+                setattr(at, name, value)
 
     # -- while it trains ---------------------------------------------------------------------------------
 

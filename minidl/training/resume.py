@@ -149,6 +149,9 @@ def _require_work(trainer: Trainer, state: dict[str, Any], then: Config) -> int:
         counts, epoch = work.get("parts", []), work.get("epoch", 0)
         if max(map(max, counts), default=0) > len(trainer.sampler.data.y_train) or epoch > state["progress"]["epoch"]:
             raise Mismatch(f"work.parts is {counts} in epoch {epoch}")
+        members = work.get("members")
+        if members is not None and (len(members) != work["replicas"] or members != sorted(set(members))):
+            raise Mismatch(f"work.members is {members[:8]}; expected {work['replicas']} ranks in order")
         return 0
     if "total" not in work:
         raise Mismatch(f"it does not say which batches are left, which replicas of {then.method} claim one by one")
@@ -279,14 +282,14 @@ def _divide_again(trainer: Trainer, stopped: dict[int, tuple[int, int]], work: d
     Otherwise (independent replicas, skewed shards) the replicas continue with new parts at the average position.
     """
     sampler, at = trainer.sampler, trainer.progress
-    replicas = work.get("replicas", len(stopped))
+    places = work.get("members", range(work.get("replicas", len(stopped))))  # the ranks among which it was divided
     epochs, batches = {epoch for epoch, _ in stopped.values()}, {rank: batch for rank, (_, batch) in stopped.items()}
-    if len(epochs) > 1 or sampler.own is not None or max(stopped) >= replicas or not any(batches.values()):
+    if len(epochs) > 1 or sampler.own is not None or not set(stopped) <= set(places) or not any(batches.values()):
         return
     [at.epoch] = epochs
     earlier = work.get("parts", []) if work.get("epoch") == at.epoch else []
     last = min(batches.values())
-    batch = sampler.divide_again(at.epoch, [*earlier, [batches.get(rank, last) for rank in range(replicas)]])
+    batch = sampler.divide_again(at.epoch, [*earlier, [batches.get(rank, last) for rank in places]])
     at.epoch, at.batch = (at.epoch, batch) if batch < len(sampler) else (at.epoch + 1, 0)
     if not trainer.config.steps:
         at.shift = at.step - at.epoch * len(sampler) - at.batch

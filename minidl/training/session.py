@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from minidl import data, models, nn
-from minidl.comm.fabric.base import Column, Fabric, Freeze, PeerLost
+from minidl.comm.fabric.base import Column, Fabric, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
@@ -21,7 +21,7 @@ from minidl.run.options import options
 from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
-from minidl.training import forecast, local_snapshots, newcomer
+from minidl.training import forecast, local_snapshots, newcomer, regroup
 from minidl.training.agreement import agree_at_start, facts_of_run
 from minidl.training.epoch_averages import EpochAverages
 from minidl.training.output import RunOutput, parameter_count
@@ -59,7 +59,7 @@ class Session:
             self.facts = agree_at_start(fabric, config, self.model, self.data)
             forecast.require_room(fabric, arena.size, config.optimizer, buffers)
             fabric.join(buffers, arena.layout_hash)
-        fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
+        fabric.handle_freezes(kind.on_freeze(config))
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
         self.output = RunOutput(self.trainer, self._show_epoch)
         self.averages = EpochAverages(self.output)
@@ -136,20 +136,27 @@ class Session:
         """Train; return the signal or the death that ended training before the last step, or None."""
         output = self.output
         try:
-            for entry in self.trainer.run():
-                if output.leads and not output.alone:
-                    self.display.quiet = self.config.quiet  # it was quiet if another replica led before
-                    entry["images_per_second"] = self._speed(entry["samples"])
-                if entry["event"] == "epoch":
-                    self._epoch_done(entry)
-                elif output.leads:
-                    self._step_done(entry)
+            regroup.train(self.trainer, self._handle)
         except (Stopped, JournalError, PeerLost) as reason:
             if isinstance(reason, JournalError) or output.alone:
                 output.save()
                 raise
             return reason
         return None
+
+    def _handle(self, entry: Entry) -> None:
+        output = self.output
+        if entry["event"] == "members":
+            if output.leads:
+                output.log(entry)
+            return
+        if output.leads and not output.alone:
+            self.display.quiet = self.config.quiet  # it was quiet if another replica led before
+            entry["images_per_second"] = self._speed(entry["samples"])
+        if entry["event"] == "epoch":
+            self._epoch_done(entry)
+        elif output.leads:
+            self._step_done(entry)
 
     def _speed(self, samples: int) -> float:
         """Return the images/s of all replicas since this replica's first step, which may compile kernels."""
@@ -185,7 +192,8 @@ class Session:
                 return
             fabric.led_by = fabric.leader
             output.save_all(lambda members: entry)
-            fabric.barrier()  # all wait for the leader, with their timers stopped
+            if not trainer.regroups:  # else regroup.py does it
+                fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
             self.averages.take()
             if output.leads:  # it saves its own state; the states of all are collected at the end of the run

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -32,7 +33,7 @@ from minidl.run.folder import RunFolder, write
 from minidl.run.model_file import short
 from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Signals, Stopped
-from minidl.training import forecast
+from minidl.training import forecast, regroup
 from minidl.training.output import parameter_count
 from minidl.training.replica_state import ReplicaState, averaged, mean_and_distance
 from minidl.training.resume import make_checkpoint
@@ -131,6 +132,10 @@ class SimulatedRun:
     def main(self, rank: int) -> Callable[[], None]:
         trainer, fabric = self.trainers[rank], self.fabrics[rank]
 
+        def handle(entry: Entry) -> None:
+            if entry["event"] == "step":
+                self.step_done(trainer, entry)
+
         def work() -> None:
             if rank not in fabric.replicas:
                 fabric.set_status(Column.STATE, State.TRAINING)
@@ -140,12 +145,8 @@ class SimulatedRun:
                 self.catch_up(trainer, fabric)
             fabric.set_status(Column.STATE, State.TRAINING)
             fabric.stats.start()
-            try:
-                for entry in trainer.run():
-                    if entry["event"] == "step":
-                        self.step_done(trainer, entry)
-            except Stopped:
-                pass
+            with suppress(Stopped):
+                regroup.train(trainer, handle)
             fabric.stats.stop()
             trainer.work.give_back()
             fabric.set_status(Column.STATE, State.PAUSED)

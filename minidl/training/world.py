@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Freeze, PeerLost, State
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, PeerLost, State
 from minidl.comm.methods.base import Method
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.comm.transport.mailbox_transport import MailboxTransport
@@ -89,7 +89,7 @@ class World:
         fabric.fail_fast = True
         fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.fail_fast = kind.synchronous and self.size > 1
-        fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
+        fabric.handle_freezes(kind.on_freeze(config))
         return kind
 
     def leave(self) -> None:
