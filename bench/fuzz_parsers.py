@@ -126,6 +126,13 @@ def summary(folder: Path) -> Case:
         "utf-8", "surrogatepass"), read)  # fmt: skip
 
 
+def invitation(folder: Path) -> Case:
+    from minidl.comm.launch.join import read
+
+    known = {"host": "here", "pid": 123, "started": 4567, "fd": 3, "places": 4}
+    return _file(folder / "job.json", lambda rng: mutated_json(rng, known).encode("utf-8", "surrogatepass"), read)
+
+
 # Graphs.
 
 
@@ -347,6 +354,7 @@ PARSERS: dict[str, Callable[[Path], Case]] = {
     "cluster.toml": cluster_toml,
     "metrics.jsonl": metrics,
     "summary.json": summary,
+    "job.json": invitation,
     "edge list": edge_list,
     "graph.json": graph_json,
     "graph.graphml": graph_xml,

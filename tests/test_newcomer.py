@@ -1,4 +1,4 @@
-"""The state of a member reaches a newcomer, also if one of them dies or is suspended meanwhile. Each rank is a thread."""
+"""The state of a member reaches a newcomer, also if one of them dies or is suspended meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = resolve({"method": "gossip", "mix": "mass", "batch_size": 8, "workers":
 
 
 class Ranks:
-    """Two members and a newcomer of a job, in this process."""
+    """Two members and a newcomer of a job, in this process. The newcomer is a thread."""
 
     def __init__(self) -> None:
         size = memory.control_size(3)

@@ -8,7 +8,7 @@
                          └────────┘
 
 Only the server runs the optimizer, so the server holds the momentum. A worker sends its learning rate with each
-gradient. The last rank is the server.
+gradient. The last rank that the job begins with is the server.
 
 A gradient is late by s steps if the server has made s steps since it sent the weights from which the gradient was
 computed. On a quadratic function with curvature h, late gradients are stable for eta h < 2 sin(pi / (4 s + 2)) without

@@ -230,7 +230,7 @@ class Regrouping:
         trainer.return_before_end()
         self.view = fabric.view = plan.view
         fabric.replicas, self.saved = plan.view.members, False
-        trainer.share_work(len(fabric.replicas))
+        trainer.share_work()
         trainer.plan()
         at, sampler = trainer.progress, trainer.sampler
         at.epoch, at.step, at.batch = plan.epoch, plan.step, int(plan.done * len(sampler))

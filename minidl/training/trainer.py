@@ -59,7 +59,7 @@ class Trainer:
         self.progress = Progress()
         chosen = method(config.method)
         self.prefetch, self.claims = 0 if engine else 2, chosen.claims(config)
-        self.share_work(self.fabric.beginners)
+        self.share_work()
         self.schedule = schedules.build(config.schedule, self.work.planned, config.warmup)
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
@@ -72,13 +72,14 @@ class Trainer:
         self.in_flight: InFlight | None = None
         self.before_end: Progress | None = None
 
-    def share_work(self, replicas: int) -> None:
-        """Divide the run's work among this number of replicas."""
+    def share_work(self) -> None:
+        """Divide the run's work among `fabric.replicas`. Claimed work is measured by the replicas at the beginning."""
         config, ranks, rank = self.config, self.fabric.replicas, self.fabric.rank
+        trains = rank in ranks and not self.fabric.newcomer  # servers do not
         self.sampler = Sampler(
-            self.data, config.batch_size, config.seed,
-            place=ranks.index(rank) if rank in ranks and not self.fabric.newcomer else 0,  # not for servers
-            replicas=replicas, augment=config.augment, shards=config.shards, prefetch=self.prefetch,
+            self.data, config.batch_size, config.seed, place=ranks.index(rank) if trains else 0,
+            replicas=self.fabric.beginners if self.claims else len(ranks), augment=config.augment,
+            shards=config.shards, prefetch=self.prefetch,
         )  # fmt: skip
         self.work = work_of(self.claims, self.sampler, config, self.fabric, self.check)
 
