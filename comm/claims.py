@@ -173,6 +173,9 @@ class Claims(ABC):
     def give_back(self) -> None:
         """Give back all pieces of this rank that are not settled."""
 
+    def revoke(self, rank: int) -> None:
+        """Take the pieces of a suspected rank. Its late settlements are refused. Only ranks with the table do this."""
+
     def state(self) -> tuple[int, list[int]] | None:
         """Return the number of pieces handed out, and those of them that are not settled. None: unknown here."""
         return None
@@ -202,7 +205,6 @@ class Ledger(Claims):
         release(self.table, self.rank, False)
 
     def revoke(self, rank: int) -> None:
-        """Take the pieces of a rank that is suspected to be dead. Its late settlements are refused."""
         release(self.table, rank, True)
 
     def state(self) -> tuple[int, list[int]] | None:

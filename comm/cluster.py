@@ -16,9 +16,9 @@
     alpha = 50e-6
     rate = 10e9
 
-Further tables: [[links]], [stragglers], [[deaths]] and [[joins]]. A table [[links]] replaces [between] for two groups
-of nodes. `python -m minidl.simulate --measure` writes the table [measured]: the seconds per image for each model and
-data set. All other numbers are entered by hand.
+Further tables: [[links]], [stragglers], [[deaths]], [[joins]] and [[freezes]]. A table [[links]] replaces [between] for
+two groups of nodes. `python -m minidl.simulate --measure` writes the table [measured]: the seconds per image for each
+model and data set. All other numbers are entered by hand.
 """
 
 from __future__ import annotations
@@ -96,6 +96,16 @@ class Event:
 
 
 @dataclass(frozen=True)
+class FreezeEvent(Event):
+    """The processes are stopped for `seconds`, as by SIGSTOP."""
+
+    seconds: float = _entry(10.0, POSITIVE)
+
+
+EVENTS: dict[str, type[Event]] = {"deaths": Event, "joins": Event, "freezes": FreezeEvent}  # in the order of `Place`
+
+
+@dataclass(frozen=True)
 class Group:
     """A group of `count` equal nodes."""
 
@@ -113,6 +123,7 @@ class Place(NamedTuple):
     names: tuple[str, ...]
     deaths: tuple[tuple[float, int], ...]  # (time, rank)
     joins: tuple[tuple[float, int], ...]
+    freezes: tuple[tuple[float, int, float], ...]  # (time, rank, seconds)
 
 
 @dataclass(frozen=True)
@@ -131,6 +142,7 @@ class Cluster:
     stragglers: Stragglers = Stragglers()
     deaths: tuple[Event, ...] = ()
     joins: tuple[Event, ...] = ()
+    freezes: tuple[FreezeEvent, ...] = ()
     measured: Mapping[str, float] = field(default_factory=dict)
     repeat: bool = False
     file: str = "cluster"
@@ -177,15 +189,14 @@ class Cluster:
         for rank, node in enumerate(nodes):
             for name in {names[node], groups[node]}:
                 ranks_at.setdefault(name, []).append(rank)
-        events = [self._at(key, list_, ranks, ranks_at) for key, list_ in
-                  (("deaths", self.deaths), ("joins", self.joins))]  # fmt: skip
+        events = (self._at(key, getattr(self, key), ranks, ranks_at) for key in EVENTS)
         return Place(tuple(nodes), tuple(devices), tuple(groups), tuple(names), *events)
 
     def _at(
         self, key: str, events: tuple[Event, ...], ranks: int, ranks_at: Mapping[str, list[int]]
-    ) -> tuple[tuple[float, int], ...]:
-        """Return (time, rank) of all deaths or joins. ranks_at: the ranks of each node and each group of nodes."""
-        found: list[tuple[float, int]] = []
+    ) -> tuple[tuple[Any, ...], ...]:
+        """Return (time, rank) of the events of one kind. ranks_at: the ranks of each node and each group of nodes."""
+        found: list[tuple[Any, ...]] = []
         for event in events:
             if event.node:
                 which = ranks_at.get(event.node, [])
@@ -195,7 +206,8 @@ class Cluster:
                 what = f"node {event.node[:60]!r}" if event.node else f"rank {event.rank}"
                 raise self.wrong(f"[[{key}]] {what}: there is no such {what.split()[0]} among {ranks} ranks"
                                  + nearest(event.node, list(ranks_at)[:1000]))  # fmt: skip
-            found += [(event.time, rank) for rank in which]
+            more = (event.seconds,) if isinstance(event, FreezeEvent) else ()
+            found += [(event.time, rank, *more) for rank in which]
             if len(found) > LARGEST:
                 raise self.wrong(f"[[{key}]] of over {LARGEST:,} ranks in all: expected each rank at most once")
         return tuple(sorted(found))
@@ -218,13 +230,8 @@ def uniform(ranks: int, per_node: int = 1, **link: float) -> Cluster:
 
     link: alpha, beta, ... for both [inside] and [between].
     """
-    devices = {"core": Device(flops=10e9)}
     groups = (Group("node", -(-ranks // per_node), ("core",) * per_node),)
-    return Cluster(groups, devices, inside=Link(**link), between=Link(**link))
-
-
-# Reading the file.
-
+    return Cluster(groups, {"core": Device(flops=10e9)}, inside=Link(**link), between=Link(**link))
 
 def load(path: str | Path) -> Cluster:
     """Load a cluster from a file. path: a path, or the name of an example that comes with minidl.
@@ -267,7 +274,7 @@ class _Reader:
         self.top, self.file = top, file
 
     def cluster(self) -> Cluster:
-        keys = ("repeat", "devices", "nodes", "inside", "between", "links", "stragglers", "deaths", "joins", "measured")
+        keys = ("repeat", "devices", "nodes", "inside", "between", "links", "stragglers", *EVENTS, "measured")
         _check_keys(self.top, keys, "")
         devices = {name: self.device(name, table) for name, table in _table(self.top, "devices").items()}
         groups = tuple(self.group(table, devices) for table in _tables(self.top, "nodes"))
@@ -287,7 +294,7 @@ class _Reader:
             groups, devices, self.link(_table(self.top, "inside"), "[inside]"),
             self.link(_table(self.top, "between"), "[between]") if "between" in self.top else None,
             self.links(names), _read(Stragglers, _table(self.top, "stragglers"), "[stragglers]"),
-            self.events("deaths"), self.events("joins"), self.measured(), repeat, self.file,
+            *(self.events(key, kind) for key, kind in EVENTS.items()), self.measured(), repeat, self.file,
         )  # fmt: skip
         self.check_links(cluster)
         return cluster
@@ -300,8 +307,7 @@ class _Reader:
         return device
 
     def group(self, table: dict[str, Any], devices: Mapping[str, Device]) -> Group:
-        rest = {key: value for key, value in table.items() if key != "devices"}
-        group = _read(Group, rest, "[[nodes]]", besides=("devices",))
+        group = _read(Group, {key: table[key] for key in table if key != "devices"}, "[[nodes]]", besides=("devices",))
         where = f"[[nodes]] {group.name!r}"
         if not group.name:
             raise _Wrong("[[nodes]] name: expected a name")
@@ -332,8 +338,8 @@ class _Reader:
             found[pair[0], pair[1]] = found[pair[1], pair[0]] = link
         return found
 
-    def events(self, key: str) -> tuple[Event, ...]:
-        found = tuple(_read(Event, table, f"[[{key}]]") for table in _tables(self.top, key))
+    def events(self, key: str, kind: type[Event]) -> tuple[Any, ...]:
+        found = tuple(_read(kind, table, f"[[{key}]]") for table in _tables(self.top, key))
         for event in found:
             if (event.rank == UNSET) == (event.node == ""):
                 raise _Wrong(f"[[{key}]] expected a rank or a node{', not both' if event.node else ''}")

@@ -5,9 +5,10 @@ processes inherit its descriptor, or open /proc/PID/fd/N of a process that has i
 the launcher does not load NumPy.
 
     control | header: stop, abort, size of the data,   8 words
-            |         number of joins so far
-            | row of rank 0                            16 words: its row of the status table, the time of its last sign
-            | row of rank 1 ...                                  of life, a hash of its model's layout
+            |         number of joins so far, what
+            |         happens to a frozen rank
+            | row of rank 0                            16 words: its row of the status table, whether it is trusted, the
+            | row of rank 1 ...                                  time of its last sign of life, a hash of its layout
     data    | mailboxes (mailbox.py)
 
 `reserve` allocates memory immediately (posix_fallocate). In a file that was only lengthened, the first write to a page
@@ -23,12 +24,20 @@ from minidl.errors import ConfigError
 from minidl.resources import available
 
 WORD = 8  # bytes
-STOP, ABORT, SIZE, JOINS = 0, 1, 2, 3  # words of the header
+STOP, ABORT, SIZE, JOINS, ON_FREEZE = 0, 1, 2, 3, 4  # words of the header
 HEADER, ROW = 8, 16  # lengths in words
-STATE = 0  # index of the first column of the status table in a row, which begins with these columns
-COLUMNS = ROW - 2  # maximum number of columns
-HEARD, LAYOUT = ROW - 2, ROW - 1  # indices of the other words of a row
-JOINING, PAUSED, FINISHED, DEAD = 0, 3, 4, 5  # values of messages.py's State, which the launcher does not import
+COLUMNS = ROW - 3  # maximum number of columns of the status table, with which a row begins
+TRUST, HEARD, LAYOUT = ROW - 3, ROW - 2, ROW - 1  # indices of the other words of a row
+# Values of messages.py's Column, State, Trust and Freeze, which the launcher does not import.
+STATE, STEP, STALL, PATIENCE = 0, 1, 7, 8
+JOINING, PAUSED, FINISHED, DEAD, COMING = 0, 3, 4, 5, 9
+TRUSTED, SUSPECTED, CONDEMNED = 0, 1, 2
+WAIT, LEAVE_OUT, KILL = 0, 1, 2
+
+
+def at(rank: int, word: int) -> int:
+    """Return the index of a word of a rank's row in the control area."""
+    return HEADER + ROW * rank + word
 
 
 def control_size(ranks: int) -> int:

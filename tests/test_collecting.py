@@ -51,7 +51,7 @@ def test_a_replica_that_dies_while_it_sends_is_left_out(
     def dying(self: Any, vector: np.ndarray) -> Any:
         if self.rank == 1 and self.rank in trainers and np.shares_memory(vector, own_state(trainers[1]).vectors[name]):
             simulation = self.transport.simulation
-            simulation.at(simulation.time, simulation._die, 1)
+            simulation.at(simulation.time, simulation.die, 1)
         return gather(self, vector)
 
     monkeypatch.setattr(Trainer, "run", lambda self: (trainers.update({self.fabric.rank: self}), run(self))[1])

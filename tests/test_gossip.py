@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toy_replicas import LINK, Group, batch_of, config_of, run, spread
 
 from minidl.comm.cluster import Event, uniform
-from minidl.comm.fabric.base import Column, Fabric, Header, State
+from minidl.comm.fabric.base import Column, Fabric, Header, State, Trust
 from minidl.comm.methods import peers, weighing
 from minidl.comm.methods.base import Method
 from minidl.comm.replica import Replica
@@ -160,7 +160,7 @@ class Table(LoopbackTransport):
     def __init__(self) -> None:
         super().__init__()
         self.rank, self.size, self.nodes, self.replicas = 1, 7, (0, 0, 0, 1, 1, 1, 1), tuple(range(6))
-        self.status = np.zeros((7, len(Column)))
+        self.status, self.trust = np.zeros((7, len(Column))), np.zeros(7, np.int64)
 
 
 def chosen(count: int = 400, **options: Any) -> list[int]:
@@ -178,6 +178,9 @@ def test_choice_excludes_itself_servers_and_dead_or_paused_replicas() -> None:
     counts = chosen(table=table)
     assert counts[1] == counts[4] == counts[5] == counts[6] == 0  # 6 is a server
     assert min(counts[0], counts[2], counts[3]) > 90
+    table.trust[2] = Trust.SUSPECTED
+    counts = chosen(table=table)
+    assert not counts[2] and min(counts[0], counts[3]) > 150
 
 
 def test_hierarchical_choice_is_mostly_within_the_node() -> None:

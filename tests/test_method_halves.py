@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from toy_replicas import LINK, batch_of, config_of, engine_of, run
 
 from minidl.comm.cluster import Event, uniform
-from minidl.comm.fabric.base import Fabric
+from minidl.comm.fabric.base import Fabric, View
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.gossip import Gossip
@@ -63,9 +62,9 @@ def deaths(steps: int, monkeypatch: pytest.MonkeyPatch, kind: type[Method], name
     calls: list[Any] = []
     before = kind.on_membership
 
-    def note(self: Method, alive: Sequence[int]) -> None:
-        calls.append((self.fabric.rank, list(alive), self.replica.steps))
-        before(self, alive)
+    def note(self: Method, view: View) -> None:
+        calls.append((self.fabric.rank, list(view.members), self.replica.steps))
+        before(self, view)
 
     monkeypatch.setattr(kind, "on_membership", note)
     whole = run(name, 4, steps, **options)
@@ -89,7 +88,7 @@ def test_gossip_forgets_what_it_owes_to_a_dead_peer(monkeypatch: pytest.MonkeyPa
     replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), Fabric(LoopbackTransport()), own=True)
     acting = Gossip(replica, replica.fabric, config)
     acting.owed = {1: 0, 2: 0}
-    acting.on_membership([0, 1])
+    acting.on_membership(View(1, (0, 1)))
     assert acting.owed == {1: 0}
 
 

@@ -154,8 +154,8 @@ def test_simulations_and_mailboxes_refuse_the_same_messages() -> None:
 
 def test_too_many_columns_or_channels_are_an_error_of_one_line_at_import() -> None:
     check_limits(list(range(memory.COLUMNS)), list(Channel))
-    with pytest.raises(ImportError, match="column 14 of the status table: expected at most column 13") as error:
-        check_limits(list(IntEnum("Wide", [f"C{i}" for i in range(15)], start=0)), list(Channel))
+    with pytest.raises(ImportError, match="column 13 of the status table: expected at most column 12") as error:
+        check_limits(list(IntEnum("Wide", [f"C{i}" for i in range(14)], start=0)), list(Channel))
     assert "\n" not in str(error.value)
     with pytest.raises(ImportError, match="channel 8: expected at most channel 7"):
         check_limits(list(Column), list(range(MAX_CHANNELS + 1)))
@@ -171,7 +171,7 @@ def test_the_import_checks_the_limits() -> None:
 
 
 def test_the_words_of_a_row_do_not_overlap() -> None:
-    words = [*range(memory.STATE, memory.STATE + memory.COLUMNS), memory.HEARD, memory.LAYOUT]
+    words = [*range(memory.STATE, memory.STATE + memory.COLUMNS), memory.TRUST, memory.HEARD, memory.LAYOUT]
     assert sorted(words) == list(range(memory.ROW))
 
 

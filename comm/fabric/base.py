@@ -39,12 +39,15 @@ from minidl.comm.transport.messages import (
     BufferSpec,
     Channel,
     Column,
+    Freeze,
     Header,
     Message,
     PeerLost,
     Pending,
     Slot,
     State,
+    Trust,
+    View,
 )
 from minidl.errors import AbortedError as Aborted
 
@@ -75,6 +78,7 @@ class Fabric:
     rank, size, leader = OfTransport[int](), OfTransport[int](), OfTransport[int]()
     nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
     status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
+    trust, on_freeze = OfTransport[np.ndarray](), OfTransport[Freeze]()
     stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
     stall, claims = OfTransport[float](), OfTransport[Claims]()
     service = OfTransport["Callable[[], bool] | None"]()
@@ -98,17 +102,49 @@ class Fabric:
         self.idle, self.start, self.stopping, self.shared = (
             transport.idle, transport.start, transport.stopping, transport.shared,
         )  # fmt: skip
+        self.beat, self.busy, self.suspected, self.handle_freezes = (
+            transport.beat, transport.busy, transport.suspected, transport.handle_freezes,
+        )  # fmt: skip
         self._calls: dict[int, deque[Call]] = {}  # by server, the calls whose replies have not been received
         self._service: Service | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
         self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
         self.led_by: int | None = None
+        self._begin_view()
+
+    def _begin_view(self) -> None:
+        self.view = View(0, self.replicas)
+        self._seen = b""  # what `view` was made of
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
         """Allocate the memory for messages (`Transport.join`). What remains of an earlier training is dropped."""
         self.transport.service, self.fail_fast = None, False
         self._silent.clear()
         self.transport.join(buffers, layout)
+        self._begin_view()
+
+    # -- membership --------------------------------------------------------------------------------------
+
+    def look(self) -> View:
+        """Return the members that this replica sees now: the live replicas, without those that are left out.
+
+        With Freeze.LEAVE_OUT, suspected replicas are left out until they wake. Other replicas may train the pieces that
+        they had claimed.
+        """
+        states = self.status[:, Column.STATE]
+        out = (states == State.DEAD) | (states == State.COMING)
+        if self.on_freeze is Freeze.LEAVE_OUT:
+            out |= self.trust != Trust.TRUSTED
+        seen = out.tobytes() + self.status[:, Column.INCARNATION].tobytes()
+        if seen != self._seen:
+            first, self._seen = not self._seen, seen
+            members = tuple(rank for rank in self.replicas if not out[rank] or rank == self.rank)
+            for rank in self.replicas:
+                if rank not in members and self.suspected(rank):
+                    self.claims.revoke(rank)
+            if not first or members != self.view.members:
+                self.view = View(self.view.number + 1, members)
+        return self.view
 
     # -- messages, none lost -----------------------------------------------------------------------------
 
@@ -310,6 +346,7 @@ __all__ = [
     "Channel",
     "Column",
     "Fabric",
+    "Freeze",
     "Group",
     "Header",
     "Message",
@@ -317,4 +354,6 @@ __all__ = [
     "Pending",
     "Slot",
     "State",
+    "Trust",
+    "View",
 ]  # fmt: skip

@@ -1,14 +1,17 @@
 """The launcher, a small mpiexec: starts the ranks of a run on one machine, and monitors them until all have ended.
 
-    launcher    creates the memory (memory.py), starts the ranks, then sleeps until a signal comes or a rank ends
+    launcher    creates the memory (memory.py), starts the ranks, then sleeps until a signal comes or a rank ends.
+                A few times per second it looks for frozen ranks (monitor.py)
     rank r      runs the same command line in a separate process; the environment contains r
 
 Events, and what happens then:
 
     Ctrl-C, SIGTERM, SIGHUP     the launcher sets a word in shared memory, and the ranks complete a step, save and end.
-                                The launcher kills them after a second signal, or if no kernels are compiled yet
+                                The launcher kills those that do not notice the signal. It kills all after a second
+                                signal, or if none has begun a step
     a rank is killed            the launcher sets the rank's state in the status table to DEAD. Depending on the method,
                                 the others continue, or stop with a checkpoint
+    a rank is frozen            the launcher marks it as suspected. The method determines what happens then
     a rank ends with an error   the rank has reported the error; the launcher sets another word, and the others end
     the launcher is killed      Linux kills the ranks (PR_SET_PDEATHSIG), and frees the memory after the last one
 
@@ -31,6 +34,7 @@ from typing import NamedTuple
 
 from minidl import errors, resources
 from minidl.comm import memory
+from minidl.comm.launch.monitor import Monitor, tell
 from minidl.errors import ConfigError
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -59,7 +63,7 @@ def run(
     require_room(ranks)
     cores = sorted(os.sched_getaffinity(0), key=_where)
     if ranks * max(1, threads) > len(cores) and not quiet:
-        _tell(f"{ranks} processes of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
+        tell(f"{ranks} processes of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
     with ProcessGroup(ranks) as job:
         for rank in range(ranks):
             each = threads or max(1, resources.cores() // ranks)
@@ -103,11 +107,13 @@ class ProcessGroup:
         self.segment = memory.Segment.create(size)
         control = memoryview(self.segment.map(size))
         self.words, self.numbers = control.cast("q"), control.cast("d")
+        self.monitor = Monitor(self.words, self.numbers)
         self.life, self._ours = os.pipe()  # a pipe: ranks that read it get end-of-file when the launcher ends
         self.ranks = ranks
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.code = 0  # the exit code: of the first error, or of the signal that stopped the run
         self.killed = 0  # the last signal that killed a rank
+        self.frozen: set[int] = set()  # ranks that this process killed because they were frozen
         self.finished = False  # whether a rank has ended without an error
         self._previous: object = None  # the handler of SIGCHLD before this run
 
@@ -149,7 +155,7 @@ class ProcessGroup:
             raise ConfigError(f"cannot start replica {rank} of {self.ranks}: {error.strerror}") from None
 
     def watch(self, grace: float, quiet: bool = False) -> int:
-        """Wait until all ranks have ended; return the exit code. Waits for signals, without polling."""
+        """Wait until all ranks have ended; return the exit code."""
         stops = [s for s in STOPS if signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores SIGHUP
         awaited = {signal.SIGCHLD, *stops}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -158,12 +164,17 @@ class ProcessGroup:
             while self._look():
                 if self.words[memory.ABORT] and deadline is None:
                     deadline = time.monotonic() + grace
-                left = max(0.0, deadline - time.monotonic()) if deadline is not None else None
-                came = signal.sigwaitinfo(awaited) if left is None else signal.sigtimedwait(awaited, left)
-                if came is None:
-                    self.kill()
-                elif came.si_signo in stops and self._stop(came.si_signo, quiet):
+                left = self.monitor.pause(self._processes())
+                if deadline is not None:
+                    left = min(left, max(0.0, deadline - time.monotonic()))
+                came = signal.sigtimedwait(awaited, left)
+                if came is not None and came.si_signo in stops and self._stop(came.si_signo, quiet):
                     return self.code
+                if deadline is not None and time.monotonic() >= deadline:
+                    self.kill()
+                for rank in self.monitor.look(self._processes(), self.finished):
+                    self.frozen.add(rank)
+                    self.running[rank].kill()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self.code or (0 if self.finished else 128 + self.killed)
@@ -174,15 +185,20 @@ class ProcessGroup:
             code = process.poll()
             if code is not None:
                 del self.running[rank]
+                self.monitor.forget(rank)
                 self._ended(rank, code)
         return bool(self.running)
+
+    def _processes(self) -> dict[int, int]:
+        """Return the process of each rank that runs and was not killed."""
+        return {rank: process.pid for rank, process in self.running.items() if rank not in self.frozen}
 
     def _ended(self, rank: int, code: int) -> None:
         """Handle the end of a rank: set the exit code, and inform the other ranks in shared memory."""
         if code < 0:
             self.killed = -code
-            if not self.words[memory.ABORT]:
-                _tell(f"replica {rank} was killed by {_name(-code)}")
+            if not self.words[memory.ABORT] and rank not in self.frozen:
+                tell(f"replica {rank} was killed by {_name(-code)}")
         elif code == 0:
             self.finished = True
         else:  # if the rank stopped on request, report the launcher's signal instead of the rank's
@@ -190,31 +206,34 @@ class ProcessGroup:
             self.code = self.code or (128 + self.words[memory.STOP] if stopped else code)
         if 0 < code < 128:  # after an error do not set DEAD: the others must end without reporting a lost peer
             self.words[memory.ABORT] = 1
-        elif code < 0 or self.numbers[self._state(rank)] <= memory.PAUSED:
-            self.numbers[self._state(rank)] = memory.DEAD
+        elif code < 0 or self._read(rank, memory.STATE) <= memory.PAUSED:
+            self.numbers[memory.at(rank, memory.STATE)] = memory.DEAD
 
     def _stop(self, signum: int, quiet: bool) -> bool:
         """Handle a signal. Returns True if the launcher must end immediately."""
         if self.words[memory.STOP]:
-            _tell("stopped at once")
+            tell("stopped at once")
             self.code = 128 + signum
             self.kill()
             return True
         self.words[memory.STOP] = signum
-        idle = (memory.JOINING, memory.FINISHED)  # nothing is compiled yet, or a script is between two trainings
-        if all(self.numbers[self._state(rank)] in idle for rank in range(self.ranks)):
-            _tell("stopped; there was nothing to save yet")
+        if not any(self._has_something_to_save(rank) for rank in self.running):
+            tell("stopped; there was nothing to save yet")
             self.code = 128 + signum
             self.kill()
             return True
         if not quiet:
-            _tell("stopping after this step; a second signal stops at once")
+            tell("stopping after this step; a second signal stops at once")
         return False
 
-    @staticmethod
-    def _state(rank: int) -> int:
-        """Return the index of a rank's state in the control area."""
-        return memory.HEADER + rank * memory.ROW + memory.STATE
+    def _has_something_to_save(self, rank: int) -> bool:
+        """Return False if a rank has not begun its first step, or if its script is between two trainings."""
+        idle = (memory.JOINING, memory.FINISHED)
+        return self._read(rank, memory.STEP) > 0 and self._read(rank, memory.STATE) not in idle
+
+    def _read(self, rank: int, column: int) -> float:
+        """Return an entry of the status table."""
+        return self.numbers[memory.at(rank, column)]
 
     def kill(self) -> None:
         """Kill all ranks that still run, and wait until they have ended."""
@@ -229,11 +248,6 @@ def _name(signum: int) -> str:
     with suppress(ValueError):
         return signal.Signals(signum).name
     return f"signal {signum}"
-
-
-def _tell(words: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        os.write(2, f"minidl: {words}\n".encode())
 
 
 # -- in a rank ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Message, State
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Message, View
 from minidl.comm.replica import Batch, Replica
 from minidl.run.config import Config
 
@@ -65,7 +65,7 @@ class Method(ABC):
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         self.replica, self.fabric, self.config = replica, fabric, config
-        self._dead = bytes(fabric.size)  # for each rank: 1 if it was dead before this step
+        self.view = fabric.view  # the members before this step
 
     @classmethod
     def roles(cls, ranks: int, config: Config) -> Roles:
@@ -90,10 +90,10 @@ class Method(ABC):
 
     def step(self, batch: Batch) -> float:
         """Make one training step; return the loss of the batch."""
-        dead = (self.fabric.status[:, Column.STATE] == State.DEAD).tobytes()
-        if dead != self._dead:
-            self._dead = dead
-            self.on_membership(self.fabric.survivors())
+        view = self.fabric.look()
+        if view.number != self.view.number:
+            self.view = view
+            self.on_membership(view)
         loss = self.local(batch)
         self.exchange()
         return loss
@@ -111,8 +111,8 @@ class Method(ABC):
         If `local` is a whole step of the optimizer, a period or a trigger may call `exchange` in some steps only.
         """
 
-    def on_membership(self, alive: Sequence[int]) -> None:
-        """Called before a step if a rank has died or joined since the last step. alive: the live replicas, in order."""
+    def on_membership(self, view: View) -> None:
+        """Called before a step if the members have changed since the last step: see `Fabric.look`."""
 
     def serve(self) -> None:
         """Run a server until all replicas have stopped training. Only methods with servers implement it."""
@@ -163,4 +163,6 @@ def _topology(name: str, replicas: int, seed: int, nodes: tuple[int, ...]) -> To
     return build(name, replicas, seed, nodes)
 
 
-__all__ = ["Batch", "BufferSpec", "Callable", "Fabric", "Mapping", "Message", "Method", "Replica", "Roles", "Sequence"]
+__all__ = [
+    "Batch", "BufferSpec", "Callable", "Fabric", "Mapping", "Message", "Method", "Replica", "Roles", "Sequence", "View",
+]  # fmt: skip

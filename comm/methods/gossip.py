@@ -21,7 +21,7 @@ import numpy as np
 
 from minidl.comm.fabric.base import Header
 from minidl.comm.methods import momentum, peers, weighing
-from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Method, Replica, Sequence
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Method, Replica, View
 from minidl.data.seeds import Purpose, generator
 from minidl.run.config import Config
 
@@ -107,9 +107,9 @@ class Gossip(Method):
         if peer is not None and config.exchange != "push":
             self.asked.add(peer)
 
-    def on_membership(self, alive: Sequence[int]) -> None:
-        """Owe no reply to a dead peer."""
-        self.owed = {asker: block for asker, block in self.owed.items() if asker in alive}
+    def on_membership(self, view: View) -> None:
+        """Owe no reply to a peer that is dead or left out."""
+        self.owed = {asker: block for asker, block in self.owed.items() if asker in view.members}
 
     def header(self, block: int, share: float = 1.0) -> Header:
         return Header(self.blocks[block][0], share, float(self.replica.images), self.replica.steps)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidl.comm.fabric.base import Column, Fabric, State
+from minidl.comm.fabric.base import Column, Fabric, State, Trust
 from minidl.run.config import Config
 
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ Choose = Callable[[np.random.Generator], int | None]  # returns a peer, or None 
 
 
 def present(fabric: Fabric) -> np.ndarray:
-    """Return the ranks of the other replicas that have not stopped or died."""
+    """Return the ranks of the other replicas that have not stopped or died, and are not suspected."""
     ranks = np.array(fabric.replicas)
-    return ranks[(fabric.status[ranks, Column.STATE] < State.PAUSED) & (ranks != fabric.rank)]
+    training = (fabric.status[ranks, Column.STATE] < State.PAUSED) & (fabric.trust[ranks] == Trust.TRUSTED)
+    return ranks[training & (ranks != fabric.rank)]
 
 
 def uniform(ranks: np.ndarray, chance: np.random.Generator) -> int | None:

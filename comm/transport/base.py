@@ -21,30 +21,38 @@ from minidl.comm.transport.messages import (
     BufferSpec,
     Channel,
     Column,
+    Freeze,
     Header,
     Message,
     PeerLost,
     Pending,
     Slot,
     State,
+    Trust,
 )
 from minidl.errors import AbortedError as Aborted
 
 T = TypeVar("T")
+LOOK = 64  # attempts of `wait` between two looks at the clock
+SUSPENDED = 1.0  # seconds: if so much time passes between two looks, this process was suspended
 
 
 class Transport(ABC):
     """The transport of one rank among `size` ranks.
 
-    replicas: the ranks that train; the other ranks are servers. nodes[r]: the node of rank r. stall: seconds of waiting
-    after which a rank prints what it waits for.
+    replicas: the ranks that train; the other ranks are servers. nodes[r]: the node of rank r. hosts[r]: the name of the
+    host of rank r, "" if it is unknown. stall: seconds of waiting after which a rank prints what it waits for, and
+    seconds without a sign of life after which a rank is suspected.
     """
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float = 30.0) -> None:
         self.rank, self.size, self.nodes, self.stats, self.stall = rank, size, tuple(nodes), stats, stall
         self.replicas: tuple[int, ...] = tuple(range(size))
         self.status = np.zeros((size, len(Column)))  # status table; some transports replace it by shared memory
+        self.hosts = [""] * size
         self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
+        self.trust = np.zeros(size, np.int64)  # the Trust in each rank
+        self.on_freeze = Freeze.WAIT
         stats.attach(size, self.now)
         self.stop_wanted = False  # whether a signal requested a stop
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
@@ -171,7 +179,9 @@ class Transport(ABC):
         return State(int(self.status[peer, Column.STATE]))
 
     def alive(self, peer: int) -> bool:
-        return bool(self.status[peer, Column.STATE] != State.DEAD)
+        """Return whether a rank is a part of the job: neither dead, nor about to join."""
+        state = self.status[peer, Column.STATE]
+        return bool(state != State.DEAD and state != State.COMING)
 
     def survivors(self) -> list[int]:
         """Return the replicas that are not dead, in order."""
@@ -182,6 +192,41 @@ class Transport(ABC):
         """The replica that collects and writes the results of all: the first one that is not dead."""
         return next(iter(self.survivors()), self.replicas[0])
 
+    # -- frozen ranks ------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Note a sign of life of this rank. Only its training thread calls this: another one may run while it hangs."""
+
+    @contextmanager
+    def busy(self, seconds: float) -> Iterator[None]:
+        """Announce that a `with` block may give no sign of life for this long."""
+        yield
+
+    def suspected(self, peer: int) -> bool:
+        """Return whether a rank has given no sign of life for so long that it may be frozen."""
+        return peer != self.rank and bool(self.trust[peer] != Trust.TRUSTED)
+
+    def handle_freezes(self, how: Freeze) -> None:
+        """Set what happens to suspected ranks from now on. All ranks of a job call this with the same value."""
+        self.on_freeze = how
+
+    def fence(self, peer: int) -> None:
+        """Have a suspected rank killed, unless it gives a sign of life before. It becomes DEAD."""
+        if self.suspected(peer):
+            self.trust[peer] = Trust.CONDEMNED
+
+    def fence_suspects(self) -> None:
+        """Have suspected ranks killed if `on_freeze` says so: at once, or when no other replica trains any more."""
+        if self.on_freeze is Freeze.WAIT or not self.trust.any():
+            return
+        if self.on_freeze is Freeze.LEAVE_OUT:
+            others = [self.state(rank) for rank in self.replicas if not self.suspected(rank)]
+            if min(others, default=State.DEAD) < State.PAUSED or set(others) <= {State.DEAD, State.COMING}:
+                return  # others train, or all are suspected: one of them may wake and train on
+        for rank in range(self.size):
+            if self.alive(rank):
+                self.fence(rank)
+
     # -- time --------------------------------------------------------------------------------------------
 
     def wait(
@@ -189,13 +234,14 @@ class Transport(ABC):
     ) -> T:
         """Wait until ready() returns a value other than None, and return it. stall: if not 0, replaces `self.stall`.
 
-        Meanwhile, answer requests if a service is registered.
+        Meanwhile, answer requests if a service is registered, and have suspected ranks killed (see `fence_suspects`).
         Raises PeerLost if `lost` returns a rank while ready() returns None. Raises Aborted if another rank has failed.
         """
         result = ready()
         if result is not None:
             return result
-        began, attempt, told = self.now(), 0, self.now()
+        began = told = looked = self.now()
+        attempt = 0
         while True:
             paused, served = self.now(), self.poll_service()
             if served:
@@ -210,12 +256,19 @@ class Transport(ABC):
             if self.aborted():
                 raise Aborted
             self.consider_stopping()
+            if self.on_freeze:
+                self.fence_suspects()
             if not served:  # else more requests may have arrived meanwhile
                 self.idle(attempt)
             attempt += 1
-            if attempt % 64 == 0 and self.now() - told > (stall or self.stall):
-                told = self.now()
-                self._tell_stall(told - began, peers, what)
+            if attempt % LOOK == 0:
+                now = self.now()
+                if now - looked > SUSPENDED:  # it does not count: this process did not wait for others
+                    began, told = began + now - looked, told + now - looked
+                looked = now
+                if now - told > (stall or self.stall):
+                    told = now
+                    self._tell_stall(now - began, peers, what)
         self.stats.waited(began, self.now())
         return result
 
@@ -228,10 +281,20 @@ class Transport(ABC):
         return next((peer for peer in (self.replicas if self.fail_fast else peers) if not self.alive(peer)), None)
 
     def _tell_stall(self, seconds: float, peers: Sequence[int], what: str) -> None:
-        ages = ", ".join(f"{peer} (last heard of {self.now() - self.heard[peer]:.0f} s ago, in step "
-                         f"{self.status[peer, Column.STEP]:.0f})" for peer in peers)  # fmt: skip
+        """Print what this rank waits for, and which ranks are silent: they may hold up those that it waits for."""
+        ages = {rank: self.now() - self.heard[rank] for rank in range(self.size) if rank != self.rank}
+        silent = [f"{self.described(rank)} for {age:.0f} s, in step {self.status[rank, Column.STEP]:.0f}"
+                  for rank, age in ages.items() if self.alive(rank) and age > seconds / 2]  # fmt: skip
+        near = ", ".join(f"{peer} (in step {self.status[peer, Column.STEP]:.0f})" for peer in peers)
+        more = f"no sign of life from {', '.join(silent)}" if silent else f"peers: {near}" if near else ""
         line = f"minidl: replica {self.rank} has waited {seconds:.0f} s for {what}"
-        print(f"{line}; peers: {ages}" if ages else line, file=sys.stderr, flush=True)
+        print(f"{line}; {more}" if more else line, file=sys.stderr, flush=True)
+
+    def described(self, rank: int) -> str:
+        """Return the name of a rank, with its host and process."""
+        host, process = self.hosts[rank], int(self.status[rank, Column.PID])
+        known = [f"host {host}"] * bool(host) + [f"process {process}"] * bool(process)
+        return f"replica {rank} ({', '.join(known)})" if known else f"replica {rank}"
 
     @contextmanager
     def working(self, what: str, amount: float = 0.0) -> Iterator[None]:

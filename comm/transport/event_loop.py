@@ -16,6 +16,7 @@ from minidl.comm import claims
 from minidl.comm.cluster import Cluster, Link
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
+from minidl.comm.transport.freezes import Freezes
 from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, State
 from minidl.errors import MinidlError
 
@@ -68,6 +69,7 @@ class Rank(Transport):
         self.simulation = simulation
         super().__init__(rank, simulation.size, simulation.place.nodes, Stats(rank, trace), stall=math.inf)
         self.status, self.heard, self.replicas = simulation.status, simulation.heard, simulation.all_ranks
+        self.trust = simulation.trust
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
         self.drawn, self.slowness = 0, 1.0  # slowness: random factor on a gradient's duration, drawn in step `drawn`
         self.buffers: BufferSpec | None = None
@@ -101,8 +103,9 @@ class EventLoop:
     transports: Sequence[Rank] = ()
 
     def __init__(
-        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, begin: float = 0.0
-    ) -> None:
+        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, begin: float = 0.0,
+        stall: float = 30.0,
+    ) -> None:  # fmt: skip
         place = cluster.place(ranks)
         self.cluster, self.place, self.size, self.seed = cluster, place, ranks, seed
         self.time, self.happened = begin, 0  # happened: number of events so far
@@ -114,6 +117,7 @@ class EventLoop:
         # All ranks share these objects: a copy for each of thousands of ranks would take too much memory.
         self.status = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
+        self.trust = np.zeros(ranks, np.int64)
         self.all_ranks = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
         self.claims = np.zeros(claims.words(ranks), np.int64)
@@ -141,7 +145,9 @@ class EventLoop:
         self.dead = len(self.late)
         for time, rank in place.deaths:
             if time > begin or not begin:
-                self.at(time, self._die, rank)
+                self.at(time, self.die, rank)
+        freezes = [freeze for freeze in place.freezes if freeze[0] > begin or not begin]
+        self.freezes = Freezes(self, freezes, stall)
 
     # -- the loop ----------------------------------------------------------------------------------------
 
@@ -207,7 +213,7 @@ class EventLoop:
 
     def resume(self, task: SimulatedProcess) -> None:
         """Run a task until it pauses or ends."""
-        if not task.transport.gone:
+        if not task.transport.gone and not (self.freezes.present and self.freezes.holds(task)):
             self.current = task
             task.greenlet.switch()
             self.current = None
@@ -252,12 +258,13 @@ class EventLoop:
 
     # -- deaths, joins, stops ----------------------------------------------------------------------------
 
-    def _die(self, rank: int) -> None:
+    def die(self, rank: int) -> None:
         """Let a rank die. Its messages that are in flight are lost; receivers keep messages that have arrived."""
         transport = self.transports[rank]
         if rank not in self.running or transport.gone or self.status[rank, STATE] == State.DEAD:
             return  # it has finished, or has not joined yet
         self.status[rank, STATE] = State.DEAD
+        self.freezes.forget(rank)
         self._end(transport)
         del self.running[rank]
         for channel in transport.inbox:
@@ -300,6 +307,7 @@ class EventLoop:
             if not self.status[transport.rank, STOP]:
                 self.status[transport.rank, STOP] = 1 + transport.step
         self.stop_asked = True
+        self.freezes.stop()
         self.board_changed(0, STOP)
 
     def survivors(self, replicas: tuple[int, ...]) -> list[int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -18,14 +19,16 @@ import numpy as np
 
 from minidl.comm import memory
 from minidl.comm.claims import Claims, Ledger
-from minidl.comm.stats import Stats
+from minidl.comm.stats import Stats, concurrent
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.mailbox import Mailbox
-from minidl.comm.transport.messages import ANY, Channel, Column, Message, Pending, Slot, State, unsent
+from minidl.comm.transport.messages import ANY, Channel, Column, Message, Pending, Slot, State, Trust, unsent
 
 T = TypeVar("T")
 YIELDS = 8  # attempts before the first sleep
 SHORTEST, LONGEST, GROWTH = 20e-6, 500e-6, 1.1  # duration of a sleep in seconds, and its growth factor
+PATIENT = 3  # a rank may give no sign of life for this many times its longest time so far
+BEAT = 0.1  # seconds between two signs of life of a thread that waits for a concurrent operation
 
 
 class MailboxTransport(Transport):
@@ -39,14 +42,17 @@ class MailboxTransport(Transport):
 
     def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float) -> None:
         super().__init__(rank, size, nodes, stats, stall)
-        self._worker = Worker()
+        self._worker = Worker(self.beat)
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:
-        """Place `status` and `heard` in a control area (memory.py). Returns the rows of this area, as int64."""
+        """Place `status`, `heard` and `trust` in a control area (memory.py). Returns its rows, as int64."""
         rows = control[memory.HEADER :][: self.size * memory.ROW].reshape(self.size, memory.ROW)
         numbers = rows.view(np.float64)
         self.status = numbers[:, : len(Column)]
         self.heard = cast("list[float]", numbers[:, memory.HEARD])
+        self.trust = rows[:, memory.TRUST]
+        self.status[self.rank, Column.PID] = os.getpid()
+        self.status[self.rank, Column.INCARNATION] += 1
         return rows
 
     def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
@@ -118,15 +124,36 @@ class MailboxTransport(Transport):
         return Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
 
     def set_status(self, column: Column, value: float) -> None:
+        self.beat()
         self.status[self.rank, column] = value
-        self.heard[self.rank] = self.now()
+        if column is Column.STATE and value >= State.TRAINING:
+            self.status[self.rank, Column.STALL] = self.stall
+
+    def beat(self) -> None:
+        now, row = self.now(), self.status[self.rank]
+        silence = now - self.heard[self.rank]
+        self.heard[self.rank] = now
+        if self.trust[self.rank]:  # this rank was frozen: its silence says nothing about its steps
+            self.trust[self.rank] = Trust.TRUSTED
+        elif PATIENT * silence > row[Column.PATIENCE] and row[Column.STALL]:
+            row[Column.PATIENCE] = PATIENT * silence
+
+    @contextmanager
+    def busy(self, seconds: float) -> Iterator[None]:
+        before = self.status[self.rank, Column.PATIENCE]
+        self.set_status(Column.PATIENCE, max(before, seconds))
+        try:
+            yield
+        finally:
+            self.set_status(Column.PATIENCE, before)
 
     def idle(self, attempt: int) -> None:
         """Yield the core at first. Then sleep for longer and longer, but at most LONGEST seconds at a time."""
         if attempt < YIELDS:
             os.sched_yield()
             return
-        self.heard[self.rank] = self.now()
+        if not concurrent():
+            self.beat()
         self.sleep(min(SHORTEST * GROWTH ** min(attempt - YIELDS, 40), LONGEST))
 
     @abstractmethod
@@ -141,20 +168,24 @@ class MailboxTransport(Transport):
 
     def close(self) -> None:
         self._worker.close()
-        self.status, self.heard = self.status.copy(), list(self.heard)
+        self.status, self.heard, self.trust = self.status.copy(), list(self.heard), self.trust.copy()
         self.__dict__.pop("mailbox", None)  # deleting the last view unmaps the memory
         self.segment.close()
 
 
 class Worker:
-    """One thread that runs functions in the order in which they were submitted."""
+    """One thread that runs functions in the order in which they were submitted.
 
-    def __init__(self) -> None:
+    beat: called about every BEAT seconds by a thread that waits for a function.
+    """
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self.beat = beat
         self._tasks: SimpleQueue[BackgroundCall[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], T]) -> BackgroundCall[T]:
-        task = BackgroundCall(work)
+        task = BackgroundCall(work, self.beat)
         self._tasks.put(task)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fabric", daemon=True)
@@ -176,8 +207,8 @@ class Worker:
 class BackgroundCall(Generic[T]):
     """A submitted function and its result."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work, self._done = work, threading.Event()
+    def __init__(self, work: Callable[[], T], beat: Callable[[], None]) -> None:
+        self._work, self._done, self._beat = work, threading.Event(), beat
         self._result: T
         self._error: BaseException | None = None
 
@@ -190,7 +221,8 @@ class BackgroundCall(Generic[T]):
 
     def wait(self) -> T:
         """Return the function's result, or raise its exception."""
-        self._done.wait()
+        while not self._done.wait(BEAT):
+            self._beat()
         if self._error is not None:
             raise self._error
         return self._result

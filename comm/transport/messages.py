@@ -49,6 +49,10 @@ class Column(IntEnum):
     ACCURACY = 4  # training accuracy in this rank's latest finished epoch, 0 to 1
     LOSS = 5  # mean training loss in the same epoch
     IMAGES = 6  # images of this rank in the same epoch; 0: no epoch is finished yet, or it made no step in it
+    STALL = 7  # seconds without a sign of life after which this rank is suspected; 0: it compiles, or does not train
+    PATIENCE = 8  # if it is longer than STALL, it replaces it: 3 times this rank's longest time without a sign of life
+    PID = 9  # its process
+    INCARNATION = 10  # how many processes have had this rank so far
 
 
 class State(IntEnum):
@@ -63,6 +67,36 @@ class State(IntEnum):
     STOPPED = 6  # (leader) stopped before the last step; everything is saved, and nothing follows
     LOST = 7  # (leader) a replica died before the last step; the state of the others is saved, and nothing follows
     OVER = 8  # (leader) the result is written
+    COMING = 9  # it was started in a running job, and is no member yet
+
+
+class Trust(IntEnum):
+    """What the monitor thinks of a rank. The monitor writes it; a rank that gives a sign of life is trusted again.
+
+    The monitor is the launcher on one node, and the event loop in a simulation.
+    """
+
+    TRUSTED = 0
+    SUSPECTED = 1  # it has given no sign of life for longer than its STALL and PATIENCE
+    CONDEMNED = 2  # in addition, another rank cannot go on without it: the monitor kills it (`Transport.fence`)
+
+
+class Freeze(IntEnum):
+    """What happens to a suspected rank."""
+
+    WAIT = 0  # the others wait for it, if they need it
+    LEAVE_OUT = 1  # the others go on without it. If it has not woken when they have finished or stopped, it is killed
+    KILL = 2  # it is killed at once
+
+
+class View(NamedTuple):
+    """The members of a job: the replicas that train together.
+
+    number: how often the members have changed. members: ranks, in order.
+    """
+
+    number: int
+    members: tuple[int, ...]
 
 
 class Header(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import time
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ from minidl.comm.launch import local
 from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import Mailbox, Plan
 from minidl.comm.transport.mailbox_transport import MailboxTransport
-from minidl.comm.transport.messages import BufferSpec, Column, State
+from minidl.comm.transport.messages import BufferSpec, Column, Freeze, State
 from minidl.errors import AbortedError as Aborted
 from minidl.errors import ConfigError
 
@@ -36,6 +37,7 @@ class ShmTransport(MailboxTransport):
         self.segment = segment
         control = np.frombuffer(segment.map(memory.control_size(size)), np.int64)
         self.control, self.layouts = control, self.map_rows(control)[:, memory.LAYOUT]
+        self.hosts = [socket.gethostname()] * size
         self.heard[rank] = self.now()
         self._joins = 0  # number of calls of `join`
 
@@ -93,6 +95,10 @@ class ShmTransport(MailboxTransport):
         if column is Column.STATE and value == State.TRAINING:
             local.settle()
         super().set_status(column, value)
+
+    def handle_freezes(self, how: Freeze) -> None:
+        super().handle_freezes(how)
+        self.control[memory.ON_FREEZE] = how
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -51,6 +51,7 @@ from minidl.comm.transport.messages import (
     Pending,
     Slot,
     State,
+    Trust,
     check_size,
     unsent,
 )
@@ -66,8 +67,8 @@ class Simulation(EventLoop):
     """A simulated cluster. ranks: the number of replicas and servers together.
 
     work, flops: define the cost of a gradient (Cluster.seconds_per_image). If neither is given, gradients take no time.
-    trace: whether the meters record a timeline. begin: the virtual time at the beginning. Deaths and joins of the
-    cluster that come earlier are left out.
+    trace: whether the meters record a timeline. begin: the virtual time at the beginning. Deaths, joins and freezes
+    of the cluster that come earlier are left out. stall: virtual seconds after which a frozen rank is suspected.
 
         simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
         results = simulation.run({rank: a function without arguments that uses simulation.transport(rank)})
@@ -83,8 +84,9 @@ class Simulation(EventLoop):
         flops: float = 0.0,
         trace: bool = False,
         begin: float = 0.0,
+        stall: float = 30.0,
     ) -> None:
-        super().__init__(cluster, ranks, seed, work, flops, begin)
+        super().__init__(cluster, ranks, seed, work, flops, begin, stall)
         self.free_saves = False
         self.transports: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
         self._block, self._used = np.empty(0, np.uint8), BLOCK  # see `memory`
@@ -244,6 +246,9 @@ class SimTransport(Rank):
     def _answer(self, peer: int) -> None:
         """Handle the arrival of this rank's request at a peer: if the peer's state is new, send it back."""
         simulation, owner = self.simulation, self.simulation.transports[peer]
+        if (awake := simulation.freezes.wakes_at(peer)) > simulation.time:
+            simulation.at(awake, self._answer, peer)
+            return
         if owner.newest is None or owner.newest[0] <= self.seen.get(peer, 0) or not self.alive(peer):
             number = owner.newest[0] if owner.newest else 0
             simulation.at(simulation.time + simulation.link(peer, self.rank).alpha, self._nothing_new, peer, number)
@@ -327,6 +332,11 @@ class SimTransport(Rank):
     def close(self) -> None:
         if self.state(self.rank) < State.FINISHED:  # else the others read the leader's last state
             self.set_status(STATE, State.FINISHED)
+
+    def fence(self, peer: int) -> None:
+        if self.suspected(peer) and self.trust[peer] != Trust.CONDEMNED:
+            super().fence(peer)
+            self.simulation.freezes.fence(peer)
 
     # -- faster than the inherited methods, because the simulation knows the state of all ranks ----------
 

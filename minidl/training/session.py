@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Self
 
 from minidl import data, models, nn
-from minidl.comm.fabric.base import Column, Fabric, PeerLost
+from minidl.comm.fabric.base import Column, Fabric, Freeze, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
@@ -63,6 +63,7 @@ class Session:
         kind, arena = kind_of(config, fabric.size), self.model.flatten()
         fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.fail_fast = kind.synchronous and fabric.size > 1
+        fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric, engine)
         self.output = self.make_output()
         self.snapshots = Snapshots(self.output)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import Column, PeerLost, State
+from minidl.comm.fabric.base import Column, Freeze, PeerLost, State
 from minidl.errors import MinidlError
 from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
@@ -30,6 +30,7 @@ from minidl.training.trainer import Entry, Trainer
 Reason = Stopped | PeerLost | None  # why training ended; None: all steps were made
 VERDICTS = (State.FINISHED, State.STOPPED, State.LOST)
 LAST_STATES = (State.STOPPED, State.LOST, State.OVER)
+WRITING = 120.0  # seconds that a slow disk may take, in which nobody suspects the leader
 TESTING = 300.0  # seconds after which a replica reports that it still waits for the leader's last status
 
 
@@ -43,6 +44,8 @@ def shut_down(
     """
     fabric = output.fabric
     fabric.fail_fast = False  # a death now ends only the waits for that replica
+    if reason is not None and fabric.on_freeze is Freeze.WAIT:
+        fabric.handle_freezes(Freeze.LEAVE_OUT)  # save what can be saved
     fabric.stats.stop()
     output.trainer.work.give_back()
     fabric.set_status(Column.STATE, State.PAUSED)
@@ -72,11 +75,11 @@ def _save(
     """Collect the states of all replicas; the leader saves them. Return the states and the leader's verdict."""
     fabric, trainer = output.fabric, output.trainer
     if fabric.rank == leader:
-        replicas = output.save_all(lambda members: last_epoch if _have_finished(trainer, members) else None)
+        with fabric.busy(WRITING):
+            replicas = output.save_all(lambda members: last_epoch if _have_finished(trainer, members) else None)
         assert replicas
-        stopped = fabric.stopping() and not isinstance(reason, PeerLost)
         finished = _have_finished(trainer, replicas.members)
-        verdict = State.FINISHED if finished else State.STOPPED if stopped else State.LOST
+        verdict = State.FINISHED if finished else State.STOPPED if fabric.stopping() else State.LOST
         fabric.set_status(Column.STATE, verdict)
         return replicas, verdict
     # Wait until the leader is PAUSED: before, it may still be collecting states for the end of an epoch.
@@ -104,7 +107,8 @@ def _finish(
     assert replicas
     score = output.test()
     summary = output.summary(score) | summarise(output, replicas, score, results, statistics)
-    output.finish(summary)
+    with fabric.busy(WRITING):
+        output.finish(summary)
     fabric.set_status(Column.STATE, State.OVER)
     return summary
 

@@ -45,7 +45,7 @@ class Trainer:
         fabric: Fabric | None = None,
         engine: Engine | None = None,
     ) -> None:
-        self.model, self.data, self.config, self.check = model, data, config, check
+        self.model, self.data, self.config, self._check = model, data, config, check
         self.fabric = fabric or Fabric(LoopbackTransport())
         self.engine = engine or Engine(model, config)
         self.progress = Progress()
@@ -56,7 +56,7 @@ class Trainer:
             replicas=len(ranks), augment=config.augment, shards=config.shards, prefetch=0 if engine else 2,
         )  # fmt: skip
         chosen = method(config.method)
-        self.work = work_of(chosen.claims(config), self.sampler, config, self.fabric, lambda: self.check())
+        self.work = work_of(chosen.claims(config), self.sampler, config, self.fabric, self.check)
         self.schedule = schedules.build(config.schedule, self.work.planned, config.warmup)
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
@@ -108,6 +108,11 @@ class Trainer:
             self.progress.seconds = now() - began
             yield entry
             began = now() - self.progress.seconds
+
+    def check(self) -> None:
+        """Note a sign of life. Raise the exception that ends the training, if there is any."""
+        self.fabric.beat()
+        self._check()
 
     def prepare(self) -> None:
         """Record the step for a full batch. Compile all kernels, also of methods and claims, so no step compiles."""

@@ -256,6 +256,7 @@ class Claimed(Work):
             self.check()
             if self.fabric.stopping():
                 raise Stopped(SIGTERM)
+            self.fabric.look()  # the pieces of a replica that is suspected now become free
             assert self.asked is not None
             if self.ticket == WAIT and self.fabric.now() - self.asked >= self.claims.patience:
                 self._request()

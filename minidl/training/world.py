@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from minidl.comm.fabric.base import BufferSpec, Column, Fabric, PeerLost, State
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Freeze, PeerLost, State
 from minidl.comm.methods.base import Method
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.comm.transport.mailbox_transport import MailboxTransport
@@ -77,7 +77,8 @@ class World:
         arena.touch()
         if model.statistics is not None:
             model.statistics.touch()
-        for column in sorted(Column, key=lambda column: column is Column.STATE):  # STATE is the last one
+        of_training = {*Column} - {Column.PID, Column.INCARNATION}
+        for column in sorted(of_training, key=lambda column: column is Column.STATE):  # STATE is the last one
             fabric.set_status(column, 0)
         fabric.replicas = replicas
         fabric.stall, fabric.step, fabric.led_by = config.stall, 0, None
@@ -85,6 +86,7 @@ class World:
             fabric.transport.fast = config.reduce == "fast"
         fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.fail_fast = kind.synchronous and self.size > 1
+        fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
         return kind
 
     def leave(self) -> None:
@@ -96,6 +98,7 @@ class World:
             received = lambda: all(fabric.state(rank) >= State.FINISHED for rank in others) or None  # noqa: E731
             fabric.wait(received, (), "the others to receive the result")
         fabric.set_status(Column.STATE, State.FINISHED)
+        fabric.set_status(Column.STALL, 0)  # nobody suspects this rank while the script computes
         if isinstance(fabric.transport, MpiTransport):
             fabric.transport.fast = False  # the sums of the script have the same bits under every launcher
         fabric.replicas = tuple(range(self.size))

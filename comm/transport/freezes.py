@@ -1,0 +1,97 @@
+"""Frozen ranks of a simulation: their processes are stopped for a while, as by SIGSTOP, and then go on.
+
+    frozen at 3 s                suspected at 3 s + stall            killed, if the others cannot end without it
+       |------- makes no step -------|------- left out --------|     or wakes, and is trusted again
+
+The messages that it has sent still arrive, and those for it wait. The event loop does here what the launcher does with
+real processes (comm/launch/monitor.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from minidl.comm.transport.messages import Column, State, Trust
+
+if TYPE_CHECKING:
+    from minidl.comm.transport.event_loop import EventLoop, SimulatedProcess
+
+NOTICE = 5.0  # virtual seconds after a request to stop, after which ranks that are still frozen are killed
+
+
+class Freeze(NamedTuple):
+    """began, ends: virtual seconds. held: the tasks that go on when it ends."""
+
+    began: float
+    ends: float
+    held: list[SimulatedProcess]
+
+
+class Freezes:
+    """The frozen ranks of a simulation. planned: (time, rank, seconds) of each freeze. stall: see `--stall`."""
+
+    def __init__(self, loop: EventLoop, planned: Sequence[tuple[float, int, float]], stall: float) -> None:
+        self.loop, self.stall = loop, stall
+        self.present: dict[int, Freeze] = {}  # by rank
+        for time, rank, seconds in planned:
+            loop.at(time, self._freeze, rank, seconds)
+
+    def holds(self, task: SimulatedProcess) -> bool:
+        """Return whether a task's rank is frozen. The task then goes on when the rank wakes."""
+        freeze = self.present.get(task.transport.rank)
+        if freeze is not None:
+            freeze.held.append(task)
+        return freeze is not None
+
+    def wakes_at(self, rank: int) -> float:
+        """Return the time at which a rank is not frozen any more."""
+        freeze = self.present.get(rank)
+        return self.loop.time if freeze is None else freeze.ends
+
+    def fence(self, rank: int) -> None:
+        """Kill a condemned rank."""
+        self.loop.at(self.loop.time, self._kill, rank)
+
+    def stop(self) -> None:
+        """Kill those that are frozen from now on, when they have had time to notice the request to stop."""
+        for rank, freeze in self.present.items():
+            self.loop.at(self.loop.time + NOTICE, self._kill, rank, freeze.began)
+
+    def forget(self, rank: int) -> None:
+        """Forget a rank that has died."""
+        self.present.pop(rank, None)
+        self.loop.trust[rank] = Trust.TRUSTED
+
+    def _freeze(self, rank: int, seconds: float) -> None:
+        loop = self.loop
+        if rank in self.present or rank not in loop.running or loop.status[rank, Column.STATE] == State.DEAD:
+            return
+        self.present[rank] = Freeze(loop.time, loop.time + seconds, [])
+        loop.at(loop.time + seconds, self._wake, rank)
+        if seconds > self.stall:
+            loop.at(loop.time + self.stall, self._suspect, rank, loop.time)
+
+    def _suspect(self, rank: int, began: float) -> None:
+        loop = self.loop
+        if self._since(rank) != began or loop.status[rank, Column.STATE] < State.TRAINING:
+            return
+        if loop.stop_asked:
+            self._kill(rank)
+            return
+        loop.trust[rank] = Trust.SUSPECTED
+        for transport in loop.transports:
+            transport.wake()
+
+    def _wake(self, rank: int) -> None:
+        if rank in self.present:
+            self.loop.ready.extend(self.present[rank].held)
+            self.forget(rank)
+
+    def _kill(self, rank: int, began: float | None = None) -> None:
+        if rank in self.present and began in (None, self._since(rank)):
+            self.loop.die(rank)
+
+    def _since(self, rank: int) -> float | None:
+        """Return when the present freeze of a rank began, or None if it is not frozen."""
+        return self.present[rank].began if rank in self.present else None
