@@ -17,9 +17,8 @@ import errno
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -32,6 +31,7 @@ from minidl.run.config import Config, resolve
 from minidl.run.folder import RunFolder, result_of
 from minidl.run.model_file import identified
 from minidl.run.signals import Signals, Stopped
+from minidl.training.continuing import last_saved
 from minidl.training.gradient_cost import work_of
 from minidl.training.invariants import Accounts, Violation, Watch, require, wrap
 from minidl.training.scenario import DATA, FOREVER, MODEL, PIECE, Cut, Death, FullDisk, Part, PowerCut, Scenario, Stop, draw
@@ -98,11 +98,11 @@ class Player:
     def play(self, part: Part) -> str:
         """Play a part; return how it ended. Raises Violation."""
         scenario, again = self.scenario, (self.out / "config.toml").exists()
-        config, parts, index = _prepared(tuple(sorted(scenario.options.items())))
-        config = replace(config, out=str(self.out), workers=part.replicas)
+        config = _config({**scenario.options, "out": str(self.out), "workers": part.replicas})
+        parts, index = _parts(config.seed, config.optimizer, config.validation)
         ranks, signals = part.replicas + (scenario.method == "ps"), Signals()
-        saved = _guarded(lambda: checkpoint.last(self.out / "checkpoints"))
-        begin = _seconds(self.out) if again and saved else 0.0
+        saved = _guarded(lambda: last_saved(self.out / "checkpoints"))
+        begin = saved.seconds() if saved else 0.0
         cluster = scenario.cluster(part, ranks, work_of(config), begin)
         run = _guarded(lambda: SimulatedRun(config, cluster, ranks, signals, parts, saving=True,
                                             resume=self.out if again else None))  # fmt: skip
@@ -215,32 +215,14 @@ def _guarded(work: Callable[[], Any]) -> Any:
 
 
 @cache
-def _prepared(options: tuple[tuple[str, Any], ...]) -> tuple[Config, Parts, dict[bytes, int]]:
-    """Return the config, what all runs with the same engine share, and the index of each training sample."""
-    config = identified(resolve({"data": DATA, "model": MODEL, "batch_size": PIECE, "quiet": True, **dict(options)}), {})
-    parts = _parts(config.seed)(config)
-    return config, parts, {row.tobytes(): index for index, row in enumerate(parts.data.x_train)}
+def _parts(seed: int, optimizer: str, validation: float) -> tuple[Parts, dict[bytes, int]]:
+    """Return what all runs with the same engine share, and the index of each training sample."""
+    parts = Parts(_config({"seed": seed, "optimizer": optimizer, "validation": validation}))
+    return parts, {row.tobytes(): index for index, row in enumerate(parts.data.x_train)}
 
 
-@cache
-def _parts(seed: int) -> Callable[[Config], Parts]:
-    """Return a function that returns the same parts at each call. The seed chooses the variant."""
-    return cache(lambda config: Parts(config)) if False else _Once()
-
-
-class _Once:
-    parts: Parts | None = None
-
-    def __call__(self, config: Config) -> Parts:
-        self.parts = self.parts or Parts(config)
-        return self.parts
-
-
-def _seconds(out: Path) -> float:
-    from minidl.training.continuing import last_saved
-
-    saved = _guarded(lambda: last_saved(out / "checkpoints"))
-    return float(saved.seconds()) if saved else 0.0
+def _config(options: Mapping[str, Any]) -> Config:
+    return identified(resolve({"data": DATA, "model": MODEL, "batch_size": PIECE, "quiet": True, **options}), {})
 
 
 class Disk:

