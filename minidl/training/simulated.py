@@ -23,8 +23,9 @@ from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
 from minidl.comm.methods import method
 from minidl.comm.replica import Engine
 from minidl.comm.transport.sim import Simulation
+from minidl.data import Dataset
 from minidl.errors import MinidlError
-from minidl.nn import random_state, set_random_state
+from minidl.nn import Module, random_state, set_random_state
 from minidl.run import checkpoint as files
 from minidl.run.config import Config
 from minidl.run.evaluation import Score
@@ -81,11 +82,14 @@ class Parts:
 
     These runs must have the same data set, model, seed, batch size, and optimizer with its options. The recorded step
     and the compiled kernels then serve all of them.
-    fresh: whether the weights of --init are needed. flops: of one image's gradient.
+    fresh: whether the weights of --init are needed. built: the data and the model; the default is those of the config.
+    flops: of one image's gradient.
     """
 
-    def __init__(self, config: Config, fresh: bool = True) -> None:
-        self.data, self.model = prepare(config, fresh=fresh)
+    def __init__(
+        self, config: Config, fresh: bool = True, built: tuple[Dataset, Module] | None = None
+    ) -> None:  # fmt: skip
+        self.data, self.model = built or prepare(config, fresh=fresh)
         self.flops = flops_per_image(self.model, self.data.input_shape)
         self.engine = engine = Engine(self.model, config)
         self.theta, self.random = engine.arena.theta.copy(), random_state()

@@ -10,7 +10,7 @@ import numpy as np
 
 from minidl import schedules
 from minidl.comm import claims
-from minidl.comm.fabric.base import Fabric
+from minidl.comm.fabric.base import Fabric, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine, Replica
@@ -100,9 +100,13 @@ class Trainer:
         began = now() - self.progress.seconds
         while not self.finished:
             stats.start()
-            for entry in self._steps():
+            try:
+                for entry in self._steps():
+                    self.progress.seconds = now() - began
+                    yield entry
+            except (Stopped, PeerLost):
                 self.progress.seconds = now() - began
-                yield entry
+                raise
             stats.stop()
             entry = self._finish_epoch()
             self.progress.seconds = now() - began
