@@ -267,10 +267,10 @@ class EventLoop:
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
-        """Let a rank join late; it never starts if the leader collects the states of all, or has done so."""
+        """Let a rank join late; it never starts if all are dead, or if the leader collects the states, or has done so."""
         leader = self.transports[rank].leader
         state = self.status[leader, STATE]
-        if state > State.DEAD or (leader in self.running and state > State.TRAINING):
+        if state >= State.DEAD or (leader in self.running and state > State.TRAINING):
             self.running.pop(rank, None)
         if rank not in self.running:
             return

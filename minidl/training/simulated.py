@@ -144,7 +144,7 @@ class SimulatedRun:
         forecast.require_memory(ranks, parameter_count(self.parts.model), len(self.parts.data.y_train))
         self.simulation = Simulation(
             cluster, ranks, config.seed, work_of(config), self.parts.flops, config.trace,
-            begin=self.saved.seconds() if self.saved else 0.0,
+            begin=self.saved.seconds() if self.saved else 0.0, stall=config.stall,
         )  # fmt: skip
         self.simulation.free_saves = not saving
         if kind.synchronous and ranks > 1 and self.simulation.late:
