@@ -294,7 +294,7 @@ class _Reader:
             groups, devices, self.link(_table(self.top, "inside"), "[inside]"),
             self.link(_table(self.top, "between"), "[between]") if "between" in self.top else None,
             self.links(names), _read(Stragglers, _table(self.top, "stragglers"), "[stragglers]"),
-            *(self.events(key, kind) for key, kind in EVENTS.items()), self.measured(), repeat, self.file,
+            measured=self.measured(), repeat=repeat, file=self.file, **{key: self.events(key) for key in EVENTS},
         )  # fmt: skip
         self.check_links(cluster)
         return cluster
@@ -338,8 +338,8 @@ class _Reader:
             found[pair[0], pair[1]] = found[pair[1], pair[0]] = link
         return found
 
-    def events(self, key: str, kind: type[Event]) -> tuple[Any, ...]:
-        found = tuple(_read(kind, table, f"[[{key}]]") for table in _tables(self.top, key))
+    def events(self, key: str) -> tuple[Any, ...]:
+        found = tuple(_read(EVENTS[key], table, f"[[{key}]]") for table in _tables(self.top, key))
         for event in found:
             if (event.rank == UNSET) == (event.node == ""):
                 raise _Wrong(f"[[{key}]] expected a rank or a node{', not both' if event.node else ''}")

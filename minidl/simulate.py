@@ -6,6 +6,9 @@ how long everything would take there (comm/cluster.py, comm/transport/sim.py). S
 
 from __future__ import annotations
 
+import minidl.start  # noqa: F401 (before all others: see there)
+
+# isort: split
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,7 +39,7 @@ examples:
   python -m minidl.simulate --scenario 4711
 """
 # Options of training that do not apply: a simulation is one process, and saves only at its end.
-LEFT_OUT = ("workers", "keep", "stall", "reduce", "evaluate")
+LEFT_OUT = ("workers", "max_workers", "keep", "stall", "reduce", "join", "evaluate")
 
 
 MOST_SEEDS = 2**53
@@ -90,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prepare(config.threads)
             from minidl.training.simulated import execute  # slow: imports NumPy and Numba
 
+            signals.prepare()
             result = execute(config, given, signals)
             print(json.dumps(result) if given.get("json") else _text(result), flush=True)
         except HelpWanted as wanted:

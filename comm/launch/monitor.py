@@ -5,8 +5,9 @@
     other ranks    TRUST <- CONDEMNED          they cannot go on without it: the monitor kills it
     rank           TRUST <- TRUSTED            it has woken
 
-A rank whose main thread uses the CPU is not frozen: it may compile, or compute in the user's script. For a rank that
-SIGSTOP has stopped, PATIENCE does not count. memory.py explains the words. This file does not import NumPy.
+A rank whose main thread uses the CPU, or waits for a free core, is not frozen: it may compute in the user's script. A
+rank that compiles waits for other processes, so it is suspected only if SIGSTOP has stopped it. For a rank that is
+stopped, PATIENCE does not count either. memory.py explains the words. This file does not import NumPy.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ from pathlib import Path
 from minidl.comm import memory
 from minidl.comm.memory import (
     ABORT,
+    COMING,
     CONDEMNED,
+    DEAD,
     HEARD,
+    JOINING,
     KILL,
     LEAVE_OUT,
     ON_FREEZE,
     PATIENCE,
+    READY,
     STALL,
+    STATE,
     STEP,
     STOP,
     SUSPECTED,
@@ -44,7 +50,7 @@ NOTICE = 5.0  # seconds that a rank has to notice a signal, and to exit when ano
 class Monitor:
     """words, numbers: the control area, as int64 and as float64."""
 
-    def __init__(self, words: memoryview, numbers: memoryview) -> None:
+    def __init__(self, words: memoryview[int], numbers: memoryview[float]) -> None:
         self.words, self.numbers = words, numbers
         self._looked = time.monotonic()
         self._life: dict[int, tuple[float, int]] = {}  # by rank, its last sign of life: HEARD, CPU time
@@ -55,7 +61,7 @@ class Monitor:
 
     def pause(self, processes: Mapping[int, int]) -> float:
         """Return the seconds until the next look."""
-        return LOOK if any(self.numbers[memory.at(rank, STALL)] for rank in processes) else SLOW
+        return LOOK if any(self._trains(rank) for rank in processes) else SLOW
 
     def look(self, processes: Mapping[int, int], ending: bool) -> list[int]:
         """Look for frozen ranks, and for those that have woken. Return the ranks that must be killed.
@@ -85,11 +91,15 @@ class Monitor:
         self._suspects.discard(rank)
         self.words[memory.at(rank, TRUST)] = TRUSTED
 
+    def _trains(self, rank: int) -> bool:
+        return self.numbers[memory.at(rank, STATE)] not in (JOINING, READY, DEAD, COMING)
+
     def _lives(self, rank: int, process: int) -> bool:
         """Return whether a rank has given a sign of life since the last call. The first call returns True."""
-        life = self.numbers[memory.at(rank, HEARD)], main_thread(process)[0]
+        cpu, state = main_thread(process)
+        life = self.numbers[memory.at(rank, HEARD)], cpu
         before, self._life[rank] = self._life.get(rank), life
-        return life != before
+        return life != before or state == "R"
 
     def _trust(self, rank: int, process: int) -> None:
         """Handle a sign of life."""
@@ -105,12 +115,12 @@ class Monitor:
         stall, patience = (self.numbers[memory.at(rank, word)] for word in (STALL, PATIENCE))
         if stopped := main_thread(process)[1] == "T":
             patience = 0.0
-        if stall and silent > max(stall, patience) and rank not in self._suspects:
+        if stall and (stopped or self._trains(rank)) and silent > max(stall, patience) and rank not in self._suspects:
             self._suspects.add(rank)
             self.words[memory.at(rank, TRUST)] = SUSPECTED
-            fate = self.words[ON_FREEZE]
-            if fate == LEAVE_OUT and not self.numbers[memory.at(rank, STEP)]:
-                fate = WAIT  # it makes no steps, so it is a server
+            fate, begun = self.words[ON_FREEZE], self.numbers[memory.at(rank, STEP)]
+            if not begun and (fate == KILL or self._trains(rank)):
+                fate = WAIT  # the others have not begun either, or it is a server
             tell(f"{name} has shown no sign of life for {silent:.0f} s: {FATES[fate]}")
             if fate == KILL:
                 return True
@@ -127,7 +137,7 @@ class Monitor:
 
 
 def main_thread(process: int) -> tuple[int, str]:
-    """Return the CPU time of a process's main thread, in ticks of the system, and its state. T: it is stopped."""
+    """Return the CPU time of a process's main thread, in ticks, and its state: R if it may run, T if it is stopped."""
     with suppress(OSError):  # it has ended
         fields = Path(f"/proc/{process}/task/{process}/stat").read_text().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12]), fields[0]

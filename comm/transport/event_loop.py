@@ -17,14 +17,15 @@ from minidl.comm.cluster import Cluster, Link
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.freezes import Freezes
-from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Header, State
+from minidl.comm.transport.in_flight import InFlight, Memory
+from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, State
 from minidl.errors import MinidlError
 
 T = TypeVar("T")
 # Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
 TOUCHED = {"update": 20, "mix": 12}
 # Global variables, because looking up a member of an enumeration takes longer.
-MAIL, STATE, STOP, TRAINING = Channel.MAIL, Column.STATE, Column.STOP, State.TRAINING
+MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
 
 
 class Deadlock(MinidlError):
@@ -43,23 +44,6 @@ class SimulatedProcess:
         self.transport, self.greenlet = transport, greenlet(work, hub)
         self.parked, self.what = False, "its start"
         self.peers: Sequence[int] = ()
-
-
-class InFlight:
-    """A message in the simulated network.
-
-    receivers: the ranks that have not released it yet. used: the number of the sender's slots that it occupies, 0 or 1.
-    vector, header: set when the sender commits the message. free: whether it takes no time, and is not counted.
-    """
-
-    __slots__ = ("channel", "free", "header", "receivers", "sender", "used", "vector")
-
-    vector: np.ndarray
-    header: Header
-
-    def __init__(self, channel: Channel, sender: int, receivers: set[int], used: int) -> None:
-        self.channel, self.sender, self.receivers, self.used = channel, sender, receivers, used
-        self.free = False
 
 
 class Rank(Transport):
@@ -120,6 +104,7 @@ class EventLoop:
         self.trust = np.zeros(ranks, np.int64)
         self.all_ranks = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
+        self.memory = Memory()
         self.claims = np.zeros(claims.words(ranks), np.int64)
         self.joins = 0  # the largest number of calls of `join` by one rank
         self.layouts: dict[int, str] = {}  # number of a call of `join`, from 0 -> the layout that it was given
@@ -240,6 +225,11 @@ class EventLoop:
                 self._watching[peer].pop(task, None)
             self.ready.append(task)
 
+    def wake_all(self) -> None:
+        """Wake all parked tasks of all ranks."""
+        for transport in self.transports:
+            transport.wake()
+
     def board_changed(self, rank: int, column: Column) -> None:
         """Wake the tasks that wait for this rank or for no particular rank. A change of STOP wakes all tasks."""
         if column is STATE:
@@ -274,14 +264,14 @@ class EventLoop:
         self.draining.discard(rank)
         self.dead += 1
         self.board_changed(rank, STATE)
-        for other in self.transports:
-            other.wake()  # `other` may wait for the dead rank
+        self.wake_all()  # they may wait for the dead rank
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
-        """Let a rank join late; it never starts if all are dead, or if the leader collects the states, or has done so."""
+        """Let a rank join late. It never starts if all are dead, or if the leader has begun to collect the states."""
         leader = self.transports[rank].leader
-        if self.status[leader, STATE] >= State.DEAD or (leader in self.running and self.status[leader, STATE] > TRAINING):
+        state = self.status[leader, STATE]
+        if state >= State.DEAD or (leader in self.running and state > State.TRAINING):
             self.running.pop(rank, None)
         if rank not in self.running:
             return

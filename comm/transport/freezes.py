@@ -9,15 +9,42 @@ real processes (comm/launch/monitor.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from minidl.comm.transport.base import Transport
 from minidl.comm.transport.messages import Column, State, Trust
 
-if TYPE_CHECKING:
-    from minidl.comm.transport.event_loop import EventLoop, SimulatedProcess
-
 NOTICE = 5.0  # virtual seconds after a request to stop, after which ranks that are still frozen are killed
+
+
+class Task(Protocol):
+    """A task of event_loop.py."""
+
+    @property
+    def transport(self) -> Transport: ...
+
+
+class Loop(Protocol):
+    """The parts of an EventLoop that this file uses."""
+
+    time: float
+    status: np.ndarray
+    trust: np.ndarray
+    stop_asked: bool
+    ready: deque[Any]
+
+    @property
+    def running(self) -> Mapping[int, Task]: ...
+
+    def at(self, time: float, call: Callable[..., None], *arguments: Any) -> None: ...
+
+    def die(self, rank: int) -> None: ...
+
+    def wake_all(self) -> None: ...
 
 
 class Freeze(NamedTuple):
@@ -25,19 +52,19 @@ class Freeze(NamedTuple):
 
     began: float
     ends: float
-    held: list[SimulatedProcess]
+    held: list[Task]
 
 
 class Freezes:
     """The frozen ranks of a simulation. planned: (time, rank, seconds) of each freeze. stall: see `--stall`."""
 
-    def __init__(self, loop: EventLoop, planned: Sequence[tuple[float, int, float]], stall: float) -> None:
+    def __init__(self, loop: Loop, planned: Sequence[tuple[float, int, float]], stall: float) -> None:
         self.loop, self.stall = loop, stall
         self.present: dict[int, Freeze] = {}  # by rank
         for time, rank, seconds in planned:
             loop.at(time, self._freeze, rank, seconds)
 
-    def holds(self, task: SimulatedProcess) -> bool:
+    def holds(self, task: Task) -> bool:
         """Return whether a task's rank is frozen. The task then goes on when the rank wakes."""
         freeze = self.present.get(task.transport.rank)
         if freeze is not None:
@@ -74,14 +101,13 @@ class Freezes:
 
     def _suspect(self, rank: int, began: float) -> None:
         loop = self.loop
-        if self._since(rank) != began or loop.status[rank, Column.STATE] < State.TRAINING:
+        if self._since(rank) != began:
             return
         if loop.stop_asked:
             self._kill(rank)
             return
         loop.trust[rank] = Trust.SUSPECTED
-        for transport in loop.transports:
-            transport.wake()
+        loop.wake_all()
 
     def _wake(self, rank: int) -> None:
         if rank in self.present:

@@ -100,7 +100,7 @@ class Plan:
             begin = at = pages(at)  # separate pages for each rank, on its NUMA node
             pools = []
             present = here is None or rank in here
-            channels = buffers.slots(rank, rank in servers)
+            channels = buffers.slots(rank, size, rank in servers)
             for count, capacity in (*channels.values(), (SLOTS * buffers.publish, buffers.nbytes)):
                 pools.append(Pool(at, count * present, capacity, LINE + _lines(capacity), size * present))
                 at = pools[-1].stop
@@ -128,6 +128,18 @@ class Mailbox:
         self.turn = [0] * len(Channel)
         self.version, self.publishing = version, False  # publishing: whether a slot is reserved for a published state
         self.seen = [0] * size
+
+    def take_over(self) -> None:
+        """Drop what a dead process has left in this rank's place: messages to it, its pins, and unfinished messages.
+
+        Messages that it has sent remain, except requests: no process waits for the replies.
+        """
+        for channel, cells in zip(Channel, self.cells):
+            to, sent = cells[self.rank], cells[:, self.rank]
+            to[to > -atomic.HELD] = 0  # a live sender may still write the others
+            sent[(sent <= -atomic.HELD) | ((sent > 0) & (channel is Channel.CALL))] = 0
+        self.pins[:, self.rank] = 0
+        self.version = int(self.newest[self.rank, 0]) // SLOTS  # readers have seen this version
 
     def _words(self, at: int, rows: int, row: int) -> np.ndarray:
         return self.memory[at : at + rows * row].view(np.int64).reshape(rows, row // 8)

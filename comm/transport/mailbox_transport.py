@@ -40,8 +40,10 @@ class MailboxTransport(Transport):
     mailbox: Mailbox
     segment: memory.Segment
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float) -> None:
-        super().__init__(rank, size, nodes, stats, stall)
+    def __init__(
+        self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float, began: int = 0
+    ) -> None:
+        super().__init__(rank, size, nodes, stats, stall, began)
         self._worker = Worker(self.beat)
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:
@@ -51,8 +53,7 @@ class MailboxTransport(Transport):
         self.status = numbers[:, : len(Column)]
         self.heard = cast("list[float]", numbers[:, memory.HEARD])
         self.trust = rows[:, memory.TRUST]
-        self.status[self.rank, Column.PID] = os.getpid()
-        self.status[self.rank, Column.INCARNATION] += 1
+        self.status[self.rank, Column.PID], self.status[self.rank, Column.STALL] = os.getpid(), self.stall
         return rows
 
     def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
@@ -100,12 +101,10 @@ class MailboxTransport(Transport):
         return self.mailbox.latest(peer)
 
     def delivered(self) -> bool:
-        """Return whether every message of this rank has been received and released, or its receiver is dead."""
         alive = self.status[:, Column.STATE] != State.DEAD
         return not any(cells[alive, self.rank].any() for cells in self.mailbox.cells)
 
     def drop_messages(self) -> None:
-        """Release all messages that have arrived for this rank."""
         for channel in Channel:
             while (message := self.next_message(channel, ANY)) is not None:
                 message.release()
@@ -126,7 +125,7 @@ class MailboxTransport(Transport):
     def set_status(self, column: Column, value: float) -> None:
         self.beat()
         self.status[self.rank, column] = value
-        if column is Column.STATE and value >= State.TRAINING:
+        if column is Column.STATE:
             self.status[self.rank, Column.STALL] = self.stall
 
     def beat(self) -> None:
@@ -135,7 +134,7 @@ class MailboxTransport(Transport):
         self.heard[self.rank] = now
         if self.trust[self.rank]:  # this rank was frozen: its silence says nothing about its steps
             self.trust[self.rank] = Trust.TRUSTED
-        elif PATIENT * silence > row[Column.PATIENCE] and row[Column.STALL]:
+        elif PATIENT * silence > row[Column.PATIENCE] and row[Column.STATE] == State.TRAINING:
             row[Column.PATIENCE] = PATIENT * silence
 
     @contextmanager

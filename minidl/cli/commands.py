@@ -33,6 +33,8 @@ def execute(config: Config, given: Mapping[str, Any], signals: Signals, fabric: 
     Raises the MinidlErrors of the command that the options select.
     """
     fabric = fabric or Fabric(LoopbackTransport(Stats(trace=bool(given.get("trace")))))
+    if fabric.newcomer:
+        return begin(config, {}, signals, fabric)
     if given.get("resume"):
         return resume(config, given, signals, fabric)
     if given.get("evaluate"):
@@ -41,8 +43,9 @@ def execute(config: Config, given: Mapping[str, Any], signals: Signals, fabric: 
 
 
 def begin(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
-    """Start a new run and train it; the leader returns the result."""
-    session = Session.of_process(config, signals, fabric)  # may raise, so it comes before the folder is created
+    """Start a new run and train it, or join a running one; the leader returns the result."""
+    # May raise, so it comes before the folder is created.
+    session = Session.of_process(config, signals, fabric, fresh=not fabric.newcomer)
     if config.workers and "workers" in given and config.workers != session.config.workers:
         raise ConfigError(f"--workers {config.workers}, but mpiexec has started {session.config.workers} replicas: "
                           "leave --workers out")  # fmt: skip
@@ -74,7 +77,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     command = f"python -m minidl.train --evaluate {quote(given['evaluate'])}"
     model_file.require_named(named, given, str(weights.path), command)
     config = resolve(known or described_options(weights, {**file, **given}), file, given)
-    config = model_file.identified(config, given, {**about, **known}.get("model_hash"))
+    config = model_file.identified(config, given, {**about, **known})
     dataset, model = prepare(config, fresh=False)
     check_data(weights, dataset)
     try:

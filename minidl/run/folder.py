@@ -49,6 +49,7 @@ BEST_STEP = {"best_step": schema.whole()}
 SUMMARY = schema.record(_RESULT, BEST_STEP, others=True)
 SUMMARY_OF_REPLICAS = schema.record(_RESULT | _OF_REPLICAS, BEST_STEP, others=True)
 CONTINUES = "continues_to"  # in summary.json: the new length of a run that became longer, such as "20 epochs"
+ADDED = ("on_death",)  # options that config.toml of earlier versions lacks: they have their defaults
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 
@@ -67,6 +68,7 @@ class RunFolder:
         self.model = folder / "model.safetensors"
         self.summary = folder / "summary.json"
         self._lock = _lock(folder)
+        self._new: list[Path] = []  # what `create` has made: files, then folders
 
     def __enter__(self) -> RunFolder:
         return self
@@ -97,7 +99,28 @@ class RunFolder:
                 with suppress(OSError):  # it is not empty: another process has written into it
                     folder.rmdir()
             raise
+        run._new += [folder] if made else []
         return run
+
+    def discard(self) -> None:
+        """Remove the run that `create` has made. Call this only if the run has written nothing since."""
+        with suppress(OSError):  # a folder is not empty: another process has written into it
+            for path in self._new:
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    def require(self) -> None:
+        """Raise JournalError if the folder was removed, moved or replaced after this process opened it."""
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.folder), os.fstat(self._lock)) and self.config.exists():
+                return
+        raise JournalError(f"the run folder {self.folder} was removed, moved or replaced while the run went on; "
+                           "the run ends, and writes nothing more")  # fmt: skip
+
+    def clean_up(self) -> None:
+        """Remove the temporary files of a killed process."""
+        for path in (self.config, self.metrics, self.model, self.summary):
+            with suppress(OSError):
+                _beside(path).unlink(missing_ok=True)
 
     def _begin(self, texts: Mapping[str, str]) -> None:
         """Make the folder a run folder, or leave it unchanged. texts: files to write, by name.
@@ -125,6 +148,7 @@ class RunFolder:
             if isinstance(error, OSError):
                 raise ConfigError(f"cannot write {path}: {error.strerror}") from None
             raise
+        self._new = [*reversed(new), self.checkpoints]  # config.toml first: without it, the folder is no run
 
     @classmethod
     def open(cls, folder: str | Path) -> RunFolder:
@@ -234,7 +258,7 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
 def read_options(path: Path) -> dict[str, Any]:
     """Return the options in a run's config.toml. Raises CheckpointError if some are missing, ConfigError if invalid."""
     given = read_toml(path)
-    missing = [name for name in saved(resolve(given)) if name not in given]
+    missing = [name for name in saved(resolve(given)) if name not in given and name not in ADDED]
     if missing:
         more = f" and {len(missing) - 3} more options" if len(missing) > 3 else ""
         raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing[:3])}{more}; "
@@ -258,7 +282,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file. The block writes this file, which then replaces the old one atomically."""
-    beside = path.with_name(f".{path.name}.new")
+    beside = _beside(path)
     try:
         yield beside
         os.replace(beside, path)
@@ -266,6 +290,11 @@ def replaced(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def _beside(path: Path) -> Path:
+    """Return the path of the temporary file that replaces a file."""
+    return path.with_name(f".{path.name}.new")
 
 
 def _happened(line: bytes, step: int, epoch: int) -> bool:
@@ -299,6 +328,20 @@ def _next_free(name: str) -> Path:
             continue
         return folder
     raise AssertionError("unreachable")
+
+
+def is_locked(folder: str | Path) -> bool:
+    """Return whether a process trains in this folder. Without effect on other processes."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system has no locks
+        pass
+    finally:
+        os.close(handle)
+    return False
 
 
 def _lock(folder: Path) -> int:

@@ -20,6 +20,7 @@ from minidl.training.output import reopen
 from minidl.training.resume import Restoration
 from minidl.training.session import Session
 from minidl.training.trainer import Entry, Trainer
+from minidl.training.work import Claimed
 
 
 class Saved:
@@ -92,12 +93,22 @@ def go_on(
     with session.output.opened(lambda: reopen(folder)):  # the leader opens it first; then all ranks read it
         if saved := read(folder / "checkpoints"):
             _restore(session, saved)
+            session.origin += _meaning_of_steps(session)
         if result and (saved is None or session.trainer.finished):
             raise ConfigError(_cannot_be_longer(folder, session, saved is not None))
         if run := session.output.run:
             _update_options(run, session.config, _length(session.config) if _is_longer(given) else "")
             run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
         return session.train()
+
+
+def _meaning_of_steps(session: Session) -> str:
+    """Return a note if --steps counts the steps of another number of replicas: those with which the run began."""
+    work, steps = session.trainer.work, session.config.steps
+    if not steps or not isinstance(work, Claimed) or work.total == steps * session.config.workers:
+        return ""
+    first = count(work.total // steps, "replica")
+    return f"; --steps {steps:,} means steps of each of {first}, as at the start of the run"
 
 
 def _is_longer(given: Mapping[str, Any]) -> bool:

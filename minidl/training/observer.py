@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from minidl.comm import stats
+from minidl.comm.transport.sim import Simulation
 from minidl.run.display import Display, count
 from minidl.run.evaluation import evaluate
 from minidl.training import forecast
 from minidl.training.replica_state import averaged, mean_and_distance
-from minidl.training.session import LOG_EVERY
+from minidl.training.session import LOG_EVERY, Session
 from minidl.training.summary import worked
 from minidl.training.trainer import Entry
 from minidl.training.work import Claimed
-
-if TYPE_CHECKING:
-    from minidl.training.simulated import SimulatedRun, SimulatedSession
 
 LEGEND = ("loss, accuracy: on training images, means of all replicas; test: accuracy of their average; "
           "distance: consensus distance")  # fmt: skip
@@ -30,36 +28,45 @@ class Observer:
 
     A line of metrics.jsonl is written after every LOG_EVERY steps of a replica, on average, and after each epoch of all
     replicas together. For an epoch, the average of all replicas is tested. This takes no virtual time.
+
+    flops: of one image's gradient. sessions: of all ranks. tested: replicas whose own weights were tested.
     """
 
-    def __init__(self, simulated: SimulatedRun) -> None:
-        self.simulated, self.simulation = simulated, simulated.simulation
-        self.display = Display(simulated.config.quiet)
+    def __init__(self, simulation: Simulation, flops: float, quiet: bool) -> None:
+        self.simulation, self.flops = simulation, flops
+        self.sessions: Sequence[Session] = ()
+        self.tested: set[int] = set()
+        self.display = Display(quiet)
         self.real = perf_counter()  # the real time of the beginning
         self.steps = self.logged = 0  # of all replicas together
         self.epoch = 0
         self.loss = self.correct = self.images = 0.0  # sums since the last line of metrics.jsonl
         self.last_loss = 0.0  # in the last line of metrics.jsonl
 
-    def announce(self, session: SimulatedSession) -> None:
+    @property
+    def leader(self) -> Session:
+        """The session of the first live replica."""
+        return self.sessions[self.sessions[0].fabric.leader]
+
+    def announce(self, session: Session) -> None:
         """Print what is trained. Each session calls this before its first step, and the leader's is the first."""
-        trainer, simulated = session.trainer, self.simulated
+        trainer = session.trainer
         if session.output.leads:
             if session.resumed:
                 self.display.say(session.resumed_at())
             each = "each on average" if isinstance(trainer.work, Claimed) else "each"
             steps = trainer.total_steps - trainer.progress.step
-            flops = simulated.parts.flops * session.config.batch_size
+            flops = self.flops * session.config.batch_size
             self.display.say(f"{session.what()}, {count(trainer.total_steps, 'step')} {each}, "
                              f"{session.config.workers} simulated replicas, {session.config.method}"
                              f"{forecast.duration(session.config.workers, steps, flops)}")  # fmt: skip
             self.display.say(LEGEND)
         rank = session.fabric.rank
-        if rank in simulated.replicas and rank not in self.simulation.late:
+        if rank in session.fabric.replicas and rank not in self.simulation.late:
             self.steps += trainer.replica.steps  # of an earlier session
             self.logged, self.epoch = self.steps, self.steps // trainer.work.batches
 
-    def step_done(self, session: SimulatedSession, entry: Entry) -> None:
+    def step_done(self, session: Session, entry: Entry) -> None:
         """Count a step of any replica."""
         trainer, batch = session.trainer, session.config.batch_size
         self.steps += 1
@@ -77,7 +84,7 @@ class Observer:
             self._log(event, trainer.replica.lr)
 
     def _log(self, event: str, lr: float) -> None:
-        leader = self.simulated.leader
+        leader = self.leader
         self.last_loss = self.loss / self.images
         entry: Entry = {
             "event": event,
@@ -93,13 +100,15 @@ class Observer:
             entry |= self._test_average(leader)
             epochs = leader.trainer.epochs
             if self.epoch == 1 or self.epoch % -(-epochs // PRINTED) == 0:
-                self.display.say(f"epoch {self.epoch:>3}/{epochs}  {entry['time']:.4g} virtual s  "
-                                 f"loss {entry['loss']:.4f}  accuracy {entry['accuracy']:.2%}  test "
-                                 f"{entry['accuracy_average']:.2%}  distance {entry['consensus_distance']:.4f}")  # fmt: skip
+                self.display.say(
+                    f"epoch {self.epoch:>3}/{epochs}  {entry['time']:.4g} virtual s  loss {entry['loss']:.4f}  "
+                    f"accuracy {entry['accuracy']:.2%}  test {entry['accuracy_average']:.2%}  "
+                    f"distance {entry['consensus_distance']:.4f}"
+                )
         leader.output.log(entry)
 
-    def _test_average(self, leader: SimulatedSession) -> Entry:
-        sessions, alive = self.simulated.sessions, leader.fabric.survivors()
+    def _test_average(self, leader: Session) -> Entry:
+        sessions, alive = self.sessions, leader.fabric.survivors()
         theta, distance = mean_and_distance(sessions[rank].trainer.replica.theta for rank in alive)
         trainer, data = leader.trainer, leader.data
         with averaged(trainer, theta):
@@ -120,9 +129,9 @@ class Observer:
 
     def summary(self, found: Entry) -> Entry:
         """Return summary.json of the run. found: its entries for a real run of these replicas."""
-        leader, statistics = self.simulated.leader, self.statistics()
+        leader, statistics = self.leader, self.statistics()
         alive = leader.fabric.survivors()
-        images = sum(self.simulated.sessions[rank].trainer.replica.images for rank in alive)
+        images = sum(self.sessions[rank].trainer.replica.images for rank in alive)
         alone = {"workers": 1, "method": leader.config.method, "replicas_alive": 1, "consensus_distance": 0.0,
                  **dict.fromkeys(("accuracy_average", "accuracy_best", "accuracy_worst"), found["test_accuracy"]),
                  **worked(leader.trainer)}  # fmt: skip
@@ -135,7 +144,7 @@ class Observer:
             "images_per_second": images / (statistics["elapsed"] or 1.0),
             "cluster": self.simulation.cluster.file,
             "ranks": self.simulation.size,
-            "replicas_tested": max(1, len(self.simulated.tested)),
+            "replicas_tested": max(1, len(self.tested)),
             **{name: statistics[name] for name in COUNTED},
             "virtual_seconds_by_kind": statistics["seconds"],
             "events": self.simulation.happened,

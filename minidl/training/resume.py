@@ -104,7 +104,8 @@ class Restoration:
             planned = _require_work(trainer, state, then)
             require_position(Progress(**state["progress"]), self.batches, then, "progress", planned)
             for rank, member in members.items():
-                require_position(Progress(**member["progress"]), self.batches, then, f"members.{rank}.progress", planned)
+                at = Progress(**member["progress"])
+                require_position(at, self.batches, then, f"members.{rank}.progress", planned)
         now, claimed = trainer.config, isinstance(trainer.work, Claimed)
         self.total = _pieces(state["work"], then, now, self.batches) if claimed else length(now, self.batches)
         if self.total < (state["work"]["total"] if claimed else length(then, self.batches)):
@@ -159,7 +160,6 @@ class Restoration:
         restore_replica(trainer, ReplicaState(rank, vectors, numbers))
         shared = {name: checkpoint.state["progress"][name] for name in BEST}
         trainer.progress = Progress(**numbers["progress"] | shared)
-        trainer.furthest = max(member["progress"]["epoch"] for member in self.members.values())
 
     def _restore_other_replicas(self, trainer: Trainer) -> None:
         """Restore a replica from the average of all."""
@@ -214,6 +214,9 @@ def _require_work(trainer: Trainer, state: dict[str, Any], then: Config) -> int:
         counts, epoch = work.get("parts", []), work.get("epoch", 0)
         if max(map(max, counts), default=0) > len(trainer.sampler.data.y_train) or epoch > state["progress"]["epoch"]:
             raise Mismatch(f"work.parts is {counts} in epoch {epoch}")
+        members = work.get("members")
+        if members is not None and (len(members) != work["replicas"] or members != sorted(set(members))):
+            raise Mismatch(f"work.members is {members[:8]}; expected {work['replicas']} ranks in order")
         return 0
     if "total" not in work:
         raise Mismatch(f"it does not say which batches are left, which replicas of {then.method} claim one by one")
@@ -309,14 +312,14 @@ def _divide_again(trainer: Trainer, stopped: dict[int, tuple[int, int]], work: d
     Otherwise (independent replicas, skewed shards) the replicas continue with new parts at the average position.
     """
     sampler, at = trainer.sampler, trainer.progress
-    replicas = work.get("replicas", len(stopped))
+    places = work.get("members", range(work.get("replicas", len(stopped))))  # the ranks among which it was divided
     epochs, batches = {epoch for epoch, _ in stopped.values()}, {rank: batch for rank, (_, batch) in stopped.items()}
-    if len(epochs) > 1 or sampler.own is not None or max(stopped) >= replicas or not any(batches.values()):
+    if len(epochs) > 1 or sampler.own is not None or not set(stopped) <= set(places) or not any(batches.values()):
         return
     [at.epoch] = epochs
     earlier = work.get("parts", []) if work.get("epoch") == at.epoch else []
     last = min(batches.values())
-    batch = sampler.divide_again(at.epoch, [*earlier, [batches.get(rank, last) for rank in range(replicas)]])
+    batch = sampler.divide_again(at.epoch, [*earlier, [batches.get(rank, last) for rank in places]])
     at.epoch, at.batch = (at.epoch, batch) if batch < len(sampler) else (at.epoch + 1, 0)
     if not trainer.config.steps:
         at.shift = at.step - at.epoch * len(sampler) - at.batch

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Self
 
 from minidl import data, models, nn
-from minidl.comm.fabric.base import Column, Fabric, Freeze, PeerLost
+from minidl.comm.fabric.base import Column, Fabric, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
@@ -26,13 +26,13 @@ from minidl.run.options import options
 from minidl.run.own_model import build
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
-from minidl.training import forecast, local_snapshots
-from minidl.training.agreement import agree_at_start
+from minidl.training import forecast, local_snapshots, newcomer, regroup
+from minidl.training.agreement import agree_at_start, facts_of_run
+from minidl.training.epoch_averages import EpochAverages
 from minidl.training.output import RunOutput, parameter_count
 from minidl.training.resume import make_checkpoint
 from minidl.training.shutdown import Reason, serve, shut_down
 from minidl.training.startup import begin_together
-from minidl.training.summary import Snapshots
 from minidl.training.trainer import Entry, Trainer
 from minidl.training.work import Claimed
 
@@ -60,15 +60,17 @@ class Session:
     ) -> None:
         self.config, self.signals, self.fabric = config, signals, fabric
         self.data, self.model = dataset, model
-        kind, arena = kind_of(config, fabric.size), self.model.flatten()
-        fabric.join(kind.buffers(arena.size, config), arena.layout_hash)
-        fabric.fail_fast = kind.synchronous and fabric.size > 1
-        fabric.handle_freezes(Freeze.WAIT if kind.synchronous else Freeze.LEAVE_OUT)
+        kind, arena = kind_of(config, fabric.began), self.model.flatten()
+        fabric.fail_fast = kind.synchronous and fabric.began > 1
+        enter = fabric.enter if fabric.newcomer else fabric.join
+        enter(kind.buffers(arena.size, config), arena.layout_hash)
+        fabric.handle_freezes(kind.on_freeze(config))
         self.trainer = Trainer(self.model, self.data, config, self.check, fabric, engine)
         self.output = self.make_output()
-        self.snapshots = Snapshots(self.output)
+        self.averages = EpochAverages(self.output)
         self.last_epoch: Entry | None = None  # of the last epoch, with a synchronous method: `shut_down` reports it
         self.resumed, self.origin = False, ""
+        self.facts: dict[str, object] = {}  # what all ranks have in common
         self.display = Display(quiet=True)
         self.logged = 0  # of the last step with a line in metrics.jsonl: step // LOG_EVERY
         self.began: tuple[int, float] | None = None  # samples and seconds at the first entry: see `_as_leader`
@@ -80,23 +82,37 @@ class Session:
         fresh: whether the weights of --init are needed. A run that has a checkpoint begins with those of the
         checkpoint. Raises ConfigError if the ranks differ in options, data or model, or if memory is short.
         """
-        kind, fabric.replicas = chosen(config, fabric.size)
-        config = replace(config, workers=len(fabric.replicas))
+        kind, replicas = chosen(config, fabric.began)
+        fabric.assign(replicas)
+        config = replace(config, workers=len(replicas))
+        fabric.transport.interrupted = lambda: signals.deferred and signals.received is not None
+        fabric.fail_fast = kind.synchronous and fabric.began > 1
         dataset, model = prepare(config, fabric.rank, fresh)
         size = model.flatten().size
-        agree_at_start(fabric, config, model, dataset)
-        forecast.require_room(fabric, size, config.optimizer, kind.buffers(size, config))
-        return cls(config, signals, fabric, dataset, model)
+        if fabric.newcomer:
+            facts = facts_of_run(config, model, dataset)
+        else:
+            facts = agree_at_start(fabric, config, model, dataset)
+            forecast.require_room(fabric, size, config.optimizer, kind.buffers(size, config))
+        session = cls(config, signals, fabric, dataset, model)
+        session.facts = facts
+        return session
 
     def make_output(self) -> RunOutput:
         return RunOutput(self.trainer, self._show_epoch)
 
     def check(self) -> None:
-        """After a signal, a single replica raises Stopped; one of several asks all to stop (`Fabric.begin_step`)."""
+        """After a signal, a single replica raises Stopped; one of several asks all to stop (`Fabric.begin_step`).
+
+        The leader also admits newcomers.
+        """
         if self.fabric.size == 1:
             self.signals.check()
         elif self.signals.received is not None:
             self.fabric.stop_wanted = True
+        else:
+            for rank in newcomer.admit(self.trainer, self.output.folder, self.facts):
+                self.display.say(f"replica {rank} has joined")
 
     def train(self) -> Entry | None:
         """Train, test, and write and return the summary. Replicas other than the leader return None.
@@ -104,24 +120,29 @@ class Session:
         Raises Stopped after a signal, when the state is saved. Raises any MinidlError of the training.
         """
         output = self.output
+        self.fabric.set_status(Column.EPOCH, self.trainer.progress.epoch)
         self.announce()
+        if self.resumed and output.leads:
+            self.averages.resume()
         try:
             self.begin_together()
-            if self.fabric.rank not in self.fabric.replicas:
+            output.begun = True
+            if self.fabric.rank in self.fabric.servers:
                 serve(output)
                 return None
             reason = self._train()
             if output.alone:
                 return self._finish_alone()
-            return shut_down(output, self.snapshots, self.signals, reason, self.last_epoch)
+            return shut_down(output, self.averages, self.signals, reason, self.last_epoch)
         except Stopped as stopped:
-            stopped.message = f"saved; to continue: {output.command}"
+            if output.begun:
+                stopped.message = f"saved; to continue: {output.command}"
             raise
         finally:
             self.display.close()
 
     def announce(self) -> None:
-        """Print what is trained. From now on, a signal stops the run after a step."""
+        """Print what is trained."""
         trainer, config, output = self.trainer, self.config, self.output
         self.logged = trainer.progress.step // LOG_EVERY
         self.display = Display(config.quiet or not output.leads)
@@ -132,11 +153,21 @@ class Session:
         company = "" if output.alone else f" {each}, {config.workers} replicas, {config.method}"
         self.display.say(f"{self.what()}, {count(trainer.total_steps, 'step')}{company}")
         self.display.say(legend(config.workers))
-        self.signals.defer(config.quiet or not output.leads)
 
     def begin_together(self) -> None:
-        """Compile all kernels, or load them. All ranks leave this function together."""
-        begin_together(self.fabric, self.trainer.prepare)
+        """Compile all kernels, or load them. All ranks leave this function together.
+
+        From then on, a signal stops the run after a step.
+        """
+        quiet = self.config.quiet or not self.output.leads
+        if self.signals.shared:
+            self.signals.defer(quiet)
+        if self.fabric.newcomer:
+            self.trainer.prepare()
+            self.output.folder = newcomer.become_member(self.trainer, self.facts)
+        else:
+            begin_together(self.fabric, self.trainer.prepare)
+        self.signals.defer(quiet)
 
     def what(self) -> str:
         """Return the run's folder, model and data, for the first printed line."""
@@ -155,17 +186,21 @@ class Session:
         """Train; return the signal or the death that ended training before the last step, or None."""
         output = self.output
         try:
-            for entry in self.trainer.run():
-                if entry["event"] == "epoch":
-                    self._epoch_done(entry)
-                else:
-                    self._step_done(entry)
+            regroup.train(self.trainer, self._handle)
         except (Stopped, JournalError, PeerLost) as reason:
             if isinstance(reason, JournalError) or output.alone:
                 output.save()
                 raise
             return reason
         return None
+
+    def _handle(self, entry: Entry) -> None:
+        if entry["event"] == "epoch":
+            self._epoch_done(entry)
+        elif entry["event"] == "step":
+            self._step_done(entry)
+        elif self.output.leads:
+            self.output.log(entry)
 
     def _as_leader(self, entry: Entry) -> None:
         """If several replicas train, and this one leads: show the speed of all, also if another replica led before.
@@ -211,20 +246,23 @@ class Session:
                 return
             fabric.led_by = fabric.leader
             output.save_all(lambda members: entry)
-            fabric.barrier()  # all wait for the leader, with their timers stopped
+            if not trainer.regroups:  # else regroup.py does it
+                fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
-            self.snapshots.take()
+            self.averages.take()
             if output.leads:  # it saves its own state; the states of all are collected at the end of the run
+                self.averages.validate()
                 output.report(entry)
                 trainer.replica.show()
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
-            elif len(fabric.replicas) == fabric.size:  # there is no server, which would save the result
+            elif not fabric.servers:  # there is no server, which would save the result
                 output.save_snapshot()
 
     def _finish_alone(self) -> Entry:
         summary = self.output.summary(self.output.test())
+        self.averages.delete()  # of several replicas that trained before a resume
         self.output.write_trace()
         self.output.finish(summary)
         return summary

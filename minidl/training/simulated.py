@@ -119,7 +119,7 @@ class SimulatedRun:
         summary = simulated.begin(lambda: RunFolder.create(simulated.config))
 
     simulation: the clock and the network. sessions: of each rank. results: of each rank that has not died: the summary,
-    None, or Stopped. tested: the replicas whose own weights were tested.
+    None, or Stopped.
     """
 
     def __init__(
@@ -151,15 +151,9 @@ class SimulatedRun:
             raise cluster.wrong(f"[[joins]]: with method {config.method} all replicas make each step together, "
                                 "from the first")  # fmt: skip
         self.synchronous = kind.synchronous
-        self.observer = Observer(self)
-        self.sessions = [SimulatedSession(self, rank) for rank in range(ranks)]
+        self.observer = Observer(self.simulation, self.parts.flops, config.quiet)
+        self.sessions = self.observer.sessions = [SimulatedSession(self, rank) for rank in range(ranks)]
         self.results: dict[int, Entry | Stopped | None] = {}
-        self.tested: set[int] = set()
-
-    @property
-    def leader(self) -> SimulatedSession:
-        """The session of the first live replica."""
-        return self.sessions[self.sessions[0].fabric.leader]
 
     def begin(self, open_run: Callable[[], RunFolder]) -> Entry:
         """Train in a new folder, which `open_run` creates; return the summary.
@@ -181,7 +175,8 @@ class SimulatedRun:
         self.signals.defer(self.config.quiet)
         self._prepare()
         try:
-            self.results = self.simulation.run({rank: partial(self._main, rank, work) for rank in range(len(self.sessions))})
+            ranks = range(len(self.sessions))
+            self.results = self.simulation.run({rank: partial(self._main, rank, work) for rank in ranks})
         finally:
             self.observer.display.close()
         for result in self.results.values():
@@ -215,8 +210,8 @@ class SimulatedRun:
             return stopped.with_traceback(None)
         except MinidlError as error:
             if self.synchronous and self.simulation.dead and type(error) in (MinidlError, PeerLost):
-                raise MinidlError(f"after {self.simulation.time:.6g} virtual s: with {self.config.method} all make each "
-                                  f"step together; asynchronous methods (gossip) continue: {error}") from None  # fmt: skip
+                raise MinidlError(f"after {self.simulation.time:.6g} virtual s: with {self.config.method} all make "
+                                  f"each step together; asynchronous methods continue: {error}") from None  # fmt: skip
             raise
 
     def _catch_up(self, session: SimulatedSession) -> None:
@@ -272,7 +267,7 @@ class SimulatedSession(Session):
         if self.simulated.saving or self.output.alone or validates:
             super()._epoch_done(entry)
         else:
-            self.snapshots.take()
+            self.averages.take()
 
 
 class SimulatedOutput(RunOutput):
@@ -312,7 +307,7 @@ class SimulatedOutput(RunOutput):
         alive = self.fabric.survivors()
         if alive.index(self.fabric.rank) % -(-len(alive) // TESTED):
             return None
-        self.simulated.tested.add(self.fabric.rank)
+        self.simulated.observer.tested.add(self.fabric.rank)
         return super().score_of_replica()
 
     def finish(self, summary: Entry) -> None:

@@ -1,12 +1,15 @@
 """A replica of `python -m minidl.train` that writes each piece of work that it settles into a file.
 
-Arguments: the file; RANK:STEPS:SIGNAL, a replica that sends itself a signal in this step, or ""; the command line.
+Arguments: the file; RANK:STEPS:SIGNAL, a replica that sends itself a signal in this step; the command line. There may
+be several RANK:STEPS:SIGNAL, separated by commas, or none. A replica with signal 0 waits until the file FILE.go exists.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from minidl.run.progress import Progress
@@ -16,12 +19,13 @@ from minidl.training.work import Claimed
 
 log, victim, *arguments = sys.argv[1:]
 file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-rank, steps, signum = map(int, victim.split(":")) if victim else (-1, 0, 0)
+victims = {(int(rank), int(steps)): int(signum) for rank, steps, signum in
+           (word.split(":") for word in victim.split(",") if word)}  # fmt: skip
 settle, step = Claimed.settle, Trainer.step
 
 
-def counted(work: Claimed, at: Progress) -> bool:
-    done = settle(work, at)
+def counted(work: Claimed, at: Progress, *counts: Any) -> bool:
+    done = settle(work, at, *counts)
     if done:
         os.write(file, f"{work.piece}\n".encode())
     return done
@@ -29,8 +33,12 @@ def counted(work: Claimed, at: Progress) -> bool:
 
 def interrupted(trainer: Trainer, x: Any, y: Any) -> tuple[float, int]:
     result = step(trainer, x, y)
-    if (trainer.fabric.rank, trainer.replica.steps) == (rank, steps):
+    signum = victims.get((trainer.fabric.rank, trainer.replica.steps))
+    if signum:
         os.kill(os.getpid(), signum)
+    while signum == 0 and not Path(log + ".go").exists():
+        trainer.check()
+        time.sleep(0.01)
     return result
 
 

@@ -28,6 +28,7 @@ from minidl.training.job import find_job
 sys.path.append(str(Path(__file__).parents[1]))
 from replicas import slots as written
 from replicas.again import again  # noqa: F401 (a scenario)
+from replicas.deaths import deaths  # noqa: F401 (a scenario)
 from replicas.serving import mutual  # noqa: F401 (a scenario)
 
 
@@ -252,7 +253,7 @@ def stop(fabric: Fabric) -> int:
 
 def serve(fabric: Fabric) -> list[float]:
     """The last rank is a server: it sums the vectors that the others send."""
-    fabric.replicas = tuple(range(fabric.size - 1))
+    fabric.assign(range(fabric.size - 1))
     fabric.join(BufferSpec(nbytes=16, call=True), "layout")
     total = np.zeros(4, np.float32)
 
