@@ -17,7 +17,7 @@ from minidl.comm.cluster import Cluster, Link
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.freezes import Freezes
-from minidl.comm.transport.in_flight import InFlight
+from minidl.comm.transport.in_flight import InFlight, Memory
 from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, State
 from minidl.errors import MinidlError
 
@@ -104,6 +104,7 @@ class EventLoop:
         self.trust = np.zeros(ranks, np.int64)
         self.all_ranks = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
+        self.memory = Memory()
         self.claims = np.zeros(claims.words(ranks), np.int64)
         self.joins = 0  # the largest number of calls of `join` by one rank
         self.layouts: dict[int, str] = {}  # number of a call of `join`, from 0 -> the layout that it was given
@@ -267,7 +268,7 @@ class EventLoop:
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
-        """Let a rank join late; it never starts if all are dead, or if the leader collects the states, or has done so."""
+        """Let a rank join late. It never starts if all are dead, or if the leader has begun to collect the states."""
         leader = self.transports[rank].leader
         state = self.status[leader, STATE]
         if state >= State.DEAD or (leader in self.running and state > State.TRAINING):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.launch.monitor import FATES, Monitor, tell
+from minidl.comm.launch.job import HYDRA
+from minidl.comm.launch.monitor import FATES, Monitor, main_thread, tell
 from minidl.comm.transport.messages import Column, State, Trust
 from minidl.comm.transport.mpi_states import NEWS
 
@@ -45,6 +47,8 @@ class NodeMonitor:
         self.ended: set[int] = set()  # ranks that this one has ended
         self._next = 0.0  # when to look next
         self._told: dict[int, int] = {}  # by rank, the Trust that the other nodes know
+        if transport.engine.job.launcher == HYDRA and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR1, self._bereaved)  # else it ends the process without a message
 
     def tick(self) -> None:
         transport, now = self.transport, time.monotonic()
@@ -78,7 +82,8 @@ class NodeMonitor:
         for rank in self._alone():
             row = transport.status[rank]
             silent, patience = transport.now() - transport.heard[rank], max(row[Column.STALL], row[Column.PATIENCE])
-            if row[Column.STALL] and silent > patience + 2 and not transport.trust[rank]:
+            trains = row[Column.STALL] and transport.state(rank) not in (State.JOINING, State.READY)
+            if trains and silent > patience + 2 and not transport.trust[rank]:
                 transport.trust[rank] = Trust.SUSPECTED
                 tell(f"{transport.described(rank)} has shown no sign of life for {silent:.0f} s: "
                      f"{FATES[self.words[memory.ON_FREEZE]]}")  # fmt: skip
@@ -137,6 +142,18 @@ class NodeMonitor:
         if self.transport.engine.failures is not None:
             os._exit(1)
         os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _bereaved(self, *signal_and_frame: object) -> None:
+        """End this rank: `mpiexec -disable-auto-cleanup` of MPICH sends SIGUSR1 if another one has died.
+
+        The first live rank of the node says so.
+        """
+        transport = self.transport
+        before = [rank for rank in transport.beside if rank < transport.rank]
+        if all(main_thread(int(transport.status[rank, Column.PID]))[1] in ("", "Z", "X") for rank in before):
+            tell("a rank has died, which ends a job of MPICH; --resume continues a run from its last checkpoint")
+        time.sleep(0.5)  # lets mpiexec forward the line
+        os._exit(1)
 
     # -- messages ----------------------------------------------------------------------------------------
 

@@ -35,11 +35,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from greenlet import GreenletExit
 
 from minidl.comm.claims import Ledger
 from minidl.comm.cluster import Cluster
-from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Rank, SimulatedProcess
+from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, SimulatedProcess
 from minidl.comm.transport.in_flight import InFlight
 from minidl.comm.transport.messages import (
     ANY,
@@ -58,11 +57,10 @@ from minidl.comm.transport.messages import (
     check_size,
     unsent,
 )
-from minidl.engine.device import aligned
+from minidl.comm.transport.sim_published import PublishedStates
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
-BLOCK = 1 << 16  # bytes
 COLLECTIVE = (Channel.TREE, Channel.GATHER)
 
 
@@ -92,37 +90,18 @@ class Simulation(EventLoop):
         super().__init__(cluster, ranks, seed, work, flops, begin, stall)
         self.free_saves = False
         self.transports: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
-        self._block, self._used = np.empty(0, np.uint8), BLOCK  # see `memory`
 
     def transport(self, rank: int) -> SimTransport:
         return self.transports[rank]
 
-    def memory(self, nbytes: int) -> np.ndarray:
-        """Return uninitialised memory on a 64-byte boundary. Small pieces share a block, because `aligned` is slow."""
-        if nbytes > BLOCK // 64:
-            return aligned(nbytes, np.uint8, np.empty)
-        begin = self._used
-        self._used += -(-nbytes // 64) * 64
-        if self._used > BLOCK:
-            self._block, self._used = aligned(BLOCK, np.uint8, np.empty), 0
-            return self.memory(nbytes)
-        return self._block[begin : begin + nbytes]
 
-
-class SimTransport(Rank):
+class SimTransport(PublishedStates):
     """The transport of one rank of a simulation."""
 
     simulation: Simulation
 
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
-        self.newest: tuple[int, np.ndarray, Header] | None = None  # (number, vector, header) of the published state
-        self.number = self.dropped = 0  # of the last published state; of the last one of an earlier join
-        self.publishing = False  # whether a slot for a published state is reserved
-        self.seen: dict[int, int] = {}  # peer -> the number of its newest published state that this rank has seen
-        self.asked: set[int] = set()
-        self.answers: dict[int, tuple[int, np.ndarray, Header]] = {}
-        self.lookers: set[int] = set()  # ranks that looked for a new state and found none; `publish` wakes them
         self.started: list[SimulatedProcess] = []
         self.joins = 0  # the number of calls of `join`
 
@@ -146,11 +125,6 @@ class SimTransport(Rank):
             if nodes > 1:
                 raise ConfigError(f"shared vector {name!r}: ranks on {nodes} nodes share no memory")
             simulation.vectors.setdefault(name, np.zeros(elements, np.float32))
-
-    def unpublish(self) -> None:
-        """Drop this rank's published state, and the states that have arrived here. Their numbers continue."""
-        self.newest, self.publishing, self.dropped = None, False, self.number
-        self.answers.clear()
 
     def now(self) -> float:
         return self.simulation.time
@@ -223,80 +197,6 @@ class SimTransport(Rank):
         if not message.free:
             self.stats.received(peer, message.vector.nbytes)
         return Message(peer, message.vector, message.header, partial(self.simulation.release, message, self.rank))
-
-    def reserve_state(self, nbytes: int) -> Slot | None:
-        self._check_here()
-        buffers = self.buffers or BufferSpec()
-        check_size(nbytes, buffers.publish, buffers.nbytes, "published state")
-        if self.publishing:
-            self.stats.reads_missed(self.rank)
-            return None
-        self.publishing = True
-        data = self.simulation.memory(nbytes)
-        return Slot(data, partial(self._publish, data), partial(setattr, self, "publishing", False))
-
-    def _publish(self, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
-        self._check_here()
-        self.number += 1
-        vector = data[:nbytes].view(DTYPES[code])
-        vector.flags.writeable = False  # all readers share it
-        self.newest = self.number, vector, header
-        self.publishing = False
-        for rank in sorted(self.lookers):
-            self.simulation.transports[rank].wake()
-        self.lookers.clear()
-
-    def latest(self, peer: int) -> Message | None:
-        self._check_here()
-        simulation, owner = self.simulation, self.simulation.transports[peer]
-        if self.nodes[peer] != self.nodes[self.rank]:
-            found = self.answers.pop(peer, None)
-            if found is None and peer not in self.asked and self.alive(peer):
-                self.asked.add(peer)
-                simulation.at(simulation.time + simulation.link(self.rank, peer).alpha, self._answer, peer)
-        else:
-            found = owner.newest
-            if found is None or found[0] <= self.seen.get(peer, 0):
-                owner.lookers.add(self.rank)
-                found = None
-        if found is None:
-            return None
-        number, vector, header = found
-        self.seen[peer] = number
-        self.stats.received(peer, vector.nbytes)
-        if owner.nodes[peer] == self.nodes[self.rank]:
-            self._sleep(simulation.cluster.inside.alpha + vector.nbytes * simulation.cluster.inside.beta)
-        return Message(peer, vector, header, lambda: None)
-
-    def _answer(self, peer: int) -> None:
-        """Handle the arrival of this rank's request at a peer: if the peer's state is new, send it back."""
-        simulation, owner = self.simulation, self.simulation.transports[peer]
-        if (awake := simulation.freezes.wakes_at(peer)) > simulation.time:
-            simulation.at(awake, self._answer, peer)
-            return
-        if owner.newest is None or owner.newest[0] <= self.seen.get(peer, 0) or not self.alive(peer):
-            number = owner.newest[0] if owner.newest else 0
-            simulation.at(simulation.time + simulation.link(peer, self.rank).alpha, self._nothing_new, peer, number)
-            return
-        owner.stats.sent(self.rank, owner.newest[1].nbytes)
-        simulation.transfer(peer, self.rank, owner.newest[1].nbytes, self._answered, peer, owner.newest)
-
-    def _answered(self, peer: int, found: tuple[int, np.ndarray, Header]) -> None:
-        """Handle the arrival of a peer's state at this rank."""
-        self.asked.discard(peer)
-        if self.alive(peer) and found[0] > self.simulation.transports[peer].dropped:
-            self.answers[peer] = found
-        if self.alive(peer):
-            self.wake()
-
-    def _nothing_new(self, peer: int, number: int) -> None:
-        """Handle a reply without a state. The peer may have published a state while the reply was in flight."""
-        self.asked.discard(peer)
-        owner = self.simulation.transports[peer]
-        if owner.newest is not None and owner.newest[0] > number:
-            self.wake()
-        else:
-            owner.lookers.add(self.rank)
 
     def set_status(self, column: Column, value: float) -> None:
         """Write to the status table. All ranks of a simulation share it, so they see the change immediately."""
@@ -394,13 +294,6 @@ class SimTransport(Rank):
 
     def delivered(self) -> bool:
         return not any(self.alive(peer) for way in self.on_way for peer in way)
-
-    # -- checks ------------------------------------------------------------------------------------------
-
-    def _check_here(self) -> None:
-        if self.gone:
-            raise GreenletExit  # ends this greenlet: the rank is dead, or the simulation is over
-
 
 class _Started:
     """A function that was passed to `start`, and its result. The function runs in a separate greenlet."""

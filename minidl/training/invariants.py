@@ -115,7 +115,7 @@ class Watch:
         self.begun: Counter[int] = Counter()  # by piece, how often a replica has begun it
         self.masses = Masses(self) if run.config.mix == "mass" else None
         self._rows: dict[int, Rows] = {}  # by rank, the samples of its present batch
-        self._entered = False
+        self._entered = 0  # sessions that have begun to train
         for session in run.sessions:
             self._watch(session)
         die, come = simulation.die, simulation._come
@@ -155,7 +155,7 @@ class Watch:
             require(all((theta == first).all() for theta in others), "replicas of allreduce have different weights")
         if self.masses:
             self.masses.require_balance()
-            require(not self.masses.sent, "the run has ended, but messages with mass are in flight")
+            require(not self.masses.in_flight(), "the run has ended, but messages with mass are in flight")
             self.accounts.mass = self.masses.total()
 
     # -- what happens ------------------------------------------------------------------------------------
@@ -166,10 +166,10 @@ class Watch:
 
         def trained() -> Any:
             if not self._entered:
-                self._entered = True
                 self.accounts.begin(session, self.again)
-                if self.masses:
-                    self.masses.begin()
+            self._entered += 1
+            if self.masses and self._entered == len(self.run.sessions) - len(self.simulation.late):
+                self.masses.begin()  # all have their saved masses now
             return train()
 
         def stepped(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
@@ -230,12 +230,12 @@ class Masses:
     """The masses of push-sum (comm/methods/weighing.py): of the live replicas and of the messages in flight.
 
     expected: their sum. A death takes the mass of a replica, and of the messages from it and to it that are lost.
-    sent: the messages in flight, (the identity of the header, receiver) -> (header, block).
+    sent: the messages in flight, (the identity of the header, receiver) -> (sender, header).
     """
 
     def __init__(self, watch: Watch) -> None:
         self.watch, simulation = watch, watch.simulation
-        self.sent: dict[tuple[int, int], Header] = {}
+        self.sent: dict[tuple[int, int], tuple[int, Header]] = {}
         self.blocks: dict[int, int] = {}  # start of a block -> its number
         self.expected: np.ndarray | None = None
         send, release = simulation.send, simulation.release
@@ -243,7 +243,7 @@ class Masses:
         def sending(message: InFlight) -> None:
             if message.channel is Channel.MAIL and not message.header.marker:
                 for receiver in message.receivers:
-                    self.sent[id(message.header), receiver] = message.header
+                    self.sent[id(message.header), receiver] = message.sender, message.header
             send(message)
 
         def releasing(message: InFlight, peer: int) -> None:
@@ -252,7 +252,7 @@ class Masses:
                 dead = simulation.status[[message.sender, peer], Column.STATE] == State.DEAD
                 require(bool(dead.any()), f"a message from {message.sender} to {peer} was dropped with its mass")
                 mass = np.zeros(len(self.blocks))
-                mass[self.blocks[lost.start]] = lost.weight
+                mass[self.blocks[lost[1].start]] = lost[1].weight
                 self.lose(mass)
             release(message, peer)
 
@@ -287,9 +287,15 @@ class Masses:
 
     def total(self) -> np.ndarray:
         total = np.sum([self.of(session.fabric.rank) for session in self.watch.live], axis=0)
-        for header in self.sent.values():
+        for _, header in self.sent.values():
             total[self.blocks[header.start]] += header.weight
         return np.asarray(total)
+
+    def in_flight(self) -> list[tuple[int, int]]:
+        """Return (sender, receiver) of each message in flight between live ranks."""
+        dead = self.watch.simulation.status[:, Column.STATE] == State.DEAD
+        return [(sender, receiver) for (_, receiver), (sender, _) in self.sent.items()
+                if not dead[sender] and not dead[receiver]]  # fmt: skip
 
     def lose(self, mass: np.ndarray) -> None:
         """Expect so much less from now on."""

@@ -119,7 +119,8 @@ class Player:
         try:
             summary = run.go_on({}) if again else run.begin(lambda: RunFolder.create(run.config))
         except Stopped:
-            require(run.simulation.stop_asked, "it stopped, but no rank was asked to")
+            asked = run.signals.received or any(transport.stop_wanted for transport in run.simulation.transports)
+            require(bool(asked), "it stopped, but no rank was asked to")
             watch.ended()
             return "stopped"
         except (Deadlock, DivergedError) as error:
