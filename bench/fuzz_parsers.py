@@ -126,6 +126,13 @@ def summary(folder: Path) -> Case:
         "utf-8", "surrogatepass"), read)  # fmt: skip
 
 
+def invitation(folder: Path) -> Case:
+    from minidl.comm.launch.join import read
+
+    known = {"host": "here", "pid": 123, "started": 4567, "fd": 3, "places": 4}
+    return _file(folder / "job.json", lambda rng: mutated_json(rng, known).encode("utf-8", "surrogatepass"), read)
+
+
 # Graphs.
 
 
@@ -273,6 +280,20 @@ def weights(folder: Path) -> Case:
     return _file(folder / "model.safetensors", lambda rng: _changed_header(rng, content), load)
 
 
+def epoch_weights(folder: Path) -> Case:
+    from minidl.training.epoch_averages import read_about, read_weights, write_weights
+
+    file, theta = folder / "0.safetensors", np.zeros(7, np.float32)
+    write_weights(file, theta, {"step": 5, "seconds": 0.5, "workers": 2})
+    content = file.read_bytes()
+
+    def read(path: Path) -> None:
+        read_about(path)
+        read_weights(path, theta)
+
+    return _file(file, lambda rng: _changed_header(rng, content), read)
+
+
 def checkpoint(folder: Path) -> Case:
     """Return a case for changed checkpoints with right checksums. A trainer restores each checkpoint and continues."""
     from minidl import data, nn
@@ -333,6 +354,7 @@ PARSERS: dict[str, Callable[[Path], Case]] = {
     "cluster.toml": cluster_toml,
     "metrics.jsonl": metrics,
     "summary.json": summary,
+    "job.json": invitation,
     "edge list": edge_list,
     "graph.json": graph_json,
     "graph.graphml": graph_xml,
@@ -342,6 +364,7 @@ PARSERS: dict[str, Callable[[Path], Case]] = {
     "cifar": cifar,
     "safetensors": safetensors,
     "weights": weights,
+    "epoch weights": epoch_weights,
     "checkpoint": checkpoint,
 }
 

@@ -135,6 +135,12 @@ def release(table: ndarray, rank: int, repeated: bool) -> None:
 
 
 @jit
+def swap(words: ndarray, i: int, old: int, new: int) -> bool:
+    """If words[i] equals `old`, replace it by `new`. Returns whether it was replaced."""
+    return compare_and_swap(words, i, old, new)
+
+
+@jit
 def count(table: ndarray) -> None:
     """Count a repeated piece."""
     while True:
@@ -239,3 +245,4 @@ def prepare(ranks: int) -> None:
     one.request(1, tickets.append)
     one.begin(tickets[0])
     one.give_back()
+    swap(one.table, 0, 0, 0)

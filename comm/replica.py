@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from minidl.engine.arena import Arena
 from minidl.engine.device import Device, aligned
 from minidl.errors import DivergedError
 from minidl.nn import Module, random_state, set_random_state
-from minidl.program.replay import Gradient, Prediction
+from minidl.program.replay import Gradient, Loss, Prediction
 from minidl.program.workspace import Workspace
 from minidl.run.config import Config
 from minidl.run.evaluation import first_not_finite
@@ -38,21 +39,29 @@ SPEED_PERIOD = 32  # steps between two updates of a replica's speed in the statu
 
 
 class Engine:
-    """A model with its recorded step and its optimizer."""
+    """A model with its recorded step and its optimizer. loss: the default is the cross-entropy of `config`."""
 
-    def __init__(self, model: Module, config: Config) -> None:
+    def __init__(self, model: Module, config: Config, loss: Loss | None = None) -> None:
         self.model, self.config = model, config
         own = {name: getattr(config, name) for name in optim.OPTIONS[config.optimizer]}
         self.optimizer = optim.build(
             config.optimizer, model, config.lr, config.weight_decay, config.clip or None, **own
         )  # fmt: skip
         workspace = Workspace()
-        loss = partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
+        loss = loss or partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
         self.gradient = Gradient(model, loss, workspace=workspace, also=self.optimizer.kernels())
         self.prediction = Prediction(model, workspace=workspace)
         self.arena: Arena = model.flatten()
         self.statistics: Arena | None = model.statistics
         self.bound: Replica | None = None  # the replica whose vectors are in use; None: the model's vectors
+
+
+class Mark(NamedTuple):
+    """What a gradient changes, besides `grad` and results: see `Replica.mark`."""
+
+    images: int
+    random: dict[str, int]
+    statistics: np.ndarray | None
 
 
 class Replica(VectorArithmetic):
@@ -96,7 +105,7 @@ class Replica(VectorArithmetic):
         """
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
         began = fabric.now()
-        parts = self._bound_engine().gradient.parts(*batch, cuts)
+        parts = self.bound_engine().gradient.parts(*batch, cuts)
         if self.own:  # compute all parts now, because other replicas use the engine during the yields below
             parts = iter(list(parts))
             self._count(batch)
@@ -115,11 +124,33 @@ class Replica(VectorArithmetic):
     def update(self) -> None:
         """Make one step of the optimizer at the learning rate `lr`. With --clip, clip the gradient first."""
         with self.fabric.working("update", self.theta.size):
-            optimizer = self._bound_engine().optimizer
+            optimizer = self.bound_engine().optimizer
             optimizer.lr = self.lr
             optimizer.step()
             self.optimizer_steps = optimizer.steps
         self.steps += 1
+
+    def mark(self) -> Mark:
+        """Return what `undo` needs to make a gradient undone."""
+        random = self.random if self.own else random_state()
+        return Mark(self.images, random, None if self.statistics is None else self.statistics.copy())
+
+    def undo(self, mark: Mark) -> None:
+        """Continue as before the gradient that was computed after this mark; the weights must not have changed."""
+        self.images, self.random = mark.images, mark.random
+        if not self.own or self.engine.bound is self:
+            set_random_state(mark.random)
+        if self.statistics is not None and mark.statistics is not None:
+            self.statistics[:] = mark.statistics
+            if self.engine.statistics is not None:
+                self.engine.statistics.touch()
+
+    def stepped_elsewhere(self) -> None:
+        """Count a step of the optimizer that another replica made: its vectors have been copied to this replica."""
+        self.steps, self.optimizer_steps = self.steps + 1, self.optimizer_steps + 1
+        if not self.own or self.engine.bound is self:
+            self.engine.optimizer.steps = self.optimizer_steps
+        self.touch()
 
     def mix(self, other: np.ndarray, weight: float, start: int = 0) -> None:
         """theta[start:stop] <- theta + weight * (other - theta), where stop = start + the length of `other`."""
@@ -146,8 +177,8 @@ class Replica(VectorArithmetic):
         starts = [next(group).start for _, group in groupby(slots, lambda slot: slot.name.rpartition(".")[0])]
         return list(pairwise([*starts, self.theta.size]))
 
-    def _bound_engine(self) -> Engine:
-        """Return the engine, bound to this replica's vectors."""
+    def bound_engine(self) -> Engine:
+        """Return the engine, bound to this replica's vectors: its gradient and its optimizer use them."""
         engine = self.engine
         if self.own and engine.bound is not self:
             engine.bound = self
@@ -175,13 +206,23 @@ class Replica(VectorArithmetic):
             self._timed = (0, 0.0)
 
     def show(self) -> None:
-        """Copy this replica's weights and statistics to the engine's model, for example for an evaluation."""
+        """Copy this replica's weights and statistics to the engine's model, for example for an evaluation.
+
+        Without `own`, the model has them anyway.
+        """
         if self.own:
             self.engine.arena.theta[:] = self.theta
+            self.engine.arena.touch()
             if self.engine.statistics is not None and self.statistics is not None:
                 self.engine.statistics.theta[:] = self.statistics
                 self.engine.statistics.touch()
-        self.engine.arena.touch()
+
+    def take_model(self) -> None:
+        """Copy the weights and statistics of the engine's model to this replica: the opposite of `show`."""
+        if self.own:
+            self.theta[:] = self.engine.arena.theta
+            if self.engine.statistics is not None and self.statistics is not None:
+                self.statistics[:] = self.engine.statistics.theta
 
 
 def _copy(vector: np.ndarray) -> np.ndarray:

@@ -13,8 +13,9 @@ checkpoints) is not counted. Bytes sent in that time are counted, and also repor
 A concurrent operation (`Fabric.allreduce_start`) waits while the replica computes. Later the replica may wait for the
 result of the operation. `Stats.beside` counts these two kinds of waiting separately.
 
-At the end the leader gathers a `vector` of statistics from each live replica. `from_vector` converts a vector to a
-report, and `merge` combines the reports.
+Edges connect ranks that the job began with; messages to newcomers count in the totals only. At the end the leader
+gathers a `vector` of statistics from each live replica. `from_vector` converts a vector to a report, and `merge`
+combines the reports.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Stats:
         self.sent_bytes, self.sent_messages, self.received_bytes, self.received_messages = (
             array("q", bytes(8 * size)) for _ in range(4)
         )
-        self.busy = bytearray(size)  # by peer, whether the last attempt to send to it failed
+        self.busy: set[int] = set()  # the peers to which the last attempt to send failed
         self.skipped = self.misses = 0
         self.ages = [0] * BINS
         self.age_sum = self.age_max = 0.0
@@ -79,7 +80,7 @@ class Stats:
         self.ended = NEVER  # when this replica's last step ended, or if it has made none, when its clock started
         self.apart = [0, 0]  # bytes and messages sent while the clock was stopped
         self.mark = (0, 0)  # bytes and messages sent until the clock last stopped
-        self.before = [0, 0]  # bytes and messages of an earlier run with different ranks: see `take_over`
+        self.before = [0, 0]  # bytes and messages to newcomers, and of an earlier run with other ranks (`take_over`)
         if self.trace is not None:
             self.trace = Trace.for_ranks(size)
 
@@ -87,25 +88,29 @@ class Stats:
 
     def sent(self, peer: int, size: int) -> None:
         """Count a message of `size` bytes that was sent to a peer."""
-        self.sent_bytes[peer] += size
-        self.sent_messages[peer] += 1
-        self.busy[peer] = 0
+        if peer < self.size:
+            self.sent_bytes[peer] += size
+            self.sent_messages[peer] += 1
+        else:
+            self.before = [self.before[0] + size, self.before[1] + 1]
+        self.busy.discard(peer)
         if self.trace is not None:
             now = self.now()
             self.trace.keep(now, now, SENT, MESSAGES, peer, size)
 
     def received(self, peer: int, size: int) -> None:
         """Count a message of `size` bytes that was received from a peer."""
-        self.received_bytes[peer] += size
-        self.received_messages[peer] += 1
+        if peer < self.size:
+            self.received_bytes[peer] += size
+            self.received_messages[peer] += 1
         if self.trace is not None:
             now = self.now()
             self.trace.keep(now, now, RECEIVED, MESSAGES, peer, size)
 
     def sends_skipped(self, peer: int) -> None:
         """Count a message that could not be sent, usually because the edge was busy. Repeated attempts count once."""
-        if not self.busy[peer]:
-            self.busy[peer] = 1
+        if peer not in self.busy:
+            self.busy.add(peer)
             self.skipped += 1
 
     def reads_missed(self, peer: int) -> None:

@@ -8,6 +8,9 @@
 `import minidl` alone imports neither NumPy nor Numba: each name below is imported when it is first used (PEP 562).
 """
 
+from minidl import start as start  # first: until it is imported, Ctrl-C prints a traceback
+
+# isort: split
 from importlib import import_module, util
 from importlib.machinery import ModuleSpec
 from pathlib import Path

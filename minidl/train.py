@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import minidl.start  # noqa: F401 (before all others: see there)
+
+# isort: split
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,10 +14,10 @@ from typing import Any
 from minidl.cli import arguments
 from minidl.comm.launch import local
 from minidl.engine.environment import number, prepare
-from minidl.errors import EXPECTED, AbortedError, MinidlError, explained, printable, report
+from minidl.errors import EXPECTED, AbortedError, ConfigError, MinidlError, explained, printable, report
 from minidl.resources import cores
 from minidl.run import declared, model_file
-from minidl.run.config import Config, resolve
+from minidl.run.config import JOINABLE, Config, resolve
 from minidl.run.config_file import file_options
 from minidl.run.display import count, speed
 from minidl.run.folder import read_run, resuming
@@ -33,6 +36,8 @@ examples:
   python -m minidl.train --resume runs/mine
   python -m minidl.train --resume runs/mine --epochs 20
   python -m minidl.train --config runs/mine/config.toml --seed 1
+  python -m minidl.train --method gossip --workers 2 --max-workers 8 --out runs/long
+  python -m minidl.train --join runs/long
   python -m minidl.train --evaluate runs/mine --json
 """
 COMMAND = Command("python -m minidl.train", Config, DESCRIPTION, EXAMPLES)
@@ -48,21 +53,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             job = find_job()
             if job and job.launched:
                 local.follow()
+                signals.quiet = True  # the launcher reports
+            signals.shared = job is not None and not job.launched
             given = parse(Config, words)
             arguments.check(given)
+            if given.get("join"):
+                from minidl.cli.joining import join
+
+                signals.message = "stopped; replicas that were already started join"
+                return join(given, job)
             if given.get("resume"):
                 again = resuming(given["resume"], given.get("model", ""))
                 signals.message = f"stopped before the run continued; to continue: {again}"
             everywhere = not (given.get("config") or given.get("resume") or model_file.is_own(given.get("model")))
             config = read_config(given)
+            if job and not job.launched and config.max_workers:
+                raise ConfigError("--max-workers reserves places in a job of --workers: leave it out under MPI")
             everywhere = False
             if job is None:
                 ranks = processes(config)
                 if ranks > 1:
-                    return local.run(words, ranks, config.threads, quiet=config.quiet)
+                    return local.run(words, ranks, config.threads, quiet=config.quiet, places=places(config, ranks))
             prepare(config.threads or (job.threads() if job else 0))
             from minidl.cli.commands import execute  # slow: imports NumPy and Numba
 
+            signals.prepare()
             fabric = job.join(config) if job else None
             result = execute(config, given, signals, fabric)
             if result is not None and (job is None or job.leads):
@@ -72,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except HelpWanted as wanted:
             return show(COMMAND, wanted.topic)
         except Stopped as stopped:
-            if job is None or job.leads:
+            if job is None or (job.leads and (signals.deferred or signals.shared)):
                 stopped.report()
             # Closing waits for the other ranks. Before `defer`, they may not know of the signal: do not wait.
             if job is not None and job.fabric is not None and signals.deferred:
@@ -86,13 +101,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_config(given: Mapping[str, Any]) -> Config:
-    """Return the options of the run that the command line begins or continues. Those of --evaluate are read later."""
+def read_config(given: Mapping[str, Any], simulated: bool = False) -> Config:
+    """Return the options of the run that the command line begins or continues. Those of --evaluate are read later.
+
+    simulated: whether the run is a simulated one.
+    """
     if folder := given.get("resume"):
-        known = read_run(folder)
+        known = read_run(folder, simulated)
         model_file.require_same_kind(known["model"], given, "--resume")
         model_file.require_named(known["model"], given, f"the run {folder}", resuming(folder))
-        return model_file.identified(resolve(known, given), given, known.get("model_hash"))
+        return model_file.identified(resolve(known, given), given, known)
     if given.get("evaluate"):
         return replace(Config(), workers=1, **{name: given[name] for name in ("threads", "quiet") if name in given})
     file = file_options(given)
@@ -104,6 +122,19 @@ def processes(config: Config) -> int:
     """Return the number of processes to start: replicas and servers."""
     workers = config.workers or number("MINIDL_WORKERS") or min(2, cores())
     return workers + declared.choices("method")[config.method].servers
+
+
+def places(config: Config, ranks: int) -> local.Places:
+    """Return the places of a job that begins with this number of ranks. Raises ConfigError if there are too many."""
+    servers = declared.choices("method")[config.method].servers
+    workers = ranks - servers
+    if config.max_workers:
+        if config.max_workers < workers:
+            raise ConfigError(f"--max-workers {config.max_workers}: expected at least the {workers} workers with which "
+                              "the run begins")  # fmt: skip
+        local.require_room(config.max_workers + servers)
+    most = config.max_workers or max(workers, min(2 * workers, local.PER_CORE * cores() - servers))
+    return local.Places(most + servers if config.method in JOINABLE else ranks, range(workers, ranks))
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -245,6 +245,16 @@ def test_a_parameter_server_needs_a_separate_rank() -> None:
         run("ps", 1, 1)
 
 
+@pytest.mark.parametrize("workers", [4, 8])
+def test_a_parameter_server_learns_from_late_gradients(workers: int) -> None:
+    """Late gradients at the full rate would overshoot: with momentum, the loss would not fall."""
+    trained = run("ps", workers + 1, 400 // workers, batch=easy_batch, momentum=0.9, lr=0.1)
+    judge, images = alone(0), easy_batch(99, 0, size=200)
+    first = judge.gradient(images)
+    judge.theta[:] = trained.methods[0].replica.theta
+    assert judge.gradient(images) < 0.1 * first
+
+
 # All methods.
 
 

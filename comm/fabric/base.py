@@ -74,19 +74,25 @@ class Fabric:
     replicas: the ranks that train; the default is all ranks. led_by: if set, the only leader that `gather` accepts.
     """
 
-    # transport/base.py explains these attributes.
-    rank, size, leader = OfTransport[int](), OfTransport[int](), OfTransport[int]()
-    nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
-    status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
+    # transport/base.py explains these attributes. Those that never change are copied, because that is faster.
+    rank: int
+    size: int
+    nodes: tuple[int, ...]
+    stats: Stats
+    began, beginners = OfTransport[int](), OfTransport[int]()
+    servers, newcomer = OfTransport[tuple[int, ...]](), OfTransport[bool]()
+    replicas, leader = OfTransport[tuple[int, ...]](), OfTransport[int]()
+    status, step = OfTransport[np.ndarray](), OfTransport[int]()
     trust, on_freeze = OfTransport[np.ndarray](), OfTransport[Freeze]()
     stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
     stall, claims = OfTransport[float](), OfTransport[Claims]()
-    service = OfTransport["Callable[[], bool] | None"]()
+    service, interrupt = OfTransport["Callable[[], bool] | None"](), OfTransport["Callable[[], None] | None"]()
 
     def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
         self.transport = transport
+        self.rank, self.size, self.nodes, self.stats = transport.rank, transport.size, transport.nodes, transport.stats
         if replicas is not None:
-            self.replicas = tuple(replicas)
+            transport.assign(replicas)
         # The transport's operations that methods and the training loop use; transport/base.py explains them.
         self.close, self.fail, self.aborted = transport.close, transport.fail, transport.aborted
         self.now, self.wait, self.working, self.elapse = (
@@ -96,9 +102,11 @@ class Fabric:
             transport.post, transport.take, transport.publish, transport.latest,
         )  # fmt: skip
         self.reserve, self.reserve_state = transport.reserve, transport.reserve_state
+        self.assign, self.change_state = transport.assign, transport.change_state
         self.state, self.alive, self.survivors, self.set_status = (
             transport.state, transport.alive, transport.survivors, transport.set_status,
         )  # fmt: skip
+        self.lost = transport.lost
         self.idle, self.start, self.stopping, self.shared = (
             transport.idle, transport.start, transport.stopping, transport.shared,
         )  # fmt: skip
@@ -108,7 +116,7 @@ class Fabric:
         self._calls: dict[int, deque[Call]] = {}  # by server, the calls whose replies have not been received
         self._service: Service | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
-        self._silent: set[int] = set()  # peers whose marker (see `drain`) arrived before this replica called `drain`
+        self._silent: set[tuple[int, float]] = set()  # ranks, with their incarnation, whose marker has come (`drain`)
         self.led_by: int | None = None
         self._begin_view()
 
@@ -118,12 +126,18 @@ class Fabric:
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
         """Allocate the memory for messages (`Transport.join`). What remains of an earlier training is dropped."""
-        self.transport.service, self.fail_fast = None, False
+        self.transport.service = None
         self._silent.clear()
+        self._calls.clear()
         if self._service is not None:
             self._service.drop()
             self._service = None
         self.transport.join(buffers, layout)
+        self._begin_view()
+
+    def enter(self, buffers: BufferSpec, layout: str) -> None:
+        """Do what `join` does, as a newcomer of a running job (`Transport.enter`)."""
+        self.transport.enter(buffers, layout)
         self._begin_view()
 
     # -- membership --------------------------------------------------------------------------------------
@@ -131,16 +145,21 @@ class Fabric:
     def look(self) -> View:
         """Return the members that this replica sees now: the live replicas, without those that are left out.
 
+        With `fail_fast`, return those on which all members have agreed (training/regroup.py).
+
         With Freeze.LEAVE_OUT, suspected replicas are left out until they wake. Other replicas may train the pieces that
         they had claimed.
         """
+        if self.fail_fast:
+            return self.view
         states = self.status[:, Column.STATE]
-        out = (states == State.DEAD) | (states == State.COMING)
+        out = (states == State.DEAD) | (states >= State.COMING)
         if self.on_freeze is Freeze.LEAVE_OUT:
             out |= self.trust != Trust.TRUSTED
         seen = out.tobytes() + self.status[:, Column.INCARNATION].tobytes()
         if seen != self._seen:
             first, self._seen = not self._seen, seen
+            self.transport.include_newcomers()
             members = tuple(rank for rank in self.replicas if not out[rank] or rank == self.rank)
             for rank in self.replicas:
                 if rank not in members and self.suspected(rank):
@@ -160,7 +179,7 @@ class Fabric:
         while (message := self.take(Channel.MAIL)) is not None:
             with message:
                 if message.header.marker:
-                    self._silent.add(message.sender)  # the peer has entered `drain` before this replica
+                    self._silent.add((message.sender, message.header.clock))  # it has entered `drain` before this one
                 else:
                     yield message
 
@@ -198,23 +217,22 @@ class Fabric:
         self.wait(done, (self.rank,), "the end of all messages in flight")
 
     def _drain_with_markers(self, handle: Callable[[Message], None]) -> None:
-        empty = np.zeros(0, np.float32)
-        unsent = {peer for peer in self.survivors() if peer != self.rank}
-        unseen = unsent - self._silent
+        empty, came = np.zeros(0, np.float32), self.status[:, Column.INCARNATION]
+        marker = Header(marker=True, clock=float(came[self.rank]))
+        told: set[tuple[int, float]] = set()  # ranks, with their incarnation, to which this one has sent its marker
 
         def done() -> bool | None:
-            unsent.difference_update([
-                peer for peer in unsent
-                if not self.alive(peer) or self.post(Channel.MAIL, (peer,), (empty,), Header(marker=True))
+            for message in self.poll():
+                handle(message)
+            members = self.replicas
+            others = {(peer, float(came[peer])) for peer in self.survivors() if peer != self.rank}
+            told.update([
+                other for other in others - told if self.post(Channel.MAIL, other[:1], (empty,), marker)
             ])  # fmt: skip
-            unseen.difference_update([peer for peer in unseen if not self.alive(peer)])
-            while (message := self.take(Channel.MAIL)) is not None:
-                with message:
-                    if message.header.marker:
-                        unseen.discard(message.sender)
-                    else:
-                        handle(message)
-            return None if unsent or unseen else True
+            if not others <= told & self._silent:
+                return None
+            self.transport.include_newcomers()  # after the look at the others: training/newcomer.py says why
+            return self.replicas == members or None
 
         self.wait(done, (), "the end of all messages in flight")
         self._silent.clear()
@@ -265,8 +283,12 @@ class Fabric:
         assert service is not None
 
         def done() -> bool | None:
-            if any(self.state(replica) < State.PAUSED for replica in self.replicas):
+            members = self.replicas
+            if any(self.state(replica) < State.PAUSED for replica in members):
                 return None  # `wait` answers the requests
+            self.transport.include_newcomers()  # after the look at the states: training/newcomer.py says why
+            if self.replicas != members:
+                return None
             service.poll()  # after the look at the states: a replica sends its last request before it pauses
             return True if service.answered() else None
 
@@ -296,7 +318,7 @@ class Fabric:
 
     def broadcast(self, vector: np.ndarray, root: int = 0) -> None:
         """vector = the vector of rank `root`, on all ranks, servers included."""
-        self.group(range(self.size)).broadcast(vector, root)
+        self.group(sorted({*self.replicas, *self.servers})).broadcast(vector, root)
 
     def barrier(self) -> None:
         """Wait until all replicas have called this function."""
@@ -309,6 +331,7 @@ class Fabric:
         """
         if self.led_by not in (None, self.leader):
             raise PeerLost(self.led_by, "the collection of vectors")
+        self.transport.include_newcomers()
         yield from self.group(self.replicas).gather(vector)
 
     # -- stopping ----------------------------------------------------------------------------------------
@@ -329,13 +352,14 @@ class Fabric:
             if not synchronous:
                 return False
             self.transport.consider_stopping()
-            if steps >= self.wait(self._agreed_stop, (), "the agreement on the last step"):
+            if steps >= self.wait(self.agreed_stop, (), "the agreement on the last step"):
                 return False
         self.step = steps + 1
         self.set_status(Column.STEP, self.step)
         return True
 
-    def _agreed_stop(self) -> float | None:
+    def agreed_stop(self) -> float | None:
+        """Return the last step of a run that is asked to stop, or None while a replica may still begin another one."""
         stops = {rank: self.status[rank, Column.STOP] for rank in self.survivors()}
         wishes = [stop for rank, stop in stops.items() if stop or self.state(rank) < State.PAUSED]
         return None if 0 in wishes else float(max(wishes)) - 1

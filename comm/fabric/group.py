@@ -93,6 +93,7 @@ class Group:
 
     All ranks of the group must call the same operations in the same order. If a rank is in several groups, it may use
     one at a time. If any rank of the group dies, those that wait in an operation other than `gather` raise PeerLost.
+    Afterwards only `gather` is possible: chunks of the interrupted operation may be on their way.
     Raises ConfigError if `ranks` are not ranks of this job, or lack this one.
     """
 
@@ -104,6 +105,7 @@ class Group:
         if not set(self.ranks) <= set(range(transport.size)):
             raise ConfigError(f"group {list(self.ranks)}: expected ranks from 0 to {transport.size - 1}")
         self.tree = tree(self.ranks, transport.nodes)
+        self._lost: int | None = None  # a dead rank, whose death has interrupted an operation
 
     # -- sums ----------------------------------------------------------------------------------------------
 
@@ -202,13 +204,14 @@ class Group:
         holds round = int(fail_fast), so a later gather without `fail_fast` discards these chunks.
         """
         transport = self.transport
-        alive = [rank for rank in self.ranks if transport.alive(rank)]
+        first = next(filter(transport.alive, self.ranks), self.ranks[0])
         header = Header(round=int(transport.fail_fast))
-        if transport.rank != (alive or self.ranks)[0]:
-            first = (alive or self.ranks)[:1]
+        if transport.rank != first:
             for part in chunks(vector, CHUNK):
-                transport.wait(lambda: transport.post(Channel.GATHER, first, (part,), header) or None, first, WHAT)  # noqa: B023
+                sent = lambda: transport.post(Channel.GATHER, (first,), (part,), header) or None  # noqa: B023, E731
+                transport.wait(sent, (first,), WHAT)
             return
+        alive = [rank for rank in self.ranks if transport.alive(rank)]
         yield transport.rank, vector
         received = np.empty_like(vector)
         for peer in alive[1:]:
@@ -255,8 +258,11 @@ class Group:
     def _wait(self, ready: Callable[[], T | None], peers: Sequence[int]) -> T:
         """Wait until ready() returns a value. Raises PeerLost if any rank of the group dies.
 
-        If one rank ended the operation because a neighbour has died, its other neighbours would wait forever.
+        If one rank ended the operation because a neighbour has died, its other neighbours would wait forever. All later
+        operations of the group fail: they would take chunks of an interrupted one for their own.
         """
+        if self._lost is not None:
+            raise PeerLost(self._lost, WHAT)
 
         def ready_or_lost() -> T | None:
             result = ready()
@@ -268,7 +274,11 @@ class Group:
                 raise PeerLost(lost, WHAT)
             return result
 
-        return self.transport.wait(ready_or_lost, peers, WHAT)
+        try:
+            return self.transport.wait(ready_or_lost, peers, WHAT)
+        except PeerLost as lost:
+            self._lost = lost.peer
+            raise
 
     def _collect(self, peer: int, vector: np.ndarray, header: Header) -> None:
         """Receive the vector that a peer sends in `gather`."""

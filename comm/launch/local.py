@@ -13,6 +13,7 @@ Events, and what happens then:
                                 the others continue, or stop with a checkpoint
     a rank is frozen            the launcher marks it as suspected. The method determines what happens then
     a rank ends with an error   the rank has reported the error; the launcher sets another word, and the others end
+    SIGUSR1                     the launcher starts the newcomers that `--join` wants (join.py), if places are free
     the launcher is killed      Linux kills the ranks (PR_SET_PDEATHSIG), and frees the memory after the last one
 
 This file does not import NumPy, so the launcher needs little memory and starts quickly.
@@ -27,10 +28,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minidl import errors, resources
 from minidl.comm import memory
@@ -38,11 +39,13 @@ from minidl.comm.launch.monitor import Monitor, tell
 from minidl.errors import ConfigError
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+JOIN = signal.SIGUSR1  # from `--join`
 TRAIN = ("-m", "minidl.train")
 ROOT = str(Path(errors.__file__).parents[1])  # the folder that contains the package minidl
 PR_SET_PDEATHSIG = 1
 PER_CORE = 8  # more ranks on a core are refused, unless the variable OVERSUBSCRIBE is set
 OVERSUBSCRIBE = "MINIDL_OVERSUBSCRIBE"
+ENDING = 1.5  # seconds that ranks have to end by themselves if there is nothing to save
 RANK_MEMORY = 100_000_000  # bytes that a rank does not share with others, measured with a small model
 
 
@@ -53,22 +56,28 @@ def run(
     quiet: bool = False,
     grace: float = 5.0,
     program: Sequence[str] = TRAIN,
+    places: Places | None = None,
 ) -> int:
     """Run `python PROGRAM ARGV` as this number of ranks; return the exit code of the whole run.
 
     threads: of each rank; 0: cores / ranks, rounded down, at least 1. A container's CPU limit counts as its cores.
     grace: seconds after an error until the launcher kills the other ranks. program: Python's arguments before ARGV.
+    places: for newcomers; the default is none.
     Raises ConfigError if there are too many ranks for this machine, or if a rank cannot be started.
     """
     require_room(ranks)
     cores = sorted(os.sched_getaffinity(0), key=_where)
     if ranks * max(1, threads) > len(cores) and not quiet:
         tell(f"{ranks} processes of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
-    with ProcessGroup(ranks) as job:
+    each = threads or max(1, resources.cores() // ranks)
+    with ProcessGroup(ranks, places) as job:
+
+        def start(rank: int) -> None:
+            job.start(rank, [*program, *argv], each, _share(cores, rank, ranks) if rank < ranks else cores)
+
         for rank in range(ranks):
-            each = threads or max(1, resources.cores() // ranks)
-            job.start(rank, [*program, *argv], each, _share(cores, rank, ranks))
-        return job.watch(grace, quiet)
+            start(rank)
+        return job.watch(grace, quiet, start)
 
 
 def require_room(ranks: int) -> None:
@@ -99,35 +108,47 @@ def _where(cpu: int) -> tuple[int, ...]:
         return 0, cpu, cpu
 
 
+class Places(NamedTuple):
+    """The places of a job: as many as `number`, of which newcomers may fill those that are free and no `servers`."""
+
+    number: int
+    servers: Sequence[int] = ()
+
+
 class ProcessGroup:
     """The ranks of a run. As a context manager, it kills the ranks that still run at the end of the block."""
 
-    def __init__(self, ranks: int) -> None:
-        size = memory.control_size(ranks)
+    def __init__(self, ranks: int, places: Places | None = None) -> None:
+        self.places = places or Places(ranks)
+        size = memory.control_size(self.places.number)
         self.segment = memory.Segment.create(size)
         control = memoryview(self.segment.map(size))
         self.words, self.numbers = control.cast("q"), control.cast("d")
         self.monitor = Monitor(self.words, self.numbers)
         self.life, self._ours = os.pipe()  # a pipe: ranks that read it get end-of-file when the launcher ends
         self.ranks = ranks
+        for rank in range(ranks, self.places.number):
+            self.numbers[memory.at(rank, memory.STATE)] = memory.DEAD
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.code = 0  # the exit code: of the first error, or of the signal that stopped the run
         self.killed = 0  # the last signal that killed a rank
         self.frozen: set[int] = set()  # ranks that this process killed because they were frozen
         self.finished = False  # whether a rank has ended without an error
-        self._previous: object = None  # the handler of SIGCHLD before this run
+        self._previous: dict[signal.Signals, Any] = {}  # the handlers of signals before this run
 
     def __enter__(self) -> ProcessGroup:
         # A parent process may have set SIGCHLD to be ignored. Then Linux reports neither the end nor the exit code of a
         # rank. Python allows only the main thread to change this.
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._previous[JOIN] = signal.signal(JOIN, lambda *_: None)  # one that comes before `watch` has no effect
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
-        if self._previous is not None:
-            signal.signal(signal.SIGCHLD, self._previous)  # type: ignore[arg-type]
+        for signum, handler in self._previous.items():
+            if handler is not None:
+                signal.signal(signum, handler)
         for fd in (self.life, self._ours):
             os.close(fd)
         self.segment.close()
@@ -138,7 +159,8 @@ class ProcessGroup:
         The rank runs in a separate session, so that only the launcher receives a terminal's Ctrl-C.
         """
         descriptors = (self.segment.fd, self.life)
-        place = Place(rank, self.ranks, self.segment.fd, self.life, os.getpid())
+        newcomer = int(self._read(rank, memory.INCARNATION))
+        place = Place(rank, self.places.number, self.segment.fd, self.life, os.getpid(), self.ranks, newcomer)
         environment = os.environ | {
             "MINIDL_RANK": " ".join(map(str, place)),
             "MINIDL_CORES": " ".join(map(str, cores)),
@@ -154,10 +176,10 @@ class ProcessGroup:
         except OSError as error:
             raise ConfigError(f"cannot start replica {rank} of {self.ranks}: {error.strerror}") from None
 
-    def watch(self, grace: float, quiet: bool = False) -> int:
-        """Wait until all ranks have ended; return the exit code."""
+    def watch(self, grace: float, quiet: bool, start: Callable[[int], None]) -> int:
+        """Wait until all ranks have ended; return the exit code. start(rank): starts a newcomer."""
         stops = [s for s in STOPS if signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores SIGHUP
-        awaited = {signal.SIGCHLD, *stops}
+        awaited = {signal.SIGCHLD, JOIN, *stops}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
         deadline = None
         try:
@@ -168,6 +190,8 @@ class ProcessGroup:
                 if deadline is not None:
                     left = min(left, max(0.0, deadline - time.monotonic()))
                 came = signal.sigtimedwait(awaited, left)
+                if came is not None and came.si_signo == JOIN:
+                    self._admit(start)
                 if came is not None and came.si_signo in stops and self._stop(came.si_signo, quiet):
                     return self.code
                 if deadline is not None and time.monotonic() >= deadline:
@@ -187,14 +211,50 @@ class ProcessGroup:
                 del self.running[rank]
                 self.monitor.forget(rank)
                 self._ended(rank, code)
+        if all(self._is_newcomer(rank) for rank in self.running):
+            self.kill()  # the run is over, and they are no members yet
+            self.running.clear()
         return bool(self.running)
 
     def _processes(self) -> dict[int, int]:
         """Return the process of each rank that runs and was not killed."""
         return {rank: process.pid for rank, process in self.running.items() if rank not in self.frozen}
 
+    def _admit(self, start: Callable[[int], None]) -> None:
+        """Start the newcomers that --join wants, in the first free places. If there are too few, start none."""
+        words, wanted = self.words, self.words[memory.WANTED]
+        free = [rank for rank in range(self.places.number) if rank not in self.running
+                and rank not in self.places.servers and self._read(rank, memory.STATE) == memory.DEAD]  # fmt: skip
+        words[memory.WANTED] = len(free)
+        if 0 < wanted <= len(free) and not words[memory.STOP] and not words[memory.ABORT]:
+            for rank in free[:wanted]:
+                for word in range(memory.ROW):
+                    if word != memory.STATE:  # DEAD, until the newcomer has dropped what a dead rank has left
+                        words[memory.at(rank, word)] = 0
+                words[memory.NEWCOMERS] += 1
+                self.numbers[memory.at(rank, memory.INCARNATION)] = words[memory.NEWCOMERS]
+                self.frozen.discard(rank)
+                try:
+                    start(rank)
+                except ConfigError as error:
+                    self.numbers[memory.at(rank, memory.INCARNATION)] = 0
+                    tell(str(error))
+        words[memory.ANSWERED] += 1
+
+    def _is_newcomer(self, rank: int) -> bool:
+        """Return whether a rank was started by `_admit`, and is no member yet."""
+        state = self._read(rank, memory.STATE)
+        outside = state == memory.DEAD or state >= memory.COMING
+        return outside and self._read(rank, memory.INCARNATION) > 0
+
     def _ended(self, rank: int, code: int) -> None:
         """Handle the end of a rank: set the exit code, and inform the other ranks in shared memory."""
+        if self._is_newcomer(rank):
+            self.numbers[memory.at(rank, memory.STATE)] = memory.DEAD
+            self.numbers[memory.at(rank, memory.INCARNATION)] = 0
+            if code < 0:
+                tell(f"replica {rank} was killed by {_name(-code)} before it had joined")
+            return
         if code < 0:
             self.killed = -code
             if not self.words[memory.ABORT] and rank not in self.frozen:
@@ -207,6 +267,7 @@ class ProcessGroup:
         if 0 < code < 128:  # after an error do not set DEAD: the others must end without reporting a lost peer
             self.words[memory.ABORT] = 1
         elif code < 0 or self._read(rank, memory.STATE) <= memory.PAUSED:
+            self.numbers[memory.at(rank, memory.ENDED)] = code == 0
             self.numbers[memory.at(rank, memory.STATE)] = memory.DEAD
 
     def _stop(self, signum: int, quiet: bool) -> bool:
@@ -216,19 +277,29 @@ class ProcessGroup:
             self.code = 128 + signum
             self.kill()
             return True
-        self.words[memory.STOP] = signum
         if not any(self._has_something_to_save(rank) for rank in self.running):
             tell("stopped; there was nothing to save yet")
             self.code = 128 + signum
-            self.kill()
+            self._end()
             return True
+        self.words[memory.STOP] = signum
         if not quiet:
             tell("stopping after this step; a second signal stops at once")
         return False
 
+    def _end(self) -> None:
+        """Let all ranks end. The first one removes the folder of a run that has not begun."""
+        for process in self.running.values():
+            process.terminate()
+        deadline = time.monotonic() + ENDING
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        self.kill()
+
     def _has_something_to_save(self, rank: int) -> bool:
-        """Return False if a rank has not begun its first step, or if its script is between two trainings."""
-        idle = (memory.JOINING, memory.FINISHED)
+        """Return False if a rank has not begun its first step, or if its script is between two trainings or over."""
+        idle = (memory.JOINING, memory.FINISHED, memory.LEFT, memory.DEAD)
         return self._read(rank, memory.STEP) > 0 and self._read(rank, memory.STATE) not in idle
 
     def _read(self, rank: int, column: int) -> float:
@@ -257,10 +328,12 @@ class Place(NamedTuple):
     """The data that the launcher passes to a rank."""
 
     rank: int
-    ranks: int
+    ranks: int  # the number of places
     fd: int  # descriptor of the shared memory
     life: int  # descriptor of a pipe that ends with the launcher
     launcher: int  # process id of the launcher
+    began: int  # the number of ranks with which the job began
+    incarnation: int  # 0: this process began with the job; n: it is the n-th newcomer
 
 
 def place() -> Place | None:
@@ -291,6 +364,7 @@ def follow() -> None:
     if at is None or _following:
         return
     _following = True
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, JOIN, *STOPS})  # a newcomer has the launcher's mask
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     threading.Thread(target=_outlive, args=[at.life], name="launcher", daemon=True).start()  # in case prctl fails
     if os.getppid() != at.launcher:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Message, View
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Freeze, Message, View
 from minidl.comm.replica import Batch, Replica
 from minidl.run.config import Config
 
 if TYPE_CHECKING:
     from minidl.comm.topology import Topology
 
-OPTIONS = {  # of the methods with a topology
+OPTIONS = {  # of the methods with a topology, and of synchronous methods
     "topology": {
         "default": "one-peer-exponential",
         "choices": {
@@ -42,6 +42,11 @@ OPTIONS = {  # of the methods with a topology
         },
         "help": "with which others a replica exchanges models, round by round",
     },
+    "on_death": {
+        "default": "stop",
+        "choices": {"stop": "the others are saved, and the run ends", "continue": "the others go on without it"},
+        "help": "what happens when a replica dies",
+    },
 }
 
 
@@ -55,12 +60,16 @@ class Roles(NamedTuple):
 class Method(ABC):
     """A training method.
 
-    synchronous: all replicas make the same number of steps and wait for each other; if one dies, the run stops.
+    synchronous: all replicas make the same number of steps and wait for each other; if one dies, the run stops, or the
+        others go on together (--on-death).
+    lockstep: after a step all replicas have the same weights, and the same vectors of the optimizer and the method. If
+        a death interrupts a step that some of them have completed, the others take their vectors.
     servers: the number of ranks that do not train, but answer requests of replicas. Write it as a plain number in the
         class: the command line reads it without importing the file (run/declared.py).
     """
 
     synchronous: ClassVar[bool] = True
+    lockstep: ClassVar[bool] = False
     servers: ClassVar[int] = 0
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
@@ -88,12 +97,23 @@ class Method(ABC):
         """
         return not cls.synchronous and (config.shards or "iid") == "iid"
 
+    @classmethod
+    def on_freeze(cls, config: Config) -> Freeze:
+        """Return what happens to a replica that is frozen (suspended, or its file system hangs)."""
+        if not cls.synchronous:
+            return Freeze.LEAVE_OUT
+        return Freeze.KILL if config.on_death == "continue" else Freeze.WAIT
+
     def step(self, batch: Batch) -> float:
-        """Make one training step; return the loss of the batch."""
+        """Make one training step; return the loss of the batch.
+
+        Raises PeerLost if a synchronous method needs a replica that dies. `replica.steps` then tells whether the local
+        half of the step is done: if it has not grown, the weights have not changed.
+        """
         view = self.fabric.look()
-        if view.number != self.view.number:
-            self.view = view
+        if view is not self.view:
             self.on_membership(view)
+            self.view = view
         loss = self.local(batch)
         self.exchange()
         return loss
@@ -112,7 +132,17 @@ class Method(ABC):
         """
 
     def on_membership(self, view: View) -> None:
-        """Called before a step if the members have changed since the last step: see `Fabric.look`."""
+        """Called before a step if the members have changed since the last step.
+
+        In a synchronous method, all members call this before the same step, and `fabric.replicas` are the members.
+        """
+
+    def known_steps(self) -> int:
+        """Return how many steps of each other replica this replica's weights contain, as far as it knows.
+
+        If another one dies, the batches of its later steps are trained again.
+        """
+        return self.replica.steps
 
     def serve(self) -> None:
         """Run a server until all replicas have stopped training. Only methods with servers implement it."""
@@ -143,16 +173,32 @@ class Method(ABC):
         for name, vector in self.vectors().items():
             vector[...] = vectors[name]
 
+    def offer(self) -> tuple[dict[str, np.ndarray], dict[str, int | float]] | None:
+        """Return the `vectors` and `numbers` with which a newcomer begins; None if that is not possible in this step.
+
+        The newcomer has this replica's weights, optimizer state and progress. It passes the result to `restore`.
+        """
+        return self.vectors(), self.numbers()
+
+    def accepted(self, vectors: Mapping[str, np.ndarray]) -> None:
+        """Called when a newcomer has taken what `offer` returned. Nothing has changed in between."""
+
     def stale(self, message: Message) -> None:
         """Count the staleness of a message: the number of steps that the sender has completed since sending it."""
         made = self.fabric.status[message.sender, Column.STEP] - 1  # the sender's current step is not complete
         self.fabric.stats.stale(max(0.0, made - message.header.round))
 
-    def topology(self) -> Topology:
-        """Return the topology that --topology selects. Its rank j stands for the replica fabric.replicas[j]."""
-        replicas = self.fabric.replicas
-        return _topology(self.config.topology, len(replicas), self.config.seed,
-                         tuple([self.fabric.nodes[rank] for rank in replicas]))  # fmt: skip
+    def require(self, members: Sequence[int]) -> None:
+        """Raise ConfigError if this method cannot go on with these members only."""
+
+    def topology(self, members: Sequence[int] = ()) -> Topology:
+        """Return the topology that --topology selects. Its rank j stands for members[j]; default: `fabric.replicas`.
+
+        Raises ConfigError if there is no such topology for their number. One member alone needs none.
+        """
+        members = members or self.fabric.replicas
+        name = self.config.topology if len(members) > 1 else "complete"
+        return _topology(name, len(members), self.config.seed, tuple([self.fabric.nodes[rank] for rank in members]))
 
 
 @cache

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from minidl.comm.fabric.base import Header
+from minidl.comm.fabric.base import Header, PeerLost
 from minidl.comm.methods import momentum
-from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Message, Method, Replica
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Message, Method, Replica, Sequence, View
 from minidl.run.config import Config
 
 OPTIONS = {
     "topology": {"like": "base"},
     "velocity": {"like": "momentum"},
     "overlap": {"default": False, "help": "exchange models while the next gradient is computed"},
+    "on_death": {"like": "base"},
 }
 
 
@@ -35,8 +36,7 @@ class DPSGD(Method):
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
         self.momentum = momentum.kind(config)(replica, config)
-        self.graph = self.topology()
-        self.place = fabric.replicas.index(fabric.rank)
+        self.on_membership(fabric.view)
         self.round = 0  # the number of the present step
         self.sent: Callable[[], Iterator[Message]] | None = None  # with --overlap: yields the models to mix in
 
@@ -54,14 +54,21 @@ class DPSGD(Method):
         return self.replica.gradient(batch)
 
     def exchange(self) -> None:
-        """Combine. With --overlap, adapt afterwards."""
-        if self.sent is None:
-            self.combine(self.send(self.round), self.round)
-        else:
-            self.combine(self.sent, self.round)
+        """Combine. With --overlap, adapt afterwards.
+
+        If a replica dies, W is renormalised for the models that have arrived. Raises PeerLost at the end of the step.
+        """
+        interrupted = None
+        try:
+            self.combine(self.sent or self.send(self.round), self.round)
+        except PeerLost as lost:
+            interrupted = lost
+        self.sent = None
+        if self.config.overlap:
             self.replica.update()
-            self.sent = None
         self.momentum.end()
+        if interrupted is not None:
+            raise interrupted
 
     def send(self, round: int) -> Callable[[], Iterator[Message]]:
         """Send x_i to the replicas that mix it in this round. Returns a function that yields the models to mix in."""
@@ -80,3 +87,10 @@ class DPSGD(Method):
             self.stale(message)
             if weight:
                 self.momentum.mix(message, weight / seen)
+
+    def on_membership(self, view: View) -> None:
+        self.graph = self.topology()
+        self.place = self.fabric.replicas.index(self.fabric.rank)
+
+    def require(self, members: Sequence[int]) -> None:
+        self.topology(members)

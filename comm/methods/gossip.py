@@ -65,7 +65,7 @@ class Gossip(Method):
         self.blocks = replica.layers() if config.block == "layers" else [(0, replica.theta.size)]
         self.block_at = {start: block for block, (start, _) in enumerate(self.blocks)}
         self.weighing = weighing.kind(config)(replica, len(self.blocks))
-        self.choose = peers.chooser(fabric, config, self.topology)
+        self.choose, self.replicas = peers.chooser(fabric, config, self.topology), fabric.replicas
         self.begun = 0  # number of exchanges that this replica has begun
         self.asked: set[int] = set()  # peers whose model this replica expects
         self.owed: dict[int, int] = {}  # replies that could not be sent yet: peer -> block
@@ -108,8 +108,11 @@ class Gossip(Method):
             self.asked.add(peer)
 
     def on_membership(self, view: View) -> None:
-        """Owe no reply to a peer that is dead or left out."""
+        """Owe no reply to a peer that is dead or left out. A newcomer may change the neighbours."""
         self.owed = {asker: block for asker, block in self.owed.items() if asker in view.members}
+        if self.fabric.replicas != self.replicas:
+            self.replicas = self.fabric.replicas
+            self.choose = peers.chooser(self.fabric, self.config, self.topology)
 
     def header(self, block: int, share: float = 1.0) -> Header:
         return Header(self.blocks[block][0], share, float(self.replica.images), self.replica.steps)
@@ -156,6 +159,15 @@ class Gossip(Method):
         """Mix in the models that are still in flight, with their mass. Forget expected and delayed replies."""
         self.fabric.drain(self.mix)
         self.asked, self.owed = set(), {}
+
+    def offer(self) -> tuple[dict[str, np.ndarray], dict[str, int | float]] | None:
+        """Offer half of the mass, as for a message: then the mass of all and the weighted average stay the same."""
+        shares = np.array([self.weighing.share(block) for block in range(len(self.blocks))])
+        return ({"mass": shares}, self.numbers()) if shares.all() else None
+
+    def accepted(self, vectors: Mapping[str, np.ndarray]) -> None:
+        for block, share in enumerate(vectors["mass"]):
+            self.weighing.sent(block, float(share))
 
     def vectors(self) -> dict[str, np.ndarray]:
         return {"mass": self.weighing.mass}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.comm.methods import momentum
-from minidl.comm.methods.base import BufferSpec, Fabric, Method, Replica
+from minidl.comm.methods.base import BufferSpec, Fabric, Method, Replica, View
 from minidl.run.config import Config
 
 OPTIONS = {
@@ -25,6 +25,7 @@ OPTIONS = {
         "choices": {"local": "it stays local", "mixed": "it is averaged like the weights"},
     },
     "reduce": {"like": "allreduce"},
+    "on_death": {"like": "base", "needs": {"reduce": "tree"}},
 }
 
 
@@ -33,6 +34,7 @@ class LocalSGD(Method):
         super().__init__(replica, fabric, config)
         self.momentum = momentum.kind(config)(replica, config)
         self.sum = np.empty_like(replica.theta)
+        self.averaging = False  # whether an average was begun and is not complete
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
@@ -42,11 +44,25 @@ class LocalSGD(Method):
     def exchange(self) -> None:
         """Every tau steps: x_i <- 1/P * sum_j x_j"""
         if self.replica.steps % self.config.period == 0:
-            for vector in self.momentum.parts():
-                self.average(vector)
+            self.average_all()
+
+    def average_all(self) -> None:
+        self.averaging = True
+        for vector in self.momentum.parts():
+            self.average(vector)
+        self.averaging = False
 
     def average(self, vector: np.ndarray) -> None:
         """vector = its mean over all replicas. If a replica dies during the sum, the vector does not change."""
         self.sum[:] = vector
         self.fabric.allreduce(self.sum)
         self.replica.scale(self.sum, 1 / len(self.fabric.replicas), out=vector)
+
+    def on_membership(self, view: View) -> None:
+        """Make the average that a death may have interrupted, among the new members."""
+        self.average_all()
+
+    def known_steps(self) -> int:
+        """Return the step of the last average: what a dead replica has trained since then is lost."""
+        made, period = self.replica.steps, self.config.period
+        return made - made % period - period * (self.averaging and made % period == 0)

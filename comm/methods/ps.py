@@ -1,14 +1,21 @@
 """A parameter server: asynchronous SGD with a center (Dean et al.: NeurIPS 2012, "Downpour").
 
     worker i      computes g_i(x_i), sends it, and waits for the reply: x_i <- c
-    server        handles one request at a time: c <- c - eta * g_i, then replies with c
+    server        handles one request at a time: c <- c - eta / max(1, s) * g_i, then replies with c
 
         worker 0 ──g_0──>┌────────┐<──g_1── worker 1          g_i was computed from a center older than c, by about
                  <───c───│ center │────c──>                   P - 1 steps if all P workers are equally fast
                          └────────┘
 
 Only the server runs the optimizer, so the server holds the momentum. A worker sends its learning rate with each
-gradient. The last rank is the server.
+gradient. The last rank that the job begins with is the server.
+
+A gradient is late by s steps if the server has made s steps since it sent the weights from which the gradient was
+computed. On a quadratic function with curvature h, late gradients are stable for eta h < 2 sin(pi / (4 s + 2)) without
+momentum, and for about eta h < (1 - mu) / s with momentum mu (from the roots of the recurrence). Both limits fall like
+1 / s. So the server divides the rate of a step by the s of its gradient (Zhang, Gupta, Lian, Liu: IJCAI 2016,
+"Staleness-aware Async-SGD"). Without this, the MLP diverges on MNIST at the default rate: with 4 workers in step 42,
+with 8 in step 17.
 """
 
 from __future__ import annotations
@@ -45,7 +52,7 @@ class ParameterServer(Method):
 
     @property
     def server(self) -> int:
-        return self.fabric.size - 1
+        return self.fabric.servers[-1]
 
     def local(self, batch: Batch) -> float:
         """Compute g_i. The server makes the update."""
@@ -70,11 +77,12 @@ class ParameterServer(Method):
         return self.fabric.post(Channel.MAIL, self.fabric.survivors(), (vector,), header) or None
 
     def answer(self, message: Message) -> tuple[tuple[np.ndarray], Header]:
-        """c <- c - eta * g_i. Returns c as the reply."""
+        """c <- c - eta / max(1, s) * g_i. Returns c as the reply."""
         center, header = self.replica, message.header
-        self.fabric.stats.stale(center.optimizer_steps - header.round)
+        late = center.optimizer_steps - header.round
+        self.fabric.stats.stale(late)
         center.grad[:] = message.vector
-        center.lr = header.weight
+        center.lr = header.weight / max(1, late)
         center.update()
         return (center.theta,), Header(round=center.optimizer_steps)
 

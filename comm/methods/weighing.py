@@ -13,7 +13,8 @@ Picard, Cord, Thome: "GoSGD", 2016):
         x_s                         x_r               x_s                         x_r <- (x_r + 1/2 * x_s) / (3/2)
 
 A replica that receives less than it sends loses mass, so its model gets less weight. Masses are multiples of 2^-32, so
-their sums are exact. Unless a replica dies, the masses of all P replicas and of the messages in flight sum to P.
+their sums are exact. Unless a replica dies, the masses of all P replicas and of the messages in flight sum to P. A
+replica that joins a running job gets half of the mass of the replica whose weights it gets, so the sum remains.
 """
 
 from __future__ import annotations

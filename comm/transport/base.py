@@ -35,30 +35,42 @@ from minidl.errors import AbortedError as Aborted
 T = TypeVar("T")
 LOOK = 64  # attempts of `wait` between two looks at the clock
 SUSPENDED = 1.0  # seconds: if so much time passes between two looks, this process was suspended
+OUTSIDE = {State.DEAD, State.COMING, State.ARRIVED}  # a rank in one of these states is no part of the job
 
 
 class Transport(ABC):
     """The transport of one rank among `size` ranks.
 
-    replicas: the ranks that train; the other ranks are servers. nodes[r]: the node of rank r. hosts[r]: the name of the
-    host of rank r, "" if it is unknown. stall: seconds of waiting after which a rank prints what it waits for, and
-    seconds without a sign of life after which a rank is suspected.
+    A job begins with the ranks below `began`. The other ranks are places, which newcomers may fill later
+    (training/newcomer.py). replicas: the ranks that train or have died, in the order in which they came. servers: the
+    other ranks that the job began with. beginners: the number of replicas that it began with. newcomer: whether this
+    rank is one, and is no member yet.
+
+    nodes[r]: the node of rank r. hosts[r]: the name of the host of rank r, "" if it is unknown. stall: seconds of
+    waiting after which a rank prints what it waits for, and seconds without a sign of life after which a rank is
+    suspected.
     """
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float = 30.0) -> None:
+    def __init__(
+        self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float = 30.0, began: int = 0
+    ) -> None:
         self.rank, self.size, self.nodes, self.stats, self.stall = rank, size, tuple(nodes), stats, stall
-        self.replicas: tuple[int, ...] = tuple(range(size))
+        self.began, self.newcomer = began or size, False
+        self.replicas: tuple[int, ...] = tuple(range(self.began))
+        self.servers: tuple[int, ...] = ()
+        self.beginners = self.began
         self.status = np.zeros((size, len(Column)))  # status table; some transports replace it by shared memory
         self.hosts = [""] * size
         self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
         self.trust = np.zeros(size, np.int64)  # the Trust in each rank
         self.on_freeze = Freeze.WAIT
-        stats.attach(size, self.now)
+        stats.attach(self.began, self.now)
         self.stop_wanted = False  # whether a signal requested a stop
         self.interrupted: Callable[[], bool] = lambda: False  # whether this process has received such a signal
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
         self.step = 0
         self.service: Callable[[], bool] | None = None  # see `Fabric.register`
+        self.interrupt: Callable[[], None] | None = None  # `wait` calls it repeatedly: what it raises ends the wait
 
     # -- the primitives ----------------------------------------------------------------------------------
 
@@ -70,8 +82,16 @@ class Transport(ABC):
         taken, published states and claims.
 
         layout: a hash of the arena's layout, equal on all ranks.
+        Dead ranks do not delay the others. Raises PeerLost if a server is dead, or with `fail_fast` any replica.
         Raises ConfigError if memory is short or layouts differ. If layouts differ, other ranks may raise Aborted.
         """
+
+    def enter(self, buffers: BufferSpec, layout: str) -> None:
+        """Do what `join` does, as a newcomer of a running job, without the others.
+
+        Raises ConfigError if memory is short, or if the layout is not that of the job.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def now(self) -> float:
@@ -155,6 +175,18 @@ class Transport(ABC):
         """
         return None
 
+    # -- a change of the view (fabric/view.py) -----------------------------------------------------------
+
+    @abstractmethod
+    def delivered(self) -> bool:
+        """Return whether every message of this rank has been received and released, or its receiver is dead."""
+
+    def drop_messages(self) -> None:
+        """Release all messages that have arrived for this rank."""
+        for channel in Channel:
+            while (message := self.take(channel)) is not None:
+                message.release()
+
     # -- work and failure --------------------------------------------------------------------------------
     @property
     @abstractmethod
@@ -168,13 +200,37 @@ class Transport(ABC):
         """Return whether another rank has failed."""
         return False
 
-    def fail(self) -> None:
-        """End the other ranks, because this rank has failed and reported its error."""
+    def fail(self, code: int = 2) -> None:
+        """End the other ranks, because this rank has failed and reported its error.
+
+        code: the exit code of an MPI job. In other jobs, the code with which this rank exits counts.
+        """
 
     def close(self) -> None:
         """Leave the job and free all resources."""
 
-    # -- the state of each rank --------------------------------------------------------------------------
+    # -- the roles and the state of each rank ------------------------------------------------------------
+
+    def assign(self, replicas: Sequence[int]) -> None:
+        """Set the ranks that train at the beginning of the job. The others that it began with are servers."""
+        self.replicas = tuple(replicas)
+        self.servers = _others(self.replicas, self.began)
+        self.beginners = len(self.replicas)
+
+    def include_newcomers(self) -> None:
+        """Add the newcomers that are members now to `replicas`."""
+        states, came = self.status[:, Column.STATE], self.status[:, Column.INCARNATION]
+        if came.any():
+            joined = (came > 0) & (states >= State.TRAINING) & (states < State.COMING) & (states != State.DEAD)
+            ranks = {*self.replicas, *np.flatnonzero(joined).tolist()}
+            self.replicas = tuple(sorted(ranks, key=lambda rank: (came[rank], rank)))
+
+    def change_state(self, rank: int, old: State, new: State) -> bool:
+        """Change the state of any rank from `old` to `new`, in one atomic operation. False if it is not `old`."""
+        found = self.state(rank) is old
+        if found:
+            self.status[rank, Column.STATE] = new
+        return found
 
     def state(self, peer: int) -> State:
         return State(int(self.status[peer, Column.STATE]))
@@ -182,7 +238,7 @@ class Transport(ABC):
     def alive(self, peer: int) -> bool:
         """Return whether a rank is a part of the job: neither dead, nor about to join."""
         state = self.status[peer, Column.STATE]
-        return bool(state != State.DEAD and state != State.COMING)
+        return bool(state != State.DEAD and state < State.COMING)
 
     def survivors(self) -> list[int]:
         """Return the replicas that are not dead, in order."""
@@ -190,8 +246,9 @@ class Transport(ABC):
 
     @property
     def leader(self) -> int:
-        """The replica that collects and writes the results of all: the first one that is not dead."""
-        return next(iter(self.survivors()), self.replicas[0])
+        """The replica that collects and writes the results of all: of those that are not dead, the first that came."""
+        came = self.status[:, Column.INCARNATION]
+        return min(self.survivors(), key=lambda rank: (came[rank], rank), default=self.replicas[0])
 
     # -- frozen ranks ------------------------------------------------------------------------------------
 
@@ -225,7 +282,7 @@ class Transport(ABC):
             return
         if self.on_freeze is Freeze.LEAVE_OUT:
             others = [self.state(rank) for rank in self.replicas if not self.suspected(rank)]
-            if min(others, default=State.DEAD) < State.PAUSED or set(others) <= {State.DEAD, State.COMING}:
+            if min(others, default=State.DEAD) < State.PAUSED or set(others) <= OUTSIDE:
                 return  # others train, or all are suspected: one of them may wake and train on
         for rank in range(self.size):
             if self.alive(rank) and (self.on_freeze is Freeze.LEAVE_OUT or self.status[rank, Column.STEP]):
@@ -264,6 +321,8 @@ class Transport(ABC):
             if self.aborted():
                 raise Aborted
             self.consider_stopping()
+            if self.interrupt:
+                self.interrupt()
             if self.on_freeze:
                 self.fence_suspects()
             if not served:  # else more requests may have arrived meanwhile
@@ -323,6 +382,13 @@ class Transport(ABC):
         """If a stop was requested, write 1 + self.step to the status table: this rank can stop after that step."""
         if self.stopping() and not self.status[self.rank, Column.STOP]:
             self.set_status(Column.STOP, 1 + self.step)
+
+
+def _others(ranks: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the ranks below `count` that are not among these, which are in order."""
+    if ranks[-1:] == (len(ranks) - 1,):  # the first ones: fast, because each of thousands of simulated ranks calls this
+        return tuple(range(len(ranks), count))
+    return tuple(sorted({*range(count)}.difference(ranks)))
 
 
 def _size(parts: Sequence[np.ndarray]) -> int:

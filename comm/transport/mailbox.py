@@ -129,6 +129,18 @@ class Mailbox:
         self.version, self.publishing = version, False  # publishing: whether a slot is reserved for a published state
         self.seen = [0] * size
 
+    def take_over(self) -> None:
+        """Drop what a dead process has left in this rank's place: messages to it, its pins, and unfinished messages.
+
+        Messages that it has sent remain, except requests: no process waits for the replies.
+        """
+        for channel, cells in zip(Channel, self.cells):
+            to, sent = cells[self.rank], cells[:, self.rank]
+            to[to > -atomic.HELD] = 0  # a live sender may still write the others
+            sent[(sent <= -atomic.HELD) | ((sent > 0) & (channel is Channel.CALL))] = 0
+        self.pins[:, self.rank] = 0
+        self.version = int(self.newest[self.rank, 0]) // SLOTS  # readers have seen this version
+
     def _words(self, at: int, rows: int, row: int) -> np.ndarray:
         return self.memory[at : at + rows * row].view(np.int64).reshape(rows, row // 8)
 

@@ -40,8 +40,10 @@ class MailboxTransport(Transport):
     mailbox: Mailbox
     segment: memory.Segment
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float) -> None:
-        super().__init__(rank, size, nodes, stats, stall)
+    def __init__(
+        self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float, began: int = 0
+    ) -> None:
+        super().__init__(rank, size, nodes, stats, stall, began)
         self._worker = Worker(self.beat)
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:
@@ -52,7 +54,6 @@ class MailboxTransport(Transport):
         self.heard = cast("list[float]", numbers[:, memory.HEARD])
         self.trust = rows[:, memory.TRUST]
         self.status[self.rank, Column.PID], self.status[self.rank, Column.STALL] = os.getpid(), self.stall
-        self.status[self.rank, Column.INCARNATION] += 1
         return rows
 
     def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
@@ -100,12 +101,10 @@ class MailboxTransport(Transport):
         return self.mailbox.latest(peer)
 
     def delivered(self) -> bool:
-        """Return whether every message of this rank has been received and released, or its receiver is dead."""
         alive = self.status[:, Column.STATE] != State.DEAD
         return not any(cells[alive, self.rank].any() for cells in self.mailbox.cells)
 
     def drop_messages(self) -> None:
-        """Release all messages that have arrived for this rank."""
         for channel in Channel:
             while (message := self.next_message(channel, ANY)) is not None:
                 message.release()

@@ -52,7 +52,10 @@ class Column(IntEnum):
     STALL = 7  # seconds without a sign of life after which this rank is suspected; 0: never, it does not train
     PATIENCE = 8  # if it is longer than STALL, it replaces it: 3 times this rank's longest time without a sign of life
     PID = 9  # its process
-    INCARNATION = 10  # how many processes have had this rank so far
+    INCARNATION = 10  # 0: its process began with the job; n: it was the n-th newcomer of the job
+    EPOCH = 11  # epochs that this rank has finished
+    ENDED = 12  # 1: this rank is DEAD because its script has ended, without an error
+    VIEW = 13  # how far this rank is with a change of the view: see fabric/view.py
 
 
 class State(IntEnum):
@@ -67,7 +70,9 @@ class State(IntEnum):
     STOPPED = 6  # (leader) stopped before the last step; everything is saved, and nothing follows
     LOST = 7  # (leader) a replica died before the last step; the state of the others is saved, and nothing follows
     OVER = 8  # (leader) the result is written
-    COMING = 9  # it was started in a running job, and is no member yet
+    COMING = 9  # it was started in a running job, and compiles; it is no member yet
+    ARRIVED = 10  # it is ready, and waits for the state of a member; it is no member yet
+    LEFT = 11  # in a script: it has left its training by an exception
 
 
 class Trust(IntEnum):
@@ -264,10 +269,10 @@ def check_size(nbytes: int, slots: int, capacity: int, what: str) -> None:
 
 
 class PeerLost(MinidlError):
-    """A rank died while another one waited for it."""
+    """A rank died while another one waited for it. message: replaces the usual text."""
 
-    def __init__(self, peer: int, what: str) -> None:
-        super().__init__(f"replica {peer} died while others waited for {what}")
+    def __init__(self, peer: int, what: str, message: str = "") -> None:
+        super().__init__(message or f"replica {peer} died while others waited for {what}")
         self.peer = peer
 
 

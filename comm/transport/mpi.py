@@ -365,9 +365,9 @@ class MpiTransport(MailboxTransport):
 
     # -- the end -----------------------------------------------------------------------------------------
 
-    def fail(self) -> None:
+    def fail(self, code: int = 2) -> None:
         if not self._closed:
-            self.engine.abort(2)
+            self.engine.abort(code)
 
     def _unexpected(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """End the job after an uncaught exception, because other ranks would wait for this one forever."""

@@ -9,11 +9,12 @@ from typing import Any
 from minidl.errors import ConfigError
 from minidl.run.config import FREE, LENGTH
 
-WITH_RESUME = (*FREE, *LENGTH, "model", "model_hash", "resume", "json", "quiet", "trace")
+WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "resume", "json", "quiet", "trace")
 # With --evaluate of a run. --model only names the file of a model again.
 OF_A_RUN = ("evaluate", "model", "model_hash", "data", "data_dir", "layout", "threads", "json", "quiet")
 OF_A_FILE = (*OF_A_RUN, "conv", "validation", "seed", "config")  # with --evaluate of other weights
-TARGETS = {"out": "begins a run", "resume": "continues a run", "evaluate": "tests weights"}
+TARGETS = {"out": "begins a run", "resume": "continues a run", "join": "adds replicas to a running job",
+           "evaluate": "tests weights"}  # fmt: skip
 
 
 def check(given: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from minidl.errors import CheckpointError
 from minidl.reading import Stored, Unreadable, blaming, content, json_value, opened, safetensors_header
 from minidl.run.array_writer import TYPES, ArrayWriter, Layout, layouts, write_arrays
 from minidl.run.checkpoint_state import VALID
+from minidl.run.progress import BEST
 from minidl.schema import (
     Mismatch,
     named,
@@ -177,9 +178,10 @@ def load_step(checkpoints: Path, step: int) -> Checkpoint:
     return found
 
 
-def best_step(folder: Path) -> int:
-    """Return the best step that a checkpoint names, or -1. Raises as `load`."""
-    return int(_state_of(folder, verify(folder)[1])["progress"]["best_step"])
+def best(folder: Path) -> dict[str, Any]:
+    """Return the best step that a checkpoint names (-1: none), and its scores: see `BEST`. Raises as `load`."""
+    progress = _state_of(folder, verify(folder)[1])["progress"]
+    return {name: progress[name] for name in BEST}
 
 
 def verify(folder: Path) -> tuple[ArrayFile, ArrayFile]:

@@ -24,8 +24,8 @@ def _work(most: int) -> Kind:
     """Return the description of the work of a run (training/work.py). What it means is checked in resume.py."""
     count = whole(0, most)
     return record({"replicas": whole(1, 1 << 16)},
-                  optional={"total": whole(1, most), "first": count, "left": several(count),
-                            "epoch": count, "parts": several(several(count, 1), 1)})  # fmt: skip
+                  optional={"total": whole(1, most), "first": count, "left": several(count), "epoch": count,
+                            "parts": several(several(count, 1), 1), "members": several(count, 1)})  # fmt: skip
 
 
 VALID = _state(LARGEST)

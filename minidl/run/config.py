@@ -72,8 +72,9 @@ ABOVE_ZERO, ZERO_OR_MORE, ONE_OR_MORE = limits(above=0), limits(min=0), limits(m
 FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
-FREE = ("data_dir", "threads", "keep", "stall", "workers")
+FREE = ("data_dir", "threads", "keep", "stall", "workers", "on_death")
 LENGTH = ("epochs", "steps")  # a resumed run may become longer
+JOINABLE = ("gossip", "ps")  # methods whose replicas claim their batches: new replicas may join a running job
 OWN_MODEL = "FILE.py:FUNCTION"
 
 GROUPS = {  # topics of --help, and sections of config.toml
@@ -148,6 +149,9 @@ class Config:
                           "cores; under mpiexec, the number of its processes", group="method", limits=ZERO_OR_MORE)
     method: str = option("dpsgd", "how replicas exchange models or gradients", group="method",
                          choices=_abouts("method"))
+    max_workers: int = option(0, "places for replicas, also for those that join later (--join); 0: twice the workers",
+                              group="method", limits=ZERO_OR_MORE, saved=False,
+                              used_with={"method": JOINABLE})
     shards: str = option("iid", "which training images each replica gets", group="method", choices=SHARDS)
     stall: float = option(30.0, "seconds after which a replica that gives no sign of life is suspected to be frozen, "
                           "and after which one that waits reports for which others",
@@ -164,6 +168,8 @@ class Config:
     resume: str = option("", "continue the run in this folder (synchronous methods: with the same result as without "
                          "the stop). With --epochs or --steps, train it longer, also if it has finished",
                          group="command", saved=False)
+    join: str = option("", "add --workers N (default: 1) replicas to the run in this folder, which trains on this "
+                       "machine with an asynchronous method", group="command", saved=False)
     evaluate: str = option("", "only test the weights of a run folder, a checkpoint or a .safetensors file",
                            group="command", saved=False)
     trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group="command",

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from minidl import schema
 from minidl.errors import CheckpointError, ConfigError, MinidlError
-from minidl.reading import Unreadable, blaming, json_value, opened, text
+from minidl.reading import TOML_LIMIT, Unreadable, blaming, json_value, opened, text
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import read_toml, saved, to_toml
 from minidl.run.model_file import is_own
@@ -33,6 +33,7 @@ from minidl.run.progress import LOSS
 from minidl.schema import Mismatch
 
 HEAD = "# The options of a run. To repeat the run: `python -m minidl.train --config FILE`\n\n"
+COMMENT = re.compile(r"(#.*\n)*\n*")  # at the beginning of config.toml
 LONGEST_LINE = 1 << 16  # bytes of an entry in metrics.jsonl
 LONGEST_METRICS = 1 << 28  # bytes: a million lines, which is enough for 100 million steps
 LONGEST_SUMMARY = 8 << 20  # bytes: it lists the edges between all replicas
@@ -48,6 +49,7 @@ BEST_STEP = {"best_step": schema.whole()}
 SUMMARY = schema.record(_RESULT, BEST_STEP, others=True)
 SUMMARY_OF_REPLICAS = schema.record(_RESULT | _OF_REPLICAS, BEST_STEP, others=True)
 CONTINUES = "continues_to"  # in summary.json: the new length of a run that became longer, such as "20 epochs"
+ADDED = ("on_death",)  # options that config.toml of earlier versions lacks: they have their defaults
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 
@@ -66,6 +68,7 @@ class RunFolder:
         self.model = folder / "model.safetensors"
         self.summary = folder / "summary.json"
         self._lock = _lock(folder)
+        self._new: list[Path] = []  # what `create` has made: files, then folders
 
     def __enter__(self) -> RunFolder:
         return self
@@ -96,7 +99,28 @@ class RunFolder:
                 with suppress(OSError):  # it is not empty: another process has written into it
                     folder.rmdir()
             raise
+        run._new += [folder] if made else []
         return run
+
+    def discard(self) -> None:
+        """Remove the run that `create` has made. Call this only if the run has written nothing since."""
+        with suppress(OSError):  # a folder is not empty: another process has written into it
+            for path in self._new:
+                path.rmdir() if path.is_dir() else path.unlink()
+
+    def require(self) -> None:
+        """Raise JournalError if the folder was removed, moved or replaced after this process opened it."""
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.folder), os.fstat(self._lock)) and self.config.exists():
+                return
+        raise JournalError(f"the run folder {self.folder} was removed, moved or replaced while the run went on; "
+                           "the run ends, and writes nothing more")  # fmt: skip
+
+    def clean_up(self) -> None:
+        """Remove the temporary files of a killed process."""
+        for path in (self.config, self.metrics, self.model, self.summary):
+            with suppress(OSError):
+                _beside(path).unlink(missing_ok=True)
 
     def _begin(self, texts: Mapping[str, str]) -> None:
         """Make the folder a run folder, or leave it unchanged. texts: files to write, by name.
@@ -124,11 +148,12 @@ class RunFolder:
             if isinstance(error, OSError):
                 raise ConfigError(f"cannot write {path}: {error.strerror}") from None
             raise
+        self._new = [*reversed(new), self.checkpoints]  # config.toml first: without it, the folder is no run
 
     @classmethod
     def open(cls, folder: str | Path) -> RunFolder:
         """Open the run in this folder. Raises CheckpointError if there is none, or if it is incomplete."""
-        read_run(folder)  # may raise, so it comes before the lock
+        read_run(folder, simulated=is_simulated(folder))  # may raise, so it comes before the lock
         run = cls(Path(folder))
         try:
             run.checkpoints.mkdir(exist_ok=True)
@@ -174,8 +199,9 @@ class RunFolder:
         with self._writing(self.summary):
             if isinstance(old, dict):
                 write(self.summary, json.dumps(old | {CONTINUES: longer}, indent=2).encode() + b"\n")
-        with self._writing(self.config):
-            write(self.config, (HEAD + to_toml(config)).encode())
+        with self._writing(self.config), blaming(str(self.config), JournalError):
+            comment = COMMENT.match(text(self.config, TOML_LIMIT))
+            write(self.config, ((comment[0] if comment else HEAD) + to_toml(config)).encode())
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -186,23 +212,32 @@ class RunFolder:
                                f"file can be written, use --resume {quote(str(self.folder))}") from None  # fmt: skip
 
 
-def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return the options of the run in this folder. Raises CheckpointError if there is none or a simulated one."""
+def is_simulated(folder: str | Path) -> bool:
+    """Return whether this folder contains a simulated run."""
+    return (Path(folder) / CLUSTER).exists()
+
+
+def read_run(folder: str | Path, simulated: bool = False) -> dict[str, Any]:
+    """Return the options of the run in this folder. Raises CheckpointError if there is none.
+
+    simulated: whether it must be a simulated run, or a real one.
+    """
     path = Path(folder) / "config.toml"
     if not os.path.isdir(folder):
         raise CheckpointError(f"{folder} is not a folder: give the folder of a run"
                               if os.path.lexists(folder) else f"the folder {folder} does not exist")  # fmt: skip
     if not os.path.lexists(path):
         raise CheckpointError(f"{folder} is not the folder of a run: it has no config.toml")
-    if (path.parent / CLUSTER).exists():
-        raise CheckpointError(f"{folder} is a simulated run, which cannot be resumed: begin a new one")
+    if simulated != is_simulated(folder):
+        kind, other = ("real", "a simulation") if simulated else ("simulated", "a real run")
+        raise CheckpointError(f"{folder} is a {kind} run, which cannot be resumed as {other}: {resuming(folder)}")
     return read_options(path)
 
 
 def resuming(folder: str | Path, model: str = "") -> str:
     """Return the command that continues the run in this folder. model: the model of the run, or ""."""
-    own = f" --model {quote(model)}" if is_own(model) else ""
-    return f"python -m minidl.train --resume {quote(str(folder))}{own}"
+    program, own = "simulate" if is_simulated(folder) else "train", f" --model {quote(model)}" if is_own(model) else ""
+    return f"python -m minidl.{program} --resume {quote(str(folder))}{own}"
 
 
 def result_of(folder: str | Path) -> dict[str, Any] | None:
@@ -223,7 +258,7 @@ def result_of(folder: str | Path) -> dict[str, Any] | None:
 def read_options(path: Path) -> dict[str, Any]:
     """Return the options in a run's config.toml. Raises CheckpointError if some are missing, ConfigError if invalid."""
     given = read_toml(path)
-    missing = [name for name in saved(resolve(given)) if name not in given]
+    missing = [name for name in saved(resolve(given)) if name not in given and name not in ADDED]
     if missing:
         more = f" and {len(missing) - 3} more options" if len(missing) > 3 else ""
         raise CheckpointError(f"{path} is incomplete: it lacks {', '.join(missing[:3])}{more}; "
@@ -247,7 +282,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file. The block writes this file, which then replaces the old one atomically."""
-    beside = path.with_name(f".{path.name}.new")
+    beside = _beside(path)
     try:
         yield beside
         os.replace(beside, path)
@@ -255,6 +290,11 @@ def replaced(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def _beside(path: Path) -> Path:
+    """Return the path of the temporary file that replaces a file."""
+    return path.with_name(f".{path.name}.new")
 
 
 def _happened(line: bytes, step: int, epoch: int) -> bool:
@@ -288,6 +328,20 @@ def _next_free(name: str) -> Path:
             continue
         return folder
     raise AssertionError("unreachable")
+
+
+def is_locked(folder: str | Path) -> bool:
+    """Return whether a process trains in this folder. Without effect on other processes."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system has no locks
+        pass
+    finally:
+        os.close(handle)
+    return False
 
 
 def _lock(folder: Path) -> int:

@@ -8,7 +8,9 @@ import sys
 import threading
 from contextlib import suppress
 from types import FrameType, TracebackType
+from typing import Any
 
+from minidl import start
 from minidl.errors import printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -32,24 +34,33 @@ class Stopped(BaseException):
 
 
 class Signals:
-    """Within `with Signals() as signals`, a signal raises `Stopped`:
+    """Within `with Signals() as signals`, a signal ends the process:
 
-    immediately          before `defer` is called, while there is nothing to save
-    in the next `check`  after `defer` is called: between two steps, when the state of a run is complete
+    at once                   before `prepare`, while modules are imported: `message` is printed
+    by an exception           after `prepare`: `Stopped` is raised immediately, and what was written is removed
+    in the next `check`       after `defer`: `Stopped` is raised between two steps, when the state of a run is complete
 
-    message: the message of a `Stopped` that is raised before `defer` is called.
+    message: printed, or that of a `Stopped`, before `defer` is called. quiet: print no message.
+    shared: whether other ranks of a job get the same signals (mpiexec): a rank must not end before them.
     A second signal ends the process immediately. Earlier checkpoints remain on the disk.
     """
 
     def __init__(self) -> None:
-        self.deferred = self.quiet = False
+        self.prepared = self.deferred = self.quiet = self.shared = False
         self.message = "stopped; there was nothing to save yet"
         self.received: int | None = None
         self._previous: dict[int, object] = {}
+        self._unraisable = sys.unraisablehook
+
+    def prepare(self) -> None:
+        """From now on, raise `Stopped`."""
+        self.prepared = True
 
     def defer(self, quiet: bool = False) -> None:
         """From now on, raise `Stopped` only in `check`. Unless `quiet`, a signal prints that the run will stop."""
-        self.deferred, self.quiet = True, quiet
+        if not self.deferred:
+            self.check()  # Python ignores an exception in some functions, such as __del__
+            self.deferred, self.quiet = True, quiet
 
     def check(self) -> None:
         """Raise `Stopped` if a signal has arrived."""
@@ -62,21 +73,33 @@ class Signals:
             # Under nohup SIGHUP is ignored; keep it ignored.
             handled = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
             self._previous = {signum: signal.signal(signum, self._handle) for signum in handled}
+            sys.unraisablehook = self._ignored
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        start.finish()
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)  # type: ignore[arg-type]
+        sys.unraisablehook = self._unraisable
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received is not None:
             _tell("stopped at once")
             os._exit(128 + signum)
         self.received = signum
+        if not self.prepared:
+            if not self.quiet:
+                Stopped(signum, self.message).report()
+            os._exit(128 + signum)
         if not self.deferred:
             raise Stopped(signum, self.message)
         if not self.quiet:
             _tell("stopping after this step; a second signal stops at once")
+
+    def _ignored(self, unraisable: Any) -> None:
+        """Print an exception that Python ignores, unless it is `Stopped`: `defer` raises it again."""
+        if not isinstance(unraisable.exc_value, Stopped):
+            self._unraisable(unraisable)
 
 
 def _tell(message: str) -> None:

@@ -225,7 +225,7 @@ def find_weights(path: Path) -> ArrayFile:
         last = files.last(path / "checkpoints")
         if not last:
             raise CheckpointError(f"the run {path} has no checkpoint yet: wait until its first epoch ends")
-        best = files.best_step(last)
+        best = files.best(last)["best_step"]
         path = files.folder_of(path / "checkpoints", best) if best >= 0 else last
         if not path.is_dir():
             raise CheckpointError(f"the best checkpoint, {path}, is missing: name another one, such as {last}")

@@ -56,7 +56,7 @@ def collected(trainer: Trainer, folder: Path) -> Iterator[Replicas]:
     The file is complete after the `with` block: the block may change the position of the run, which the file contains.
     """
     own = own_state(trainer)
-    members = dict(gather_numbers(trainer, own.numbers))
+    members = dict(sorted(gather_numbers(trainer, own.numbers)))
     planned = {f"{rank}/{name}": layout for rank in members
                for name, layout in layouts(own.vectors | {STATS: trainer.fabric.stats.vector()}).items()}  # fmt: skip
     metadata = files.state_metadata(state_of_run(trainer, members))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from minidl import optim, resources
 from minidl.comm.fabric.base import BufferSpec, Fabric
 from minidl.comm.transport.mailbox import Plan
@@ -33,11 +31,10 @@ def require_room(fabric: Fabric, parameters: int, optimizer: str, buffers: Buffe
     The first rank of each machine checks this, when the model is built and before `fabric.join`. Each replica still
     needs its gradient and the optimizer's vectors. What a step needs besides depends on the layers and is not counted.
     """
-    here = [rank for rank in range(fabric.size) if fabric.nodes[rank] == fabric.nodes[fabric.rank]]
+    here = [rank for rank in range(fabric.began) if fabric.nodes[rank] == fabric.nodes[fabric.rank]]
     if fabric.size == 1 or fabric.rank != here[0]:
         return
-    servers: Sequence[int] = [rank for rank in range(fabric.size) if rank not in fabric.replicas]
-    messages = Plan(fabric.size, buffers, servers, here).total
+    messages = Plan(fabric.size, buffers, fabric.servers, here).total
     vectors = 1 + len(getattr(optim.OPTIMIZERS[optimizer], "state_names", ()))
     needed = 4 * parameters * vectors * len(here) + messages
     free = resources.available()

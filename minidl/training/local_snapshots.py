@@ -39,7 +39,9 @@ def snapshot(trainer: Trainer) -> ReplicaState:
 def save(checkpoints: Path, trainer: Trainer) -> None:
     """Write this replica's snapshot; it replaces the previous one."""
     folder = checkpoints / FOLDER / str(trainer.fabric.rank)
-    folder.mkdir(parents=True, exist_ok=True)
+    for each in (folder.parent, folder):  # without `parents`: the user may have removed the run's folder
+        each.mkdir(exist_ok=True)
+    trainer.replica.show()
     checkpoint = make_checkpoint(trainer, [snapshot(trainer)])
     files.save(folder, trainer.progress.step, replace(checkpoint, weights={}))
     files.prune(folder, keep=1, best=-1)
@@ -51,7 +53,7 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
     Raises CheckpointError if a snapshot is damaged.
     """
     vectors, members = checkpoint.vectors, dict(checkpoint.state.get("members", {}))
-    for folder in (checkpoints / FOLDER).glob("[0-9]*"):
+    for folder in folders(checkpoints):
         made = files.steps(folder)
         part = files.load_step(folder, made[-1]) if made and folder.name not in members else None
         if part and list(part.state.get("members", {})) != [folder.name]:
@@ -68,6 +70,11 @@ def add(checkpoints: Path, checkpoint: files.Checkpoint) -> files.Checkpoint:
 def _replicas(checkpoint: files.Checkpoint) -> tuple[int, int]:
     state = checkpoint.state
     return state["batches"], state.get("work", {}).get("replicas", 0)
+
+
+def folders(checkpoints: Path) -> list[Path]:
+    """Return the folder of each replica that has a snapshot."""
+    return [each for each in (checkpoints / FOLDER).glob("[0-9]*") if each.is_dir()]
 
 
 def exist(checkpoints: Path) -> bool:

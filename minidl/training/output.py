@@ -15,6 +15,7 @@ from typing import Any
 
 from minidl.comm import trace
 from minidl.comm.fabric.base import Column, Fabric
+from minidl.comm.launch import join
 from minidl.errors import CheckpointError, printable
 from minidl.nn import Module
 from minidl.run import checkpoint as files
@@ -23,9 +24,10 @@ from minidl.run.folder import JournalError, RunFolder, resuming
 from minidl.run.progress import BEST
 from minidl.training import local_snapshots
 from minidl.training.collecting import Replicas, collected, send_state
-from minidl.training.replica_state import averaged, broadcast_text
+from minidl.training.replica_state import averaged
 from minidl.training.resume import about, finite_weights, make_checkpoint
 from minidl.training.trainer import Entry, Trainer
+from minidl.training.vectors import hand_out_text, led
 
 WRITING = 120.0  # seconds that a slow disk may take, in which nobody suspects the leader
 Members = Mapping[int, dict[str, Any]]  # the numbers of each replica, by rank
@@ -58,6 +60,7 @@ class RunOutput:
         self.folder = Path()
         self.run: RunFolder | None = None
         self.journal_error: JournalError | None = None
+        self.begun = False  # whether training has begun: only then there is something to save
         self._warned = False  # whether an error of a local snapshot was reported
 
     @property
@@ -80,28 +83,58 @@ class RunOutput:
 
     @contextmanager
     def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:
-        """Open the run's folder in the leader, send its path to all ranks, and close it after the `with` block."""
+        """Open the run's folder in the leader, send its path to all ranks, and close it after the `with` block.
+
+        A newcomer gets the path later. Meanwhile others may join the job. If the block raises an exception before the
+        run has begun, a new folder is removed.
+        """
         try:
-            if self.leads:
-                self.run = open_run()
-            self.folder = Path(broadcast_text(self.fabric, str(self.run.folder) if self.run else ""))
+            if not self.fabric.newcomer:
+                self.folder = Path(led(self.fabric, lambda leader: self._open(leader, open_run)))
+            if self.run:
+                join.invite(self.run.folder)
             yield
+        except BaseException:
+            if self.run and not self.begun:
+                self.run.discard()
+            raise
         finally:
             if self.run:
+                join.uninvite(self.run.folder)
                 self.run.__exit__()
 
-    def _held(self) -> RunFolder:
-        """Return the run's folder. After the death of the leader, the new leader or a server opens it first."""
+    def _open(self, leader: int, open_run: Callable[[], RunFolder]) -> str:
+        if self.fabric.rank == leader:
+            self.run = open_run()
+        return hand_out_text(self.fabric, str(self.run.folder) if self.run else "", leader)
+
+    def held(self) -> RunFolder:
+        """Return the run's folder. After the death of the leader, the new leader or a server opens it first.
+
+        Raises JournalError if the folder was removed or replaced.
+        """
         if self.run is None:
-            self.run = reopen(self.folder)
+            self.run = RunFolder.open(self.folder)
+            files.clean_up(self.run.checkpoints)
+            self._take_over(self.run)
+        self.run.require()
         return self.run
+
+    def _take_over(self, run: RunFolder) -> None:
+        """Continue the output of a dead leader: its best step; not its lines about an epoch that it has not ended."""
+        trainer, at = self.trainer, self.trainer.progress
+        if trainer.regroups:
+            run.rewind(at.step, at.epoch - (trainer.before_end is not None))
+        if made := files.last(run.checkpoints):
+            for name, value in files.best(made).items():
+                setattr(at, name, value)
 
     # -- while it trains ---------------------------------------------------------------------------------
 
     def log(self, entry: Entry) -> None:
         """Append a line to metrics.jsonl. With several replicas, an error stops them all and is raised at the end."""
         try:
-            self._held().log(entry)
+            self.held().log(entry)
         except JournalError as error:
             if self.alone:
                 raise
@@ -121,14 +154,20 @@ class RunOutput:
         self.write(make_checkpoint(self.trainer))
 
     def save_snapshot(self) -> None:
-        """Write a local snapshot of this replica. The first error is reported; the run goes on without the snapshot.
+        """Write a local snapshot of this replica."""
+        with self.optional_files():
+            local_snapshots.save(self.checkpoints, self.trainer)
 
-        Only the leader's output is needed to complete the run.
+    @contextmanager
+    def optional_files(self) -> Iterator[None]:
+        """Write files of this replica in a `with` block. The first error is reported; the run goes on without them.
+
+        Only the leader's output is needed to complete the run. If the run's folder was removed, the leader reports it.
         """
         try:
-            local_snapshots.save(self.checkpoints, self.trainer)
+            yield
         except (CheckpointError, OSError) as error:
-            if not self._warned:
+            if not self._warned and (self.folder / "config.toml").exists():
                 self._warned = True
                 reason = printable(str(error).partition(";")[0])
                 print(f"minidl: replica {self.fabric.rank} writes no local snapshots, and trains on: {reason}",
@@ -136,7 +175,7 @@ class RunOutput:
 
     def write(self, checkpoint: files.Checkpoint, step: int = -1) -> None:
         """Write a checkpoint for this step (default: the present one), and delete old ones."""
-        files.save(self._held().checkpoints, self.trainer.progress.step if step < 0 else step, checkpoint)
+        files.save(self.held().checkpoints, self.trainer.progress.step if step < 0 else step, checkpoint)
         self._prune()
 
     def save_all(self, entry: Callable[[Members], Entry | None]) -> Replicas | None:
@@ -151,7 +190,7 @@ class RunOutput:
         if fabric.rank != fabric.led_by:
             send_state(trainer)
             return None
-        checkpoints, step = self._held().checkpoints, trainer.progress.step
+        checkpoints, step = self.held().checkpoints, trainer.progress.step
         with fabric.busy(WRITING), files.writing(checkpoints, step) as folder, collected(trainer, folder) as replicas:
             epoch = entry(replicas.members)
             with averaged(trainer, replicas.theta):
@@ -171,15 +210,20 @@ class RunOutput:
         self.write(checkpoint)
 
     def _prune(self) -> None:
-        files.prune(self._held().checkpoints, self.trainer.config.keep, self.trainer.progress.best_step)
+        files.prune(self.held().checkpoints, self.trainer.config.keep, self.trainer.progress.best_step)
 
     # -- the result --------------------------------------------------------------------------------------
 
     def score(self) -> Score:
-        """Return the score of the present weights on the test images."""
+        """Return the score of the model's present weights on the test images."""
         trainer = self.trainer
         return evaluate(trainer.model, trainer.data.x_test, trainer.data.y_test, check=trainer.check,
                         prediction=trainer.engine.prediction)  # fmt: skip
+
+    def score_of_replica(self) -> Score | None:
+        """Return the score of this replica's own weights on the test images. None: it is not tested."""
+        self.trainer.replica.show()
+        return self.score()
 
     def test(self) -> Score:
         """Load the best weights by validation score (without validation: the last weights); return their test score."""
@@ -205,7 +249,7 @@ class RunOutput:
 
     def finish(self, summary: Entry) -> None:
         """Write model.safetensors and summary.json."""
-        run = self._held()
+        run = self.held()
         run.finish(files.folder_of(run.checkpoints, self.trainer.progress.result) / files.MODEL, summary)
 
     def write_trace(self) -> None:
@@ -218,9 +262,11 @@ class RunOutput:
 
 
 def reopen(folder: Path) -> RunFolder:
-    """Open the folder of an existing run, and delete what a killed process left in it."""
+    """Open the folder of an existing run, and delete what killed processes left in it. No replica may train yet."""
     run = RunFolder.open(folder)
-    files.clean_up(run.checkpoints)
+    run.clean_up()
+    for checkpoints in (run.checkpoints, *local_snapshots.folders(run.checkpoints)):
+        files.clean_up(checkpoints)
     return run
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from minidl.comm.consensus import Consensus
-from minidl.comm.fabric.base import Fabric
 from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
 from minidl.errors import CheckpointError
@@ -70,6 +69,7 @@ def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
         replica.optimizer_steps = trainer.engine.optimizer.steps = int(numbers["optimizer_steps"])
         replica.random = numbers["random"]
         set_random_state(numbers["random"])
+        trainer.engine.bound = None  # a replica that shares the engine sets it up again
         if of_method is not None:
             _require_like(own.numbers["method"], of_method)
             vectors = {n.removeprefix(METHOD): v for n, v in saved.vectors.items() if n.startswith(METHOD)}
@@ -113,13 +113,6 @@ def gather_numbers(trainer: Trainer, numbers: dict[str, Any]) -> Iterator[tuple[
     """Send JSON values from every replica to the leader. At the leader, yield (rank, values) of each replica."""
     for rank, vector in trainer.fabric.gather(_frame(json.dumps(numbers))):
         yield rank, json.loads(vector.tobytes())
-
-
-def broadcast_text(fabric: Fabric, text: str) -> str:
-    """Send the text of rank 0 to all ranks; return it."""
-    frame = _frame(text)
-    fabric.broadcast(frame)
-    return frame.tobytes().decode().rstrip(" ")
 
 
 def _frame(text: str) -> np.ndarray:

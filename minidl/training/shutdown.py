@@ -21,10 +21,11 @@ from minidl.errors import MinidlError
 from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training.collecting import Replicas
+from minidl.training.epoch_averages import EpochAverages
 from minidl.training.output import WRITING, Members, RunOutput
 from minidl.training.replica_state import averaged, gather_numbers
 from minidl.training.resume import make_checkpoint
-from minidl.training.summary import Snapshots, summarise
+from minidl.training.summary import summarise
 from minidl.training.trainer import Entry, Trainer
 
 Reason = Stopped | PeerLost | None  # why training ended; None: all steps were made
@@ -34,7 +35,7 @@ TESTING = 300.0  # seconds after which a replica reports that it still waits for
 
 
 def shut_down(
-    output: RunOutput, snapshots: Snapshots, signals: Signals, reason: Reason, last_epoch: Entry | None
+    output: RunOutput, averages: EpochAverages, signals: Signals, reason: Reason, last_epoch: Entry | None
 ) -> dict[str, Any] | None:
     """Collect the states of all replicas, save and test them. The leader returns the summary.
 
@@ -59,10 +60,11 @@ def shut_down(
             if verdict == State.STOPPED:
                 raise Stopped(signals.received or SIGTERM)
             if verdict == State.LOST:
-                dead = ", ".join(str(rank) for rank in range(fabric.size) if not fabric.alive(rank))
+                ranks = sorted({*fabric.replicas, *fabric.servers})
+                dead = ", ".join(str(rank) for rank in ranks if not fabric.alive(rank))
                 what = reason if isinstance(reason, PeerLost) else f"replica {dead} died"
                 raise MinidlError(f"{what}; the others are saved; to continue from their average: {output.command}")
-            return _finish(output, snapshots, replicas, fabric.led_by)
+            return _finish(output, averages, replicas, fabric.led_by)
         except PeerLost:
             if fabric.alive(fabric.led_by):
                 raise
@@ -87,12 +89,13 @@ def _save(
 
 
 def _finish(
-    output: RunOutput, snapshots: Snapshots, replicas: Replicas | None, leader: int
+    output: RunOutput, averages: EpochAverages, replicas: Replicas | None, leader: int
 ) -> dict[str, Any] | None:
     """Test the result and each replica. The leader writes and returns the summary."""
     fabric, trainer = output.fabric, output.trainer
-    snapshots.validate(replicas)
-    own = {"score": output.score(), "speed": trainer.progress.images_per_second}
+    if fabric.rank == leader:
+        averages.validate(replicas)
+    own = {"score": output.score_of_replica(), "speed": trainer.progress.images_per_second}
     results = [result for _, result in gather_numbers(trainer, own)]
     statistics = [vector.copy() for _, vector in fabric.gather(fabric.stats.vector())]
     output.write_trace()

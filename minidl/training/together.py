@@ -17,6 +17,7 @@ from minidl.run.config import Config
 from minidl.run.display import Display
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.signals import Stopped
+from minidl.training import regroup
 from minidl.training.agreement import facts_of_data
 from minidl.training.joined import gathered_mean
 from minidl.training.output import epoch_means
@@ -55,15 +56,17 @@ class Together:
 
         Raises KeyboardInterrupt after a signal.
         """
+        with self.world.waiting_in("fit"):
+            return self._train()
+
+    def _train(self) -> tuple[list[Entry], Score | None]:
         fabric, trainer = self.fabric, self.trainer
         begin_together(fabric, trainer.prepare)
         if fabric.rank not in fabric.replicas:
             trainer.method.serve()
         else:
             try:
-                for entry in trainer.run():
-                    if entry["event"] == "epoch":
-                        self._epoch_done(entry)
+                regroup.train(trainer, self._handle)
             except Stopped as stopped:
                 fabric.set_status(Column.STALL, 0)  # nobody suspects this rank while the script saves what it wants
                 raise KeyboardInterrupt(f"stopped after step {trainer.progress.step}") from stopped
@@ -76,6 +79,10 @@ class Together:
         result = self._finish()
         self.world.leave()
         return result
+
+    def _handle(self, entry: Entry) -> None:
+        if entry["event"] == "epoch":
+            self._epoch_done(entry)
 
     def _epoch_done(self, entry: Entry) -> None:
         """Complete an epoch's entry with the means over all replicas. With an asynchronous method, do not wait."""
@@ -91,12 +98,13 @@ class Together:
                 mean = gathered_mean(fabric, trainer.replica.theta)
                 if self.leads:
                     entry |= self._validate(mean, at.step)
-                fabric.barrier()
         else:
             entry |= epoch_means(fabric)
             if self.validates and not trainer.finished:  # the weights of the last epoch are the final ones
                 self.taken.append((at.step, trainer.replica.theta.copy()))
-        self.epochs.append(entry)
+        self.epochs[at.epoch - 1 :] = [entry]  # a death may have interrupted this function before its end
+        if trainer.method.synchronous and self.validates and not trainer.regroups:  # else regroup.py does it
+            fabric.barrier()
         if self.leads and self.progress:
             self.progress(entry)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from signal import SIGTERM
-from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minidl import schedules
 from minidl.comm import claims
-from minidl.comm.fabric.base import Fabric
+from minidl.comm.fabric.base import Fabric, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
-from minidl.comm.replica import Engine, Replica
+from minidl.comm.replica import Engine, Mark, Replica
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.data import Dataset
 from minidl.data.sampler import Sampler
@@ -22,11 +22,18 @@ from minidl.errors import DivergedError
 from minidl.nn import Module, set_random_state
 from minidl.run.config import Config
 from minidl.run.evaluation import evaluate
-from minidl.run.progress import Progress
+from minidl.run.progress import BEST, Progress
 from minidl.run.signals import Stopped
 from minidl.training.work import Claimed, work_of
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
+
+
+class InFlight(NamedTuple):
+    """A step that a death interrupted before the weights changed. mark: the replica before it. images: of its batch."""
+
+    mark: Mark
+    images: int
 
 
 class Trainer:
@@ -50,30 +57,45 @@ class Trainer:
         self.fabric = fabric or Fabric(LoopbackTransport())
         self.engine = engine or Engine(model, config)
         self.progress = Progress()
-        ranks, rank = self.fabric.replicas, self.fabric.rank
-        self.sampler = Sampler(
-            data, config.batch_size, config.seed,
-            place=ranks.index(rank) if rank in ranks else 0,  # a server trains on no images
-            replicas=len(ranks), augment=config.augment, shards=config.shards, prefetch=0 if engine else 2,
-        )  # fmt: skip
         chosen = method(config.method)
-        self.work = work_of(chosen.claims(config), self.sampler, config, self.fabric, self.check)
+        self.prefetch, self.claims = 0 if engine else 2, chosen.claims(config)
+        self.share_work()
         self.schedule = schedules.build(config.schedule, self.work.planned, config.warmup)
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
         self.replica = Replica(self.engine, self.fabric, own=engine is not None)
         kind = chosen if self.fabric.size > 1 else Local
         self.method = kind(self.replica, self.fabric, config)
-        self.furthest = 0  # after a resume: the largest number of epochs that a replica had finished before
         self._warm = False  # whether the first step is done: it compiles, so images/s exclude it
+        # With --on-death continue: a step that a death interrupted; the progress before the end of an epoch, until all
+        # replicas have ended it.
+        self.in_flight: InFlight | None = None
+        self.before_end: Progress | None = None
+
+    def share_work(self) -> None:
+        """Divide the run's work among `fabric.replicas`. Claimed work is measured by the replicas at the beginning."""
+        config, ranks, rank = self.config, self.fabric.replicas, self.fabric.rank
+        trains = rank in ranks and not self.fabric.newcomer  # servers do not
+        self.sampler = Sampler(
+            self.data, config.batch_size, config.seed, place=ranks.index(rank) if trains else 0,
+            replicas=self.fabric.beginners if self.claims else len(ranks), augment=config.augment,
+            shards=config.shards, prefetch=self.prefetch,
+        )  # fmt: skip
+        self.work = work_of(self.claims, self.sampler, config, self.fabric, self.check)
+
+    @property
+    def regroups(self) -> bool:
+        """Whether the replicas go on together when one of them dies (regroup.py)."""
+        return self.config.on_death == "continue" and self.fabric.size > 1
 
     def go_on_with(self, total: int, first: int, left: Sequence[int]) -> None:
         """Continue claimed work: see Claimed. With another number of replicas, each makes another number of steps."""
         assert isinstance(self.work, Claimed)
         self.work.continue_from(total, first, tuple(left))
-        self._plan()
+        self.plan()
 
-    def _plan(self) -> None:
+    def plan(self) -> None:
+        """Build the schedule for the steps that this replica makes in the whole run."""
         planned = self.work.planned
         self.schedule = schedules.build(self.config.schedule, planned, min(self.config.warmup, planned))
 
@@ -95,19 +117,26 @@ class Trainer:
         """Train to the end. Yields an entry with "event": "step" after each step and "epoch" after each epoch.
 
         The timer stops while the caller handles an epoch's entry. Raises DivergedError as soon as a loss is not
-        finite, and Stopped if the replicas were asked to stop.
+        finite, Stopped if the replicas were asked to stop, and PeerLost if this replica needs one that has died.
         """
-        began, stats = perf_counter() - self.progress.seconds, self.fabric.stats
+        now, stats = self.fabric.now, self.fabric.stats
+        began = now() - self.progress.seconds
         while not self.finished:
             stats.start()
-            for entry in self._steps():
-                self.progress.seconds = perf_counter() - began
-                yield entry
+            try:
+                for entry in self._steps():
+                    self.progress.seconds = now() - began
+                    yield entry
+            except (Stopped, PeerLost):
+                self.progress.seconds = now() - began
+                raise
             stats.stop()
+            self.before_end = replace(self.progress) if self.regroups else None
             entry = self._finish_epoch()
-            self.progress.seconds = perf_counter() - began
+            self.progress.seconds = now() - began
             yield entry
-            began = perf_counter() - self.progress.seconds
+            self.before_end = None
+            began = now() - self.progress.seconds
 
     def check(self) -> None:
         """Note a sign of life. Raise the exception that ends the training, if there is any."""
@@ -135,18 +164,54 @@ class Trainer:
         """Make the remaining steps of the current epoch."""
         at = self.progress
         self.model.train()
-        began = perf_counter()
+        now = self.fabric.now
+        began = now()
         for x, y in self.work.epoch(at):
             self.check()
+            if self.regroups and (dead := self.fabric.lost(())) is not None:
+                raise PeerLost(dead, "the next step")
             if not self.fabric.begin_step(self.replica.steps, self.method.synchronous):
                 raise Stopped(SIGTERM)
-            loss, correct = self.step(x, y)
+            made, mark = self.replica.steps, self.replica.mark() if self.regroups else None
+            lost: PeerLost | None = None
+            try:
+                loss, correct = self.step(x, y)
+            except PeerLost as error:
+                if self.replica.steps == made:
+                    self.in_flight = mark and InFlight(mark, len(y))
+                    raise
+                lost, loss, correct = error, self.replica.loss, self.replica.correct
             self.fabric.stats.stepped()
-            self.work.settle(at, len(y), correct, loss * len(y))
-            if self._warm:
-                at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + perf_counter() - began
+            self._settle(loss, correct, len(y))
+            if self._warm and (seconds := now() - began) > 0:  # on a virtual clock, a step may take no time
+                at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + seconds
             yield self._entry("step", loss=loss, accuracy=correct / len(y))
-            self._warm, began = True, perf_counter()
+            if lost is not None:
+                raise lost
+            self._warm, began = True, now()
+
+    def _settle(self, loss: float, correct: int, images: int) -> None:
+        self.work.settle(self.progress, images, correct, loss * images)
+
+    def end_interrupted_step(self, completed: bool) -> None:
+        """End a step that a death interrupted, if there is one. completed: whether this replica now has its result.
+
+        If not, the replica continues as before it.
+        """
+        interrupted, self.in_flight, replica = self.in_flight, None, self.replica
+        if interrupted is None:
+            return
+        if completed:
+            replica.stepped_elsewhere()
+            self._settle(replica.loss, replica.correct, interrupted.images)
+        else:
+            replica.undo(interrupted.mark)
+
+    def return_before_end(self) -> None:
+        """If the end of an epoch is not complete, return to the position before it, except for the best score."""
+        if self.before_end is not None:
+            best = {name: getattr(self.progress, name) for name in BEST}
+            self.progress, self.before_end = replace(self.before_end, **best), None
 
     def _finish_epoch(self) -> Entry:
         """Count the epoch as done. Validate the replica if it trains alone.

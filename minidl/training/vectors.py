@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 
-from minidl.comm.fabric.base import CHUNK, Channel, Fabric, Header
+from minidl.comm.fabric.base import CHUNK, Channel, Fabric, Header, PeerLost
 from minidl.comm.fabric.group import chunks
+
+T = TypeVar("T")
+
+
+def led(fabric: Fabric, work: Callable[[int], T]) -> T:
+    """Return work(leader), which all live ranks call. If the leader dies meanwhile, all repeat it with the next one.
+
+    With `fail_fast`, the death of any replica raises PeerLost.
+    """
+    while True:
+        fabric.led_by = leader = fabric.leader
+        try:
+            return work(leader)
+        except PeerLost:
+            if fabric.fail_fast or fabric.alive(leader):
+                raise
+        finally:
+            fabric.led_by = None
 
 
 def hand_out(fabric: Fabric, vector: np.ndarray, leader: int) -> None:

@@ -91,8 +91,9 @@ class Work(ABC):
 class Divided(Work):
     """Each replica has an equal part of every epoch."""
 
-    def __init__(self, sampler: Sampler, config: Config) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: Sampler, config: Config, members: tuple[int, ...]) -> None:
+        """members: the ranks of the replicas; member i has part i of the images."""
+        self.sampler, self.members = sampler, members
         self.planned = config.steps or config.epochs * len(sampler)
         self.epochs = -(-self.planned // len(sampler))
         self.own_batches, self.left_out = len(sampler), sampler.left_out
@@ -128,7 +129,8 @@ class Divided(Work):
     def state(self) -> dict[str, Any]:
         epoch, parts = self.sampler.interrupted
         interrupted = {"epoch": epoch, "parts": parts} if parts else {}
-        return {"replicas": self.sampler.replicas, **interrupted}
+        some_died = self.members != tuple(range(len(self.members)))
+        return {"replicas": self.sampler.replicas, **interrupted, **({"members": [*self.members]} if some_died else {})}
 
     def finished(self, at: Progress) -> bool:
         return at.step >= self.planned + at.shift and at.batch == 0
@@ -307,6 +309,6 @@ class Claimed(Work):
 
 def work_of(claimed: bool, sampler: Sampler, config: Config, fabric: Fabric, check: Callable[[], None]) -> Work:
     """Return the work of a replica. claimed: whether replicas claim it."""
-    return Claimed(sampler, config, fabric, check) if claimed else Divided(sampler, config)
+    return Claimed(sampler, config, fabric, check) if claimed else Divided(sampler, config, fabric.replicas)
 
 

@@ -253,7 +253,7 @@ def stop(fabric: Fabric) -> int:
 
 def serve(fabric: Fabric) -> list[float]:
     """The last rank is a server: it sums the vectors that the others send."""
-    fabric.replicas = tuple(range(fabric.size - 1))
+    fabric.assign(range(fabric.size - 1))
     fabric.join(BufferSpec(nbytes=16, call=True), "layout")
     total = np.zeros(4, np.float32)
 

@@ -1,0 +1,207 @@
+"""A replica joins a running job: how it gets the state of the leader, before it trains with the others.
+
+    launcher     starts the newcomer's process in a free place (comm/launch/local.py)
+    newcomer     COMING: loads the data, allocates memory, compiles ── ARRIVED ─┐            ┌─> TRAINING: claims work
+                                                                                v            │
+    leader       ... a step ── a step ─────────────────────────────────── `admit`: its state ── a step ── ...
+
+The state is a text (the numbers) and vectors (the weights, those of the optimizer and of the method), in messages of at
+most CHUNK bytes on the channel TREE, which asynchronous methods use for nothing else while they train.
+
+The leader does not depend on the newcomer: if the newcomer takes no message for PATIENCE seconds, the leader withdraws
+its offer (ARRIVED -> COMING) and trains on. When the newcomer wakes, it drops what it has received, and asks again. If
+the leader dies, the newcomer asks the next one. Each message contains the number of the attempt. Each change of the
+newcomer's state is atomic (`change_state`), so both agree on whether the newcomer is a member.
+
+No replica misses a member at the end of the run. Only a leader that trains admits newcomers, and it goes on only when
+they are TRAINING. A replica that has finished waits for the leader's last message (`Fabric.drain`), or for the server,
+which waits for the leader. Then all newcomers that were ever admitted are in its view.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, PeerLost, State
+from minidl.comm.fabric.group import CHUNK, chunks
+from minidl.data.sampler import replica_seed
+from minidl.errors import ConfigError, MinidlError
+from minidl.nn import set_random_state
+from minidl.run.progress import Progress
+from minidl.training.replica_state import METHOD, ReplicaState, own_state, restore_replica
+from minidl.training.trainer import Trainer
+from minidl.training.work import Claimed
+
+PATIENCE = 0.5  # seconds that the leader waits for the newcomer to take a message
+WHAT = "the state of a member"
+
+
+class Withdrawn(Exception):
+    """The leader and the newcomer do not complete the transfer."""
+
+
+# -- in the leader -----------------------------------------------------------------------------------------------------
+
+
+def admit(trainer: Trainer, folder: Path, facts: Mapping[str, object]) -> list[int]:
+    """Before a step of the leader: make the newcomers that have arrived members. Return their ranks.
+
+    folder: of the run. facts: what all ranks have in common (agreement.py).
+    """
+    fabric = trainer.fabric
+    arrived = np.flatnonzero(fabric.status[:, Column.STATE] == State.ARRIVED)
+    if not arrived.size or fabric.rank != fabric.leader or fabric.state(fabric.rank) is not State.TRAINING:
+        return []  # most often
+    return [rank for rank in arrived.tolist() if _give(trainer, rank, folder, facts)]
+
+
+def _give(trainer: Trainer, rank: int, folder: Path, facts: Mapping[str, object]) -> bool:
+    """Give the state of this replica to a newcomer. Returns whether it is a member now."""
+    fabric, offer = trainer.fabric, trainer.method.offer()
+    if offer is None:
+        return False
+    vectors, numbers = offer
+    attempt = int(fabric.status[rank, Column.STEP])
+    state = own_state(trainer)
+    state.vectors |= {METHOD + name: vector for name, vector in vectors.items()}
+    text = {
+        "facts": {name: str(value) for name, value in facts.items()},
+        "folder": str(folder),
+        "work": _work(trainer),
+        "numbers": state.numbers | {"method": numbers, "progress": asdict(trainer.progress)},
+    }
+    try:
+        for vector in (_packed(text), *state.vectors.values()):
+            for part in chunks(np.ascontiguousarray(vector).reshape(-1), CHUNK):
+                _post(fabric, rank, part, Header(start=attempt, round=vector.size))
+        _until(fabric, rank, lambda: fabric.state(rank) is not State.ARRIVED)
+    except Withdrawn:
+        pass
+    if fabric.change_state(rank, State.ARRIVED, State.COMING) or not fabric.alive(rank):
+        return False
+    trainer.method.accepted(vectors)
+    return True
+
+
+def _post(fabric: Fabric, rank: int, part: np.ndarray, header: Header) -> None:
+    def posted() -> bool:
+        if fabric.state(rank) is not State.ARRIVED or fabric.status[rank, Column.STEP] != header.start:
+            raise Withdrawn
+        return fabric.post(Channel.TREE, (rank,), (part,), header)
+
+    _until(fabric, rank, posted)
+
+
+def _until(fabric: Fabric, rank: int, ready: Callable[[], bool]) -> None:
+    """Wait until ready(), but at most PATIENCE seconds: then raise Withdrawn."""
+    deadline = fabric.now() + PATIENCE
+
+    def done() -> bool | None:
+        if ready():
+            return True
+        if fabric.now() > deadline:
+            raise Withdrawn
+        return None
+
+    fabric.wait(done, (), f"replica {rank}, which joins")
+
+
+def _work(trainer: Trainer) -> dict[str, Any]:
+    work = trainer.work
+    assert isinstance(work, Claimed)
+    return {"total": work.total, "first": work.first, "left": list(work.left)}
+
+
+def _packed(text: Mapping[str, Any]) -> np.ndarray:
+    """Return JSON text as a float64 vector. The text is the vector's bytes; its numbers mean nothing."""
+    content = json.dumps(text).encode()
+    return np.frombuffer(content.ljust(-(-len(content) // 8) * 8), np.float64)
+
+
+# -- in the newcomer ---------------------------------------------------------------------------------------------------
+
+
+def become_member(trainer: Trainer, facts: Mapping[str, object]) -> Path:
+    """Wait for the state of the leader, and take it. Return the folder of the run. This replica is a member then.
+
+    Raises ConfigError if this process has other options, another model or other data than the job.
+    """
+    fabric = trainer.fabric
+    for attempt in count(1):
+        fabric.set_status(Column.STATE, State.COMING)
+        fabric.set_status(Column.STEP, attempt)
+        fabric.set_status(Column.STATE, State.ARRIVED)
+        try:
+            sender, text = _receive_text(fabric, facts)
+            own = own_state(trainer)
+            vectors = {name: _receive(fabric, sender, vector) for name, vector in own.vectors.items()}
+        except (Withdrawn, PeerLost):
+            continue
+        fabric.set_status(Column.EPOCH, text["numbers"]["progress"]["epoch"])
+        if fabric.change_state(fabric.rank, State.ARRIVED, State.TRAINING):
+            break
+    fabric.set_status(Column.STEP, 0)
+    if not fabric.alive(sender):  # others may have finished without this replica: see above
+        fabric.set_status(Column.STATE, State.COMING)
+        raise MinidlError(f"replica {sender} died while it sent its state to this one, which does not join")
+    fabric.newcomer = False
+    fabric.set_status(Column.STATE, State.TRAINING)  # in addition, this binds the process to its cores
+    fabric.look()
+    _take_over(trainer, ReplicaState(fabric.rank, vectors, text["numbers"]), text)
+    return Path(text["folder"])
+
+
+def _receive_text(fabric: Fabric, facts: Mapping[str, object]) -> tuple[int, dict[str, Any]]:
+    """Return the rank that sends its state, and its text."""
+    with _next(fabric, ANY) as message:
+        sender, size = message.sender, message.header.round
+        parts = [message.vector.copy()]
+    while sum(part.size for part in parts) < size:
+        with _next(fabric, sender) as message:
+            parts.append(message.vector.copy())
+    text = json.loads(np.concatenate(parts).tobytes())
+    for name, value in facts.items():
+        if str(value) != text["facts"].get(name):
+            raise ConfigError(f"{name} is {value}, and {text['facts'].get(name)} in the running job: "
+                              "a file has changed since it began")  # fmt: skip
+    return sender, text
+
+
+def _receive(fabric: Fabric, sender: int, like: np.ndarray) -> np.ndarray:
+    """Receive a vector of this shape and type."""
+    found = np.empty_like(like)
+    for part in chunks(found.reshape(-1), CHUNK):
+        with _next(fabric, sender) as message:
+            part[...] = message.vector
+    return found
+
+
+def _next(fabric: Fabric, peer: int) -> Message:
+    def arrived() -> Message | None:
+        if fabric.state(fabric.rank) is not State.ARRIVED:
+            raise Withdrawn
+        message = fabric.take(Channel.TREE, peer)
+        if message is None or message.header.start == fabric.status[fabric.rank, Column.STEP]:
+            return message
+        message.release()  # of an earlier attempt
+        return None
+
+    return fabric.wait(arrived, () if peer == ANY else (peer,), WHAT)
+
+
+def _take_over(trainer: Trainer, state: ReplicaState, text: Mapping[str, Any]) -> None:
+    """Continue with the state of another replica, as a replica that has made no step of the present epoch."""
+    fabric, work = trainer.fabric, text["work"]
+    trainer.go_on_with(work["total"], work["first"], work["left"])
+    restore_replica(trainer, state)
+    fresh = {"batch": 0, "loss_sum": 0.0, "correct": 0, "images": 0, "timed_images": 0, "timed_seconds": 0.0}
+    trainer.progress = Progress(**state.numbers["progress"] | fresh)
+    number = fabric.size + int(fabric.status[fabric.rank, Column.INCARNATION])
+    set_random_state({"seed": replica_seed(trainer.config.seed, number), "offset": 0})

@@ -1,0 +1,254 @@
+"""A replica of a synchronous method dies, and the others go on together (--on-death continue).
+
+Each of the others notices the death where it waits, or before its next step, and regroups:
+
+    enter      all leave what they were doing, and no message of it is left (comm/fabric/view.py)
+    report     each tells the others its position: a sum of vectors in the new group
+    take over  a method in lockstep (allreduce): those whose step was interrupted take the vectors of one that has
+               completed it. If none has, all continue as before the step
+    barrier    all know the position of all, so each has computed the same plan
+    apply      the rest of the epoch is divided among the new members, and the next step begins
+
+If another replica dies meanwhile, the others begin again. Some of them may have passed the barrier then, and have
+applied the plan. Their reports say so, and the others first apply the same plan, which they have computed, too.
+
+After each epoch all wait for all (a barrier), so no replica is two epochs ahead. A replica that has passed the last
+barrier leaves the training. Then all others know, by its state, that the training is over.
+
+An interrupted end of an epoch is repeated by all, unless the leader has saved the epoch. The batches of a dead replica
+that the others do not know of are trained again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from minidl.comm.fabric import view
+from minidl.comm.fabric.base import PeerLost, View
+from minidl.errors import ConfigError
+from minidl.training.trainer import Entry, Trainer
+
+
+class Report(NamedTuple):
+    """The position of a replica.
+
+    view: the number of its view. epoch, batch, step: as in Progress; batches are counted by the division of this view.
+    known: up to this batch, its weights contain the steps of the others (`Method.known_steps`).
+    ended: whether it has trained its part of the epoch, and has not passed the barrier after it.
+    saved: whether it is the leader, and has saved the epoch. (The last epoch is saved after the training. So the others
+    may not have ended it yet.)
+    """
+
+    view: int
+    epoch: int
+    batch: int
+    step: int
+    known: int
+    ended: int = 0
+    saved: int = 0
+
+
+class Plan(NamedTuple):
+    """How the members of a new view go on: each computes the same plan.
+
+    epoch: the present one, from 0. step: of all members. made: the steps that count for --steps, on average.
+    done: the fraction of the epoch that is trained, on average; 1: only its end is to be handled, which saves it.
+    parts: the argument of `Sampler.divide_again`; empty at the beginning of an epoch.
+    """
+
+    view: View
+    epoch: int
+    step: int
+    made: int
+    done: Fraction
+    parts: list[list[int]]
+
+
+def train(trainer: Trainer, handle: Callable[[Entry], None]) -> None:
+    """Train to the end of the run: call `handle` with each entry of `Trainer.run`.
+
+    With --on-death continue, the training goes on after deaths. An entry "members" then tells handle() who goes on.
+    Raises what `Trainer.run` raises, and PeerLost if the training cannot go on or is being stopped anyway.
+    """
+    fabric, regrouping = trainer.fabric, Regrouping(trainer)
+    while True:
+        try:
+            for entry in trainer.run():
+                handle(entry)
+                if trainer.regroups and entry["event"] == "epoch":
+                    regrouping.saved = fabric.rank == fabric.leader
+                    fabric.barrier()
+                    regrouping.saved = False
+            return
+        except PeerLost as lost:
+            if not trainer.regroups or fabric.stopping():
+                raise
+            if not regrouping.regroup(lost):
+                return
+            handle(regrouping.entry())
+
+
+class Regrouping:
+    """A replica's part in the changes of its view. saved: see Report."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.fabric, self.saved = trainer, trainer.fabric, False
+        self.view = View(0, trainer.fabric.replicas)
+        self.start = self._report()  # of each member, when the view began
+        self.planned: Plan | None = None  # the last plan
+        self.died: list[int] = []  # in the last change
+
+    def regroup(self, lost: PeerLost) -> bool:
+        """Go on without the dead replicas. Returns False if all replicas have completed the training.
+
+        Raises PeerLost if others have ended the training earlier, or if the method needs more replicas.
+        """
+        before = self.view.members
+        while True:
+            try:
+                if not self._enter():
+                    break
+                reports = self._take_over(self._reports())
+                self.planned = self._plan(reports)
+                refused = self._refusal(before)
+                if refused is None:
+                    self.fabric.barrier()
+            except PeerLost:
+                if self.fabric.stopping():
+                    raise
+                continue
+            if refused is not None:
+                raise refused
+            self._apply(self.planned)
+            self.died = [rank for rank in before if rank not in self.view.members]
+            self._tell()
+            return True
+        if not self.trainer.finished:
+            raise lost
+        return False
+
+    def entry(self) -> Entry:
+        """Return the line of metrics.jsonl about the last change."""
+        at = self.trainer.progress
+        return {"event": "members", "step": at.step, "epoch": at.epoch, "members": list(self.view.members),
+                "died": self.died}  # fmt: skip
+
+    def _enter(self) -> bool:
+        before, fabric = self.view, self.fabric
+        fabric.replicas = tuple(rank for rank in before.members if fabric.alive(rank))
+        return view.enter(fabric, before.number + len(before.members) - len(fabric.replicas))
+
+    # -- the agreement -----------------------------------------------------------------------------------
+
+    def _report(self) -> Report:
+        trainer = self.trainer
+        at = trainer.before_end or trainer.progress
+        known = at.batch - (trainer.replica.steps - trainer.method.known_steps())
+        return Report(self.view.number, at.epoch, at.batch, at.step, known, trainer.before_end is not None, self.saved)
+
+    def _reports(self) -> dict[int, Report]:
+        """Exchange reports; return those of all members, by rank. They refer to the same view and the same epoch."""
+        table = np.zeros((self.fabric.size, len(Report._fields)))
+        table[self.fabric.rank] = self._report()
+        self.fabric.allreduce(table.reshape(-1))
+        reports = {rank: Report(*table[rank].astype(int).tolist()) for rank in self.fabric.replicas}
+        newest = max(report.view for report in reports.values())
+        if newest > self.view.number:  # others have passed the barrier of the last change
+            assert self.planned is not None and self.planned.view.number == newest
+            members = self.fabric.replicas
+            self._apply(self.planned)
+            self.fabric.replicas = members
+        reports = {rank: report if report.view == newest else self.start for rank, report in reports.items()}
+        every = reports.values()
+        first, last = min(report.epoch for report in every), max(report.epoch for report in every)
+        if any(report.saved for report in every) and all(report.ended for report in every if report.epoch == first):
+            last = first + 1
+        for rank, report in reports.items():
+            if report.epoch < last:  # another replica has passed the barrier after this epoch, or has saved it
+                reports[rank] = report._replace(epoch=last, batch=0, known=0, ended=0)
+        if self.trainer.before_end is not None and self.trainer.before_end.epoch < last:
+            self.trainer.before_end = None
+        return reports
+
+    def _take_over(self, reports: dict[int, Report]) -> dict[int, Report]:
+        """In lockstep: let the replicas whose step was interrupted take the vectors of one that has completed it.
+
+        Returns the reports afterwards. A replica changes its vectors when it has received all of them.
+        """
+        trainer, rank = self.trainer, self.fabric.rank
+        source = max(reports, key=lambda rank: reports[rank].batch)
+        behind = [rank for rank in reports if reports[rank].batch < reports[source].batch]
+        if not trainer.method.lockstep or not behind:
+            return reports
+        replica = trainer.replica
+        own = [replica.theta, *replica.state.values(), *trainer.method.vectors().values()]
+        taken = [vector.reshape(-1) if rank == source else np.empty(vector.size, vector.dtype) for vector in own]
+        for vector in taken:
+            self.fabric.group(self.fabric.replicas).broadcast(vector, source)
+        if rank in behind:
+            for vector, new in zip(own, taken, strict=True):
+                vector[...] = new.reshape(vector.shape)
+            trainer.end_interrupted_step(completed=True)
+        return dict.fromkeys(reports, reports[source])
+
+    def _plan(self, reports: dict[int, Report]) -> Plan:
+        trainer, sampler = self.trainer, self.trainer.sampler
+        members, before, every = self.fabric.replicas, self.view.members, list(reports.values())
+        number = self.view.number + len(before) - len(members)
+        epoch, began = every[0].epoch, self.start.batch if self.start.epoch == every[0].epoch else 0
+        known = max(began, min(report.known for report in every))
+        counts = [reports[rank].batch if rank in reports else known for rank in before]
+        batches = [report.batch for report in every]
+        earlier = sampler.interrupted[1] if sampler.interrupted[0] == epoch else []
+        return Plan(
+            View(number, members), epoch, max(report.step for report in every),
+            sum(report.step for report in every) // len(every) - trainer.progress.shift,
+            Fraction(sum(batches), len(batches) * len(sampler)), [*earlier, counts] if any(counts) else [],
+        )  # fmt: skip
+
+    def _refusal(self, before: Sequence[int]) -> PeerLost | None:
+        """Return the error if the method cannot go on with the new members. It is the same on all of them."""
+        members = self.fabric.replicas
+        try:
+            self.trainer.method.require(members)
+        except ConfigError as error:
+            dead = [rank for rank in before if rank not in members]
+            return PeerLost(dead[0], "it", f"{_named(dead)} died, and the other {len(members)} cannot go on: {error}")
+        return None
+
+    # -- the new view ------------------------------------------------------------------------------------
+
+    def _apply(self, plan: Plan) -> None:
+        """Continue as planned, among the members of the new view."""
+        trainer, fabric = self.trainer, self.fabric
+        trainer.end_interrupted_step(completed=False)
+        trainer.return_before_end()
+        self.view = fabric.view = plan.view
+        fabric.replicas, self.saved = plan.view.members, False
+        trainer.share_work()
+        trainer.plan()
+        at, sampler = trainer.progress, trainer.sampler
+        at.epoch, at.step, at.batch = plan.epoch, plan.step, int(plan.done * len(sampler))
+        if plan.done < 1 and plan.parts and (trainer.config.shards or "iid") == "iid":
+            at.batch = sampler.divide_again(plan.epoch, plan.parts)
+        at.shift = at.step - (plan.made if trainer.config.steps else at.epoch * len(sampler) + at.batch)
+        if at.images > at.batch * sampler.batch_size:  # it has trained more than its part of the work so far
+            at.loss_sum, at.correct, at.images = 0.0, 0, 0
+        trainer.replica.steps = at.step
+        self.start = self._report()
+
+    def _tell(self) -> None:
+        if self.fabric.rank == self.fabric.leader:
+            left = len(self.view.members)
+            others = f"the other {left} go" if left > 1 else f"replica {self.fabric.rank} goes"
+            print(f"minidl: {_named(self.died)} died; {others} on from step {self.trainer.progress.step:,}",
+                  file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"replica{'s' * (len(ranks) > 1)} {' and '.join(map(str, ranks))}"
