@@ -18,7 +18,8 @@ from minidl.comm.claims import Ledger
 from minidl.comm.fabric.base import Channel, Column, Header, State
 from minidl.comm.methods.gossip import Gossip
 from minidl.comm.transport.event_loop import InFlight
-from minidl.training.simulated import SimulatedRun, SimulatedSession
+from minidl.training.session import Session
+from minidl.training.simulated import SimulatedRun
 from minidl.training.work import Claimed
 
 Rows = tuple[int, ...]  # the indices of a batch's samples in the training set
@@ -49,7 +50,7 @@ class Accounts:
         self.left_out = self.replicas = 0
         self.mass: np.ndarray | None = None
 
-    def begin(self, session: SimulatedSession, again: bool) -> None:
+    def begin(self, session: Session, again: bool) -> None:
         """Note that a part begins. again: whether it continues a checkpoint.
 
         Only what a checkpoint calls settled counts, and this must have been trained. If the last part saved its end,
@@ -72,7 +73,7 @@ class Accounts:
             require(not missing, f"pieces {missing[:8]} are settled, but the checkpoint hands them out again")
         self.pieces = {piece: rows for piece, rows in self.pieces.items() if piece in saved}
 
-    def settle(self, session: SimulatedSession, rows: Rows) -> None:
+    def settle(self, session: Session, rows: Rows) -> None:
         work, at = session.trainer.work, session.trainer.progress
         if isinstance(work, Claimed):
             require(work.piece not in self.pieces, f"piece {work.piece} is settled twice")
@@ -80,7 +81,7 @@ class Accounts:
         else:
             self.samples.setdefault(at.epoch, Counter()).update(rows)
 
-    def finish(self, session: SimulatedSession, incomplete: bool) -> None:
+    def finish(self, session: Session, incomplete: bool) -> None:
         """Compare with the whole work. incomplete: whether the part of a dead replica was not trained."""
         work, config, images = session.trainer.work, session.config, len(session.data.y_train)
         if isinstance(work, Claimed):
@@ -129,7 +130,7 @@ class Watch:
         wrap(simulation, "_come", lambda rank: self._came(come, rank))
 
     @property
-    def live(self) -> list[SimulatedSession]:
+    def live(self) -> list[Session]:
         """The sessions of the live replicas."""
         return [self.run.sessions[rank] for rank in self.run.replicas
                 if self.simulation.status[rank, Column.STATE] != State.DEAD]  # fmt: skip
@@ -167,7 +168,7 @@ class Watch:
 
     # -- what happens ------------------------------------------------------------------------------------
 
-    def _watch(self, session: SimulatedSession) -> None:
+    def _watch(self, session: Session) -> None:
         trainer, rank = session.trainer, session.fabric.rank
         train, step, settle, do = session.train, trainer.step, trainer.work.settle, trainer._settle
 

@@ -14,11 +14,12 @@ Every tenth seed, what was saved is continued without faults, and everything is 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -90,7 +91,8 @@ def play(seed: int) -> Played:
 
 def _play(scenario: Scenario, thorough: bool) -> Played:
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # there, syncing a file to disk takes no time
-    with tempfile.TemporaryDirectory(prefix="minidl-scenario-", dir=place) as out, _limited(), Disk() as disk:
+    folder = tempfile.TemporaryDirectory(prefix="minidl-scenario-", dir=place)
+    with folder as out, _limited(), Disk() as disk, redirect_stderr(io.StringIO()):  # notes of faults
         player = Player(scenario, Path(out) / "run", disk)
         for part in scenario.parts:
             if player.play(part) == "finished":
