@@ -77,7 +77,7 @@ def said(joiner: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_a_replica_joins_dies_and_joins_again(command: Command) -> None:  # noqa: F811
-    run = Run(command, "--method", "gossip", "--mix", "mass", "--epochs", "60", "--validation", "0.1", "--quiet")
+    run = Run(command, "--method", "gossip", "--mix", "mass", "--epochs", "40", "--validation", "0.1", "--quiet")
     inode = memory_of(run.process.pid)
     run.suspend(0, 1)
     dies = run.join()
@@ -108,13 +108,13 @@ def test_a_replica_joins_dies_and_joins_again(command: Command) -> None:  # noqa
                                    "minidl: replica 2 was killed by SIGKILL"]  # fmt: skip
     summary = json.loads((run.folder / "summary.json").read_text())
     assert (summary["workers"], summary["replicas_alive"]) == (2, 4)
-    assert summary["samples"] == 60 * 1620 and summary["batches_repeated"] <= 2
+    assert summary["samples"] == 40 * 1620 and summary["batches_repeated"] <= 2
     assert not (run.folder / FILE).exists() and not holders(inode)
 
 
 @pytest.mark.slow
 def test_a_worker_of_a_server_joins_and_the_leader_dies(command: Command) -> None:  # noqa: F811
-    run = Run(command, "--method", "ps", "--epochs", "60", "--quiet")
+    run = Run(command, "--method", "ps", "--epochs", "30", "--quiet")
     run.suspend(0, 1)
     joiner = run.join()
     run.wait_for(3, State.ARRIVED)
@@ -129,7 +129,7 @@ def test_a_worker_of_a_server_joins_and_the_leader_dies(command: Command) -> Non
     assert said(refilled)[0] == 0
     assert run.finish()[0] == 0
     summary = json.loads((run.folder / "summary.json").read_text())
-    assert summary["replicas_alive"] == 3 and summary["samples"] == 60 * 1800
+    assert summary["replicas_alive"] == 3 and summary["samples"] == 30 * 1800
 
 
 def test_a_run_that_stops_ends_the_newcomers(command: Command) -> None:  # noqa: F811
