@@ -4,8 +4,7 @@
     python bench/scenarios.py 100000 --processes 2
     python bench/scenarios.py --planted                 plants each bug of tests/planted.py, and looks for it
 
-Each process plays every N-th seed, and notes its progress in the file. A line of the file is
-{"seeds": [first, next, step], "played": ..., "outcomes": {...}, "failed": {seed: message}, "milliseconds": median}.
+Each of N processes plays every N-th seed, and notes its progress in a file in --out.
 """
 
 from __future__ import annotations
@@ -60,7 +59,8 @@ def together(paths: list[Path]) -> str:
     failed = {int(seed): text for one in all_of for seed, text in one["failed"].items()}
     times = sorted(value for one in all_of for value in one["milliseconds"])
     median = times[len(times) // 2] if times else 0.0
-    lines = [f"{outcomes.total() + len(failed):,} scenarios, {len(failed)} failed; median {median:.0f} ms of processor time"]
+    played = outcomes.total() + len(failed)
+    lines = [f"{played:,} scenarios, {len(failed)} failed; median {median:.0f} ms of processor time"]
     lines += [f"  {count:8,}  {outcome}" for outcome, count in outcomes.most_common(8)]
     return "\n".join(lines + [f"  scenario {seed}: {text}" for seed, text in sorted(failed.items())])
 

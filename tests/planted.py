@@ -1,4 +1,4 @@
-"""Planted bugs: each breaks the product in a way that scenarios must find. bench/scenarios.py --planted uses them, too."""
+"""Planted bugs: each breaks the product in a way that scenarios must find. bench/scenarios.py uses them, too."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from minidl.run import checkpoint as files
 from minidl.training import shutdown
 from minidl.training.playing import Violation, play
 from minidl.training.work import Claimed
+
 
 def mass_lost_on_a_refused_send() -> Any:
     """A sender subtracts the mass of a message that was not sent."""

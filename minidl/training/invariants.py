@@ -18,7 +18,8 @@ from minidl.comm.claims import Ledger
 from minidl.comm.fabric.base import Channel, Column, Header, State
 from minidl.comm.methods.gossip import Gossip
 from minidl.comm.transport.event_loop import InFlight
-from minidl.training.simulated import SimulatedRun, SimulatedSession
+from minidl.training.session import Session
+from minidl.training.simulated import SimulatedRun
 from minidl.training.work import Claimed
 
 Rows = tuple[int, ...]  # the indices of a batch's samples in the training set
@@ -37,20 +38,19 @@ class Accounts:
     """The batches that count, over all parts of a scenario.
 
     pieces: of claimed work, the samples of each piece that is settled. samples: of divided work, for each epoch, how
-    often each sample was trained. exact: whether no batch was lost or repeated by a documented rule so far. clean:
-    whether the last part saved its end. left_out: how many samples of an epoch may be left out. replicas: their number in
-    the last part. mass: of all replicas
-    at the end of the last part; None: unknown.
+    often each sample was trained. exact, whole: whether no batch was repeated, and none was left out, by a documented
+    rule so far. clean: whether the last part saved its end. left_out: how many samples of an epoch may be left out.
+    replicas: their number in the last part. mass: of all replicas at the end of the last part; None: unknown.
     """
 
     def __init__(self) -> None:
         self.pieces: dict[int, Rows] = {}
         self.samples: dict[int, Counter[int]] = {}
-        self.exact = self.clean = True
+        self.exact = self.whole = self.clean = True
         self.left_out = self.replicas = 0
         self.mass: np.ndarray | None = None
 
-    def begin(self, session: SimulatedSession, again: bool) -> None:
+    def begin(self, session: Session, again: bool) -> None:
         """Note that a part begins. again: whether it continues a checkpoint.
 
         Only what a checkpoint calls settled counts, and this must have been trained. If the last part saved its end,
@@ -61,7 +61,9 @@ class Accounts:
         replicas, self.replicas = self.replicas, session.config.workers
         if not isinstance(work, Claimed):
             # Independent replicas that are not the same as before continue with new parts.
-            self.exact &= self.clean and (session.trainer.method.synchronous or replicas in (0, self.replicas))
+            same = session.trainer.method.synchronous or replicas in (0, self.replicas)
+            self.exact &= self.clean and same
+            self.whole &= self.clean and same
             return
         saved = set(range(work.first)) - set(work.left)
         lost = sorted(saved - self.pieces.keys())
@@ -71,7 +73,7 @@ class Accounts:
             require(not missing, f"pieces {missing[:8]} are settled, but the checkpoint hands them out again")
         self.pieces = {piece: rows for piece, rows in self.pieces.items() if piece in saved}
 
-    def settle(self, session: SimulatedSession, rows: Rows) -> None:
+    def settle(self, session: Session, rows: Rows) -> None:
         work, at = session.trainer.work, session.trainer.progress
         if isinstance(work, Claimed):
             require(work.piece not in self.pieces, f"piece {work.piece} is settled twice")
@@ -79,7 +81,7 @@ class Accounts:
         else:
             self.samples.setdefault(at.epoch, Counter()).update(rows)
 
-    def finish(self, session: SimulatedSession, incomplete: bool) -> None:
+    def finish(self, session: Session, incomplete: bool) -> None:
         """Compare with the whole work. incomplete: whether the part of a dead replica was not trained."""
         work, config, images = session.trainer.work, session.config, len(session.data.y_train)
         if isinstance(work, Claimed):
@@ -92,14 +94,19 @@ class Accounts:
                 counts = Counter(row for piece in pieces for row in self.pieces[piece])
                 require(len(counts) == images and set(counts.values()) == {1},
                         f"epoch {epoch} has {len(counts)} of {images} samples")  # fmt: skip
-        elif self.exact:
-            for epoch, counts in self.samples.items():
-                [(sample, most)] = counts.most_common(1)
-                require(most == 1, f"sample {sample} was trained {most} times in epoch {epoch}")
-            for epoch in range(0 if config.steps or incomplete else config.epochs):
-                left_out = images - len(self.samples.get(epoch, ()))
-                require(left_out <= self.left_out,
-                        f"{left_out} samples of epoch {epoch} were left out; expected at most {self.left_out}")  # fmt: skip
+            return
+        for epoch, counts in self.samples.items() if self.exact else ():
+            [(sample, most)] = counts.most_common(1)
+            require(most == 1, f"sample {sample} was trained {most} times in epoch {epoch}")
+        for epoch in range(config.epochs) if self.whole and not config.steps and not incomplete else ():
+            left_out = images - len(self.samples.get(epoch, ()))
+            require(left_out <= self.left_out,
+                    f"{left_out} samples of epoch {epoch} were left out; expected at most {self.left_out}")  # fmt: skip
+
+    def regroup(self, replicas: int) -> None:
+        """Note a death. With --on-death continue, the others train again what they do not know of."""
+        self.exact = False
+        self.left_out += replicas
 
 
 class Watch:
@@ -123,7 +130,7 @@ class Watch:
         wrap(simulation, "_come", lambda rank: self._came(come, rank))
 
     @property
-    def live(self) -> list[SimulatedSession]:
+    def live(self) -> list[Session]:
         """The sessions of the live replicas."""
         return [self.run.sessions[rank] for rank in self.run.replicas
                 if self.simulation.status[rank, Column.STATE] != State.DEAD]  # fmt: skip
@@ -137,9 +144,9 @@ class Watch:
             require(session.trainer.finished, f"the run has a result, but replica {rank} has not finished its work")
         most = len(self.run.replicas)
         require(len(live) <= summary["replicas_alive"] <= most,  # some may have died after their states were saved
-                f"the result names {summary['replicas_alive']} live replicas; expected {len(live)} to {most}")  # fmt: skip
+                f"the result names {summary['replicas_alive']} replicas; expected {len(live)} to {most}")  # fmt: skip
         leader = self.live[0]
-        self.accounts.finish(leader, incomplete=bool(self.died))
+        self.accounts.finish(leader, incomplete=bool(self.died) and not leader.trainer.regroups)
         if isinstance(leader.trainer.work, Claimed) and not self.simulation.stop_asked:
             twice = sum(self.begun.values()) - len(self.begun)
             repeated = leader.trainer.work.repeated
@@ -150,8 +157,9 @@ class Watch:
         """Check the end of a part that has saved its end."""
         leftovers = [path.name for path in self.run.checkpoints.glob(".*")]
         require(not leftovers, f"{leftovers[:3]} are left in {self.run.checkpoints.name}")
-        if self.run.config.method == "allreduce" and not self.died:
-            first, *others = [session.trainer.replica.theta for session in self.live]
+        live = [session.trainer for session in self.live]
+        if self.run.config.method == "allreduce" and (not self.died or live[0].regroups):
+            first, *others = [trainer.replica.theta for trainer in live]
             require(all((theta == first).all() for theta in others), "replicas of allreduce have different weights")
         if self.masses:
             self.masses.require_balance()
@@ -160,9 +168,9 @@ class Watch:
 
     # -- what happens ------------------------------------------------------------------------------------
 
-    def _watch(self, session: SimulatedSession) -> None:
+    def _watch(self, session: Session) -> None:
         trainer, rank = session.trainer, session.fabric.rank
-        train, step, settle = session.train, trainer.step, trainer.work.settle
+        train, step, settle, do = session.train, trainer.step, trainer.work.settle, trainer._settle
 
         def trained() -> Any:
             if not self._entered:
@@ -176,17 +184,25 @@ class Watch:
             self._rows[rank] = tuple([self.index[row.tobytes()] for row in x])
             return step(x, y)
 
-        def settled(at: Any) -> bool:
-            counts = settle(at)
+        def settled(*counted: Any) -> bool:
+            """Settle a claimed piece."""
+            counts = bool(settle(*counted))
             if counts:
                 self.accounts.settle(session, self._rows[rank])
             return counts
 
+        def done(*counted: Any) -> None:
+            """Settle a batch of divided work. `trainer.work` is replaced when members die."""
+            self.accounts.settle(session, self._rows[rank])
+            do(*counted)
+
         wrap(session, "train", trained)
         wrap(trainer, "step", stepped)
-        wrap(trainer.work, "settle", settled)
         if isinstance(trainer.work, Claimed):
+            wrap(trainer.work, "settle", settled)
             self._watch_claims(trainer.work, trainer.work.claims)
+        else:
+            wrap(trainer, "_settle", done)
         if self.masses and isinstance(trainer.method, Gossip):
             self.masses.watch_method(rank, trainer.method)
 
@@ -208,6 +224,7 @@ class Watch:
         die(rank)
         if self.simulation.dead > before:
             self.died.add(rank)
+            self.accounts.regroup(len(self.run.replicas))
             if self.masses and mass is not None:
                 self.masses.lose(mass)
             self.simulation.at(self.simulation.time, self._look_who_waits)
@@ -223,7 +240,7 @@ class Watch:
         for transport in self.simulation.transports:
             for task in () if transport.gone else transport.parked:
                 dead = [peer for peer in task.peers if peer in self.died]
-                require(not dead, f"rank {transport.rank} waits for rank {dead and dead[0]}, which is dead: {task.what}")
+                require(not dead, f"rank {transport.rank} waits for the dead {dead}: {task.what}")
 
 
 class Masses:

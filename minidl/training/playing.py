@@ -14,11 +14,12 @@ Every tenth seed, what was saved is continued without faults, and everything is 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -34,7 +35,20 @@ from minidl.run.signals import Signals, Stopped
 from minidl.training.continuing import last_saved
 from minidl.training.gradient_cost import work_of
 from minidl.training.invariants import Accounts, Violation, Watch, require, wrap
-from minidl.training.scenario import DATA, FOREVER, MODEL, PIECE, Cut, Death, FullDisk, Part, PowerCut, Scenario, Stop, draw
+from minidl.training.scenario import (
+    DATA,
+    FOREVER,
+    MODEL,
+    PIECE,
+    Cut,
+    Death,
+    FullDisk,
+    Part,
+    PowerCut,
+    Scenario,
+    Stop,
+    draw,
+)
 from minidl.training.simulated import Parts, SimulatedRun
 
 SOMETIMES = 10  # every so many seeds, the slow checks are done
@@ -77,7 +91,8 @@ def play(seed: int) -> Played:
 
 def _play(scenario: Scenario, thorough: bool) -> Played:
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # there, syncing a file to disk takes no time
-    with tempfile.TemporaryDirectory(prefix="minidl-scenario-", dir=place) as out, _limited(), Disk() as disk:
+    folder = tempfile.TemporaryDirectory(prefix="minidl-scenario-", dir=place)
+    with folder as out, _limited(), Disk() as disk, redirect_stderr(io.StringIO()):  # notes of faults
         player = Player(scenario, Path(out) / "run", disk)
         for part in scenario.parts:
             if player.play(part) == "finished":
@@ -143,7 +158,8 @@ class Player:
             return
         require(bool(watch.died), f"{type(error).__name__} without a fault: {error}")
         servers = set(range(run.simulation.size)) - set(run.replicas)
-        needed = run.synchronous or not watch.live or servers & watch.died
+        goes_on = not run.synchronous or run.config.on_death == "continue"
+        needed = not goes_on or not watch.live or servers & watch.died
         require(bool(needed), f"{len(watch.live)} replicas live, and need no others, but the run has ended: {error}")
 
     def _arrange(self, part: Part, run: SimulatedRun, begin: float) -> None:
@@ -239,16 +255,16 @@ class Disk:
 
     def __enter__(self) -> Disk:
         for module in self.MODULES:
-            setattr(module, "open", self.open)
+            vars(module)["open"] = self.open
         return self
 
     def __exit__(self, *exception: object) -> None:
         for module in self.MODULES:
-            delattr(module, "open")
+            del vars(module)["open"]
 
     def open(self, path: Any, mode: str = "r", **options: Any) -> Any:
         """Open a file. If the disk is full, create it, and raise OSError."""
-        file = open(path, mode, **options)
+        file = open(path, mode, **options)  # noqa: SIM115 (the caller closes it)
         if self.full and mode[0] in "wa":
             file.close()
             self.refused += 1

@@ -190,11 +190,9 @@ class Drawing:
             if parts and self.happens(0.4):
                 replicas = int(self.chance.integers(2, 9))
             faults = self.faults(options, machines, replicas, replicas + servers, asynchronous)
-            if not parts and options["method"] == "gossip" and replicas > 2 and "validation" not in options \
-                    and self.happens(0.2):
+            if not parts and options["method"] == "gossip" and replicas > 2 and self.happens(0.2):
                 # Joins only in the first part: a rank that joins takes its weights from another one, so in a resumed
-                # run it would ignore what was saved of it. None with validation, until branch help-g is merged: a
-                # newcomer lacks the averages of earlier epochs, and `Snapshots.validate` raises ValueError (seed 112).
+                # run it would ignore what was saved of it.
                 faults.append(Join(self.moment(options, machines, replicas), replicas - 1))
             parts.append(Part(replicas, tuple(sorted(faults, key=lambda fault: fault.time))))
         return Scenario(self.seed, machines, options, tuple(parts), markers=self.happens(0.75))
@@ -207,7 +205,8 @@ class Drawing:
         slow = self.happens(0.2)
         return Machines(
             tuple(speeds), self.one_of((1, 1, 2, 4)), inside, between, self.one_of((0.0, 0.1, 0.5)),
-            0.1 if self.happens(0.2) else 0.0, self.one_of((0, 1)) if slow else -1, self.magnitude(0, 2) if slow else 1.0,
+            0.1 if self.happens(0.2) else 0.0, self.one_of((0, 1)) if slow else -1,
+            self.magnitude(0, 2) if slow else 1.0,
         )  # fmt: skip
 
     def options(self) -> dict[str, Any]:
@@ -231,6 +230,8 @@ class Drawing:
             options["bucket"] = self.one_of((1.0, 1e-5))
         if method == "dpsgd" or options.get("peer") == "topology":
             options["topology"] = self.one_of(("ring", "one-peer-exponential", "complete"))
+        if method in ("allreduce", "dpsgd", "local-sgd"):
+            options["on_death"] = self.one_of(("stop", "continue"))
         if method == "dpsgd":
             options["overlap"] = self.happens(0.3)
         if method in ("gossip", "dpsgd") and options["optimizer"] == "sgd" and self.happens(0.3):
