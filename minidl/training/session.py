@@ -48,7 +48,7 @@ class Session:
         fabric.assign(replicas)
         self.config = config = replace(config, workers=len(replicas))
         self.signals, self.fabric = signals, fabric
-        fabric.fail_fast = kind.synchronous and fabric.size > 1
+        fabric.fail_fast = kind.synchronous and fabric.size > 1 and not fabric.newcomer
         self.data, self.model = prepare(config, fabric.rank, fresh)
         arena = self.model.flatten()
         buffers = kind.buffers(arena.size, config)
@@ -75,9 +75,13 @@ class Session:
             self.signals.check()
         elif self.signals.received is not None:
             self.fabric.stop_wanted = True
-        else:
-            for rank in newcomer.admit(self.trainer, self.output.folder, self.facts):
-                self.display.say(f"replica {rank} has joined")
+        elif not self.trainer.method.synchronous:
+            self._admit()
+
+    def _admit(self) -> None:
+        """Let newcomers join. Only the leader's call has an effect."""
+        for rank in newcomer.admit(self.trainer, self.output.folder, self.facts):
+            self.display.say(f"replica {rank} has joined")
 
     def train(self) -> Entry | None:
         """Train, test, and write and return the summary. Replicas other than the leader return None.
@@ -192,6 +196,7 @@ class Session:
                 return
             fabric.led_by = fabric.leader
             output.save_all(lambda members: entry)
+            self._admit()
             if not trainer.regroups:  # else regroup.py does it
                 fabric.barrier()  # all wait for the leader, with their timers stopped
         else:
