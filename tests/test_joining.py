@@ -149,7 +149,7 @@ def test_a_run_that_stops_ends_the_newcomers(command: Command) -> None:  # noqa:
 
 
 def test_a_synchronous_method_takes_a_newcomer_and_goes_on_after_its_death(command: Command) -> None:  # noqa: F811
-    run = Run(command, "--method", "allreduce", "--on-death", "continue", "--max-workers", "3", "--epochs", "24",
+    run = Run(command, "--method", "allreduce", "--on-death", "continue", "--max-workers", "3", "--epochs", "8",
               "--quiet")  # fmt: skip
     run.suspend(0, 1)
     joiner = run.join()
@@ -162,4 +162,4 @@ def test_a_synchronous_method_takes_a_newcomer_and_goes_on_after_its_death(comma
     assert code == 0, errors
     assert "minidl: replica 2 died; the other 2 go on from step" in errors
     summary = json.loads((run.folder / "summary.json").read_text())
-    assert summary["replicas_alive"] == 2 and summary["consensus_distance"] == 0.0 and summary["epochs"] == 24
+    assert summary["replicas_alive"] == 2 and summary["consensus_distance"] == 0.0 and summary["epochs"] == 8
