@@ -19,27 +19,40 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidl.comm import memory
 from minidl.comm.launch.job import HYDRA
 from minidl.comm.launch.monitor import FATES, Monitor, main_thread, tell
+from minidl.comm.transport.mailbox_transport import MailboxTransport
 from minidl.comm.transport.messages import Column, State, Trust
 from minidl.comm.transport.mpi_states import NEWS
-
-if TYPE_CHECKING:
-    from minidl.comm.transport.mpi import MpiTransport
+from minidl.comm.transport.progress_engine import ProgressEngine
 
 TRUST, DEATH = NEWS + 1, NEWS + 2  # tags
+
+
+class MpiRank(MailboxTransport):
+    """The base class of MpiTransport (mpi.py), with those attributes that the monitor uses.
+
+    groups[r]: the first rank with which rank r shares memory. beside: the ranks of this node. remote: the others.
+    relays: one live rank of each other node.
+    """
+
+    engine: ProgressEngine
+    groups: Sequence[int]
+    beside: list[int]
+    remote: frozenset[int]
+    relays: list[int]
 
 
 class NodeMonitor:
     """The part of one rank. Its progress engine calls `tick`."""
 
-    def __init__(self, transport: MpiTransport) -> None:
+    def __init__(self, transport: MpiRank) -> None:
         self.transport = transport
         control = memoryview(transport.segment.map(memory.control_size(transport.size)))
         self.words = control.cast("q")
