@@ -145,10 +145,9 @@ def simulated(ranks: int, argv: Sequence[str]) -> Found:
 
     with tempfile.TemporaryDirectory() as folder, Signals() as signals:
         config = resolve(parse(Config, [*argv, "--quiet", "--out", f"{folder}/run"]))
-        session = SimulatedRun(config, uniform(ranks, per_node=ranks), ranks, signals)
-        recorders = [StepRecorder(trainer) for trainer in session.trainers]
-        with RunFolder.create(session.config) as run:
-            session.train(run)
+        simulated = SimulatedRun(config, uniform(ranks, per_node=ranks), ranks, signals)
+        recorders = [StepRecorder(session.trainer) for session in simulated.sessions]
+        simulated.begin(lambda: RunFolder.create(simulated.config))
         return {rank: {"losses": recorder.losses} for rank, recorder in enumerate(recorders)}
 
 

@@ -200,7 +200,7 @@ def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
             from minidl.comm.transport.loopback import LoopbackTransport
 
             fabric = Fabric(LoopbackTransport(Stats()))
-        session = TimedSession(config, signals, fabric)
+        session = TimedSession.of_process(config, signals, fabric)
         session.recorder = recorder = StepRecorder(session.trainer, options.get("every", 0))
         with session.output.opened(lambda: RunFolder.create(session.config)):
             summary = session.train()

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from unittest.mock import patch
 
 import numpy as np
 
@@ -18,10 +17,10 @@ from minidl.comm.fabric.base import Column, Fabric, State
 from minidl.comm.methods import method
 from minidl.comm.replica import Batch, Engine, Replica
 from minidl.comm.transport.sim import Simulation
-from minidl.run.config import Config, resolve
+from minidl.run.config import resolve
 from minidl.run.folder import RunFolder
 from minidl.run.signals import Signals
-from minidl.training import simulated
+from minidl.training.simulated import Parts, SimulatedRun
 
 SHAPE, CLASSES = (4, 4, 1), 4
 LINK = {"alpha": 1e-4, "beta": 1e-9}
@@ -79,17 +78,14 @@ def main() -> None:
     """`python -m bench.comm_sim RANKS`: simulate a run of a model with 10,021 parameters and print its cost."""
     ranks = int(sys.argv[1])
 
-    def small(config: Config) -> tuple[data.Dataset, nn.Module]:
-        dataset = data.load(config.data)
-        nn.seed(0)
-        return dataset, models.mlp(dataset.input_shape, dataset.classes, hidden=(477,))
-
-    with tempfile.TemporaryDirectory() as folder, Signals() as signals, patch.object(simulated, "prepare", small):
+    with tempfile.TemporaryDirectory() as folder, Signals() as signals:
         config = resolve({"data": f"synthetic:{10 * ranks}x4x4x1:4", "model": "mlp", "batch_size": 8, "steps": 3,
                           "method": "gossip", "quiet": True, "out": f"{folder}/run"})  # fmt: skip
-        session = simulated.SimulatedRun(config, uniform(ranks, 2, **LINK), ranks, signals)
-        with RunFolder.create(session.config) as run:
-            result = session.train(run)
+        dataset = data.load(config.data)
+        nn.seed(0)
+        parts = Parts(config, built=(dataset, models.mlp(dataset.input_shape, dataset.classes, hidden=(477,))))
+        session = SimulatedRun(config, uniform(ranks, 2, **LINK), ranks, signals, parts)
+        result = session.begin(lambda: RunFolder.create(session.config))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"peak": peak, **{name: result[name] for name in ("parameters", "events", "real_seconds")}}))
 

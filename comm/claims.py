@@ -19,8 +19,8 @@ its piece. The next process that claims completes it. The piece in a slot only g
 cannot complete an old claim a second time.
 
 The same functions serve all transports. Processes of one node call them on shared memory. Under MPI, ranks of other
-nodes send their requests to the first replica (RemoteClaims), whose progress engine calls them (`serve`). In a
-simulation the table is an ordinary array.
+nodes send their requests to a rank of the node with the table, whose progress engine calls them (remote_claims.py). In
+a simulation the table is an ordinary array.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from numpy import ndarray
 from minidl.comm.atomic import DEAD, load_ordered
 from minidl.engine.jit import jit
 
-DEPTH = 4  # slots of a rank. It holds at most two pieces, but others may still train pieces that it gave back
+DEPTH = 4  # slots of a rank, at least 1 + Claims.ahead. Others may still train pieces in them that it gave back
 HEAD, REPEATED, FIRST = 0, 8, 16  # words of the table; HEAD and REPEATED have separate cache lines
 FIELD = 24  # a word of a slot is (piece + 1) << FIELD | BEGUN or 0 | holder; HEAD is pieces << FIELD | slot
 BEGUN = 1 << 20
 HOLDER = BEGUN - 1  # mask
 FREE, SETTLED = 0, HOLDER  # values of a holder; the others are 1 + a rank
 WAIT, OVER = -1, -2  # instead of a ticket: no piece is free now; all pieces are settled
-CLAIM, BEGIN, SETTLE, GIVE_BACK = range(4)  # requests of a rank on another node
 
 
 def words(ranks: int) -> int:
@@ -158,14 +157,19 @@ def piece_of(ticket: int) -> int:
 class Claims(ABC):
     """The claims of one rank.
 
-    patience: seconds after which to ask again, if the answer to a request was WAIT.
+    ahead: how many pieces to claim beyond the present one. patience: seconds after which to ask again, if the answer to
+    a request was WAIT.
     """
 
+    ahead = 1
     patience = 0.0
 
     @abstractmethod
     def request(self, total: int, answer: Callable[[int], None]) -> None:
-        """Claim one of `total` pieces. `answer` is called with a ticket, WAIT or OVER; perhaps in another thread."""
+        """Claim one of `total` pieces. `answer` is called with a ticket, WAIT or OVER; perhaps in another thread.
+
+        Requests are answered in their order.
+        """
 
     @abstractmethod
     def begin(self, ticket: int) -> bool:
@@ -174,6 +178,13 @@ class Claims(ABC):
     @abstractmethod
     def settle(self, ticket: int) -> bool:
         """Note that this rank has trained the piece. Returns False if the rank does not hold the piece any more."""
+
+    def refused(self) -> list[int]:
+        """Return the tickets of settlements that were refused after `settle` had returned True, each of them once.
+
+        A refusal arrives before the answer to the next request.
+        """
+        return []
 
     @abstractmethod
     def give_back(self) -> None:
@@ -224,57 +235,6 @@ class Ledger(Claims):
     @property
     def repeated(self) -> int:
         return int(self.table[REPEATED])
-
-    def serve(self, rank: int, request: np.ndarray) -> np.ndarray | None:
-        """Carry out a request of another rank, see RemoteClaims. Returns the reply to a claim, else None."""
-        kind, number, value = request.tolist()
-        other = Ledger(self.table, self.states, rank)
-        if kind == CLAIM:
-            return np.array([number, claim(self.table, self.states, rank, value)])
-        if kind == BEGIN:
-            other.begin(value)
-        elif kind == SETTLE:
-            other.settle(value)
-        else:
-            other.give_back()
-        return None
-
-
-class RemoteClaims(Claims):
-    """The claims of a rank on another node than the table.
-
-    send: sends three int64 (kind, number, value) to the rank that has the table. Only a claim has a reply: its number,
-    and the ticket. The rank with the table refuses late settlements; this rank does not wait for the refusal.
-    """
-
-    patience = 1e-3
-
-    def __init__(self, send: Callable[[np.ndarray], None]) -> None:
-        self._send, self._number = send, 0
-        self._answer: Callable[[int], None] = lambda ticket: None
-
-    def request(self, total: int, answer: Callable[[int], None]) -> None:
-        self._number += 1
-        self._answer = answer
-        self._send(np.array([CLAIM, self._number, total]))
-
-    def reply(self, reply: np.ndarray) -> None:
-        """Handle a reply. Called by the progress engine's thread."""
-        number, ticket = reply.tolist()
-        if number == self._number:  # else the pieces were given back meanwhile
-            self._answer(ticket)
-
-    def begin(self, ticket: int) -> bool:
-        self._send(np.array([BEGIN, 0, ticket]))
-        return True
-
-    def settle(self, ticket: int) -> bool:
-        self._send(np.array([SETTLE, 0, ticket]))
-        return True
-
-    def give_back(self) -> None:
-        self._number += 1
-        self._send(np.array([GIVE_BACK, 0, 0]))
 
 
 def prepare(ranks: int) -> None:

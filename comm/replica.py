@@ -29,7 +29,7 @@ from minidl.engine.arena import Arena
 from minidl.engine.device import Device, aligned
 from minidl.errors import DivergedError
 from minidl.nn import Module, random_state, set_random_state
-from minidl.program.replay import Gradient, Prediction
+from minidl.program.replay import Gradient, Loss, Prediction
 from minidl.program.workspace import Workspace
 from minidl.run.config import Config
 from minidl.run.evaluation import first_not_finite
@@ -39,16 +39,16 @@ SPEED_PERIOD = 32  # steps between two updates of a replica's speed in the statu
 
 
 class Engine:
-    """A model with its recorded step and its optimizer."""
+    """A model with its recorded step and its optimizer. loss: the default is the cross-entropy of `config`."""
 
-    def __init__(self, model: Module, config: Config) -> None:
+    def __init__(self, model: Module, config: Config, loss: Loss | None = None) -> None:
         self.model, self.config = model, config
         own = {name: getattr(config, name) for name in optim.OPTIONS[config.optimizer]}
         self.optimizer = optim.build(
             config.optimizer, model, config.lr, config.weight_decay, config.clip or None, **own
         )  # fmt: skip
         workspace = Workspace()
-        loss = partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
+        loss = loss or partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
         self.gradient = Gradient(model, loss, workspace=workspace, also=self.optimizer.kernels())
         self.prediction = Prediction(model, workspace=workspace)
         self.arena: Arena = model.flatten()
@@ -105,7 +105,7 @@ class Replica(VectorArithmetic):
         """
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
         began = fabric.now()
-        parts = self._bound_engine().gradient.parts(*batch, cuts)
+        parts = self.bound_engine().gradient.parts(*batch, cuts)
         if self.own:  # compute all parts now, because other replicas use the engine during the yields below
             parts = iter(list(parts))
             self._count(batch)
@@ -124,7 +124,7 @@ class Replica(VectorArithmetic):
     def update(self) -> None:
         """Make one step of the optimizer at the learning rate `lr`. With --clip, clip the gradient first."""
         with self.fabric.working("update", self.theta.size):
-            optimizer = self._bound_engine().optimizer
+            optimizer = self.bound_engine().optimizer
             optimizer.lr = self.lr
             optimizer.step()
             self.optimizer_steps = optimizer.steps
@@ -177,8 +177,8 @@ class Replica(VectorArithmetic):
         starts = [next(group).start for _, group in groupby(slots, lambda slot: slot.name.rpartition(".")[0])]
         return list(pairwise([*starts, self.theta.size]))
 
-    def _bound_engine(self) -> Engine:
-        """Return the engine, bound to this replica's vectors."""
+    def bound_engine(self) -> Engine:
+        """Return the engine, bound to this replica's vectors: its gradient and its optimizer use them."""
         engine = self.engine
         if self.own and engine.bound is not self:
             engine.bound = self
@@ -206,13 +206,23 @@ class Replica(VectorArithmetic):
             self._timed = (0, 0.0)
 
     def show(self) -> None:
-        """Copy this replica's weights and statistics to the engine's model, for example for an evaluation."""
+        """Copy this replica's weights and statistics to the engine's model, for example for an evaluation.
+
+        Without `own`, the model has them anyway.
+        """
         if self.own:
             self.engine.arena.theta[:] = self.theta
+            self.engine.arena.touch()
             if self.engine.statistics is not None and self.statistics is not None:
                 self.engine.statistics.theta[:] = self.statistics
                 self.engine.statistics.touch()
-        self.engine.arena.touch()
+
+    def take_model(self) -> None:
+        """Copy the weights and statistics of the engine's model to this replica: the opposite of `show`."""
+        if self.own:
+            self.theta[:] = self.engine.arena.theta
+            if self.engine.statistics is not None and self.statistics is not None:
+                self.statistics[:] = self.engine.statistics.theta
 
 
 def _copy(vector: np.ndarray) -> np.ndarray:

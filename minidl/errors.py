@@ -35,6 +35,13 @@ class AbortedError(MinidlError):
     """Another replica has failed and reports its error. This process exits with code 2 and prints nothing."""
 
 
+class ReplicaLeftError(MinidlError):
+    """Another rank of a script has left a training by an exception, without which this rank cannot complete it.
+
+    If the exception ends the script of that rank, that rank reports it, and this error is not reported.
+    """
+
+
 class ShapeError(MinidlError, ValueError):
     """Arrays have the wrong shapes or types for an operation.
 

@@ -23,7 +23,7 @@ from types import CodeType, ModuleType
 
 from minidl.comm.launch import local
 from minidl.engine.environment import number, prepare
-from minidl.errors import EXPECTED, AbortedError, ConfigError, MinidlError, explained, report
+from minidl.errors import EXPECTED, AbortedError, ConfigError, MinidlError, ReplicaLeftError, explained, report
 from minidl.resources import cores
 from minidl.run.config import ONE_OR_MORE, THREADS
 from minidl.run.help import plain_page
@@ -134,10 +134,9 @@ def run_script(job: Job, words: Sequence[str]) -> int:
     except MinidlError as error:
         return _failed(job, error)
     except Exception as error:
-        if job.reports():
-            assert error.__traceback__
-            traceback.print_exception(type(error), error, error.__traceback__.tb_next)  # without this file
-        return 1
+        trace = error.__traceback__ and error.__traceback__.tb_next  # without this file
+        kind, value = type(error), error
+        return job.crash(lambda: traceback.print_exception(kind, value, trace))
     _end()
     return 0
 
@@ -145,26 +144,26 @@ def run_script(job: Job, words: Sequence[str]) -> int:
 def _end() -> None:
     """Leave the job without an error, if the script has used it: ranks that still wait for this one get an error."""
     if "minidl.training.world" in sys.modules:
-        from minidl.training.world import world
+        from minidl.training.world import begun
 
-        if world.cache_info().currsize and world().job:
-            world().end()
+        if (here := begun()) and here.job:
+            here.end()
 
 
 def _failed(job: Job, error: MinidlError) -> int:
     from minidl.training.world import place_of  # imports NumPy, like the code that raised the error
 
     _attach(job)
-    return job.fail(place_of(error.__traceback__) + str(error))
+    secondary = isinstance(error, ReplicaLeftError)
+    return job.fail(place_of(error.__traceback__) + str(error), secondary=secondary)
 
 
 def _attach(job: Job) -> None:
     """Let the job fail through the fabric that the script's functions use, if they have created one."""
-    from minidl.training.world import world
+    from minidl.training.world import begun
 
-    if world.cache_info().currsize:
-        other = world().job
-        job.fabric = other.fabric if other else None
+    if (here := begun()) and here.job:
+        job.fabric = here.job.fabric
 
 
 if __name__ == "__main__":

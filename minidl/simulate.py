@@ -11,20 +11,19 @@ import minidl.start  # noqa: F401 (before all others: see there)
 # isort: split
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from typing import Any, get_type_hints
 
 from minidl.cli.arguments import allow, check
 from minidl.engine.environment import prepare
-from minidl.errors import EXPECTED, explained, report
+from minidl.errors import EXPECTED, explained, printable, report
 from minidl.resources import MOST_RANKS
-from minidl.run import model_file
-from minidl.run.config import Config, resolve
-from minidl.run.config_file import file_options
+from minidl.run.config import Config
 from minidl.run.help import Command, show
 from minidl.run.options import HelpWanted, limits, option, options, parse
 from minidl.run.signals import Signals, Stopped
+from minidl.train import read_config
 
 DESCRIPTION = "Train a neural network on a simulated cluster, with a virtual clock."
 EXAMPLES = """
@@ -36,9 +35,15 @@ examples:
   python -m minidl.simulate --cluster two-racks --ranks 8 --method gossip --period 4
   python -m minidl.simulate --cluster mine.toml --measure --data mnist --model lenet
   python -m minidl.simulate --cluster mine.toml --ranks 1024 --data mnist --steps 100
+  python -m minidl.simulate --resume runs/digits-lenet-1
+  python -m minidl.simulate --scenario 4711
 """
-# Options of training that do not apply: a simulation is one process and cannot be resumed.
-LEFT_OUT = ("workers", "max_workers", "keep", "stall", "reduce", "resume", "join", "evaluate")
+# Options of training that do not apply: a simulation is one process, and saves only at its end.
+LEFT_OUT = ("workers", "max_workers", "keep", "stall", "reduce", "join", "evaluate")
+
+
+MOST_SEEDS = 2**53
+REPEAT = "python -m minidl.simulate --scenario"
 
 
 def _options() -> type:
@@ -52,32 +57,39 @@ def _options() -> type:
                               limits=limits(min=1, max=MOST_RANKS))),
         ("measure", bool, option(False, "only measure a gradient of this model on this machine, and write its time "
                                  "to the cluster's file", group="command", saved=False)),
+        ("scenario", int, option(0, "test minidl: draw a cluster, a method and faults from this seed, train in a "
+                                 "temporary folder, and check invariants", group="command", saved=False,
+                                 limits=limits(min=0, max=MOST_SEEDS))),
     ]  # fmt: skip
     return make_dataclass("Options", [*kept, *own])
 
 
 Options = _options()
 COMMAND = Command("python -m minidl.simulate", Options, DESCRIPTION, EXAMPLES)
+IN_A_SCENARIO = ("scenario", "quiet")
 # Options that have an effect with --measure.
 MEASURING = ("measure", "cluster", "data", "data_dir", "layout", "model", "model_hash", "conv", "batch_size", "seed",
              "threads", "config", "json", "quiet")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0, 2 for an error, 129, 130 or 143 if stopped by a signal."""
+    """Run the command line.
+
+    Returns the exit code: 0, 1 if a scenario fails, 2 for an error, 129, 130 or 143 if stopped by a signal.
+    """
     with Signals() as signals:
         try:
             words = sys.argv[1:] if argv is None else list(argv)
             given = parse(Options, words)
             check(given)
+            if "scenario" in given:
+                return _scenario(given)
             if given.get("measure"):
                 allow(given, MEASURING, "--measure, which does not train")
             training = {name: value for name, value in given.items() if name in options(Config)}
             if given.get("ranks") == 1:
                 training["workers"] = 1
-            file = file_options(given)
-            model_file.require_named(file.get("model"), given, given.get("config", ""), "give")
-            config = model_file.identified(resolve(file, training), given)
+            config = read_config(training, simulated=True)
             prepare(config.threads)
             from minidl.training.simulated import execute  # slow: imports NumPy and Numba
 
@@ -91,6 +103,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             return stopped.code
         except EXPECTED as error:
             return report(explained(error, "use fewer --ranks or a smaller model"))
+    return 0
+
+
+def _scenario(given: Mapping[str, Any]) -> int:
+    """Play a scenario; print its description and how it ended."""
+    allow(given, IN_A_SCENARIO, "--scenario, which draws all options from its seed")
+    prepare(1)
+    from minidl.training.playing import Violation, draw, play
+
+    seed = given["scenario"]
+    if not given.get("quiet"):
+        print(draw(seed), flush=True)
+    try:
+        print(f"scenario {seed}: {', '.join(play(seed).outcomes)}", flush=True)
+    except Violation as violation:
+        words = " ".join(str(violation).split())
+        print(f"minidl: scenario {seed} fails: {printable(words)}; to repeat it: {REPEAT} {seed}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -101,13 +101,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_config(given: Mapping[str, Any]) -> Config:
-    """Return the options of the run that the command line begins or continues. Those of --evaluate are read later."""
+def read_config(given: Mapping[str, Any], simulated: bool = False) -> Config:
+    """Return the options of the run that the command line begins or continues. Those of --evaluate are read later.
+
+    simulated: whether the run is a simulated one.
+    """
     if folder := given.get("resume"):
-        known = read_run(folder)
+        known = read_run(folder, simulated)
         model_file.require_same_kind(known["model"], given, "--resume")
         model_file.require_named(known["model"], given, f"the run {folder}", resuming(folder))
-        return model_file.identified(resolve(known, given), given, known.get("model_hash"))
+        return model_file.identified(resolve(known, given), given, known)
     if given.get("evaluate"):
         return replace(Config(), workers=1, **{name: given[name] for name in ("threads", "quiet") if name in given})
     file = file_options(given)

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launching import Launched
 from test_mpi import environment, mpiexec, nothing_left  # noqa: F401
+
+from minidl.data import from_arrays
+from minidl.training.agreement import facts_of_data
 
 ODD = str(Path(__file__).parent / "replicas" / "odd.py")
 SMALL = ["--data", "synthetic:96x2x2x1:2", "--model", "mlp", "--batch-size", "8", "--epochs", "1", "--quiet"]
@@ -37,6 +41,19 @@ def test_a_server_that_differs_is_refused(tmp_path: Path) -> None:
     with Launched(2, "weights", *options(tmp_path, "ps"), program=(ODD,)) as launched:
         code, _, errors = launched.finish()
     assert code == 2 and re.fullmatch(WHOLE.format(MESSAGES["weights"]), errors), errors
+
+
+def test_a_sample_of_the_images_and_all_labels_are_compared() -> None:
+    """Other images, another order and one other label are noticed."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((1000, 2, 2, 1)).astype(np.float32), rng.integers(0, 4, 1000)
+    order, labels = rng.permutation(1000), y.copy()
+    labels[-1] += 1
+    pairs = (x, y), (x + 1, y), (x[order], y), (x, labels), (x, y)
+    found = [facts_of_data(from_arrays(pair, 0.0, 0)) for pair in pairs]
+    assert found[0] == found[4] and found[0]["y_train"] == found[1]["y_train"] == found[2]["y_train"]
+    assert len({facts["x_train"] for facts in found[:3]}) == 3 and found[3]["x_train"] == found[0]["x_train"]
+    assert found[3]["y_train"] != found[0]["y_train"]
 
 
 def test_equal_ranks_train(tmp_path: Path) -> None:

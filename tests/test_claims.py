@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numba import typeof
 
 from minidl.comm import claims, memory
-from minidl.comm.claims import OVER, WAIT, Ledger, RemoteClaims, piece_of
+from minidl.comm.claims import OVER, WAIT, Ledger, piece_of
 from minidl.comm.cluster import uniform
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.comm.transport.sim import Simulation
@@ -30,7 +30,7 @@ def ledgers(ranks: int) -> list[Ledger]:
     return [Ledger(table, states, rank) for rank in range(ranks)]
 
 
-def claim(ledger: Ledger | RemoteClaims, total: int) -> int:
+def claim(ledger: Ledger, total: int) -> int:
     answers: list[int] = []
     ledger.request(total, answers.append)
     return answers[0]
@@ -115,31 +115,6 @@ def test_claims_are_compiled_for_the_arrays_of_the_transports(monkeypatch: pytes
     for transport in transports:
         transport.claims.request(1, [].append)
     assert kinds == kinds[:1] * len(kinds) and len(kinds) > 1
-
-
-def test_claims_of_another_node() -> None:
-    [ledger, _] = ledgers(2)
-    sent: list[np.ndarray] = []
-    remote = RemoteClaims(sent.append)
-    answers: list[int] = []
-
-    def deliver() -> None:
-        while sent:
-            reply = ledger.serve(1, sent.pop(0))
-            if reply is not None:
-                remote.reply(reply)
-
-    remote.request(2, answers.append)
-    assert not answers, "the answer comes later"
-    deliver()
-    assert piece_of(answers[0]) == 0
-    remote.begin(answers[0])
-    remote.request(2, answers.append)
-    remote.settle(answers[0])
-    remote.give_back()
-    deliver()
-    assert len(answers) == 1, "the answer to a request before `give_back` is ignored"
-    assert ledger.state() == (2, [1]) and remote.state() is None
 
 
 @st.composite

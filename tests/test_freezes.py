@@ -44,7 +44,8 @@ def waiting(fabric: Fabric) -> float:
     """Make the steps of a synchronous method; return the time at the end."""
     fabric.set_status(Column.STATE, State.TRAINING)
     fabric.fail_fast = True
-    for _ in range(3):
+    for step in range(3):
+        fabric.begin_step(step, synchronous=True)
         after(fabric, 1.5)
         fabric.barrier()
     return fabric.now()

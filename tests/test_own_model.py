@@ -107,7 +107,7 @@ def weights(folder: str | Path) -> bytes:
 @pytest.mark.parametrize(("model", "words"), [
     ("no.py:build", "no.py' does not exist"),
     (".py:build", "'.py:build' is not of the form FILE.py:FUNCTION"),
-    ("my_net.py", "'my_net.py' is not of the form FILE.py:FUNCTION"),
+    ("my_net.py", "'my_net.py' is not of the form FILE.py:FUNCTION, such as my_net.py:build\n"),
     ("my_net.py:", "'my_net.py:' is not of the form FILE.py:FUNCTION"),
     ("my_net.py:1", "'my_net.py:1' is not of the form FILE.py:FUNCTION"),
     ("folder.py:build", "folder.py': it is a folder"),
@@ -208,6 +208,12 @@ def test_a_changed_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*argv, "--model-hash", new, *(["--epochs", "3"] if option == "--resume" else [])]) == 0
         capsys.readouterr()
     assert new in (run / "config.toml").read_text(), "the run has recorded the new hash"
+
+
+def test_another_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.py").write_text(FILE + "# a comment\n")
+    error = refused(["--resume", "run", "--model", "other.py:build"], capsys)
+    assert "the run was begun with 'my_net.py', and " in error and "/other.py is another file: give --model" in error
 
 
 def test_minidl_load_fills_a_model_of_a_file(run: Path) -> None:

@@ -15,13 +15,15 @@ import pytest
 from test_mpi import environment, mpiexec, nothing_left  # noqa: F401 (a fixture)
 
 import minidl
-from minidl import launch
+from minidl import launch, ops
 from minidl.comm.topology import build
+from minidl.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = str(ROOT / "tests" / "replicas" / "script.py")
 SECONDS = 100
-LAUNCHERS = ("launch", "mpiexec")
+LAUNCHERS = ("launch", pytest.param("mpiexec", marks=pytest.mark.slow))
+BOTH = ("launch", "mpiexec")
 
 
 def start(launcher: str, ranks: int, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -87,7 +89,7 @@ def test_a_loop_with_allreduce_is_sgd_with_the_batches_of_all_replicas(launcher:
     np.testing.assert_allclose(script.weights(alone), found[0]["weights"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", BOTH)
 def test_collectives_before_between_and_after_trainings(launcher: str) -> None:
     script = imported_script()
     found = results(launcher, 3, "twice")
@@ -128,30 +130,35 @@ MESSAGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["exit", "end"])
-def test_the_others_notice_the_end_of_a_rank_after_a_training(way: str) -> None:
-    done = start("launch", 3, SCRIPT, "ends_first", way)
+def test_the_others_notice_the_end_of_a_rank_after_a_training() -> None:
+    done = start("launch", 4, SCRIPT, "ends_first")
     assert done.returncode == 0 and "minidl" not in done.stderr, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    expected = {0: 2.0, 2: 2.0} | ({1: 0.0} if way == "end" else {})
-    assert {line["rank"]: line["result"] for line in lines} == expected
+    assert {line["rank"]: line["result"] for line in lines} == {0: 2.0, 2: 0.0, 3: 2.0}
 
 
 def test_fast_sums_end_with_their_training() -> None:
     assert results("mpiexec", 2, "fast") == [[2, False]] * 2
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("apart", ["0", "1"])
+@pytest.mark.parametrize(("launcher", "method", "apart"), [
+    ("launch", "gossip", "0"),
+    ("mpiexec", "allreduce", "1"),
+    pytest.param("launch", "allreduce", "0", marks=pytest.mark.slow),
+    pytest.param("mpiexec", "gossip", "0", marks=pytest.mark.slow),
+    pytest.param("mpiexec", "gossip", "1", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_another_training_after_an_exception(
-    launcher: str, apart: str, monkeypatch: pytest.MonkeyPatch
+    launcher: str, method: str, apart: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The messages of the first training that nobody has read do not delay the next one."""
+    """The messages that nobody has read do not disturb what follows. One rank's exception ends the training of all."""
     monkeypatch.setenv("MINIDL_MPI_ONLY", apart)  # concerns only mpiexec
-    if launcher == "launch" and apart == "1":
-        pytest.skip("the launcher's ranks share memory")
-    fault = "a fault of the loop"
-    assert results(launcher, 3, "again", "gossip") == [[fault, fault, 2, 3.0]] * 3
+    fault, second = "a fault of the loop", "join: the replica of an earlier minidl.join has not finished: "
+    left = "finish: replica 1 has left the training by an exception, so the others cannot complete it: "
+    for rank, found in enumerate(results(launcher, 3, "again", method)):
+        assert found[0].startswith(second) and found[1] == fault and found[2].startswith(second)
+        assert found[3] == fault if rank == 1 else found[3].startswith(left)
+        assert found[4:] == [3.0, 2]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -165,6 +172,8 @@ def test_ranks_that_differ_get_one_line_with_both_values(launcher: str) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize(("what", "words"), [
+    ("ended", "script.py, line {}: replica 1 ended its script while others wait for it in "),
+    ("left", "replica 1 has left the training by an exception, so the others cannot complete it: "),
     ("shape", "script.py, line {}: allreduce: array is float64 (4,) on rank 1, and float64 (3,) on rank 0"),
     ("everywhere", "script.py, line {}: fit: unknown option 'epoch'. Did you mean 'epochs'? Known: "),
     ("steps", "finish: replica 0 has made 3 steps, and replica 1 has begun step 4: with allreduce, all make the same"),
@@ -176,11 +185,30 @@ def test_an_uncaught_error_is_reported_once(launcher: str, what: str, words: str
     assert all(part in lines[0] for part in words.split("{}"))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", BOTH)
 def test_a_fault_of_the_script_prints_one_traceback_and_ends_all(launcher: str) -> None:
     done = start(launcher, 3, SCRIPT, "uncaught", "fault")
-    assert done.returncode in (1, 2) and done.stderr.count("Traceback") == 1 and "launch.py" not in done.stderr
-    assert "ZeroDivisionError: a fault of the script\n" in done.stderr
+    assert done.returncode == 1 and done.stderr.count("Traceback") == 1 and "launch.py" not in done.stderr
+    line = "minidl: error: replica 1 raised this exception, which ends the script on all ranks\n"
+    assert f"ZeroDivisionError: a fault of the script\n{line}" in done.stderr and done.stderr.count("minidl: ") == 1
+
+
+def test_a_loss_of_ones_own() -> None:
+    """The gradient of twice the loss, at half the learning rate, makes the same step."""
+    script, trained = imported_script(), []
+    (x, y), plain = script.images(), dict(momentum=0.0, weight_decay=0.0)
+    for lr, options in (0.2, {}), (0.1, {"loss": lambda logits, y: 2 * ops.cross_entropy(logits, y)}):
+        minidl.seed(0)
+        net = script.model()
+        with minidl.join(net, lr=lr, **plain, **options) as replica:
+            losses = [replica.step(x[:8], y[:8]) for _ in range(3)]
+        trained.append((np.array(losses) * lr, script.weights(net)))
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"join: loss is 'mse'; expected a function of \(logits, y\), or None"):
+        minidl.join(net, loss="mse")
+    with pytest.raises(ConfigError, match="label_smoothing has no effect on a loss of your own: leave it out"):
+        minidl.join(net, loss=ops.cross_entropy, label_smoothing=0.1)
 
 
 def test_a_script_runs_as_with_python(tmp_path: Path) -> None:

@@ -58,7 +58,10 @@ class Script:
         return self.process.returncode, sorted(lines, key=lambda line: line["rank"]), errors
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+ANY_RANK = (0, pytest.param(1, marks=pytest.mark.slow))  # rank 0 leads
+
+
+@pytest.mark.parametrize("victim", ANY_RANK)
 def test_with_gossip_the_others_go_on_after_a_kill(victim: int) -> None:
     with Script("launch", "slow_loop", "gossip") as script:
         os.kill(script.pids[victim], signal.SIGKILL)
@@ -68,7 +71,7 @@ def test_with_gossip_the_others_go_on_after_a_kill(victim: int) -> None:
     assert lines[0]["result"]["weights"] == lines[1]["result"]["weights"], "the average of the survivors"
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", ANY_RANK)
 def test_with_allreduce_the_others_stop_after_a_kill(victim: int) -> None:
     with Script("launch", "slow_loop", "allreduce") as script:
         memory = memory_of(script.process.pid)
@@ -87,10 +90,12 @@ def test_mpiexec_ends_all_after_a_kill() -> None:
     assert code != 0 and not lines
 
 
-@pytest.mark.parametrize("method", ["allreduce", "gossip"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("method", "number"), [("allreduce", signal.SIGTERM), ("gossip", signal.SIGINT)])
 def test_a_signal_interrupts_the_loops_of_all(method: str, number: signal.Signals) -> None:
-    """With a synchronous method after the same step. A `with` block averages the weights before the script goes on."""
+    """With a synchronous method after the same step. A `with` block averages the weights before the script goes on.
+
+    With gossip, ranks 0 and 2 wait in `allreduce` for rank 1, which stops in another step.
+    """
     with Script("launch", "stopped", method) as script:
         memory = memory_of(script.process.pid)
         script.process.send_signal(number)
@@ -98,7 +103,8 @@ def test_a_signal_interrupts_the_loops_of_all(method: str, number: signal.Signal
     assert code == 128 + number and errors == "" and not holders(memory)
     assert [line["rank"] for line in lines] == list(range(RANKS))
     assert all(line["weights"] == lines[0]["weights"] for line in lines)
-    assert all(line["error"] == f"stopped after step {line['steps']}" for line in lines)
+    for line in lines:
+        assert line["error"] in (f"stopped after step {line['steps']}", "stopped in allreduce")
     if method == "allreduce":
         assert len({line["steps"] for line in lines}) == 1
 
@@ -122,7 +128,7 @@ def test_a_second_signal_stops_at_once() -> None:
     assert code == 128 + signal.SIGINT and errors.endswith("minidl: stopped at once\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_to_mpiexec_leaves_nothing(number: signal.Signals) -> None:
     with Script("mpiexec", "slow_loop", "gossip") as script:
         script.process.send_signal(number)
@@ -138,9 +144,11 @@ def test_the_ranks_end_with_the_launcher() -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "message"), [
-    (["--lr", "0.1"], ["--lr", "0.2"], "minidl.train: lr is 0.2 on rank 1, and 0.1 on rank 0: give all ranks the same"),
+    pytest.param(["--lr", "0.1"], ["--lr", "0.2"], "minidl.train: lr is 0.2 on rank 1, and 0.1 on rank 0: give all",
+                 marks=pytest.mark.slow),
     (["--method", "gossip"], ["--method", "ps"], "minidl.train: method is ps on rank 1, and gossip on rank 0: "),
-    (["--model", "mlp"], ["--model", "lenet"], "minidl.train: --model is lenet on rank 1, and mlp on rank 0: give all"),
+    pytest.param(["--model", "mlp"], ["--model", "lenet"], "minidl.train: --model is lenet on rank 1, and mlp on ",
+                 marks=pytest.mark.slow),
     (["--data", "a.npz"], ["--data", "b.npz"], "minidl.train: y_train is int64 (64,) with the checksum "),
 ])  # fmt: skip
 def test_the_ranks_of_mpiexec_have_different_command_lines(

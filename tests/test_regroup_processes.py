@@ -71,6 +71,42 @@ def test_two_are_killed_and_the_others_finish(tmp_path: Path) -> None:
     assert told[1].startswith("minidl: replica 2 died; the other 2 go on from step ")
 
 
+def test_a_frozen_replica_is_killed_and_the_others_finish(tmp_path: Path) -> None:
+    run = Training(tmp_path / "run", "--method", "dpsgd", "--stall", "1")
+    os.kill(run.ranks()[1], signal.SIGSTOP)
+    result, lines = run.finish()
+    assert (result["replicas_alive"], result["epochs"]) == (3, EPOCHS)
+    assert any(line.startswith("minidl: replica 1 died; the other 3 go on from step ") for line in lines)
+
+
+SCRIPT = """
+import os, signal, sys
+import minidl
+from minidl.training.trainer import Trainer
+
+def count(trainer, *arguments):
+    if minidl.rank() == 1 and trainer.progress.step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return settle(trainer, *arguments)
+
+settle, Trainer._settle = Trainer._settle, count
+minidl.seed(0)
+model = minidl.models.mlp((4, 4, 1), 4)
+history = minidl.fit(model, "synthetic:240x4x4x1:4", validation=0.2, epochs=3, method="allreduce",
+                     on_death="continue", batch_size=8, progress=None)
+print([entry["epoch"] for entry in history.epochs], history.test.accuracy, flush=True)
+"""
+
+
+def test_a_script_s_fit_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "minidl.launch", "--workers", "3", str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert "minidl: replica 1 died; the other 2 go on from step" in done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and lines[0] == lines[1] and lines[0].startswith("[1, 2, 3] ")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("method", ["allreduce", "local-sgd", "dpsgd"])

@@ -185,6 +185,32 @@ def test_a_concurrent_sum_does_not_answer():
     assert answered == [pytest.approx(1.0)]
 
 
+@pytest.mark.parametrize("ranks", [(1, 2), (1, 1, 1)])
+def test_ranks_that_compute_before_they_receive_their_replies_delay_no_other(ranks: tuple[int, ...]):
+    """Two ranks make a call each, or one makes three. Then they compute for 1 s. Meanwhile another rank calls."""
+
+    def work(fabric: Fabric) -> float:
+        out = np.zeros((3, 250), np.float32)
+        if fabric.rank == 0:
+            fabric.set_status(Column.STATE, State.PAUSED)
+            fabric.serve(echo)
+            return 0.0
+        calls = [fabric.call_start(0, (ONES,), each) for each, rank in zip(out, ranks) if rank == fabric.rank]
+        if fabric.rank < 3:
+            fabric.elapse("gradient", 1)
+        else:
+            fabric.elapse("gradient", 0.1)
+            began = fabric.now()
+            fabric.call(0, (ONES,), out[0])
+        for call in calls:
+            call.wait()
+        fabric.set_status(Column.STATE, State.PAUSED)
+        assert out.sum() == 500 * max(len(calls), fabric.rank == 3)
+        return fabric.now() - began if fabric.rank == 3 else 0.0
+
+    assert simulated(work, 4)[3] == pytest.approx(4e-3)
+
+
 def test_a_caller_that_dies_does_not_block_the_others():
     """Rank 1 dies while its reply is due. Rank 0 then answers rank 2."""
 

@@ -11,6 +11,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from sessions import Sessions
 
 import minidl
 from minidl import data, nn, train
@@ -23,7 +24,7 @@ from minidl.run.folder import read_run
 from minidl.run.signals import Signals
 from minidl.simulate import main
 from minidl.training.fit import fit
-from minidl.training.simulated import flops_per_image, with_measured
+from minidl.training.gradient_cost import flops_per_image, with_measured
 
 QUICK = ["--data", "digits", "--model", "mlp", "--quiet", "--json"]
 
@@ -212,7 +213,7 @@ def test_errors_are_one_line(tmp_path, capsys, options, words):
 def test_help_names_the_options(capsys):
     assert main(["--help"]) == 0
     words = capsys.readouterr().out
-    assert "--cluster" in words and "--topology" in words and "--resume" not in words
+    assert "--cluster" in words and "--resume" in words and "--keep" not in words
 
 
 def test_flops_of_an_image():
@@ -228,11 +229,13 @@ def test_a_signal_stops_all_after_their_step(tmp_path, capsys):
 
     config = resolve({"data": "digits", "model": "mlp", "epochs": 1000, "quiet": True, "out": str(tmp_path / "run")})
     with Signals() as signals:
-        session = SimulatedRun(config, cluster.load("uniform"), 3, signals)
-        signals.received = 15
-        with RunFolder.create(config) as run, pytest.raises(Stopped):
-            session.train(run)
-    assert len({trainer.progress.step for trainer in session.trainers}) == 1
+        simulated = SimulatedRun(config, cluster.load("uniform"), 3, signals)
+        simulated.simulation.at(0.01, setattr, signals, "received", 15)
+        with pytest.raises(Stopped):
+            simulated.begin(lambda: RunFolder.create(simulated.config))
+    assert [type(result) for result in simulated.results.values()] == [Stopped] * 3
+    [steps] = {session.trainer.progress.step for session in simulated.sessions}
+    assert steps > 0 and len(Sessions.last_of(tmp_path / "run").state["members"]) == 3
 
 
 @pytest.mark.slow

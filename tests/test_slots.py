@@ -154,8 +154,8 @@ def test_simulations_and_mailboxes_refuse_the_same_messages() -> None:
 
 def test_too_many_columns_or_channels_are_an_error_of_one_line_at_import() -> None:
     check_limits(list(range(memory.COLUMNS)), list(Channel))
-    with pytest.raises(ImportError, match="column 13 of the status table: expected at most column 12") as error:
-        check_limits(list(IntEnum("Wide", [f"C{i}" for i in range(14)], start=0)), list(Channel))
+    with pytest.raises(ImportError, match="column 21 of the status table: expected at most column 20") as error:
+        check_limits(list(IntEnum("Wide", [f"C{i}" for i in range(22)], start=0)), list(Channel))
     assert "\n" not in str(error.value)
     with pytest.raises(ImportError, match="channel 8: expected at most channel 7"):
         check_limits(list(Column), list(range(MAX_CHANNELS + 1)))
@@ -166,8 +166,8 @@ def test_too_many_columns_or_channels_are_an_error_of_one_line_at_import() -> No
 def test_the_import_checks_the_limits() -> None:
     source = Path(messages.__file__).read_text()
     exec(compile(source, "messages.py", "exec"), {"__name__": messages.__name__})
-    with pytest.raises(ImportError, match="column 14 of the status table"):
-        exec(compile(source.replace("LOSS = ", "LOSS = 9 + "), "messages.py", "exec"), {"__name__": messages.__name__})
+    with pytest.raises(ImportError, match="column 25 of the status table"):
+        exec(compile(source.replace("LOSS = ", "LOSS = 20 + "), "messages.py", "exec"), {"__name__": messages.__name__})
 
 
 def test_the_words_of_a_row_do_not_overlap() -> None:
@@ -177,7 +177,8 @@ def test_the_words_of_a_row_do_not_overlap() -> None:
 
 def test_slots_of_all_channels() -> None:
     for server in (False, True):
-        slots = BufferSpec(4, 1, call=True, serving=(5,)).slots(0, server)
+        slots = BufferSpec(4, 1, call=True, serving=(5,)).slots(0, 6, server)
         assert list(slots) == list(Channel)
-        assert (slots[Channel.CALL][0], slots[Channel.ANSWER][0]) == ((0, 2) if server else (1, 0))
-    assert BufferSpec(4, 1, call=True, serving=(5,)).slots(5, server=False)[Channel.ANSWER] == (2, 4)
+        assert (slots[Channel.CALL][0], slots[Channel.ANSWER][0]) == ((0, 6) if server else (1, 0))
+    assert BufferSpec(4, 1, call=True, serving=(5,)).slots(5, 6, server=False)[Channel.ANSWER] == (6, 4)
+    assert BufferSpec(4, 1, call=True, answers=2).slots(5, 6, server=True)[Channel.ANSWER] == (2, 4)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sessions import Sessions
+from test_claims import claim, ledgers
 
 from minidl import data, models, nn
+from minidl.comm.claims import piece_of
 from minidl.comm.cluster import parse
 from minidl.comm.fabric.base import Column, Fabric, State
 from minidl.comm.methods import method
+from minidl.comm.remote_claims import RemoteClaims, serve
 from minidl.comm.replica import Engine
 from minidl.comm.stats import Stats, merge
 from minidl.comm.transport.sim import Simulation
@@ -78,8 +81,8 @@ class Group:
         work, settle = trainer.work, trainer.work.settle
         assert isinstance(work, Claimed)
 
-        def counted(at: Any) -> bool:
-            done = settle(at)
+        def counted(at: Any, *counts: Any) -> bool:
+            done = settle(at, *counts)
             self.settled[work.piece] += done
             self.rates[work.piece] = at.lr
             return done
@@ -237,6 +240,67 @@ def gossiping(**options: Any) -> Trainer:
     dataset = data.load(config.data)
     nn.seed(0)
     return Trainer(models.mlp(dataset.input_shape, dataset.classes, hidden=(3,)), dataset, config)
+
+
+class Remote:
+    """A replica whose ledger is on another node. late: its requests are handled so many steps after they were sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+        self.trainer = gossiping()
+        work, self.late = self.trainer.work, late
+        assert isinstance(work, Claimed)
+        [_, self.ledger] = ledgers(2)
+        self.sent: deque[tuple[int, np.ndarray]] = deque()  # (steps begun, request)
+        self.steps = self.waits = 0
+        self.during: dict[int, Callable[[], None]] = {}  # step -> what happens in it
+        work.claims = self.claims = RemoteClaims(lambda request: self.sent.append((self.steps, request)), None)
+        monkeypatch.setattr(self.trainer.fabric.transport, "idle", self.idle)
+        monkeypatch.setattr(self.trainer, "step", self.step)
+
+    def idle(self, attempt: int) -> None:
+        self.waits += 1
+        self.handle(0)
+
+    def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        self.handle(self.late)
+        self.steps += 1
+        self.during.get(self.steps, lambda: None)()
+        return Trainer.step(self.trainer, x, y)
+
+    def handle(self, late: int) -> None:
+        while self.sent and self.sent[0][0] <= self.steps - late:
+            reply = serve(self.ledger, 0, self.sent.popleft()[1])
+            if reply is not None:
+                self.claims.reply(reply)
+
+
+def test_pieces_of_another_node_s_ledger_are_claimed_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer takes two steps. The replica waits only for its first piece and at the end."""
+    remote = Remote(monkeypatch, late=2)
+    waits = []
+    remote.during = {step: lambda: waits.append(remote.waits) for step in (1, 8)}
+    assert [entry["images"] for entry in remote.trainer.run() if entry["event"] == "epoch"] == [26, 26]
+    assert waits == [1, 1] and remote.steps == 14 and remote.ledger.state() == (14, [])
+
+
+def test_a_refused_settlement_of_another_node_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pieces of this replica are revoked while it trains one of them. Another replica trains them."""
+    remote = Remote(monkeypatch, late=0)
+    others = 0
+
+    def revoke() -> None:
+        nonlocal others
+        remote.ledger.revoke(0)
+        for _ in range(4):
+            ticket = claim(remote.ledger, 14)
+            others += len(remote.trainer.sampler.piece(piece_of(ticket))[1])
+            assert remote.ledger.begin(ticket) and remote.ledger.settle(ticket)
+
+    remote.during = {3: revoke}
+    entries = [entry for entry in remote.trainer.run() if entry["event"] == "epoch"]
+    assert others == 16 and remote.ledger.repeated == 1 and remote.ledger.state() == (14, [])
+    assert [entry["images"] for entry in entries] == [26 - others, 26] and remote.steps == 14
+    assert all(0 <= entry["accuracy"] <= 1 for entry in entries)
 
 
 @pytest.mark.parametrize(("wrong", "words"), [

@@ -74,19 +74,23 @@ class Fabric:
     replicas: the ranks that train; the default is all ranks. led_by: if set, the only leader that `gather` accepts.
     """
 
-    # transport/base.py explains these attributes.
-    rank, size, leader = OfTransport[int](), OfTransport[int](), OfTransport[int]()
+    # transport/base.py explains these attributes. Those that never change are copied, because that is faster.
+    rank: int
+    size: int
+    nodes: tuple[int, ...]
+    stats: Stats
     began, beginners = OfTransport[int](), OfTransport[int]()
-    nodes, replicas = OfTransport[tuple[int, ...]](), OfTransport[tuple[int, ...]]()
     servers, newcomer = OfTransport[tuple[int, ...]](), OfTransport[bool]()
-    status, stats, step = OfTransport[np.ndarray](), OfTransport[Stats](), OfTransport[int]()
+    replicas, leader = OfTransport[tuple[int, ...]](), OfTransport[int]()
+    status, step = OfTransport[np.ndarray](), OfTransport[int]()
     trust, on_freeze = OfTransport[np.ndarray](), OfTransport[Freeze]()
     stop_wanted, fail_fast = OfTransport[bool](), OfTransport[bool]()
     stall, claims = OfTransport[float](), OfTransport[Claims]()
-    service = OfTransport["Callable[[], bool] | None"]()
+    service, interrupt = OfTransport["Callable[[], bool] | None"](), OfTransport["Callable[[], None] | None"]()
 
     def __init__(self, transport: Transport, replicas: Sequence[int] | None = None) -> None:
         self.transport = transport
+        self.rank, self.size, self.nodes, self.stats = transport.rank, transport.size, transport.nodes, transport.stats
         if replicas is not None:
             transport.assign(replicas)
         # The transport's operations that methods and the training loop use; transport/base.py explains them.
@@ -124,6 +128,10 @@ class Fabric:
         """Allocate the memory for messages (`Transport.join`). What remains of an earlier training is dropped."""
         self.transport.service = None
         self._silent.clear()
+        self._calls.clear()
+        if self._service is not None:
+            self._service.drop()
+            self._service = None
         self.transport.join(buffers, layout)
         self._begin_view()
 
@@ -258,12 +266,12 @@ class Fabric:
 
         handle(message) returns the reply: its parts, and its header. It runs in the thread of the replica. It does not
         run while the replica waits for the result of `allreduce_start`. For a replica, BufferSpec.serving must name it.
-        First waits until the replies of an earlier handler are sent.
+        First waits until an earlier handler has answered the requests that were taken.
         """
         old = self._service
-        self.transport.service = self._service = None
         if old is not None:
-            self.wait(lambda: old.replied() or None, (), "others to receive replies")
+            self.wait(lambda: old.answered() or None, (), "others to receive replies")
+        self.transport.service = self._service = None
         if handle:
             self._service = Service(self.transport, handle)
             self.transport.service = self._service.poll
@@ -282,7 +290,7 @@ class Fabric:
             if self.replicas != members:
                 return None
             service.poll()  # after the look at the states: a replica sends its last request before it pauses
-            return True if service.replied() else None
+            return True if service.answered() else None
 
         self.wait(done, (), "requests")
         self.register(None)
@@ -344,13 +352,14 @@ class Fabric:
             if not synchronous:
                 return False
             self.transport.consider_stopping()
-            if steps >= self.wait(self._agreed_stop, (), "the agreement on the last step"):
+            if steps >= self.wait(self.agreed_stop, (), "the agreement on the last step"):
                 return False
         self.step = steps + 1
         self.set_status(Column.STEP, self.step)
         return True
 
-    def _agreed_stop(self) -> float | None:
+    def agreed_stop(self) -> float | None:
+        """Return the last step of a run that is asked to stop, or None while a replica may still begin another one."""
         stops = {rank: self.status[rank, Column.STOP] for rank in self.survivors()}
         wishes = [stop for rank, stop in stops.items() if stop or self.state(rank) < State.PAUSED]
         return None if 0 in wishes else float(max(wishes)) - 1

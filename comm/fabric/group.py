@@ -204,13 +204,14 @@ class Group:
         holds round = int(fail_fast), so a later gather without `fail_fast` discards these chunks.
         """
         transport = self.transport
-        alive = [rank for rank in self.ranks if transport.alive(rank)]
+        first = next(filter(transport.alive, self.ranks), self.ranks[0])
         header = Header(round=int(transport.fail_fast))
-        if transport.rank != (alive or self.ranks)[0]:
-            first = (alive or self.ranks)[:1]
+        if transport.rank != first:
             for part in chunks(vector, CHUNK):
-                transport.wait(lambda: transport.post(Channel.GATHER, first, (part,), header) or None, first, WHAT)  # noqa: B023
+                sent = lambda: transport.post(Channel.GATHER, (first,), (part,), header) or None  # noqa: B023, E731
+                transport.wait(sent, (first,), WHAT)
             return
+        alive = [rank for rank in self.ranks if transport.alive(rank)]
         yield transport.rank, vector
         received = np.empty_like(vector)
         for peer in alive[1:]:

@@ -54,20 +54,25 @@ def receive(transport: Transport, calls: deque[Call]) -> bool | None:
 
 
 class Service:
-    """A handler of requests. It must not change the parts of its reply before it is called again."""
+    """A handler of requests. It must not change the parts of its reply before it is called again.
+
+    A rank that has not received the reply to its last request cannot receive another one. So its next request is held
+    until then, and the requests of other ranks are answered meanwhile.
+    """
 
     def __init__(self, transport: Transport, handle: Handler) -> None:
         self.transport, self.handle = transport, handle
-        self._reply: tuple[int, Sequence[np.ndarray], Header] | None = None  # not sent yet: its receiver is not ready
+        self._held: dict[int, Message] = {}  # by sender
+        self._reply: tuple[int, Sequence[np.ndarray], Header] | None = None  # not sent yet: no slot is free
         self._handling = False
 
     def poll(self) -> bool:
-        """Answer the requests that have arrived, without waiting. Returns whether there was any."""
+        """Answer the requests that can be answered now, without waiting. Returns whether there was any."""
         found = False
         if self._handling:  # the handler itself waits for something
             return False
         for _ in range(self.transport.size):
-            message = self.transport.take(Channel.CALL) if self.replied() else None
+            message = self._next() if self.replied() else None
             if message is None:
                 break
             found = self._handling = True
@@ -79,6 +84,25 @@ class Service:
         self.replied()
         return found
 
+    def _next(self) -> Message | None:
+        """Return a request that can be answered now, or None. Hold the requests that cannot."""
+        for peer in self._held:
+            if self._can_receive(peer):
+                return self._held.pop(peer)
+        while (message := self.transport.take(Channel.CALL)) is not None:
+            if self._can_receive(message.sender):
+                return message
+            self._held[message.sender] = message
+        return None
+
+    def _can_receive(self, peer: int) -> bool:
+        """Return whether a peer has received its last reply, or is dead."""
+        slot = self.transport.reserve(Channel.ANSWER, (peer,), 0)
+        if slot is None:
+            return not self.transport.alive(peer)
+        slot.cancel()
+        return True
+
     def replied(self) -> bool:
         """Try to send the last reply. Returns whether it was sent, or its receiver is dead."""
         if self._reply is not None:
@@ -86,3 +110,12 @@ class Service:
             if self.transport.post(Channel.ANSWER, (peer,), parts, header) or not self.transport.alive(peer):
                 self._reply = None
         return self._reply is None
+
+    def answered(self) -> bool:
+        """Return whether all requests that were taken have been answered."""
+        return self.replied() and not self._held
+
+    def drop(self) -> None:
+        """Drop the requests that were taken and not answered."""
+        while self._held:
+            self._held.popitem()[1].release()

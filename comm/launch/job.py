@@ -12,15 +12,20 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 OPEN_MPI, HYDRA, SRUN = "Open MPI's mpiexec", "MPICH's mpiexec", "srun"
+ULFM = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's mpiexec --with-ft ulfm
 LAST_STEP = 0xFFFFFF00  # step numbers below this belong to srun, others to batch scripts or interactive shells
 
 
 class MpiJob(NamedTuple):
-    """A job as its launcher describes it. The progress engine raises an error if MPI reports another size."""
+    """A job as its launcher describes it. The progress engine raises an error if MPI reports another size.
+
+    survives: whether the others go on if a rank is killed (comm/transport/failures.py).
+    """
 
     launcher: str
     rank: int
     size: int
+    survives: bool = False
 
 
 def recognise(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
@@ -35,7 +40,7 @@ def recognise(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
         return (int(found[0]), int(found[1])) if found[0].isdigit() and found[1].isdigit() else None
 
     if given := numbers("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
-        return MpiJob(OPEN_MPI, *given)
+        return MpiJob(OPEN_MPI, *given, survives=environment.get(ULFM, "").lower() in ("1", "true", "yes"))
     if given := numbers("PMI_RANK", "PMI_SIZE"):
         return MpiJob(HYDRA if "PMI_FD" in environment or "PMI_PORT" in environment else "the launcher", *given)
     step = environment.get("SLURM_STEP_ID", "")

@@ -267,6 +267,7 @@ class ProcessGroup:
         if 0 < code < 128:  # after an error do not set DEAD: the others must end without reporting a lost peer
             self.words[memory.ABORT] = 1
         elif code < 0 or self._read(rank, memory.STATE) <= memory.PAUSED:
+            self.numbers[memory.at(rank, memory.ENDED)] = code == 0
             self.numbers[memory.at(rank, memory.STATE)] = memory.DEAD
 
     def _stop(self, signum: int, quiet: bool) -> bool:
@@ -297,8 +298,8 @@ class ProcessGroup:
         self.kill()
 
     def _has_something_to_save(self, rank: int) -> bool:
-        """Return False if a rank has not begun its first step, or if its script is between two trainings."""
-        idle = (memory.JOINING, memory.FINISHED)
+        """Return False if a rank has not begun its first step, or if its script is between two trainings or over."""
+        idle = (memory.JOINING, memory.FINISHED, memory.LEFT, memory.DEAD)
         return self._read(rank, memory.STEP) > 0 and self._read(rank, memory.STATE) not in idle
 
     def _read(self, rank: int, column: int) -> float:

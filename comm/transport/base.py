@@ -66,9 +66,11 @@ class Transport(ABC):
         self.on_freeze = Freeze.WAIT
         stats.attach(self.began, self.now)
         self.stop_wanted = False  # whether a signal requested a stop
+        self.interrupted: Callable[[], bool] = lambda: False  # whether this process has received such a signal
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
         self.step = 0
         self.service: Callable[[], bool] | None = None  # see `Fabric.register`
+        self.interrupt: Callable[[], None] | None = None  # `wait` calls it repeatedly: what it raises ends the wait
 
     # -- the primitives ----------------------------------------------------------------------------------
 
@@ -198,8 +200,11 @@ class Transport(ABC):
         """Return whether another rank has failed."""
         return False
 
-    def fail(self) -> None:
-        """End the other ranks, because this rank has failed and reported its error."""
+    def fail(self, code: int = 2) -> None:
+        """End the other ranks, because this rank has failed and reported its error.
+
+        code: the exit code of an MPI job. In other jobs, the code with which this rank exits counts.
+        """
 
     def close(self) -> None:
         """Leave the job and free all resources."""
@@ -316,6 +321,8 @@ class Transport(ABC):
             if self.aborted():
                 raise Aborted
             self.consider_stopping()
+            if self.interrupt:
+                self.interrupt()
             if self.on_freeze:
                 self.fence_suspects()
             if not served:  # else more requests may have arrived meanwhile
@@ -369,7 +376,7 @@ class Transport(ABC):
 
     def stopping(self) -> bool:
         """Return whether any rank was asked to stop."""
-        return self.stop_wanted or bool(self.status[:, Column.STOP].any())
+        return self.stop_wanted or self.interrupted() or bool(self.status[:, Column.STOP].any())
 
     def consider_stopping(self) -> None:
         """If a stop was requested, write 1 + self.step to the status table: this rank can stop after that step."""

@@ -17,7 +17,7 @@ from minidl.comm.cluster import Cluster, Link
 from minidl.comm.stats import Stats
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.freezes import Freezes
-from minidl.comm.transport.in_flight import InFlight
+from minidl.comm.transport.in_flight import InFlight, Memory
 from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, State
 from minidl.errors import MinidlError
 
@@ -87,11 +87,12 @@ class EventLoop:
     transports: Sequence[Rank] = ()
 
     def __init__(
-        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, stall: float = 30.0
-    ) -> None:
+        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, begin: float = 0.0,
+        stall: float = 30.0,
+    ) -> None:  # fmt: skip
         place = cluster.place(ranks)
         self.cluster, self.place, self.size, self.seed = cluster, place, ranks, seed
-        self.time, self.happened = 0.0, 0  # happened: number of events so far
+        self.time, self.happened = begin, 0  # happened: number of events so far
         costs = {device: cluster.seconds_per_image(device, work, flops) if work or flops else 0.0
                  for device in set(place.devices)}  # fmt: skip
         self.image_seconds = [costs[device] for device in place.devices]
@@ -103,6 +104,7 @@ class EventLoop:
         self.trust = np.zeros(ranks, np.int64)
         self.all_ranks = tuple(range(ranks))
         self.vectors: dict[str, np.ndarray] = {}
+        self.memory = Memory()
         self.claims = np.zeros(claims.words(ranks), np.int64)
         self.joins = 0  # the largest number of calls of `join` by one rank
         self.layouts: dict[int, str] = {}  # number of a call of `join`, from 0 -> the layout that it was given
@@ -122,12 +124,15 @@ class EventLoop:
         self.current: SimulatedProcess | None = None
         self.running: dict[int, SimulatedProcess] = {}  # the main task of each rank that has not finished or died
 
-        for _, rank in place.joins:
+        self.late = {rank: time for time, rank in place.joins if time > begin or not begin}
+        for rank in self.late:
             self.status[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
-        self.dead = len(place.joins)
+        self.dead = len(self.late)
         for time, rank in place.deaths:
-            self.at(time, self.die, rank)
-        self.freezes = Freezes(self, place.freezes, stall)
+            if time > begin or not begin:
+                self.at(time, self.die, rank)
+        freezes = [freeze for freeze in place.freezes if freeze[0] > begin or not begin]
+        self.freezes = Freezes(self, freezes, stall)
 
     # -- the loop ----------------------------------------------------------------------------------------
 
@@ -151,11 +156,10 @@ class EventLoop:
             self.transports[rank].close()
 
         self.running.clear()
-        late = {rank: time for time, rank in self.place.joins}
         for rank in work:
             task = self.running[rank] = self.add_task(self.transports[rank], partial(main, rank))
-            if rank in late:
-                self.at(late[rank], self._come, rank)
+            if rank in self.late:
+                self.at(self.late[rank], self._come, rank)
             else:
                 self.ready.append(task)
         try:
@@ -264,7 +268,11 @@ class EventLoop:
         self.look_whether_drained()
 
     def _come(self, rank: int) -> None:
-        """Let a rank join late."""
+        """Let a rank join late. It never starts if all are dead, or if the leader has begun to collect the states."""
+        leader = self.transports[rank].leader
+        state = self.status[leader, STATE]
+        if state >= State.DEAD or (leader in self.running and state > State.TRAINING):
+            self.running.pop(rank, None)
         if rank not in self.running:
             return
         self.status[rank, STATE] = State.JOINING
@@ -340,7 +348,10 @@ class EventLoop:
         if message.channel is MAIL:
             self.mail += len(message.receivers)
         for peer in tuple(message.receivers):
-            self.transfer(message.sender, peer, size, self._arrive, message, peer)
+            if message.free:
+                self.at(self.time, self._arrive, message, peer)
+            else:
+                self.transfer(message.sender, peer, size, self._arrive, message, peer)
 
     def _arrive(self, message: InFlight, peer: int) -> None:
         transport = self.transports[peer]

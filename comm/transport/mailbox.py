@@ -100,7 +100,7 @@ class Plan:
             begin = at = pages(at)  # separate pages for each rank, on its NUMA node
             pools = []
             present = here is None or rank in here
-            channels = buffers.slots(rank, rank in servers)
+            channels = buffers.slots(rank, size, rank in servers)
             for count, capacity in (*channels.values(), (SLOTS * buffers.publish, buffers.nbytes)):
                 pools.append(Pool(at, count * present, capacity, LINE + _lines(capacity), size * present))
                 at = pools[-1].stop

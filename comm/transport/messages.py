@@ -54,7 +54,8 @@ class Column(IntEnum):
     PID = 9  # its process
     INCARNATION = 10  # 0: its process began with the job; n: it was the n-th newcomer of the job
     EPOCH = 11  # epochs that this rank has finished
-    VIEW = 12  # how far this rank is with a change of the view: see fabric/view.py
+    ENDED = 12  # 1: this rank is DEAD because its script has ended, without an error
+    VIEW = 13  # how far this rank is with a change of the view: see fabric/view.py
 
 
 class State(IntEnum):
@@ -71,6 +72,7 @@ class State(IntEnum):
     OVER = 8  # (leader) the result is written
     COMING = 9  # it was started in a running job, and compiles; it is no member yet
     ARRIVED = 10  # it is ready, and waits for the state of a member; it is no member yet
+    LEFT = 11  # in a script: it has left its training by an exception
 
 
 class Trust(IntEnum):
@@ -237,11 +239,17 @@ class BufferSpec(NamedTuple):
     publish: bool = False  # whether ranks publish states
     call: bool = False  # whether there is a server
     serving: tuple[int, ...] = ()  # the replicas that answer requests (`Fabric.register`)
+    # Number of replies that a server can have in flight. 0: one for each rank, so that a rank that computes before it
+    # receives its reply delays no other. Fewer suffice if all ranks wait for their replies (`Fabric.call`).
+    answers: int = 0
     shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of each float32 vector that all ranks write to
 
-    def slots(self, rank: int, server: bool) -> dict[Channel, tuple[int, int]]:
-        """Return for every channel the number of slots of a rank, and the bytes of each. server: whether it is one."""
-        call, answer = 1 - server, 2 * (server or rank in self.serving)
+    def slots(self, rank: int, size: int, server: bool) -> dict[Channel, tuple[int, int]]:
+        """Return for every channel the number of slots of a rank among `size`, and the bytes of each.
+
+        server: whether it is one.
+        """
+        call, answer = 1 - server, (self.answers or size) * (server or rank in self.serving)
         return {
             Channel.MAIL: (self.mail, self.nbytes),
             Channel.TREE: (3, CHUNK),  # a message to the parent, a message to the children, and a reserve
@@ -286,7 +294,7 @@ def check_limits(columns: Sequence[int], channels: Sequence[int]) -> None:
             f"channel {max(channels)}: expected at most channel {MAX_CHANNELS - 1}, because the tags of mpi.py have no "
             "room for more: enlarge MAX_CHANNELS in comm/transport/messages.py"
         )
-    if list(BufferSpec().slots(0, server=False)) != list(channels):
+    if list(BufferSpec().slots(0, 1, server=False)) != list(channels):
         raise ImportError("channels: expected slots for each of them, in order, in BufferSpec.slots")
 
 

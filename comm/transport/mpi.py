@@ -14,7 +14,8 @@ each channel from one rank to another, and the memory for arriving messages is b
     TAKEN + a channel            the receiver has released the message of this channel
     ASK, NEWS                    a request for the newest published state, and the reply, which the progress engine
                                  sends while the replica computes
-    STATUS                       a rank's row of the status table, sent to one rank of every other node
+    STATUS                       a rank's row of the status table, sent to one rank of every other node: its *relay*
+    TRUST, DEATH                 whether a rank is trusted; a rank that the others go on without (mpi_monitor.py)
     CLAIM, CLAIMED               a request to the ledger of claimed work, which is in the memory of the first replica's
                                  node, and the reply, which that replica's progress engine sends
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import socket
 import sys
 import threading
 import time
@@ -37,13 +39,27 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from minidl.comm import memory
-from minidl.comm.claims import Claims, Ledger, RemoteClaims
+from minidl.comm.claims import Claims, Ledger
 from minidl.comm.launch.job import MpiJob, recognise
+from minidl.comm.remote_claims import RemoteClaims, serve
 from minidl.comm.stats import Stats
-from minidl.comm.transport.mailbox import LINE, SLOTS, Mailbox, Plan, read_header
+from minidl.comm.transport.mailbox import LINE, Mailbox, Plan, read_header
 from minidl.comm.transport.mailbox_transport import MailboxTransport
-from minidl.comm.transport.messages import ANY, CHUNK, DTYPES, MAX_CHANNELS, BufferSpec, Channel, Column, Message
-from minidl.comm.transport.mpi_nodes import Nodes, everyone, words
+from minidl.comm.transport.messages import (
+    ANY,
+    CHUNK,
+    DTYPES,
+    MAX_CHANNELS,
+    BufferSpec,
+    Channel,
+    Column,
+    Freeze,
+    Message,
+    State,
+)
+from minidl.comm.transport.mpi_monitor import DEATH, TRUST, NodeMonitor
+from minidl.comm.transport.mpi_nodes import WORD, Nodes, everyone, words
+from minidl.comm.transport.mpi_states import ASK, NEWS, VERSIONS, RemoteStates
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
 from minidl.engine.device import aligned
 from minidl.errors import AbortedError as Aborted
@@ -53,11 +69,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TAKEN = MAX_CHANNELS  # tags; the smaller ones are Channels
-ASK, NEWS, STATUS, CLAIM, CLAIMED = (2 * MAX_CHANNELS + i for i in range(5))
+STATUS, CLAIM, CLAIMED = (DEATH + i for i in range(1, 4))
 URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are sent immediately
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
+BEAT = 1.0  # seconds: signs of life are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
-VERSIONS = 1 << 32  # published states of a join: the versions of another join differ
 PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for the others to leave
 
 
@@ -77,47 +93,46 @@ class MpiTransport(MailboxTransport):
         self.rank, self.size = engine.rank, engine.size
         self._offset = 0.0
         self._arrived: list[dict[int, Message]] = [{} for _ in Channel]
-        self._news: dict[int, Message] = {}
-        self._asked: set[int] = set()  # peers whose published state this rank has requested
-        self._seen = [0] * self.size  # for each peer, the version of its state that this rank received last
-        self._askers: dict[int, int] = {}  # peer that requested this rank's state -> version that the peer has seen
-        self._answering = 0  # number of replies that are being sent
+        self._states = RemoteStates(engine, stats)
         self._remote_claims: RemoteClaims | None = None  # if the ledger is on another node
+        self._keepers: list[int] = []  # the live ranks of the node that has the ledger; the first one answers requests
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
-        self._untold, self._told = False, 0.0
+        self._untold, self._told, self._beat = False, 0.0, 0.0
         self._news_came = threading.Condition()
         self._closed = self._joined = False
         self._joins = 0  # number of joins that this rank has left; ASK, STATUS, CLAIM and CLAIMED contain it
         self._sums: MPI.Comm | None = None  # of the replicas, if `fast`
         self._everyone = partial(everyone, engine)
         nodes = Nodes(engine)
-        self._groups, self.segment = nodes.groups, nodes.segment
+        self.groups, self.segment = nodes.groups, nodes.segment
         super().__init__(self.rank, self.size, nodes.numbers, stats, stall)
-        self.beside = [peer for peer in range(self.size) if self._groups[peer] == self._groups[self.rank]]
-        self._remote = frozenset(range(self.size)) - frozenset(self.beside)
-        self._heads = sorted({self._groups[peer] for peer in self._remote})
+        self.beside = [peer for peer in range(self.size) if self.groups[peer] == self.groups[self.rank]]
+        self.remote = frozenset(range(self.size)) - frozenset(self.beside)
         self.fast = fast
         self._map_board()
-        engine.room, engine.tick, engine.deliver = self._room, self._tick, self._deliver
+        self._elect()
+        self.monitor = NodeMonitor(self)
+        engine.room, engine.tick, engine.died, engine.deliver = self._room, self._tick, self._died, self._deliver
         self._previous_hook, sys.excepthook = sys.excepthook, self._unexpected
         atexit.register(self._left_open)
 
     # -- the start ---------------------------------------------------------------------------------------
 
     def _map_board(self) -> None:
-        """Place the status table in the segment, and align the clocks of all nodes with rank 0's clock."""
+        """Place the status table in the segment, align the clocks of all nodes with rank 0's clock, learn the hosts."""
         self.map_rows(words(self.segment, self.size))
         self.engine.collective(self.engine.world.Ibarrier).wait()
-        clocks = [float(word) for word in self._everyone(repr(time.monotonic()))]
-        self._offset = clocks[0] - clocks[self._groups[self.rank]]
+        found = [word.split() for word in self._everyone(f"{time.monotonic()!r} {socket.gethostname()[:WORD // 2]}")]
+        clocks, self.hosts = [float(clock) for clock, _ in found], [host for _, host in found]
+        self._offset = clocks[0] - clocks[self.groups[self.rank]]
         self.heard[self.rank] = self.now()
 
     def join(self, buffers: BufferSpec, layout: str) -> None:
         servers = [rank for rank in range(self.size) if rank not in self.replicas]
         plan = Plan(self.size, buffers, servers, self.beside)
         begin = memory.control_size(self.size)
-        head = self._groups[self.rank] == self.rank
+        head = self.groups[self.rank] == self.rank
         if self._joined:
             self._leave_mailbox()
         self._mail = buffers.nbytes
@@ -138,6 +153,9 @@ class MpiTransport(MailboxTransport):
             self.segment.reserve(begin + start, begin + stop)
         data = np.frombuffer(self.segment.map(begin + plan.total), np.uint8, plan.total, begin)
         self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE], self._joins * VERSIONS)
+        self._keepers = [peer for peer in range(self.size) if self.groups[peer] == self.groups[self.replicas[0]]]
+        if self._keepers[0] in self.remote:
+            self._remote_claims = RemoteClaims(self._ask_keeper, self.wait)
         self._sums = self.engine.ask(lambda: self.engine.split(self.rank in self.replicas)) if self.fast else None
         self._everyone("")  # wait until all nodes have allocated their memory
         self._joined = True
@@ -146,7 +164,7 @@ class MpiTransport(MailboxTransport):
         """Before another `join`: wait until the messages of all ranks are delivered, then let go of the memory."""
         # From now on, the engine answers no requests for published states. Its thread runs what changes its data.
         self.engine.ask(lambda: setattr(self, "_joined", False))
-        self.wait_and_drop(lambda: not self._answering and self.delivered(), ())
+        self.wait_and_drop(lambda: not self._states.answering and self.delivered(), ())
         self.wait_and_drop(self.engine.collective(self.engine.world.Ibarrier).is_set, ())
         self.engine.ask(self._forget)
         self._everyone("")  # wait until all ranks have left the memory
@@ -155,28 +173,26 @@ class MpiTransport(MailboxTransport):
         """Let go of the memory and of what remains of this join. Later messages of this join are ignored."""
         self._joins += 1
         del self.mailbox
-        for unread in self._news.values():
-            unread.release()
-        self._news, self._askers, self._asked = {}, {}, set()
-        self._seen = [self._joins * VERSIONS] * self.size
+        self._states.forget(self._joins)
         self._remote_claims = None
         if self._sums is not None:
             self._sums.Free()
             self._sums = None
-        if self._groups[self.rank] == self.rank:  # only this rank of the node receives the rows of other nodes
-            self.status[sorted(self._remote)] = 0
+        if self.groups[self.rank] == self.rank:  # only this rank of the node receives the rows of other nodes
+            live = [peer for peer in sorted(self.remote) if self.alive(peer)]
+            self.status[live] = 0
 
     # -- messages ----------------------------------------------------------------------------------------
 
     def sent(self, channel: Channel, peers: Sequence[int], nbytes: int) -> None:
         super().sent(channel, peers, nbytes)
         for peer in peers:
-            if peer in self._remote:
+            if peer in self.remote:
                 self.engine.send(peer, channel, self.mailbox.carry(channel, peer))
 
     def next_message(self, channel: Channel, peer: int) -> Message | None:
         arrived = self._arrived[channel]
-        if peer in self._remote:
+        if peer in self.remote:
             return arrived.pop(peer, None)
         if peer == ANY and arrived:
             return self._next_of_all(channel, list(arrived))  # a copy: the engine's thread may add a message now
@@ -197,24 +213,17 @@ class MpiTransport(MailboxTransport):
         return message
 
     def newest(self, peer: int) -> Message | Literal[False] | None:
-        if peer not in self._remote:
+        if peer not in self.remote:
             return super().newest(peer)
-        message = self._news.pop(peer, None)
-        # Ask only now that nothing is here. A reply requested earlier would wait, and be old when it is wanted.
-        if message is None and peer not in self._asked:
-            self._asked.add(peer)
-            self.engine.send(peer, ASK, np.array([self._seen[peer]]).view(np.uint8))
-        return message
+        return self._states.newest(peer)
 
     @property
     def claims(self) -> Claims:
-        first = self.replicas[0]
-        if first not in self._remote:
-            return super().claims
-        self._remote_claims = self._remote_claims or RemoteClaims(
-            lambda request: self.engine.send(first, CLAIM, np.append(request, self._joins).view(np.uint8))
-        )
-        return self._remote_claims
+        return self._remote_claims or super().claims
+
+    def _ask_keeper(self, request: np.ndarray) -> None:
+        """Send a request to the rank that answers for the ledger."""
+        self.engine.send(self._keepers[0], CLAIM, np.append(request, self._joins).view(np.uint8))
 
     def set_status(self, column: Column, value: float) -> None:
         super().set_status(column, value)
@@ -223,56 +232,50 @@ class MpiTransport(MailboxTransport):
             self._tell()
 
     def _tell(self) -> None:
-        """Send this rank's row of the status table to one rank of every other node."""
+        """Send this rank's row of the status table to the relay of every other node."""
         self._untold, self._told = False, time.monotonic()
-        for peer in self._heads:
-            self.engine.send(peer, STATUS, np.append(self.status[self.rank], self._joins).view(np.uint8))
+        rank = self.rank
+        row = np.array([self._joins, self.heard[rank], self.trust[rank], *self.status[rank]])
+        for peer in self.relays:
+            self.engine.send(peer, STATUS, row.view(np.uint8))
 
     # -- called by the progress engine's thread ----------------------------------------------------------
 
     def _room(self, tag: int, size: int) -> np.ndarray:
         """Return a buffer for an arriving message. Buffers of more than TINY bytes are reused."""
-        if size <= TINY or tag == STATUS:
-            return np.empty(size, np.uint8)
+        if size <= TINY:
+            return aligned(size, np.uint8)
         capacity = max(size, LINE + (CHUNK if tag in (Channel.TREE, Channel.GATHER) else self._mail))
         shelf = self._shelves.setdefault(capacity, [])
         return shelf.pop() if shelf else aligned(capacity, np.uint8)
 
     def _deliver(self, source: int, tag: int, room: np.ndarray, size: int) -> None:
         """Handle a message that has arrived."""
-        self.heard[source] = self.now()
         if tag < TAKEN:
             self._arrived[tag][source] = self._message(source, tag, room)
         elif tag < ASK:
             self.mailbox.carried(Channel(tag - TAKEN), source)
             return
         elif tag == ASK:
-            if (seen := int(room.view(np.int64)[0])) >= self._joins * VERSIONS:
-                self._askers[source] = seen
+            self._states.asked(source, room)
             return
         elif tag == NEWS:
-            self._deliver_news(source, self._message(source, NEWS, room), read_header(room.data)[-1])
-        elif tag == STATUS and room.view(np.float64)[-1] >= self._joins:
-            self.status[source] = room.view(np.float64)[:-1]
+            self._states.arrived(source, self._message(source, NEWS, room), read_header(room.data)[-1])
+        elif tag == STATUS:
+            joins, heard, trust, *row = room.view(np.float64).tolist()
+            if joins >= self._joins and self.status[source, Column.STATE] != State.DEAD:
+                self.heard[source], self.trust[source], self.status[source] = heard, trust, row
+        elif tag in (TRUST, DEATH):
+            self.monitor.learn(tag, *room.view(np.int64).tolist())
         elif tag == CLAIM and room.view(np.int64)[-1] == self._joins:
             ledger = Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
-            if (reply := ledger.serve(source, room.view(np.int64)[:-1])) is not None:
+            if (reply := serve(ledger, source, room.view(np.int64)[:-1])) is not None:
                 self.engine.send(source, CLAIMED, np.append(reply, self._joins).view(np.uint8))
             return
         elif tag == CLAIMED and self._remote_claims is not None and room.view(np.int64)[-1] == self._joins:
             self._remote_claims.reply(room.view(np.int64)[:-1])
         with self._news_came:
             self._news_came.notify_all()
-
-    def _deliver_news(self, source: int, message: Message, version: int) -> None:
-        """Keep a published state until `newest` takes it. Drop a state of an earlier join."""
-        if version <= self._seen[source]:
-            message.release()
-            return
-        if old := self._news.pop(source, None):
-            old.release()
-        self._seen[source], self._news[source] = version, message
-        self._asked.discard(source)
 
     def _message(self, source: int, tag: int, room: np.ndarray) -> Message:
         """Return the message in a receive buffer: its header, and a view of its data."""
@@ -297,31 +300,44 @@ class MpiTransport(MailboxTransport):
 
     def _tick(self) -> None:
         """Send what is due: changes of the status table, and replies to requests for the newest state."""
-        if self._untold and time.monotonic() - self._told > TOLD:
+        since = time.monotonic() - self._told
+        if (self._untold and since > TOLD) or (since > BEAT and self.heard[self.rank] > self._beat):
+            self._beat = self.heard[self.rank]
             self._tell()
-        if self._askers and not self._answering and self._joined:
-            self._answer()
+        if self._joined:
+            self._states.answer(self.mailbox)
+            self.monitor.tick()
 
-    def _answer(self) -> None:
-        """Send the published state to the peers that requested it and have not seen this version."""
-        newest = int(self.mailbox.newest[self.rank, 0]) // SLOTS
-        peers = [peer for peer, seen in self._askers.items() if seen < newest]
-        if not peers:
-            return
-        shown = self.mailbox.show()
-        if shown is None:
-            return
-        message, data = shown
-        self._answering = len(peers)
-        for peer in peers:
-            del self._askers[peer]
-            self.stats.sent(peer, message.vector.nbytes)
-            self.engine.send(peer, NEWS, data, partial(self._sent_answer, message))
+    # -- deaths, if the job survives them (failures.py) --------------------------------------------------
 
-    def _sent_answer(self, message: Message) -> None:
-        self._answering -= 1
-        if not self._answering:
-            message.release()
+    def _elect(self) -> None:
+        """Choose the relay of each other node: its first live rank, which receives the rows of the status table."""
+        relays = {self.groups[peer]: peer for peer in sorted(self.remote, reverse=True) if self.alive(peer)}
+        self.relays = sorted(relays.values())
+
+    def _died(self, peer: int) -> None:
+        """Handle the death of a rank. Called by the progress engine's thread, in each live rank."""
+        self.status[peer, Column.STATE] = State.DEAD  # in the memory of this node
+        self._states.died(peer)
+        if peer in self._keepers:
+            renewed = peer == self._keepers[0]
+            self._keepers.remove(peer)
+            if renewed and self._remote_claims is not None:
+                self._remote_claims.renew(peer, bool(self._keepers))
+        if peer in self.relays:
+            self._elect()
+            self._tell()  # the last row may have been lost
+        first = next(rank for rank in range(self.size) if self.alive(rank))
+        if self.rank == first and peer not in self.monitor.ended:
+            print(f"minidl: replica {peer} died", file=sys.stderr, flush=True)
+        with self._news_came:
+            self._news_came.notify_all()
+
+    # -- frozen ranks (mpi_monitor.py) -------------------------------------------------------------------
+
+    def handle_freezes(self, how: Freeze) -> None:
+        super().handle_freezes(how)
+        self.monitor.words[memory.ON_FREEZE] = how
 
     # -- the rest ----------------------------------------------------------------------------------------
 
@@ -335,7 +351,7 @@ class MpiTransport(MailboxTransport):
             self.engine.waiting -= 1
 
     def shared(self, name: str) -> np.ndarray:
-        if self._remote:
+        if self.remote:
             raise ConfigError("this method needs memory that all replicas share: run it on one node")
         return super().shared(name)
 
@@ -349,9 +365,9 @@ class MpiTransport(MailboxTransport):
 
     # -- the end -----------------------------------------------------------------------------------------
 
-    def fail(self) -> None:
+    def fail(self, code: int = 2) -> None:
         if not self._closed:
-            self.engine.abort(2)
+            self.engine.abort(code)
 
     def _unexpected(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """End the job after an uncaught exception, because other ranks would wait for this one forever."""
@@ -369,7 +385,9 @@ class MpiTransport(MailboxTransport):
         """Leave MPI. Waits until all other ranks leave."""
         if self._closed:
             return
+        self.set_status(Column.STALL, 0)  # nobody suspects a rank that waits for the others to leave
         self.engine.leave()
+        self.monitor.close()
         self._closed = True
         sys.excepthook = self._previous_hook
         atexit.unregister(self._left_open)

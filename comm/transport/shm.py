@@ -151,7 +151,7 @@ class ShmTransport(MailboxTransport):
     def aborted(self) -> bool:
         return bool(self.control[memory.ABORT])
 
-    def fail(self) -> None:
+    def fail(self, code: int = 2) -> None:
         self.control[memory.ABORT] = 1
 
     def close(self) -> None:

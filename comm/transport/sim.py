@@ -24,6 +24,8 @@ The arithmetic is real. Durations are computed from the description of the clust
     published data  inside a node, `latest` takes alpha + n * beta. Between nodes, the request takes alpha, and the
                     reply takes the time of a message.
     the rest        no time. This includes Python, the status table, and releases of messages.
+    saves           with `free_saves`, also the collectives of ranks whose timer is stopped (Stats): they collect states
+                    for checkpoints and evaluations. These messages are not counted either.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from greenlet import GreenletExit
 
 from minidl.comm.claims import Ledger
 from minidl.comm.cluster import Cluster
-from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, Rank, SimulatedProcess
+from minidl.comm.transport.event_loop import MAIL, STATE, STOP, Deadlock, EventLoop, SimulatedProcess
 from minidl.comm.transport.in_flight import InFlight
 from minidl.comm.transport.messages import (
     ANY,
+    CODES,
     DTYPES,
     BufferSpec,
     Channel,
@@ -55,18 +57,19 @@ from minidl.comm.transport.messages import (
     check_size,
     unsent,
 )
-from minidl.engine.device import aligned
+from minidl.comm.transport.sim_published import PublishedStates
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
-BLOCK = 1 << 16  # bytes
+COLLECTIVE = (Channel.TREE, Channel.GATHER)
 
 
 class Simulation(EventLoop):
     """A simulated cluster. ranks: the number of replicas and servers together.
 
     work, flops: define the cost of a gradient (Cluster.seconds_per_image). If neither is given, gradients take no time.
-    trace: whether the meters record a timeline. stall: virtual seconds after which a frozen rank is suspected.
+    trace: whether the meters record a timeline. begin: the virtual time at the beginning. Deaths, joins and freezes
+    of the cluster that come earlier are left out. stall: virtual seconds after which a frozen rank is suspected.
 
         simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
         results = simulation.run({rank: a function without arguments that uses simulation.transport(rank)})
@@ -74,42 +77,31 @@ class Simulation(EventLoop):
     """
 
     def __init__(
-        self, cluster: Cluster, ranks: int, seed: int = 0, work: str = "", flops: float = 0.0, trace: bool = False,
+        self,
+        cluster: Cluster,
+        ranks: int,
+        seed: int = 0,
+        work: str = "",
+        flops: float = 0.0,
+        trace: bool = False,
+        begin: float = 0.0,
         stall: float = 30.0,
-    ) -> None:  # fmt: skip
-        super().__init__(cluster, ranks, seed, work, flops, stall)
+    ) -> None:
+        super().__init__(cluster, ranks, seed, work, flops, begin, stall)
+        self.free_saves = False
         self.transports: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
-        self._block, self._used = np.empty(0, np.uint8), BLOCK  # see `memory`
 
     def transport(self, rank: int) -> SimTransport:
         return self.transports[rank]
 
-    def memory(self, nbytes: int) -> np.ndarray:
-        """Return uninitialised memory on a 64-byte boundary. Small pieces share a block, because `aligned` is slow."""
-        if nbytes > BLOCK // 64:
-            return aligned(nbytes, np.uint8, np.empty)
-        begin = self._used
-        self._used += -(-nbytes // 64) * 64
-        if self._used > BLOCK:
-            self._block, self._used = aligned(BLOCK, np.uint8, np.empty), 0
-            return self.memory(nbytes)
-        return self._block[begin : begin + nbytes]
 
-
-class SimTransport(Rank):
+class SimTransport(PublishedStates):
     """The transport of one rank of a simulation."""
 
     simulation: Simulation
 
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
-        self.newest: tuple[int, np.ndarray, Header] | None = None  # (number, vector, header) of the published state
-        self.number = self.dropped = 0  # of the last published state; of the last one of an earlier join
-        self.publishing = False  # whether a slot for a published state is reserved
-        self.seen: dict[int, int] = {}  # peer -> the number of its newest published state that this rank has seen
-        self.asked: set[int] = set()
-        self.answers: dict[int, tuple[int, np.ndarray, Header]] = {}
-        self.lookers: set[int] = set()  # ranks that looked for a new state and found none; `publish` wakes them
         self.started: list[SimulatedProcess] = []
         self.joins = 0  # the number of calls of `join`
 
@@ -126,7 +118,7 @@ class SimTransport(Rank):
         self.joins, self.buffers = self.joins + 1, buffers
         simulation.joins = max(simulation.joins, self.joins)
         used = [number - free for (number, _), free in zip(self.slots, self.free, strict=True)]  # still in flight
-        self.slots = [*buffers.slots(self.rank, self.rank in self.servers).values()]
+        self.slots = [*buffers.slots(self.rank, self.size, self.rank in self.servers).values()]
         self.free = [number - some for (number, _), some in zip(self.slots, used, strict=True)]
         for name, elements in buffers.shared:
             nodes = len(simulation.place.groups)
@@ -134,24 +126,36 @@ class SimTransport(Rank):
                 raise ConfigError(f"shared vector {name!r}: ranks on {nodes} nodes share no memory")
             simulation.vectors.setdefault(name, np.zeros(elements, np.float32))
 
-    def unpublish(self) -> None:
-        """Drop this rank's published state, and the states that have arrived here. Their numbers continue."""
-        self.newest, self.publishing, self.dropped = None, False, self.number
-        self.answers.clear()
-
     def now(self) -> float:
         return self.simulation.time
 
     def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
+        message = self._occupy(channel, peers, nbytes)
+        if message is None:
+            return None
+        if not peers:
+            return unsent(nbytes)
+        data = self.simulation.memory(nbytes)
+        return Slot(data, partial(self._commit, message, data), partial(self._cancel, message))
+
+    def post(self, channel: Channel, peers: Sequence[int], parts: Sequence[np.ndarray], header: Header) -> bool:
+        if len(parts) != 1 or parts[0].dtype not in CODES or not peers:
+            return super().post(channel, peers, parts, header)
+        # One vector is the usual case. It is copied without a slot, which would take longer than the rest.
+        message = self._occupy(channel, peers, parts[0].nbytes)
+        if message is not None:
+            self._send(message, parts[0].copy(), header)
+        return message is not None
+
+    def _occupy(self, channel: Channel, peers: Sequence[int], nbytes: int) -> InFlight | None:
+        """Occupy the edges to these peers, and a slot. Returns None if one of them is not free."""
         self._check_here()
         if self.buffers is None:
             raise ConfigError(f"replica {self.rank} sends before it has joined")
         slots, capacity = self.slots[channel]
         if nbytes > capacity or not slots:
             check_size(nbytes, slots, capacity, channel.name)
-        if not peers:
-            return unsent(nbytes)
-        way, used = self.on_way[channel], 1 if nbytes else 0  # an empty message needs no memory
+        way, used = self.on_way[channel], 1 if nbytes and peers else 0  # an empty message needs no memory
         for peer in peers:
             if peer in way or used > self.free[channel] or not self.alive(peer):
                 if channel is MAIL:
@@ -159,16 +163,21 @@ class SimTransport(Rank):
                 return None
         self.free[channel] -= used
         way.update(peers)
-        message = InFlight(channel, self.rank, set(peers), used)
-        data = self.simulation.memory(nbytes)
-        return Slot(data, partial(self._send, message, data), partial(self._cancel, message))
+        return InFlight(channel, self.rank, set(peers), used)
 
-    def _send(self, message: InFlight, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
+    def _commit(self, message: InFlight, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
         self._check_here()
+        self._send(message, data[:nbytes].view(DTYPES[code]), header)
+
+    def _send(self, message: InFlight, vector: np.ndarray, header: Header) -> None:
+        """Send a vector. It becomes read-only, because all receivers share it."""
+        vector.flags.writeable = False
         self.heard[self.rank] = self.simulation.time
-        for peer in message.receivers:
-            self.stats.sent(peer, nbytes)
-        message.vector, message.header = _sealed(data, nbytes, code), header
+        message.free = message.channel in COLLECTIVE and self.simulation.free_saves and not self.stats.running
+        if not message.free:
+            for peer in message.receivers:
+                self.stats.sent(peer, vector.nbytes)
+        message.vector, message.header = vector, header
         self.simulation.send(message)
 
     def _cancel(self, message: InFlight) -> None:
@@ -185,80 +194,9 @@ class SimTransport(Rank):
         message = inbox.pop(peer, None)
         if message is None:
             return None
-        self.stats.received(peer, message.vector.nbytes)
+        if not message.free:
+            self.stats.received(peer, message.vector.nbytes)
         return Message(peer, message.vector, message.header, partial(self.simulation.release, message, self.rank))
-
-    def reserve_state(self, nbytes: int) -> Slot | None:
-        self._check_here()
-        buffers = self.buffers or BufferSpec()
-        check_size(nbytes, buffers.publish, buffers.nbytes, "published state")
-        if self.publishing:
-            self.stats.reads_missed(self.rank)
-            return None
-        self.publishing = True
-        data = self.simulation.memory(nbytes)
-        return Slot(data, partial(self._publish, data), partial(setattr, self, "publishing", False))
-
-    def _publish(self, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
-        self._check_here()
-        self.number += 1
-        self.newest = self.number, _sealed(data, nbytes, code), header
-        self.publishing = False
-        for rank in sorted(self.lookers):
-            self.simulation.transports[rank].wake()
-        self.lookers.clear()
-
-    def latest(self, peer: int) -> Message | None:
-        self._check_here()
-        simulation, owner = self.simulation, self.simulation.transports[peer]
-        if self.nodes[peer] != self.nodes[self.rank]:
-            found = self.answers.pop(peer, None)
-            if found is None and peer not in self.asked and self.alive(peer):
-                self.asked.add(peer)
-                simulation.at(simulation.time + simulation.link(self.rank, peer).alpha, self._answer, peer)
-        else:
-            found = owner.newest
-            if found is None or found[0] <= self.seen.get(peer, 0):
-                owner.lookers.add(self.rank)
-                found = None
-        if found is None:
-            return None
-        number, vector, header = found
-        self.seen[peer] = number
-        self.stats.received(peer, vector.nbytes)
-        if owner.nodes[peer] == self.nodes[self.rank]:
-            self._sleep(simulation.cluster.inside.alpha + vector.nbytes * simulation.cluster.inside.beta)
-        return Message(peer, vector, header, lambda: None)
-
-    def _answer(self, peer: int) -> None:
-        """Handle the arrival of this rank's request at a peer: if the peer's state is new, send it back."""
-        simulation, owner = self.simulation, self.simulation.transports[peer]
-        if (awake := simulation.freezes.wakes_at(peer)) > simulation.time:
-            simulation.at(awake, self._answer, peer)
-            return
-        if owner.newest is None or owner.newest[0] <= self.seen.get(peer, 0) or not self.alive(peer):
-            number = owner.newest[0] if owner.newest else 0
-            simulation.at(simulation.time + simulation.link(peer, self.rank).alpha, self._nothing_new, peer, number)
-            return
-        owner.stats.sent(self.rank, owner.newest[1].nbytes)
-        simulation.transfer(peer, self.rank, owner.newest[1].nbytes, self._answered, peer, owner.newest)
-
-    def _answered(self, peer: int, found: tuple[int, np.ndarray, Header]) -> None:
-        """Handle the arrival of a peer's state at this rank."""
-        self.asked.discard(peer)
-        if self.alive(peer) and found[0] > self.simulation.transports[peer].dropped:
-            self.answers[peer] = found
-        if self.alive(peer):
-            self.wake()
-
-    def _nothing_new(self, peer: int, number: int) -> None:
-        """Handle a reply without a state. The peer may have published a state while the reply was in flight."""
-        self.asked.discard(peer)
-        owner = self.simulation.transports[peer]
-        if owner.newest is not None and owner.newest[0] > number:
-            self.wake()
-        else:
-            owner.lookers.add(self.rank)
 
     def set_status(self, column: Column, value: float) -> None:
         """Write to the status table. All ranks of a simulation share it, so they see the change immediately."""
@@ -317,7 +255,7 @@ class SimTransport(Rank):
         self._sleep(self.simulation.seconds(self, what, amount))
 
     def close(self) -> None:
-        if self.state(self.rank) != State.DEAD:
+        if self.state(self.rank) < State.FINISHED:  # else the others read the leader's last state
             self.set_status(STATE, State.FINISHED)
 
     def fence(self, peer: int) -> None:
@@ -339,6 +277,10 @@ class SimTransport(Rank):
     def survivors(self) -> list[int]:
         return list(self.simulation.survivors(self.replicas))
 
+    @property
+    def leader(self) -> int:
+        return next(iter(self.simulation.survivors(self.replicas)), self.replicas[0])
+
     def native_drain(self) -> Callable[[], bool]:
         simulation = self.simulation
         goal = simulation.drained + 1
@@ -352,13 +294,6 @@ class SimTransport(Rank):
 
     def delivered(self) -> bool:
         return not any(self.alive(peer) for way in self.on_way for peer in way)
-
-    # -- checks ------------------------------------------------------------------------------------------
-
-    def _check_here(self) -> None:
-        if self.gone:
-            raise GreenletExit  # ends this greenlet: the rank is dead, or the simulation is over
-
 
 class _Started:
     """A function that was passed to `start`, and its result. The function runs in a separate greenlet."""
@@ -386,13 +321,6 @@ class _Started:
         if self.error is not None:
             raise self.error
         return self.result
-
-
-def _sealed(data: np.ndarray, nbytes: int, code: int) -> np.ndarray:
-    """Return the message in a slot as a read-only vector; all receivers share it."""
-    vector = data[:nbytes].view(DTYPES[code])
-    vector.flags.writeable = False
-    return vector
 
 
 __all__ = ["Deadlock", "SimTransport", "Simulation"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -14,19 +11,17 @@ from minidl.cli import arguments
 from minidl.comm.fabric.base import Fabric
 from minidl.comm.stats import Stats
 from minidl.comm.transport.loopback import LoopbackTransport
-from minidl.errors import CheckpointError, ConfigError, printable
+from minidl.errors import CheckpointError, ConfigError
 from minidl.run import checkpoint as files
 from minidl.run import model_file
-from minidl.run.config import FREE, LENGTH, Config, resolve
-from minidl.run.config_file import file_options, to_toml
-from minidl.run.display import count
+from minidl.run.config import Config, resolve
+from minidl.run.config_file import file_options
 from minidl.run.evaluation import evaluate
-from minidl.run.folder import RunFolder, read_run, result_of, resuming
+from minidl.run.folder import RunFolder
 from minidl.run.signals import Signals
 from minidl.run.trained import check_data, described_options, find_weights, load_weights, run_options
-from minidl.training import local_snapshots
-from minidl.training.output import parameter_count, reopen
-from minidl.training.resume import restore
+from minidl.training.continuing import earlier_result, go_on
+from minidl.training.output import parameter_count
 from minidl.training.session import Session, prepare
 from minidl.training.trainer import Entry
 
@@ -49,7 +44,8 @@ def execute(config: Config, given: Mapping[str, Any], signals: Signals, fabric: 
 
 def begin(config: Config, given: Mapping[str, Any], signals: Signals, fabric: Fabric) -> Entry | None:
     """Start a new run and train it, or join a running one; the leader returns the result."""
-    session = Session(config, signals, fabric, fresh=not fabric.newcomer)  # may raise: before the folder is created
+    # May raise, so it comes before the folder is created.
+    session = Session.of_process(config, signals, fabric, fresh=not fabric.newcomer)
     if config.workers and "workers" in given and config.workers != session.config.workers:
         raise ConfigError(f"--workers {config.workers}, but mpiexec has started {session.config.workers} replicas: "
                           "leave --workers out")  # fmt: skip
@@ -62,89 +58,11 @@ def resume(config: Config, given: Mapping[str, Any], signals: Signals, fabric: F
 
     A finished run is not trained again: its result is returned. With --epochs or --steps, it is trained longer.
     """
-    folder, longer = Path(given["resume"]), any(name in given for name in LENGTH)
-    result = result_of(folder)
-    if result and not longer:
-        if fabric.rank:  # if rank 0 has printed the result and ended, this rank may lead
-            return None
-        if not given.get("quiet"):
-            print(printable(_already_finished(folder, config)), file=sys.stderr, flush=True)
-        return result
-    session = Session(config, signals, fabric, fresh=not files.steps(folder / "checkpoints"))
-    session.resumed = True
-    with session.output.opened(lambda: reopen(folder)):  # the leader opens it first; then all ranks read it
-        if made := files.steps(folder / "checkpoints"):
-            _restore(session, folder / "checkpoints", made)
-        if result and (not made or session.trainer.finished):
-            raise ConfigError(_cannot_be_longer(folder, session, bool(made)))
-        if run := session.output.run:
-            _update_options(run, config, _length(config) if longer else "")
-            run.rewind(session.trainer.progress.step, session.trainer.progress.epoch)
-        return session.train()
-
-
-def _already_finished(folder: Path, config: Config) -> str:
-    length = "steps" if config.steps else "epochs"
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime((folder / "summary.json").stat().st_mtime))
-    return (f"minidl: {folder} finished on {when} and is not trained again; this is its result. "
-            f"To train longer: {resuming(folder, config.model)} --{length} N")  # fmt: skip
-
-
-def _cannot_be_longer(folder: Path, session: Session, has_checkpoint: bool) -> str:
-    """Return why a finished run cannot be trained longer."""
-    if not has_checkpoint:
-        return f"{folder} has finished, and has no checkpoint to continue from: begin a new run with another --out"
-    made = _length(session.config)
-    return f"{folder} has already been trained for {made}: give a larger number to train it longer"
-
-
-def _length(config: Config) -> str:
-    return count(config.steps, "step") if config.steps else count(config.epochs, "epoch")
-
-
-def _update_options(run: RunFolder, config: Config, longer: str) -> None:
-    """Write config.toml again if the run becomes longer, or if its model file has moved or changed.
-
-    longer: the length that the command line gives, such as "20 epochs", or "". Other options remain: those in `FREE`
-    are for one resume only.
-    """
-    before = resolve(read_run(run.folder))
-    kept = {name: getattr(before, name) for name in FREE}
-    after = replace(config, **kept)
-    if to_toml(after) != to_toml(before):
-        run.change(after, longer)
-
-
-def _restore(session: Session, checkpoints: Path, made: Sequence[int]) -> None:
-    """Restore a run from its last checkpoint. made: the steps that have a checkpoint."""
-    folder = files.folder_of(checkpoints, made[-1])
-    try:
-        checkpoint = files.load_step(checkpoints, made[-1])
-    except CheckpointError as error:
-        earlier = "; delete this checkpoint to continue from the one before it" if len(made) > 1 else ""
-        raise CheckpointError(f"{error}{earlier}") from None
-    if local_snapshots.exist(checkpoints):
-        checkpoint = local_snapshots.add(checkpoints, checkpoint)
-        found = len(checkpoint.state.get("members", ()))  # 0 if a single replica has continued the run
-        mass = ", with a mass of 1 each" if session.config.mix == "mass" else ""
-        session.origin = f", from the states that {found} replicas saved after an epoch{mass}" if found else ""
-    try:
-        restore(session.trainer, checkpoint)
-    except CheckpointError as error:
-        raise CheckpointError(f"checkpoint {folder}: {error}") from None
-    _forget_missing_best(session, checkpoints)
-
-
-def _forget_missing_best(session: Session, checkpoints: Path) -> None:
-    """If the best checkpoint is missing, choose the result among the later ones.
-
-    If the user deletes the newest checkpoint because it is damaged, the run continues from the one before it. The best
-    checkpoint at that earlier time may be missing: `prune` has deleted it if the damaged one was better.
-    """
-    at = session.trainer.progress
-    if at.best_step >= 0 and not files.folder_of(checkpoints, at.best_step).is_dir():
-        session.origin += f"; the best checkpoint, of step {at.best_step:,}, is missing: later ones replace it"
-        at.best_step, at.best_accuracy, at.best_loss = -1, 0.0, 0.0
+    folder = Path(given["resume"])
+    if result := earlier_result(config, given, leads=not fabric.rank):
+        return None if fabric.rank else result  # if rank 0 has printed the result and ended, this rank may lead
+    session = Session.of_process(config, signals, fabric, fresh=not files.steps(folder / "checkpoints"))
+    return go_on(session, folder, given)
 
 
 def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
@@ -159,7 +77,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
     command = f"python -m minidl.train --evaluate {quote(given['evaluate'])}"
     model_file.require_named(named, given, str(weights.path), command)
     config = resolve(known or described_options(weights, {**file, **given}), file, given)
-    config = model_file.identified(config, given, {**about, **known}.get("model_hash"))
+    config = model_file.identified(config, given, {**about, **known})
     dataset, model = prepare(config, fresh=False)
     check_data(weights, dataset)
     try:

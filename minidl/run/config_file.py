@@ -120,8 +120,9 @@ def _option(section: str, key: str) -> Option:
 def to_toml(config: Config) -> str:
     """Return the saved options of a config that have an effect as TOML text. `from_toml` reads the same values."""
     sections: dict[str, list[str]] = {}
+    kept = saved(config)
     for group, about in GROUPS.items():
-        for name, entry in saved(config).items():
+        for name, entry in kept.items():
             if entry.group.partition(".")[0] == group:
                 head = f"[{entry.group}]" + (f"  # {about}" if entry.group == group else "")
                 sections.setdefault(head, []).append(f"{name} = {_toml_value(getattr(config, name))}")

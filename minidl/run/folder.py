@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from minidl import schema
 from minidl.errors import CheckpointError, ConfigError, MinidlError
-from minidl.reading import Unreadable, blaming, json_value, opened, text
+from minidl.reading import TOML_LIMIT, Unreadable, blaming, json_value, opened, text
 from minidl.run.config import Config, resolve
 from minidl.run.config_file import read_toml, saved, to_toml
 from minidl.run.model_file import is_own
@@ -33,6 +33,7 @@ from minidl.run.progress import LOSS
 from minidl.schema import Mismatch
 
 HEAD = "# The options of a run. To repeat the run: `python -m minidl.train --config FILE`\n\n"
+COMMENT = re.compile(r"(#.*\n)*\n*")  # at the beginning of config.toml
 LONGEST_LINE = 1 << 16  # bytes of an entry in metrics.jsonl
 LONGEST_METRICS = 1 << 28  # bytes: a million lines, which is enough for 100 million steps
 LONGEST_SUMMARY = 8 << 20  # bytes: it lists the edges between all replicas
@@ -152,7 +153,7 @@ class RunFolder:
     @classmethod
     def open(cls, folder: str | Path) -> RunFolder:
         """Open the run in this folder. Raises CheckpointError if there is none, or if it is incomplete."""
-        read_run(folder)  # may raise, so it comes before the lock
+        read_run(folder, simulated=is_simulated(folder))  # may raise, so it comes before the lock
         run = cls(Path(folder))
         try:
             run.checkpoints.mkdir(exist_ok=True)
@@ -198,8 +199,9 @@ class RunFolder:
         with self._writing(self.summary):
             if isinstance(old, dict):
                 write(self.summary, json.dumps(old | {CONTINUES: longer}, indent=2).encode() + b"\n")
-        with self._writing(self.config):
-            write(self.config, (HEAD + to_toml(config)).encode())
+        with self._writing(self.config), blaming(str(self.config), JournalError):
+            comment = COMMENT.match(text(self.config, TOML_LIMIT))
+            write(self.config, ((comment[0] if comment else HEAD) + to_toml(config)).encode())
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -210,23 +212,32 @@ class RunFolder:
                                f"file can be written, use --resume {quote(str(self.folder))}") from None  # fmt: skip
 
 
-def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return the options of the run in this folder. Raises CheckpointError if there is none or a simulated one."""
+def is_simulated(folder: str | Path) -> bool:
+    """Return whether this folder contains a simulated run."""
+    return (Path(folder) / CLUSTER).exists()
+
+
+def read_run(folder: str | Path, simulated: bool = False) -> dict[str, Any]:
+    """Return the options of the run in this folder. Raises CheckpointError if there is none.
+
+    simulated: whether it must be a simulated run, or a real one.
+    """
     path = Path(folder) / "config.toml"
     if not os.path.isdir(folder):
         raise CheckpointError(f"{folder} is not a folder: give the folder of a run"
                               if os.path.lexists(folder) else f"the folder {folder} does not exist")  # fmt: skip
     if not os.path.lexists(path):
         raise CheckpointError(f"{folder} is not the folder of a run: it has no config.toml")
-    if (path.parent / CLUSTER).exists():
-        raise CheckpointError(f"{folder} is a simulated run, which cannot be resumed: begin a new one")
+    if simulated != is_simulated(folder):
+        kind, other = ("real", "a simulation") if simulated else ("simulated", "a real run")
+        raise CheckpointError(f"{folder} is a {kind} run, which cannot be resumed as {other}: {resuming(folder)}")
     return read_options(path)
 
 
 def resuming(folder: str | Path, model: str = "") -> str:
     """Return the command that continues the run in this folder. model: the model of the run, or ""."""
-    own = f" --model {quote(model)}" if is_own(model) else ""
-    return f"python -m minidl.train --resume {quote(str(folder))}{own}"
+    program, own = "simulate" if is_simulated(folder) else "train", f" --model {quote(model)}" if is_own(model) else ""
+    return f"python -m minidl.{program} --resume {quote(str(folder))}{own}"
 
 
 def result_of(folder: str | Path) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 from minidl.errors import ConfigError
@@ -71,10 +72,10 @@ def require_same_kind(named: object, given: Mapping[str, Any], command: str) -> 
         raise ConfigError(f"--model cannot be given with {command}: the run keeps its model, {shown(named)}")
 
 
-def identified(config: Config, given: Mapping[str, Any], recorded: object = None) -> Config:
+def identified(config: Config, given: Mapping[str, Any], known: Mapping[str, Any] = MappingProxyType({})) -> Config:
     """Return the config with the SHA-256 of its model file.
 
-    given: the options of the command line. recorded: the hash that the run recorded, if it has begun.
+    given: the options of the command line. known: those that the run recorded, if it has begun.
     Raises ConfigError if the file cannot be read, or does not have the hash in --model-hash, or else the recorded one.
     """
     if not is_own(config.model):
@@ -84,7 +85,11 @@ def identified(config: Config, given: Mapping[str, Any], recorded: object = None
     wanted = given.get("model_hash", "")
     if wanted not in ("", "any") and not found.startswith(wanted):
         raise ConfigError(f"--model-hash {wanted}: {path} has another SHA-256, {found[:DIGITS]}...")
+    recorded, begun = known.get("model_hash"), split(str(known.get("model", "")))[0].name
     if not wanted and isinstance(recorded, str) and recorded != "any" and found != recorded:
+        if begun != path.name:
+            raise ConfigError(f"the run was begun with {shown(begun)}, and {path} is another file: give --model the "
+                              f"first one, or add --model-hash {found[:DIGITS]} to use the other")  # fmt: skip
         raise ConfigError(f"{path} has changed since the run began: its SHA-256 begins with {found[:DIGITS]}, and the "
                           f"run's with {shown(recorded[:DIGITS])}: restore the file, or add --model-hash "
                           f"{found[:DIGITS]} to use the changed one")  # fmt: skip

@@ -38,6 +38,11 @@ class Progress:
     timed_images: int = 0  # images trained on in timed_seconds; excludes each process's first step, which compiles
     timed_seconds: float = 0.0
 
+    def count(self, batches: int, images: int, correct: int, loss_sum: float) -> None:
+        """Count batches of the current epoch. Negative numbers take back what was counted."""
+        self.batch, self.images, self.correct = self.batch + batches, self.images + images, self.correct + correct
+        self.loss_sum = self.loss_sum + loss_sum if self.images else 0.0
+
     @property
     def images_per_second(self) -> float:
         return self.timed_images / self.timed_seconds if self.timed_seconds else 0.0

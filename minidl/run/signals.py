@@ -13,7 +13,7 @@ from typing import Any
 from minidl import start
 from minidl.errors import printable
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Stopped(BaseException):

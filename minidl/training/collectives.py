@@ -52,9 +52,9 @@ def allreduce(array: ArrayLike) -> np.ndarray:
     ConfigError, on all ranks, if the ranks give arrays of different shapes or types.
     """
     vector, shape = _vector("allreduce", array)
-    here = world()
-    agree(here.fabric, "allreduce", {"array": _kind(vector, shape)})
-    here.fabric.allreduce(vector)
+    with world().collective("allreduce") as fabric:
+        agree(fabric, "allreduce", {"array": _kind(vector, shape)})
+        fabric.allreduce(vector)
     return vector.reshape(shape)
 
 
@@ -73,9 +73,10 @@ def broadcast(array: ArrayLike, root: int = 0) -> np.ndarray:
     here = world()
     if whole("broadcast", "root", root) >= here.size:
         raise ConfigError(f"broadcast: root {root}: expected a rank from 0 to {here.size - 1}")
-    agree(here.fabric, "broadcast", {"array": _kind(vector, shape), "root": root})
-    if here.size > 1:
-        here.fabric.group(here.fabric.replicas).broadcast(vector, root)
+    with here.collective("broadcast") as fabric:
+        agree(fabric, "broadcast", {"array": _kind(vector, shape), "root": root})
+        if here.size > 1:
+            fabric.group(fabric.replicas).broadcast(vector, root)
     return vector.reshape(shape)
 
 
@@ -93,15 +94,16 @@ def neighbor_average(array: ArrayLike, topology: str = "one-peer-exponential", *
     for an unknown topology, or if the ranks give different topologies, or arrays of different shapes or types.
     """
     vector, shape = _vector("neighbor_average", array)
-    fabric, round = world().fabric, next(_rounds)
+    round = next(_rounds)
     facts = {"array": _kind(vector, shape), "topology": topology, "seed": seed, "number of calls": round}
-    agree(fabric, "neighbor_average", facts)
-    members = fabric.replicas
-    graph = _topology(topology, len(members), seed, tuple([fabric.nodes[member] for member in members]))
-    place = members.index(fabric.rank)
-    targets = [members[j] for j in graph.targets(place, round)]
-    weights = {members[j]: weight for j, weight in graph.weights(place, round).items()}
-    return fabric.group(members).mix(vector, targets, weights).reshape(shape)
+    with world().collective("neighbor_average") as fabric:
+        agree(fabric, "neighbor_average", facts)
+        members = fabric.replicas
+        graph = _topology(topology, len(members), seed, tuple([fabric.nodes[member] for member in members]))
+        place = members.index(fabric.rank)
+        targets = [members[j] for j in graph.targets(place, round)]
+        weights = {members[j]: weight for j, weight in graph.weights(place, round).items()}
+        return fabric.group(members).mix(vector, targets, weights).reshape(shape)
 
 
 @cache

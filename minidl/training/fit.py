@@ -87,7 +87,9 @@ def fit(
     models.check_images("fit", model, dataset.x_train.shape)
     with _settings(model, config):
         if here.job is not None:
-            return History(*Together(here, model, dataset, config, progress).train())
+            here.require_finished("fit")
+            with here.abandoning():
+                return History(*Together(here, model, dataset, config, progress).train())
         return _train(model, dataset, config, progress)
 
 

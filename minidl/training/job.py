@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from minidl.comm import memory
@@ -60,30 +61,47 @@ class Job:
             return 0
         return share(mpi_job.local_ranks())
 
-    def fail(self, words: str, everywhere: bool = False) -> int:
+    def fail(self, words: str, everywhere: bool = False, secondary: bool = False) -> int:
         """Report an error, once per job, and make the other ranks exit. Returns the exit code.
 
         everywhere: whether all ranks certainly have this error; in this case, only the leader reports it.
+        secondary: whether the error follows from one of another rank, which probably reports that one.
         """
         if self.outside:  # the job goes on
             return report(f"replica {self.rank}, which was about to join: {words}")
         if everywhere and not self.leads:
             return 2
-        if self.reports():
+        if self.reports(secondary):
             name = f"replica {self.rank}: " if self.rank else ""
             report(name + words)
         if self.fabric:
             self.fabric.fail()
         return 2
 
-    def reports(self) -> bool:
+    def crash(self, show: Callable[[], None]) -> int:
+        """Report an uncaught exception of a user's script, once per job. Returns the exit code.
+
+        show: prints the traceback.
+        """
+        if self.reports():
+            show()
+            report(f"replica {self.rank} raised this exception, which ends the script on all ranks")
+        if self.fabric and not self.launched:  # the launcher ends the other ranks when this one exits
+            self.fabric.fail(1)
+        return 1
+
+    def reports(self, secondary: bool = False) -> bool:
         """Return whether this rank must report its error: no other rank has reported one.
 
         A rank that does not lead waits first: if the leader has the same error, it reports it and aborts the job. Under
-        MPI, a rank does not see that another one has reported: each waits a little longer than the one before.
+        MPI, a rank does not see that another one has reported: each waits a little longer than the one before. With a
+        secondary error, every rank waits longer than any rank with another error.
         """
-        longer = 0.0 if self.launched else 0.4 * min(self.rank - 1, 10)
-        deadline = time.monotonic() + (0 if self.leads else PATIENCE + longer)
+        longer = 0.0 if self.launched else 0.4
+        patience = 0 if self.leads else PATIENCE + longer * min(self.rank - 1, 10)
+        if secondary:
+            patience += 2 * PATIENCE + longer * min(self.size, 10)
+        deadline = time.monotonic() + patience
         while time.monotonic() < deadline and not self.aborted():
             time.sleep(0.01)
         return not self.aborted()

@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 
 from minidl import models
-from minidl.checked import whole
+from minidl.checked import shown, whole
 from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
 from minidl.comm.methods.base import Method
-from minidl.comm.replica import Engine, Replica
+from minidl.comm.replica import Batch, Engine, Replica
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.data.sampler import replica_seed
 from minidl.data.shard import shard
 from minidl.errors import ConfigError, DivergedError
 from minidl.nn import Module, set_random_state
-from minidl.run.config import Config, resolve
+from minidl.program.replay import Loss
+from minidl.run.config import resolve
 from minidl.run.display import Display
 from minidl.training.keywords import checked, of_training, with_options
 from minidl.training.session import chosen
@@ -41,28 +42,38 @@ OPTIONS = of_training(*OTHERS)
 
 
 @with_options(OPTIONS)
-def join(model: Module, **given: Any) -> JoinedReplica:
+def join(model: Module, *, loss: Loss | None = None, **given: Any) -> JoinedReplica:
     """Make the model a replica of this rank, which trains together with the replicas of all other ranks.
 
     All ranks of a script (see `minidl.launch`) call this, with the same model and options. The replicas begin with the
     weights of rank 0. A script that is started without a launcher has a single replica.
 
+    loss: a function of (logits, y) that returns a tensor with one element. The default is the cross-entropy.
+
     Use the result in a `with` block, or call its `finish` at the end. Raises ConfigError for invalid options, or if the
-    ranks differ in the model, the options or the version of minidl.
+    ranks differ in the model, the options or the version of minidl, or if the replica of an earlier `join` has not
+    finished.
     """
     here = world()
     models.check("join", model)
     values = checked("join", given, OPTIONS)
+    if loss is not None and not callable(loss):
+        raise ConfigError(f"join: loss is {shown(loss)}; expected a function of (logits, y), or None")
+    if loss is not None and "label_smoothing" in given:
+        raise ConfigError("join: label_smoothing has no effect on a loss of your own: leave it out")
     config = resolve({}, values | ({"workers": here.size} if here.size > 1 else {}))
     kind, replicas = chosen(config, here.size)
     if here.size > 1 and len(replicas) < here.size:
         raise ConfigError(f"join: the method {config.method} needs a server, which makes no steps: use minidl.fit, or "
                           "another method")  # fmt: skip
-    fabric = Fabric(LoopbackTransport())
-    if here.job is not None:
-        here.enter("join", model, config, {})
-        fabric = here.fabric
-    return JoinedReplica(here, fabric, model, kind, config)
+    if here.job is None:
+        return JoinedReplica(here, Fabric(LoopbackTransport()), kind, Engine(model, config, loss))
+    here.require_finished("join")
+    with here.abandoning():
+        here.enter("join", model, config, {"loss": getattr(loss, "__name__", loss)})
+        replica = JoinedReplica(here, here.fabric, kind, Engine(model, config, loss))
+    here.joined = replica
+    return replica
 
 
 class JoinedReplica:
@@ -72,14 +83,14 @@ class JoinedReplica:
     lr: the learning rate of the next step; a loop may assign it before each step. images: trained on by this replica.
     """
 
-    def __init__(self, here: World, fabric: Fabric, model: Module, kind: type[Method], config: Config) -> None:
-        self.model, self.config, self.rank, self.size = model, config, fabric.rank, fabric.size
+    def __init__(self, here: World, fabric: Fabric, kind: type[Method], engine: Engine) -> None:
+        self.model, self.config, self.rank, self.size = engine.model, engine.config, fabric.rank, fabric.size
+        config = self.config
         self.steps, self.lr = 0, config.lr
         self._world, self._fabric = here, fabric
-        model.train()
+        self.model.train()
         if self.rank:  # replicas have different dropout masks
             set_random_state({"seed": replica_seed(config.seed, self.rank), "offset": 0})
-        engine = Engine(model, config)
         engine.gradient.progress = Display(quiet=bool(self.rank)).compiling
         self._replica = Replica(engine, fabric)
         self._method = kind(self._replica, fabric, config)
@@ -93,12 +104,18 @@ class JoinedReplica:
         """Make one training step on a batch x (B, H, W, C), y (B,), as the method prescribes; return its mean loss.
 
         With a synchronous method (all but gossip and local), all replicas must make the same number of steps.
-        Raises DivergedError if the loss is not finite, PeerLost if a replica died that this one needs, and
-        KeyboardInterrupt after Ctrl-C: with a synchronous method, in all replicas after the same step.
+        Raises DivergedError if the loss is not finite, PeerLost or ReplicaLeftError if a replica that this one needs
+        has died or has left the training by an exception, and KeyboardInterrupt after Ctrl-C: with a synchronous
+        method, in all replicas after the same step.
         """
+        self._require_training("step")
         if self._finished:
             raise ConfigError("step: this replica has finished; call minidl.join to train again")
-        batch, fabric = (np.asarray(x), np.asarray(y)), self._fabric
+        with self._world.waiting_in("step"):
+            return self._step((np.asarray(x), np.asarray(y)))
+
+    def _step(self, batch: Batch) -> float:
+        fabric = self._fabric
         if not self.steps:
             begin_together(fabric, lambda: self._prepare(*batch)) if self.size > 1 else self._prepare(*batch)
             fabric.stats.start()
@@ -133,15 +150,25 @@ class JoinedReplica:
         """Wait for all live replicas; then every rank's model has the average of their weights. End the replica.
 
         Batch norm's running statistics are averaged, too. A `with` block calls this at its end; a second call does
-        nothing. Raises ConfigError if a synchronous method's replicas have made different numbers of steps.
+        nothing. Raises ConfigError if a synchronous method's replicas have made different numbers of steps, and
+        ReplicaLeftError if a replica has left the training by an exception.
         """
         if self._finished:
             return
+        self._require_training("finish")
         self._finished = True
+        self._fabric.stats.stop()
+        if self._world.job is not None:
+            with self._world.abandoning(), self._world.waiting_in("finish"):
+                self._finish()
+
+    def _require_training(self, call: str) -> None:
+        """Raise ConfigError if an exception has ended this training (World.abandon)."""
+        if self._world.job is not None and not self._finished and self._world.joined is not self:
+            raise ConfigError(f"{call}: an exception has ended this training; call minidl.join to train again")
+
+    def _finish(self) -> None:
         fabric, replica = self._fabric, self._replica
-        fabric.stats.stop()
-        if self._world.job is None:
-            return
         fabric.set_status(Column.STATE, State.PAUSED)
         if self._method.synchronous:
             fabric.wait(self._all_have_finished, (), "the others to finish")
@@ -170,9 +197,12 @@ class JoinedReplica:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None or self._stopped:
+        stopped = self._stopped or (isinstance(error, KeyboardInterrupt) and self._fabric.stopping())
+        if error is None or stopped:
             self.finish()
-        self._finished = True
+        elif not self._finished:
+            self._finished = True
+            self._world.abandon(error)
 
 
 def average(fabric: Fabric, vectors: Sequence[np.ndarray]) -> None:

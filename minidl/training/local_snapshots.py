@@ -41,6 +41,7 @@ def save(checkpoints: Path, trainer: Trainer) -> None:
     folder = checkpoints / FOLDER / str(trainer.fabric.rank)
     for each in (folder.parent, folder):  # without `parents`: the user may have removed the run's folder
         each.mkdir(exist_ok=True)
+    trainer.replica.show()
     checkpoint = make_checkpoint(trainer, [snapshot(trainer)])
     files.save(folder, trainer.progress.step, replace(checkpoint, weights={}))
     files.prune(folder, keep=1, best=-1)

@@ -215,10 +215,15 @@ class RunOutput:
     # -- the result --------------------------------------------------------------------------------------
 
     def score(self) -> Score:
-        """Return the score of the present weights on the test images."""
+        """Return the score of the model's present weights on the test images."""
         trainer = self.trainer
         return evaluate(trainer.model, trainer.data.x_test, trainer.data.y_test, check=trainer.check,
                         prediction=trainer.engine.prediction)  # fmt: skip
+
+    def score_of_replica(self) -> Score | None:
+        """Return the score of this replica's own weights on the test images. None: it is not tested."""
+        self.trainer.replica.show()
+        return self.score()
 
     def test(self) -> Score:
         """Load the best weights by validation score (without validation: the last weights); return their test score."""

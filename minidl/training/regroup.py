@@ -39,7 +39,9 @@ class Report(NamedTuple):
 
     view: the number of its view. epoch, batch, step: as in Progress; batches are counted by the division of this view.
     known: up to this batch, its weights contain the steps of the others (`Method.known_steps`).
-    ended: whether it has trained all its batches of the epoch. saved: whether it is the leader and has saved the epoch.
+    ended: whether it has trained its part of the epoch, and has not passed the barrier after it.
+    saved: whether it is the leader, and has saved the epoch. (The last epoch is saved after the training. So the others
+    may not have ended it yet.)
     """
 
     view: int
@@ -174,7 +176,10 @@ class Regrouping:
             self._apply(self.planned)
             self.fabric.replicas = members
         reports = {rank: report if report.view == newest else self.start for rank, report in reports.items()}
-        last = max(report.epoch + bool(report.saved and report.ended) for report in reports.values())
+        every = reports.values()
+        first, last = min(report.epoch for report in every), max(report.epoch for report in every)
+        if any(report.saved for report in every) and all(report.ended for report in every if report.epoch == first):
+            last = first + 1
         for rank, report in reports.items():
             if report.epoch < last:  # another replica has passed the barrier after this epoch, or has saved it
                 reports[rank] = report._replace(epoch=last, batch=0, known=0, ended=0)

@@ -69,6 +69,7 @@ def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
         replica.optimizer_steps = trainer.engine.optimizer.steps = int(numbers["optimizer_steps"])
         replica.random = numbers["random"]
         set_random_state(numbers["random"])
+        trainer.engine.bound = None  # a replica that shares the engine sets it up again
         if of_method is not None:
             _require_like(own.numbers["method"], of_method)
             vectors = {n.removeprefix(METHOD): v for n, v in saved.vectors.items() if n.startswith(METHOD)}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Ch
 
     states: with several replicas, the states to save. The saved weights are those of the model: usually the average.
     """
-    vectors = trainer.engine.optimizer.state_dict()[0]
+    vectors = trainer.replica.bound_engine().optimizer.state_dict()[0]
     if states:
         vectors = {f"{one.rank}/{name}": vector for one in states for name, vector in one.vectors.items()}
         vectors |= {f"{one.rank}/{STATS}": one.stats for one in states if one.stats is not None}
@@ -45,7 +46,7 @@ def state_of_run(trainer: Trainer, members: Mapping[int, dict[str, Any]]) -> dic
     """Return the JSON values of a checkpoint. members: with several replicas, the numbers of each one, by rank."""
     return {
         "progress": asdict(trainer.progress),
-        "optimizer": trainer.engine.optimizer.state_dict()[1],
+        "optimizer": trainer.replica.bound_engine().optimizer.state_dict()[1],
         "random": random_state(),
         "layout": trainer.engine.arena.layout_hash,
         "batches": trainer.work.own_batches,
@@ -80,66 +81,130 @@ def about(trainer: Trainer) -> dict[str, str]:
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Restore the trainer from a checkpoint, so that the run continues as if it had never stopped.
+    """Restore the trainer from a checkpoint. Raises CheckpointError: see Restoration."""
+    Restoration(trainer, checkpoint).apply(trainer)
+
+
+class Restoration:
+    """A checkpoint that fits a run. It restores each of the run's trainers, as if the run had never stopped.
 
     If the run has become longer, its schedule is stretched: the learning rate continues with the value that the
     schedule of the longer run has at this position. So it rises again at the end of a finished run.
     If the replicas are not the same as before, all begin with the average weights at the average position.
-    Raises CheckpointError if the checkpoint is from another run, model or layout.
+    Raises CheckpointError if the checkpoint is from another run, model or layout. trainer: any one of the run.
     """
-    state = checkpoint.state
-    before, layout, batches = state["config"], state["layout"], state["batches"]
-    members = {int(rank): member for rank, member in state.get("members", {}).items()}
+
+    def __init__(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
+        self.checkpoint, state = checkpoint, checkpoint.state
+        self.batches, members = state["batches"], state.get("members", {})
+        self.members: dict[int, dict[str, Any]] = {int(rank): member for rank, member in members.items()}
+        self.then = then = _options_then(trainer.config, state["config"])
+        with blaming("its state does not fit the run", CheckpointError):
+            RESUMABLE(state)
+            planned = _require_work(trainer, state, then)
+            require_position(Progress(**state["progress"]), self.batches, then, "progress", planned)
+            for rank, member in members.items():
+                at = Progress(**member["progress"])
+                require_position(at, self.batches, then, f"members.{rank}.progress", planned)
+        now, claimed = trainer.config, isinstance(trainer.work, Claimed)
+        self.total = _pieces(state["work"], then, now, self.batches) if claimed else length(now, self.batches)
+        if self.total < (state["work"]["total"] if claimed else length(then, self.batches)):
+            was, is_now = ((one.steps, "steps") if one.steps else (one.epochs, "epochs") for one in (then, now))
+            raise CheckpointError(f"the run has {was[0]:,} {was[1]}, and can only become longer: {is_now[0]:,} "
+                                  f"{is_now[1]} are fewer")  # fmt: skip
+        alike = list(self.members) == list(trainer.fabric.replicas) if members else trainer.fabric.size == 1
+        self.same = alike and then.workers == now.workers  # whether the replicas are the same as before
+        if (self.same or claimed) and self.batches != trainer.work.own_batches:
+            raise CheckpointError(f"an epoch had {self.batches} batches, and now has {trainer.work.own_batches}: the "
+                                  "data set has changed")  # fmt: skip
+        if state["layout"] != trainer.engine.arena.layout_hash:
+            raise CheckpointError("the checkpoint is from a model with another layout of parameters")
+        _check_arrays(trainer, checkpoint)
+        for name in [f"{rank}/{kind}" for rank in self.members for kind in ("theta", STATS)]:
+            if name not in checkpoint.vectors:
+                raise CheckpointError(f"the checkpoint has no vector {name}")
+
+    def apply(self, trainer: Trainer) -> None:
+        """Restore a trainer. It reads only what its own replica needs. Raises CheckpointError if a value is invalid."""
+        checkpoint, state, claimed = self.checkpoint, self.checkpoint.state, isinstance(trainer.work, Claimed)
+        trainer.progress = Progress(**state["progress"])
+        if claimed:
+            trainer.go_on_with(self.total, state["work"]["first"], state["work"]["left"])
+        elif self.same and "parts" in state.get("work", {}):
+            trainer.sampler.divide_again(state["work"]["epoch"], state["work"]["parts"])
+        trainer.model.load_state_dict(checkpoint.weights)
+        trainer.replica.take_model()
+        if self.same and not self.members:
+            vectors = {name: _vector(checkpoint, name) for name in checkpoint.vectors}
+            trainer.engine.optimizer.load_state_dict(vectors, state["optimizer"])
+            set_random_state(state["random"])
+            trainer.replica.steps = trainer.progress.step
+        elif self.same:
+            self._restore_same_replicas(trainer)
+        else:
+            self._restore_other_replicas(trainer)
+        if self.same and not claimed and self.total > length(self.then, self.batches):
+            _reopen_epoch(trainer.progress, self.batches)
+
+    def _restore_same_replicas(self, trainer: Trainer) -> None:
+        """Restore a replica from its saved state, and a server from the state of replica 0."""
+        fabric, checkpoint = trainer.fabric, self.checkpoint
+        rank = fabric.rank if fabric.rank in self.members else 0
+        prefix = f"{rank}/"
+        vectors = {name.removeprefix(prefix): _vector(checkpoint, name) for name in self._names[rank]}
+        numbers, stats = self.members[rank], _stats(checkpoint, rank)
+        if rank == fabric.rank:
+            if stats.size != fabric.stats.vector().size:
+                raise CheckpointError(f"{prefix}{STATS} is not for {fabric.size} ranks")
+            fabric.stats.go_on(stats)
+        restore_replica(trainer, ReplicaState(rank, vectors, numbers))
+        shared = {name: checkpoint.state["progress"][name] for name in BEST}
+        trainer.progress = Progress(**numbers["progress"] | shared)
+
+    def _restore_other_replicas(self, trainer: Trainer) -> None:
+        """Restore a replica from the average of all."""
+        members, work = self.members, self.checkpoint.state.get("work", {})
+        before = [Progress(**member["progress"]) for member in members.values()] or [trainer.progress]
+        if isinstance(trainer.work, Claimed):
+            _continue_claims(trainer, trainer.work, before)
+        else:
+            stopped = {rank: (at.epoch, at.batch) for rank, at in zip(members or [0], before)}
+            _continue_from(trainer, before, self.batches)
+            _divide_again(trainer, stopped, work)
+        if members:
+            trainer.replica.theta[:] = self._average
+            trainer.replica.touch()
+        if members and trainer.fabric.rank == 0:
+            trainer.fabric.stats.take_over([_stats(self.checkpoint, rank) for rank in members])
+
+    @cached_property
+    def _names(self) -> dict[int, list[str]]:
+        """The names of each replica's vectors, except its statistics."""
+        found: dict[int, list[str]] = {rank: [] for rank in self.members}
+        for name in self.checkpoint.vectors:
+            rank, _, vector = name.partition("/")
+            if rank.isdecimal() and int(rank) in found and vector != STATS:
+                found[int(rank)].append(name)
+        return found
+
+    @cached_property
+    def _average(self) -> np.ndarray:
+        """The mean of the replicas' weights."""
+        return mean_and_distance(_vector(self.checkpoint, f"{rank}/theta") for rank in self.members)[0]
+
+
+def _options_then(now: Config, text: str) -> Config:
+    """Return the options in a checkpoint. Raises CheckpointError if an option differs that a resume must keep."""
     try:
-        then = resolve(from_toml(before))
+        then = resolve(from_toml(text))
     except ConfigError as error:
         raise CheckpointError(f"the options in the checkpoint are not valid: {error}") from None
-    now = trainer.config
     moved = ("model", "model_hash") if is_own(then.model) and is_own(now.model) else ()  # see run/model_file.py
     for name in saved(then) | saved(now):
         was, is_now = getattr(then, name), getattr(now, name)
         if name not in (*FREE, *LENGTH, *moved) and was != is_now:
             raise CheckpointError(f"the checkpoint was made with {name} = {was!r}, not {is_now!r}")
-    with blaming("its state does not fit the run", CheckpointError):
-        RESUMABLE(state)
-        planned = _require_work(trainer, state, then)
-        require_position(Progress(**state["progress"]), batches, then, "progress", planned)
-        for rank, member in members.items():
-            require_position(Progress(**member["progress"]), batches, then, f"members.{rank}.progress", planned)
-    claimed = isinstance(trainer.work, Claimed)
-    total = _pieces(state["work"], then, now, batches) if claimed else length(now, batches)
-    if total < (state["work"]["total"] if claimed else length(then, batches)):
-        was, is_now = ((one.steps, "steps") if one.steps else (one.epochs, "epochs") for one in (then, now))
-        raise CheckpointError(f"the run has {was[0]:,} {was[1]}, and can only become longer: {is_now[0]:,} "
-                              f"{is_now[1]} are fewer")  # fmt: skip
-    alike = list(members) == list(trainer.fabric.replicas) if members else trainer.fabric.size == 1
-    same = alike and then.workers == now.workers
-    if (same or claimed) and batches != trainer.work.own_batches:
-        raise CheckpointError(f"an epoch had {batches} batches, and now has {trainer.work.own_batches}: the data set "
-                              "has changed")  # fmt: skip
-    if layout != trainer.engine.arena.layout_hash:
-        raise CheckpointError("the checkpoint is from a model with another layout of parameters")
-    _check_arrays(trainer, checkpoint)
-    for name in [f"{rank}/{kind}" for rank in members for kind in ("theta", STATS)]:
-        if name not in checkpoint.vectors:
-            raise CheckpointError(f"the checkpoint has no vector {name}")
-    trainer.progress = Progress(**state["progress"])
-    if claimed:
-        trainer.go_on_with(total, state["work"]["first"], state["work"]["left"])
-    elif same and "parts" in state.get("work", {}):
-        trainer.sampler.divide_again(state["work"]["epoch"], state["work"]["parts"])
-    trainer.model.load_state_dict(checkpoint.weights)
-    if same and not members:
-        vectors = {name: _vector(checkpoint, name) for name in checkpoint.vectors}
-        trainer.engine.optimizer.load_state_dict(vectors, state["optimizer"])
-        set_random_state(state["random"])
-        trainer.replica.steps = trainer.progress.step
-    elif same:
-        _restore_same_replicas(trainer, checkpoint, members)
-    else:
-        _restore_other_replicas(trainer, checkpoint, members, batches)
-    if same and not claimed and total > length(then, batches):
-        _reopen_epoch(trainer.progress, batches)
+    return then
 
 
 def _require_work(trainer: Trainer, state: dict[str, Any], then: Config) -> int:
@@ -213,41 +278,6 @@ def _stats(checkpoint: Checkpoint, rank: int) -> np.ndarray:
     except ConfigError as error:
         raise CheckpointError(f"{name}: {error}") from None
     return vector
-
-
-def _restore_same_replicas(trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]]) -> None:
-    """Restore each replica from its saved state, and a server from the state of replica 0. Each reads only this one."""
-    fabric = trainer.fabric
-    rank = fabric.rank if fabric.rank in members else 0
-    prefix = f"{rank}/"
-    names = [name for name in checkpoint.vectors if name.startswith(prefix) and name != prefix + STATS]
-    vectors = {name.removeprefix(prefix): _vector(checkpoint, name) for name in names}
-    numbers, stats = members[rank], _stats(checkpoint, rank)
-    if rank == fabric.rank:
-        if stats.size != fabric.stats.vector().size:
-            raise CheckpointError(f"{prefix}{STATS} is not for {fabric.size} ranks")
-        fabric.stats.go_on(stats)
-    restore_replica(trainer, ReplicaState(rank, vectors, numbers))
-    shared = {name: checkpoint.state["progress"][name] for name in BEST}
-    trainer.progress = Progress(**numbers["progress"] | shared)
-
-
-def _restore_other_replicas(
-    trainer: Trainer, checkpoint: Checkpoint, members: dict[int, dict[str, Any]], batches: int
-) -> None:
-    """Restore all replicas from the average. batches: the steps of an epoch before the stop."""
-    before = [Progress(**member["progress"]) for member in members.values()] or [trainer.progress]
-    if isinstance(trainer.work, Claimed):
-        _continue_claims(trainer, trainer.work, before)
-    else:
-        stopped = {rank: (at.epoch, at.batch) for rank, at in zip(members or [0], before)}
-        _continue_from(trainer, before, batches)
-        _divide_again(trainer, stopped, checkpoint.state.get("work", {}))
-    if members:
-        trainer.replica.theta[:] = mean_and_distance(_vector(checkpoint, f"{rank}/theta") for rank in members)[0]
-        trainer.replica.touch()
-    if members and trainer.fabric.rank == 0:
-        trainer.fabric.stats.take_over([_stats(checkpoint, rank) for rank in members])
 
 
 def _continue_from(trainer: Trainer, before: Sequence[Progress], batches: int) -> None:

@@ -1,15 +1,20 @@
-"""A training run, as one of its processes sees it: one replica, alone or with others, or a server."""
+"""A training run, as one of its ranks sees it: one replica, alone or with others, or a server.
+
+A rank is a process. In a simulation, all ranks are in one process (simulated.py).
+"""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Self
 
 from minidl import data, models, nn
 from minidl.comm.fabric.base import Column, Fabric, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
+from minidl.comm.replica import Engine
 from minidl.engine.jit import set_threads, threads
 from minidl.errors import ConfigError
 from minidl.ops.conv import winograd
@@ -35,36 +40,66 @@ LOG_EVERY = 100  # steps between two lines of metrics.jsonl within an epoch
 
 
 class Session:
-    """One process's part in a run, from the first step to the result.
+    """One rank's part in a run, from the first step to the result.
 
     The leader (the first live replica) holds the run's folder, shows the progress, and tests the average of all.
+    config: `workers` is the number of replicas. fabric: `replicas` contains them.
+    engine: in a simulation, the engine that all ranks share, with their model and data; None: the rank has its own.
     resumed: whether the run was begun before. origin: a note on the saved states that the run continues from, for
         the first printed line; "" if there is nothing to remark.
-    fresh: whether the weights of --init are needed. A run that has a checkpoint begins with those of the checkpoint.
     """
 
-    def __init__(self, config: Config, signals: Signals, fabric: Fabric, fresh: bool = True) -> None:
-        kind, replicas = chosen(config, fabric.began)
-        fabric.assign(replicas)
-        self.config = config = replace(config, workers=len(replicas))
-        self.signals, self.fabric = signals, fabric
-        fabric.fail_fast = kind.synchronous and fabric.size > 1 and not fabric.newcomer
-        self.data, self.model = prepare(config, fabric.rank, fresh)
-        arena = self.model.flatten()
-        buffers = kind.buffers(arena.size, config)
-        if fabric.newcomer:
-            self.facts = facts_of_run(config, self.model, self.data)
-            fabric.enter(buffers, arena.layout_hash)
-        else:
-            self.facts = agree_at_start(fabric, config, self.model, self.data)
-            forecast.require_room(fabric, arena.size, config.optimizer, buffers)
-            fabric.join(buffers, arena.layout_hash)
+    def __init__(
+        self,
+        config: Config,
+        signals: Signals,
+        fabric: Fabric,
+        dataset: data.Dataset,
+        model: nn.Module,
+        engine: Engine | None = None,
+    ) -> None:
+        self.config, self.signals, self.fabric = config, signals, fabric
+        self.data, self.model = dataset, model
+        kind, arena = kind_of(config, fabric.began), self.model.flatten()
+        fabric.fail_fast = kind.synchronous and fabric.began > 1 and not fabric.newcomer
+        enter = fabric.enter if fabric.newcomer else fabric.join
+        enter(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.handle_freezes(kind.on_freeze(config))
-        self.trainer = Trainer(self.model, self.data, config, self.check, fabric)
-        self.output = RunOutput(self.trainer, self._show_epoch)
+        self.trainer = Trainer(self.model, self.data, config, self.check, fabric, engine)
+        self.output = self.make_output()
         self.averages = EpochAverages(self.output)
         self.last_epoch: Entry | None = None  # of the last epoch, with a synchronous method: `shut_down` reports it
         self.resumed, self.origin = False, ""
+        self.facts: dict[str, object] = {}  # what all ranks have in common
+        self.display = Display(quiet=True)
+        self.logged = 0  # of the last step with a line in metrics.jsonl: step // LOG_EVERY
+        self.began: tuple[int, float] | None = None  # samples and seconds at the first entry: see `_as_leader`
+
+    @classmethod
+    def of_process(cls, config: Config, signals: Signals, fabric: Fabric, fresh: bool = True) -> Self:
+        """Return the session of this process. It loads the data, and builds the model.
+
+        fresh: whether the weights of --init are needed. A run that has a checkpoint begins with those of the
+        checkpoint. Raises ConfigError if the ranks differ in options, data or model, or if memory is short.
+        """
+        kind, replicas = chosen(config, fabric.began)
+        fabric.assign(replicas)
+        config = replace(config, workers=len(replicas))
+        fabric.transport.interrupted = lambda: signals.deferred and signals.received is not None
+        fabric.fail_fast = kind.synchronous and fabric.began > 1
+        dataset, model = prepare(config, fabric.rank, fresh)
+        size = model.flatten().size
+        if fabric.newcomer:
+            facts = facts_of_run(config, model, dataset)
+        else:
+            facts = agree_at_start(fabric, config, model, dataset)
+            forecast.require_room(fabric, size, config.optimizer, kind.buffers(size, config))
+        session = cls(config, signals, fabric, dataset, model)
+        session.facts = facts
+        return session
+
+    def make_output(self) -> RunOutput:
+        return RunOutput(self.trainer, self._show_epoch)
 
     def check(self) -> None:
         """After a signal, a single replica raises Stopped; one of several asks all to stop (`Fabric.begin_step`).
@@ -88,32 +123,13 @@ class Session:
 
         Raises Stopped after a signal, when the state is saved. Raises any MinidlError of the training.
         """
-        trainer, config, output = self.trainer, self.config, self.output
-        self.logged = trainer.progress.step // LOG_EVERY
-        self.began: tuple[int, float] | None = None  # samples and seconds at the first entry: see `_speed`
-        self.display = Display(config.quiet or not output.leads)
-        trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.display.compiling
-        if self.resumed:
-            self.display.say(self._resumed_at())
-            if output.leads:
-                self.averages.resume()
-        each = "each on average" if isinstance(trainer.work, Claimed) else "each"
-        company = "" if output.alone else f" {each}, {config.workers} replicas, {config.method}"
-        self.display.say(f"{output.folder}: {short(config.model)} ({parameter_count(self.model):,} parameters) on "
-                         f"{config.data} ({len(self.data.y_train):,} images), {count(trainer.total_steps, 'step')}"
-                         f"{company}")  # fmt: skip
-        self.display.say(legend(config.workers))
-        self.fabric.set_status(Column.EPOCH, trainer.progress.epoch)
-        quiet = config.quiet or not output.leads
-        if self.signals.shared:
-            self.signals.defer(quiet)
+        output = self.output
+        self.fabric.set_status(Column.EPOCH, self.trainer.progress.epoch)
+        self.announce()
+        if self.resumed and output.leads:
+            self.averages.resume()
         try:
-            if self.fabric.newcomer:
-                trainer.prepare()
-                output.folder = newcomer.become_member(trainer, self.facts)
-            else:
-                begin_together(self.fabric, self.trainer.prepare)
-            self.signals.defer(quiet)
+            self.begin_together()
             output.begun = True
             if self.fabric.rank in self.fabric.servers:
                 serve(output)
@@ -129,7 +145,41 @@ class Session:
         finally:
             self.display.close()
 
-    def _resumed_at(self) -> str:
+    def announce(self) -> None:
+        """Print what is trained."""
+        trainer, config, output = self.trainer, self.config, self.output
+        self.logged = trainer.progress.step // LOG_EVERY
+        self.display = Display(config.quiet or not output.leads)
+        trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.display.compiling
+        if self.resumed:
+            self.display.say(self.resumed_at())
+        each = "each on average" if isinstance(trainer.work, Claimed) else "each"
+        company = "" if output.alone else f" {each}, {config.workers} replicas, {config.method}"
+        self.display.say(f"{self.what()}, {count(trainer.total_steps, 'step')}{company}")
+        self.display.say(legend(config.workers))
+
+    def begin_together(self) -> None:
+        """Compile all kernels, or load them. All ranks leave this function together.
+
+        From then on, a signal stops the run after a step.
+        """
+        quiet = self.config.quiet or not self.output.leads
+        if self.signals.shared:
+            self.signals.defer(quiet)
+        if self.fabric.newcomer:
+            self.trainer.prepare()
+            self.output.folder = newcomer.become_member(self.trainer, self.facts)
+        else:
+            begin_together(self.fabric, self.trainer.prepare)
+        self.signals.defer(quiet)
+
+    def what(self) -> str:
+        """Return the run's folder, model and data, for the first printed line."""
+        return (f"{self.output.folder}: {short(self.config.model)} ({parameter_count(self.model):,} parameters) on "
+                f"{self.config.data} ({len(self.data.y_train):,} images)")  # fmt: skip
+
+    def resumed_at(self) -> str:
+        """Return where a resumed run continues, for a printed line."""
         at, epochs = self.trainer.progress, self.trainer.epochs
         if not at.step:
             return f"resuming {self.output.folder} from the start: it has no checkpoint yet"
@@ -149,26 +199,29 @@ class Session:
         return None
 
     def _handle(self, entry: Entry) -> None:
-        output = self.output
-        if entry["event"] == "members":
-            if output.leads:
-                output.log(entry)
-            return
-        if output.leads and not output.alone:
-            self.display.quiet = self.config.quiet  # it was quiet if another replica led before
-            entry["images_per_second"] = self._speed(entry["samples"])
         if entry["event"] == "epoch":
             self._epoch_done(entry)
-        elif output.leads:
+        elif entry["event"] == "step":
             self._step_done(entry)
+        elif self.output.leads:
+            self.output.log(entry)
 
-    def _speed(self, samples: int) -> float:
-        """Return the images/s of all replicas since this replica's first step, which may compile kernels."""
-        seconds = self.trainer.progress.seconds
-        self.began = self.began or (samples, seconds)
-        return round((samples - self.began[0]) / (seconds - self.began[1] or 1.0), 1)
+    def _as_leader(self, entry: Entry) -> None:
+        """If several replicas train, and this one leads: show the speed of all, also if another replica led before.
+
+        It is in images/s, since this replica's first step, which may compile kernels.
+        """
+        if self.output.leads and not self.output.alone:
+            self.display.quiet = self.config.quiet
+            samples, seconds = entry["samples"], self.trainer.progress.seconds
+            self.began = self.began or (samples, seconds)
+            entry["images_per_second"] = round((samples - self.began[0]) / (seconds - self.began[1] or 1.0), 1)
 
     def _step_done(self, entry: Entry) -> None:
+        """Show a step, and log some of them. Only the leader does this."""
+        if not self.output.leads:
+            return
+        self._as_leader(entry)
         trainer, at = self.trainer, self.trainer.progress
         if self.display.due():
             self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", *trainer.work.within(at),
@@ -184,6 +237,7 @@ class Session:
     def _epoch_done(self, entry: Entry) -> None:
         """Report and save an epoch. With an asynchronous method, replicas do not wait for each other to save."""
         trainer, fabric, output = self.trainer, self.fabric, self.output
+        self._as_leader(entry)
         fabric.set_status(Column.IMAGES, entry.pop("images"))
         fabric.set_status(Column.ACCURACY, entry["accuracy"])
         fabric.set_status(Column.LOSS, entry["loss"])
@@ -204,6 +258,7 @@ class Session:
             if output.leads:  # it saves its own state; the states of all are collected at the end of the run
                 self.averages.validate()
                 output.report(entry)
+                trainer.replica.show()
                 output.write(make_checkpoint(trainer, [local_snapshots.snapshot(trainer)]))
                 dead = [rank for rank in fabric.replicas if not fabric.alive(rank)]
                 local_snapshots.remove(output.checkpoints, dead)
@@ -228,7 +283,12 @@ def chosen(config: Config, ranks: int) -> tuple[type[Method], tuple[int, ...]]:
     replicas = kind.roles(ranks, config).replicas
     if not replicas:
         raise ConfigError(f"{ranks} ranks: {config.method} needs {kind.servers} as servers, and replicas")
-    return kind if ranks > 1 else Local, replicas
+    return kind_of(config, ranks), replicas
+
+
+def kind_of(config: Config, ranks: int) -> type[Method]:
+    """Return the class of the method, which is Local for one rank."""
+    return method(config.method) if ranks > 1 else Local
 
 
 def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dataset, nn.Module]:

@@ -1,376 +1,318 @@
 """Execute `python -m minidl.simulate`: train all replicas of a virtual cluster in this process.
 
-The replicas share one model, one recorded step and one data set. Each has separate vectors (comm/replica.py), a trainer
-(trainer.py) and a place in the cluster (comm/transport/sim.py). Evaluations take no virtual time.
+Each rank of the cluster runs a session (session.py) as in a real job, on the simulated transport
+(comm/transport/sim.py): in virtual time, and in a greenlet, so that the ordinary code waits. Different from a real job:
+
+    model, data, engine    all ranks share them (`Parts`). Each replica has separate vectors (comm/replica.py)
+    metrics.jsonl          an observer sees all replicas (observer.py). It logs means over all of them
+    checkpoints            only at the end and at a stop. Evaluations and the collection of states take no virtual time.
+                           With `saving`, they are made as in a real job
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from minidl import nn
 from minidl.comm import cluster as clusters
-from minidl.comm import stats, trace
 from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
+from minidl.comm.methods import method
 from minidl.comm.replica import Engine
 from minidl.comm.transport.sim import Simulation
-from minidl.errors import ConfigError, MinidlError
-from minidl.program.replay import Prediction
+from minidl.data import Dataset
+from minidl.errors import MinidlError
+from minidl.nn import Module, random_state, set_random_state
 from minidl.run import checkpoint as files
 from minidl.run.config import Config
-from minidl.run.display import Display
-from minidl.run.evaluation import Score, evaluate
-from minidl.run.folder import RunFolder, write
-from minidl.run.model_file import short
-from minidl.run.progress import BEST, Progress
+from minidl.run.evaluation import Score
+from minidl.run.folder import CLUSTER, RunFolder, resuming
+from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
-from minidl.training import forecast, regroup
-from minidl.training.output import parameter_count
-from minidl.training.replica_state import ReplicaState, averaged, mean_and_distance
-from minidl.training.resume import make_checkpoint
-from minidl.training.session import chosen, prepare
-from minidl.training.summary import worked
-from minidl.training.trainer import Entry, Trainer
+from minidl.training import forecast
+from minidl.training.continuing import Saved, earlier_result, go_on, last_saved
+from minidl.training.gradient_cost import flops_per_image, measure, work_of
+from minidl.training.observer import Observer
+from minidl.training.output import RunOutput, parameter_count, reopen
+from minidl.training.session import Session, chosen, prepare
+from minidl.training.trainer import Entry
 
 HEAD = ("# The options of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
         "# `python -m minidl.simulate --cluster {cluster} --ranks {ranks} --config FILE`\n\n"
         )  # fmt: skip
-LEGEND = ("loss, accuracy: on training images, means of all replicas; test: accuracy of their average; "
-          "distance: consensus distance")  # fmt: skip
 TESTED = 32  # at most this many replicas are tested individually
-PRINTED = 10  # about so many epochs are printed; metrics.jsonl has all of them
-LOG_EVERY = 100  # steps of a replica, on average, between two lines of metrics.jsonl
-MEASURED = 20  # gradients that --measure times; the first, which compiles, is not counted
 
 
 def execute(config: Config, given: Mapping[str, Any], signals: Signals) -> Entry:
     """Train, or with --measure only measure; return the result, ready for JSON.
 
-    given: the options of the command line. Config does not have all of them: it lacks cluster, ranks and measure.
+    config: the options of the run. given: the options of the command line. Config does not have all of them: it lacks
+    cluster, ranks and measure.
     """
+    if folder := given.get("resume"):
+        return resume(config, given, Path(folder), signals)
     path = given.get("cluster", "uniform")
     if given.get("measure"):
         return measure(path, config)
     ranks, cluster = given.get("ranks", 8), clusters.read(path)
     simulated = SimulatedRun(config, clusters.parse(cluster, path), ranks, signals)
-    with RunFolder.create(simulated.config, HEAD.format(cluster=path, ranks=ranks), cluster) as run:
-        return simulated.train(run)
+    head = HEAD.format(cluster=path, ranks=ranks)
+    return simulated.begin(lambda: RunFolder.create(simulated.config, head, cluster))
+
+
+def resume(config: Config, given: Mapping[str, Any], folder: Path, signals: Signals) -> Entry:
+    """Continue a simulated run. A finished run is not trained again, unless it becomes longer."""
+    if result := earlier_result(config, given):
+        return result
+    path = folder / CLUSTER
+    simulated = SimulatedRun(config, clusters.load(path), ranks_of(config), signals, resume=folder)
+    return simulated.go_on(given)
+
+
+def ranks_of(config: Config) -> int:
+    """Return the number of ranks of a run: its replicas, and the servers of its method."""
+    return config.workers + method(config.method).servers
+
+
+class Parts:
+    """What all ranks of a simulated run share. It serves several runs, one after the other.
+
+    These runs must have the same data set, model, seed, batch size, and optimizer with its options. The recorded step
+    and the compiled kernels then serve all of them.
+    fresh: whether the weights of --init are needed. built: the data and the model; the default is those of the config.
+    flops: of one image's gradient.
+    """
+
+    def __init__(
+        self, config: Config, fresh: bool = True, built: tuple[Dataset, Module] | None = None
+    ) -> None:  # fmt: skip
+        self.data, self.model = built or prepare(config, fresh=fresh)
+        self.flops = flops_per_image(self.model, self.data.input_shape)
+        self.engine = engine = Engine(self.model, config)
+        self.theta, self.random = engine.arena.theta.copy(), random_state()
+        self.statistics = engine.statistics and engine.statistics.theta.copy()
+        self.prepared = False
+
+    def reset(self) -> None:
+        """Give the model its initial weights again."""
+        engine = self.engine
+        engine.arena.theta[:] = self.theta
+        engine.arena.touch()
+        if engine.statistics is not None:
+            engine.statistics.theta[:] = self.statistics
+            engine.statistics.touch()
+        engine.bound = None
+        set_random_state(self.random)
 
 
 class SimulatedRun:
-    """A run of all replicas of a virtual cluster, from the first step to the result."""
+    """A run of all replicas of a virtual cluster, from the first step to the result.
 
-    def __init__(self, config: Config, cluster: clusters.Cluster, ranks: int, signals: Signals) -> None:
-        kind, replicas = chosen(config, ranks)
-        self.config, self.ranks, self.signals = replace(config, workers=len(replicas)), ranks, signals
-        self.data, self.model = prepare(self.config)
-        self.work = work_of(config)
-        forecast.require_memory(ranks, parameter_count(self.model), len(self.data.y_train))
-        flops = flops_per_image(self.model, self.data.input_shape)
-        self.batch_flops = flops * config.batch_size
-        self.simulation = Simulation(cluster, ranks, config.seed, self.work, flops, config.trace)
-        self.synchronous = kind.synchronous and ranks > 1
-        if self.synchronous and self.simulation.place.joins:
+    parts: of an earlier run; see Parts. saving: whether checkpoints are made as in a real job: after each epoch, and
+    collecting the states takes virtual time. resume: the folder of a run to continue.
+
+        simulated = SimulatedRun(config, cluster, ranks, signals)
+        simulated.simulation.at(3.0, ...)                  what else happens at a virtual time
+        summary = simulated.begin(lambda: RunFolder.create(simulated.config))
+
+    simulation: the clock and the network. sessions: of each rank. results: of each rank that has not died: the summary,
+    None, or Stopped.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: clusters.Cluster,
+        ranks: int,
+        signals: Signals,
+        parts: Parts | None = None,
+        saving: bool = False,
+        resume: Path | None = None,
+    ) -> None:
+        kind, self.replicas = chosen(config, ranks)
+        self.config = config = replace(config, workers=len(self.replicas))
+        self.signals, self.saving, self.folder = signals, saving, resume or Path()
+        self.saved: Saved | None = None
+        if resume:
+            with reopen(resume) as run:
+                self.saved = last_saved(run.checkpoints)
+        self.parts = parts or Parts(config, fresh=self.saved is None)
+        self.parts.reset()
+        forecast.require_memory(ranks, parameter_count(self.parts.model), len(self.parts.data.y_train))
+        self.simulation = Simulation(
+            cluster, ranks, config.seed, work_of(config), self.parts.flops, config.trace,
+            begin=self.saved.seconds() if self.saved else 0.0, stall=config.stall,
+        )  # fmt: skip
+        self.simulation.free_saves = not saving
+        if kind.synchronous and ranks > 1 and self.simulation.late:
             raise cluster.wrong(f"[[joins]]: with method {config.method} all replicas make each step together, "
                                 "from the first")  # fmt: skip
-        self.engine = Engine(self.model, self.config)
-        arena = self.engine.arena
-        buffers = kind.buffers(arena.size, self.config)
-        self.fabrics = [Fabric(transport, replicas) for transport in self.simulation.transports]
-        self.trainers = []
-        for fabric in self.fabrics:
-            fabric.fail_fast = self.synchronous
-            fabric.join(buffers, arena.layout_hash)
-            self.trainers.append(Trainer(self.model, self.data, self.config, fabric=fabric, engine=self.engine))
-        self.steps = self.logged = 0  # of all replicas together
-        self.epoch = 0
-        self.loss = self.correct = self.images = 0.0  # sums since the last line of metrics.jsonl
-        self.last_loss = math.nan
-        self.best = {name: getattr(Progress, name) for name in BEST}
-        self.display = Display(config.quiet)
-        self.engine.gradient.progress = self.engine.prediction.progress = self.display.compiling
+        self.synchronous = kind.synchronous
+        self.observer = Observer(self.simulation, self.parts.flops, config.quiet)
+        self.sessions = self.observer.sessions = [SimulatedSession(self, rank) for rank in range(ranks)]
+        self.results: dict[int, Entry | Stopped | None] = {}
 
-    def train(self, run: RunFolder) -> Entry:
-        """Train to the end of the virtual run; test; write and return the summary."""
-        self.run, self.began = run, perf_counter()
-        self.total, self.epochs = self.trainers[0].total_steps, self.trainers[0].epochs
-        self.display.say(f"{run.folder}: {short(self.config.model)} ({parameter_count(self.model):,} parameters) on "
-                         f"{self.config.data} ({len(self.data.y_train):,} images), {self.total:,} steps each, "
-                         f"{self.config.workers} simulated replicas, {self.config.method}"
-                         f"{forecast.duration(self.config.workers, self.total, self.batch_flops)}")  # fmt: skip
-        self.display.say(LEGEND)
+    def begin(self, open_run: Callable[[], RunFolder]) -> Entry:
+        """Train in a new folder, which `open_run` creates; return the summary.
+
+        Raises Stopped after a signal, when the states are saved, and any MinidlError of a rank.
+        """
+
+        def work(session: SimulatedSession) -> Entry | None:
+            with session.output.opened(open_run):
+                return session.train()
+
+        return self._run(work)
+
+    def go_on(self, given: Mapping[str, Any]) -> Entry:
+        """Continue the run in `folder`; return the summary. given: options of the command line; see continuing.py."""
+        return self._run(lambda session: go_on(session, self.folder, given, lambda checkpoints: self.saved))
+
+    def _run(self, work: Callable[[SimulatedSession], Entry | None]) -> Entry:
         self.signals.defer(self.config.quiet)
+        self._prepare()
         try:
-            self.simulation.run({rank: self.main(rank) for rank in range(self.ranks)}, self.check)
-        except PeerLost as lost:
-            raise MinidlError(f"{lost}, after {self.simulation.time:.6g} virtual s: with {self.config.method} all make "
-                              "each step together; asynchronous methods (gossip) continue") from None  # fmt: skip
+            ranks = range(len(self.sessions))
+            self.results = self.simulation.run({rank: partial(self._main, rank, work) for rank in ranks})
         finally:
-            self.display.close()
-        if self.signals.received is not None:
-            stopped = Stopped(self.signals.received)
-            stopped.message = f"stopped; its metrics are in {run.folder}; a simulation cannot be resumed"
-            raise stopped
-        return self.finish()
+            self.observer.display.close()
+        for result in self.results.values():
+            if isinstance(result, Stopped):
+                raise result
+            if result is not None:
+                return result
+        again = f"; to continue: {resuming(self.folder, self.config.model)}" if files.last(self.checkpoints) else ""
+        raise MinidlError(f"all replicas have died, after {self.simulation.time:.6g} virtual s{again}")
 
-    def check(self) -> None:
-        """If a signal has arrived, let all replicas stop after their present step."""
-        if self.signals.received is not None and not self.simulation.stop_asked:
-            self.simulation.stop()
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
 
-    # -- a rank ------------------------------------------------------------------------------------------
+    def _prepare(self) -> None:
+        """Record the step and compile all kernels, before the clock starts."""
+        trainer = self.sessions[0].trainer
+        trainer.engine.gradient.progress = trainer.engine.prediction.progress = self.observer.display.compiling
+        if not self.parts.prepared or self.sessions[0].output.alone:  # a single replica has its own engine
+            trainer.prepare()
+        self.parts.prepared = True
 
-    def main(self, rank: int) -> Callable[[], None]:
-        trainer, fabric = self.trainers[rank], self.fabrics[rank]
+    def _main(self, rank: int, work: Callable[[SimulatedSession], Entry | None]) -> Entry | Stopped | None:
+        """The work of a rank."""
+        session = self.sessions[rank]
+        if rank in self.simulation.late:
+            self._catch_up(session)
+        try:
+            return work(session)
+        except Stopped as stopped:
+            return stopped.with_traceback(None)
+        except MinidlError as error:
+            if self.synchronous and self.simulation.dead and type(error) in (MinidlError, PeerLost):
+                raise MinidlError(f"after {self.simulation.time:.6g} virtual s: with {self.config.method} all make "
+                                  f"each step together; asynchronous methods continue: {error}") from None  # fmt: skip
+            raise
 
-        def handle(entry: Entry) -> None:
-            if entry["event"] == "step":
-                self.step_done(trainer, entry)
-
-        def work() -> None:
-            if rank not in fabric.replicas:
-                fabric.set_status(Column.STATE, State.TRAINING)
-                trainer.method.serve()
-                return
-            if fabric.now() > 0:
-                self.catch_up(trainer, fabric)
-            fabric.set_status(Column.STATE, State.TRAINING)
-            fabric.stats.start()
-            with suppress(Stopped):
-                regroup.train(trainer, handle)
-            fabric.stats.stop()
-            trainer.work.give_back()
-            fabric.set_status(Column.STATE, State.PAUSED)
-            trainer.method.pause()
-
-        return work
-
-    def catch_up(self, trainer: Trainer, fabric: Fabric) -> None:
+    def _catch_up(self, session: SimulatedSession) -> None:
         """Copy the weights and the position of another replica to this one, which joins late."""
+        fabric, trainer, simulation = session.fabric, session.trainer, self.simulation
         others = [rank for rank in fabric.survivors() if rank != fabric.rank]
         if not others:
             return
-        other = self.trainers[others[0]]
+        other = self.sessions[others[0]].trainer
         theta, at = other.replica.theta.copy(), other.progress
         came: list[bool] = []
 
         def arrive() -> None:
             came.append(True)
-            self.simulation.transport(fabric.rank).wake()
+            simulation.transport(fabric.rank).wake()
 
         other.fabric.stats.sent(fabric.rank, theta.nbytes)
-        self.simulation.transfer(others[0], fabric.rank, theta.nbytes, arrive)
+        simulation.transfer(others[0], fabric.rank, theta.nbytes, arrive)
         fabric.wait(lambda: came or None, others[:1], "its first weights")
         fabric.stats.received(others[0], theta.nbytes)
         trainer.replica.theta[:] = theta
         trainer.progress = Progress(step=at.step, epoch=at.epoch, batch=at.batch)
         trainer.replica.steps = other.replica.steps
 
-    # -- metrics.jsonl -----------------------------------------------------------------------------------
 
-    def step_done(self, trainer: Trainer, entry: Entry) -> None:
-        """Count a step of any replica. Log regularly; after each epoch of all replicas together, test the average."""
-        replica = trainer.replica
-        self.steps += 1
-        self.images += trainer.config.batch_size
-        self.loss += entry["loss"] * trainer.config.batch_size
-        self.correct += entry["accuracy"] * trainer.config.batch_size
-        if self.display.due():
-            self.display.bar("simulating", self.steps // self.config.workers, self.total,
-                             f"{self.simulation.time:.4g} virtual s, loss {self.loss / self.images:.4f}")  # fmt: skip
-        epoch = self.steps // trainer.work.batches
-        if epoch > self.epoch or self.steps - self.logged >= LOG_EVERY * self.config.workers:
-            event = "epoch" if epoch > self.epoch else "step"
-            self.epoch, self.logged = epoch, self.steps
-            self.log(event, replica.lr)
+class SimulatedSession(Session):
+    """The session of one rank of a simulation."""
 
-    def log(self, event: str, lr: float) -> None:
-        self.last_loss = self.loss / self.images
-        entry: Entry = {
-            "event": event,
-            "step": self.steps // self.config.workers,  # mean over the replicas
-            "epoch": self.epoch + (event == "step"),
-            "time": self.simulation.time,
-            "loss": self.last_loss,
-            "accuracy": self.correct / self.images,
-            "lr": lr,
-        }
-        self.loss = self.correct = self.images = 0.0
-        if event == "epoch":
-            theta, distance = mean_and_distance(state.vectors["theta"] for state in self.states())
-            with averaged(self.first, theta):
-                score = self.score()
-                # `finish` validates the average after the last step.
-                validated = self.validate(entry["step"]) if entry["step"] < self.first.total_steps else {}
-            statistics = self.statistics(self.fabrics)
-            entry |= {
-                "accuracy_average": score.accuracy,
-                "loss_average": score.loss,
-                **validated,
-                "consensus_distance": distance,
-                **{name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction")},
-            }
-            if self.epoch == 1 or self.epoch % -(-self.epochs // PRINTED) == 0:
-                self.display.say(f"epoch {self.epoch:>3}/{self.epochs}  {entry['time']:.4g} virtual s  "
-                                 f"loss {entry['loss']:.4f}  accuracy {entry['accuracy']:.2%}  "
-                                 f"test {score.accuracy:.2%}  distance {entry['consensus_distance']:.4f}")  # fmt: skip
-        self.run.log(entry)
+    def __init__(self, simulated: SimulatedRun, rank: int) -> None:
+        self.simulated, parts = simulated, simulated.parts
+        transport = simulated.simulation.transport(rank)
+        super().__init__(
+            simulated.config, simulated.signals, Fabric(transport, simulated.replicas), parts.data, parts.model,
+            parts.engine if transport.size > 1 else None,
+        )  # fmt: skip
 
-    def states(self) -> list[ReplicaState]:
-        """Return the weights of all live replicas."""
-        alive = self.fabrics[0].survivors()
-        return [ReplicaState(rank, {"theta": self.trainers[rank].replica.theta}, {}) for rank in alive]
+    def make_output(self) -> RunOutput:
+        return SimulatedOutput(self)
 
-    @property
-    def first(self) -> Trainer:
-        """The trainer of the first live replica."""
-        return self.trainers[self.fabrics[0].leader]
+    def announce(self) -> None:
+        self.simulated.observer.announce(self)
 
-    def validate(self, step: int) -> Entry:
-        """Return the score of the present weights on the validation images, if there are any; save the best weights."""
-        first = self.first
-        for name, value in self.best.items():
-            setattr(first.progress, name, value)  # they may be from a replica that was the first one until it died
-        scores = first.validate(step)
-        self.best = {name: getattr(first.progress, name) for name in BEST}
-        if self.best["best_step"] == step:
-            files.save(self.run.checkpoints, step, make_checkpoint(first))
-            files.prune(self.run.checkpoints, 1, step)
-        return scores
+    def begin_together(self) -> None:
+        """Begin, in the order of the ranks. `SimulatedRun` has compiled the kernels for all of them."""
+        self.fabric.set_status(Column.STATE, State.TRAINING)
 
-    def score(self) -> Score:
-        return evaluate(self.model, self.data.x_test, self.data.y_test, prediction=self.engine.prediction)
+    def _step_done(self, entry: Entry) -> None:
+        self.simulated.observer.step_done(self, entry)
 
-    def statistics(self, fabrics: list[Fabric]) -> stats.Report:
-        dead = [fabric.rank for fabric in fabrics if not fabric.alive(fabric.rank)]
-        return stats.merge([fabric.stats.report() for fabric in fabrics], self.simulation.place.nodes, dead)
-
-    # -- the end -----------------------------------------------------------------------------------------
-
-    def finish(self) -> Entry:
-        """Test the average and each replica; write the weights and the summary."""
-        states, simulation, first = self.states(), self.simulation, self.first
-        tested = states[:: -(-len(states) // TESTED)]
-        images = sum(self.trainers[state.rank].replica.images for state in states)
-        accuracies = []
-        for state in tested:
-            self.trainers[state.rank].replica.show()
-            accuracies.append(self.score().accuracy)
-        statistics, step = self.statistics(self.fabrics), first.progress.step
-        theta, distance = mean_and_distance(state.vectors["theta"] for state in states)
-        with averaged(first, theta):
-            validated = self.validate(step)
-            files.save(self.run.checkpoints, step, make_checkpoint(first))
-            result = files.folder_of(self.run.checkpoints, first.progress.result)
-            self.model.load_state_dict(files.load(result).weights)
-            score = self.score()
-        if validated:
-            self.run.log({"event": "average", "step": step, "epoch": first.progress.epoch, "time": simulation.time,
-                          **validated})  # fmt: skip
-        if self.config.trace:
-            timelines = [trace.from_vector(f.stats.trace.vector(f.rank)) for f in self.fabrics if f.stats.trace]
-            trace.write(self.run.folder / "trace.json", timelines, simulation.place.nodes)
-        summary = {
-            "time": "virtual",
-            "test_accuracy": score.accuracy,
-            "test_loss": score.loss,
-            **first.progress.best,
-            "train_loss": self.last_loss if self.images == 0 else self.loss / self.images,
-            "epochs": first.progress.epoch,
-            "steps": first.progress.step,
-            "seconds": statistics["elapsed"],
-            "images_per_second": images / (statistics["elapsed"] or 1.0),
-            "workers": self.config.workers,
-            "method": self.config.method,
-            "cluster": simulation.cluster.file,
-            "ranks": self.ranks,
-            "replicas_alive": len(states),
-            "replicas_tested": len(tested),
-            "accuracy_average": score.accuracy,
-            "accuracy_best": max(accuracies),
-            "accuracy_worst": min(accuracies),
-            "consensus_distance": distance,
-            **{name: statistics[name] for name in ("bytes_sent", "messages", "bytes_between_nodes", "wait_fraction",
-                                              "idle_seconds", "staleness", "sends_skipped", "reads_missed")},
-            **worked(first),
-            "virtual_seconds_by_kind": statistics["seconds"],
-            "parameters": parameter_count(self.model),
-            "events": simulation.happened,
-            "real_seconds": round(perf_counter() - self.began, 3),
-            "out": str(self.run.folder),
-        }  # fmt: skip
-        self.run.finish(result / files.MODEL, summary)
-        return summary
+    def _epoch_done(self, entry: Entry) -> None:
+        """Do as in a real job if all replicas validate their average now. Else save nothing before the last epoch."""
+        validates = self.trainer.method.synchronous and self.data.x_validation is not None
+        if self.simulated.saving or self.output.alone or validates:
+            super()._epoch_done(entry)
+        else:
+            self.averages.take()
 
 
-# -- what a gradient costs -------------------------------------------------------------------------------------
+class SimulatedOutput(RunOutput):
+    """The output of one rank of a simulation. The leader writes, as in a real job."""
 
+    def __init__(self, session: SimulatedSession) -> None:
+        super().__init__(session.trainer, lambda entry: None)
+        self.simulated = session.simulated
 
-def flops_per_image(model: nn.Module, shape: tuple[int, ...]) -> float:
-    """Return the FLOPs of one image's gradient.
+    @contextmanager
+    def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:
+        """Open the run's folder in the leader, which begins first, and close it after the `with` block."""
+        try:
+            if self.leads:
+                self.run = open_run()
+                self.simulated.folder = self.run.folder
+            self.folder = self.simulated.folder
+            yield
+        finally:
+            if self.run:
+                self.run.__exit__()
 
-    In a linear or convolution layer, the output, the gradient of the weights and the gradient of the input take the
-    same number. Other layers are negligible.
-    """
-    found = 0.0
+    def log(self, entry: Entry) -> None:
+        super().log({"time": entry.get("seconds", self.simulated.simulation.time), **entry})
 
-    def note(module: nn.Module, output: Any) -> None:
-        nonlocal found
-        weight = getattr(module, "weight", None)
-        if isinstance(module, (nn.Linear, nn.Conv2d)) and weight is not None:
-            places = math.prod(output.shape[1:3]) if isinstance(module, nn.Conv2d) else 1  # (1, H, W, C)
-            found += 3 * 2 * weight.size * places
+    def report(self, entry: Entry) -> None:
+        """Log the validation of an average. The observer logs the rest."""
+        names = ("step", "epoch", "validation_loss", "validation_accuracy", "consensus_distance")
+        if "validation_loss" in entry:
+            self.log({"event": "average", **{name: entry[name] for name in names if name in entry}})
 
-    recorder, batch = Prediction(model).recorder({"x": np.zeros((1, *shape), np.float32)})
-    with recorder.active(), nn.watching(note), nn.evaluating(model):  # records, and compiles nothing
-        model(recorder.tensor(batch["x"]))
-    return found
+    def save_snapshot(self) -> None:
+        if self.simulated.saving:
+            super().save_snapshot()
 
+    def score_of_replica(self) -> Score | None:
+        alive = self.fabric.survivors()
+        if alive.index(self.fabric.rank) % -(-len(alive) // TESTED):
+            return None
+        self.simulated.observer.tested.add(self.fabric.rank)
+        return super().score_of_replica()
 
-def work_of(config: Config) -> str:
-    """Return the key under [measured] in a cluster's file: "model data"."""
-    return f"{Path(config.model).stem} {Path(config.data).stem}"
-
-
-def measure(path: str, config: Config) -> Entry:
-    """Time gradients on this machine, and write the seconds per image under [measured] in the cluster's file."""
-    cluster = clusters.load(path)
-    if not Path(path).is_file():
-        raise ConfigError(f"--measure writes to the cluster's file, and {path!r} is an example that comes with minidl: "
-                          f"copy {clusters.EXAMPLES / path}.toml and give the copy")  # fmt: skip
-    dataset, model = prepare(config)
-    engine = Engine(model, config)
-    model.train()
-    x, y = dataset.x_train[: config.batch_size], dataset.y_train[: config.batch_size]
-    times = []
-    for _ in range(MEASURED):
-        began = perf_counter()
-        engine.gradient(x, y)
-        times.append((perf_counter() - began) / len(y))
-    seconds = float(np.median(times[1:]))  # the first one compiles
-    work = work_of(config)
-    text = with_measured(Path(path).read_text(encoding="utf-8"), work, seconds)
-    clusters.parse(text, path)  # may raise, so it comes before the write
-    write(Path(path), text.encode())
-    return {"work": work, "seconds_per_image": seconds, "cluster": cluster.file}
-
-
-def with_measured(text: str, work: str, seconds: float) -> str:
-    """Return the text of a cluster file with this entry added or replaced under [measured]."""
-    line = f'"{work}" = {seconds:.4e}'
-    lines = [each for each in text.splitlines() if not re.match(rf'\s*"{re.escape(work)}"\s*=', each)]
-    heads = [number for number, each in enumerate(lines) if re.match(r"\s*\[measured\]", each)]
-    if heads:
-        lines.insert(heads[0] + 1, line)
-    else:
-        lines += ["", "[measured]  # seconds for an image's gradient, at speed 1", line]
-    return "\n".join(lines) + "\n"
+    def finish(self, summary: Entry) -> None:
+        """Replace the summary by that of the observer, and write it."""
+        virtual = self.simulated.observer.summary(summary)
+        summary.clear()
+        summary.update(virtual)
+        super().finish(summary)

@@ -23,9 +23,10 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the entries of summary.json that describe several replicas.
 
-    score: of the replicas' average. results: {"score", "speed"} of each replica. every: each replica's `Stats.vector`.
+    score: of the replicas' average. results: {"score", "speed"} of each replica; a simulation tests only some of many.
+    every: each replica's `Stats.vector`.
     """
-    accuracies = [result["score"][1] for result in results]
+    accuracies = [result["score"][1] for result in results if result["score"]]
     statistics = stats.merge([stats.from_vector(vector) for vector in every], output.fabric.nodes)
     return {
         "workers": output.trainer.config.workers,

@@ -56,6 +56,10 @@ class Together:
 
         Raises KeyboardInterrupt after a signal.
         """
+        with self.world.waiting_in("fit"):
+            return self._train()
+
+    def _train(self) -> tuple[list[Entry], Score | None]:
         fabric, trainer = self.fabric, self.trainer
         begin_together(fabric, trainer.prepare)
         if fabric.rank not in fabric.replicas:

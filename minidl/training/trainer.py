@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from signal import SIGTERM
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,19 +119,24 @@ class Trainer:
         The timer stops while the caller handles an epoch's entry. Raises DivergedError as soon as a loss is not
         finite, Stopped if the replicas were asked to stop, and PeerLost if this replica needs one that has died.
         """
-        began, stats = perf_counter() - self.progress.seconds, self.fabric.stats
+        now, stats = self.fabric.now, self.fabric.stats
+        began = now() - self.progress.seconds
         while not self.finished:
             stats.start()
-            for entry in self._steps():
-                self.progress.seconds = perf_counter() - began
-                yield entry
+            try:
+                for entry in self._steps():
+                    self.progress.seconds = now() - began
+                    yield entry
+            except (Stopped, PeerLost):
+                self.progress.seconds = now() - began
+                raise
             stats.stop()
             self.before_end = replace(self.progress) if self.regroups else None
             entry = self._finish_epoch()
-            self.progress.seconds = perf_counter() - began
+            self.progress.seconds = now() - began
             yield entry
             self.before_end = None
-            began = perf_counter() - self.progress.seconds
+            began = now() - self.progress.seconds
 
     def check(self) -> None:
         """Note a sign of life. Raise the exception that ends the training, if there is any."""
@@ -160,7 +164,8 @@ class Trainer:
         """Make the remaining steps of the current epoch."""
         at = self.progress
         self.model.train()
-        began = perf_counter()
+        now = self.fabric.now
+        began = now()
         for x, y in self.work.epoch(at):
             self.check()
             if self.regroups and (dead := self.fabric.lost(())) is not None:
@@ -178,18 +183,15 @@ class Trainer:
                 lost, loss, correct = error, self.replica.loss, self.replica.correct
             self.fabric.stats.stepped()
             self._settle(loss, correct, len(y))
-            if self._warm:
-                at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + perf_counter() - began
+            if self._warm and (seconds := now() - began) > 0:  # on a virtual clock, a step may take no time
+                at.timed_images, at.timed_seconds = at.timed_images + len(y), at.timed_seconds + seconds
             yield self._entry("step", loss=loss, accuracy=correct / len(y))
             if lost is not None:
                 raise lost
-            self._warm, began = True, perf_counter()
+            self._warm, began = True, now()
 
     def _settle(self, loss: float, correct: int, images: int) -> None:
-        at = self.progress
-        if self.work.settle(at):
-            at.images, at.correct = at.images + images, at.correct + correct
-            at.loss_sum += loss * images
+        self.work.settle(self.progress, images, correct, loss * images)
 
     def end_interrupted_step(self, completed: bool) -> None:
         """End a step that a death interrupted, if there is one. completed: whether this replica now has its result.

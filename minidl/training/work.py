@@ -10,8 +10,10 @@ replica, on average over the replicas: batches of all replicas / number of repli
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from signal import SIGTERM
 from typing import Any
 
@@ -44,8 +46,11 @@ class Work(ABC):
         """Iterate over this replica's remaining batches of the current epoch. Call `settle` after each step."""
 
     @abstractmethod
-    def settle(self, at: Progress) -> bool:
-        """Note that the step of the present batch has ended. Returns False if its samples do not count."""
+    def settle(self, at: Progress, images: int, correct: int, loss_sum: float) -> bool:
+        """Note that the step of the present batch has ended, and count it in `at`.
+
+        Returns False if it does not count, because another replica trains this batch.
+        """
 
     @abstractmethod
     def position(self, at: Progress) -> float:
@@ -100,8 +105,9 @@ class Divided(Work):
                 return
             yield batch
 
-    def settle(self, at: Progress) -> bool:
-        at.step, at.batch = at.step + 1, at.batch + 1
+    def settle(self, at: Progress, images: int, correct: int, loss_sum: float) -> bool:
+        at.step += 1
+        at.count(1, images, correct, loss_sum)
         return True
 
     def position(self, at: Progress) -> float:
@@ -130,8 +136,15 @@ class Divided(Work):
         return at.step >= self.planned + at.shift and at.batch == 0
 
 
+class Request:
+    """A request for a piece. ticket: the answer; None: it has not arrived. batch: if a thread prepares the piece."""
+
+    ticket: int | None = None
+    batch: Future[Batch] | None = None
+
+
 class Claimed(Work):
-    """Replicas claim the pieces of the run (Sampler.piece), each its next one while it trains the present one.
+    """Replicas claim the pieces of the run (Sampler.piece), each its next ones while it trains the present one.
 
     total: pieces of the run. first, left: after a resume, all pieces before `first` are settled except those in `left`.
 
@@ -145,10 +158,12 @@ class Claimed(Work):
         self.claims: Claims = fabric.claims
         self.batches = self.own_batches = sampler.pieces
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="minidl-prefetch") if sampler.prefetch else None
-        self.ready: Future[Batch] | None = None  # the claimed piece, which a thread prepares
-        self.ticket: int | None = None  # the answer to the last request; None: it has not arrived
-        self.asked: float | None = None  # when the last request was made
+        self.requests: deque[Request] = deque()  # for the next pieces, in order
+        self.asked = 0.0  # when the last request was made
         self.piece, self.present = 0, OVER  # the present piece, and its ticket
+        # The tickets of settled pieces, and what was counted. When one drops out, its refusal would have arrived:
+        # the piece that is settled now was requested after it.
+        self.settled: deque[tuple[int, int, int, float]] = deque(maxlen=1 + self.claims.ahead)
         self.continue_from(config.steps * sampler.replicas or config.epochs * sampler.pieces)
 
     def continue_from(self, total: int, first: int = 0, left: tuple[int, ...] = ()) -> None:
@@ -163,20 +178,23 @@ class Claimed(Work):
             piece = self._piece(ticket)
             if piece // self.batches > at.epoch:
                 return
-            batch = self.ready.result() if self.ready else self.sampler.piece(piece)
-            if self.claims.begin(ticket):
+            ready = self.requests.popleft().batch
+            batch = ready.result() if ready else self.sampler.piece(piece)
+            held = self.claims.begin(ticket)  # False: the piece was revoked
+            if held:
                 self.piece, self.present = piece, ticket
                 self.reached = max(self.reached, piece + 1)
-                self._request()
+            self._claim_ahead()
+            if held:
                 yield batch
-            else:  # the piece was revoked
-                self._request()
 
-    def settle(self, at: Progress) -> bool:
+    def settle(self, at: Progress, images: int, correct: int, loss_sum: float) -> bool:
         at.step = max(at.step, at.shift + self.steps(self.piece + 1))
+        self._take_back(at)
         if not self.claims.settle(self.present):
             return False
-        at.batch += 1
+        at.count(1, images, correct, loss_sum)
+        self.settled.append((self.present, images, correct, loss_sum))
         return True
 
     def position(self, at: Progress) -> float:
@@ -199,15 +217,20 @@ class Claimed(Work):
 
     def end_epoch(self, at: Progress) -> None:
         at.step = max(at.step, at.shift + self.steps(min(self.total, (at.epoch + 1) * self.batches)))
+        self._take_back(at)
+        self.settled.clear()
 
     def give_back(self) -> None:
         self.claims.give_back()
-        self.ticket = self.ready = self.asked = None
+        self.requests.clear()
 
     def state(self) -> dict[str, Any]:
-        replicas, state = {"replicas": self.sampler.replicas}, self.claims.state()
-        if state is None:  # this rank cannot see the ledger, and the leader saves it
-            return replicas
+        replicas = {"replicas": self.sampler.replicas}
+        if self.fabric.survivors() and self.fabric.leader != self.fabric.rank:
+            return replicas  # only the leader's checkpoint needs the rest, which this rank may have to ask for
+        state = self.claims.state()
+        if state is None:  # the ledger is lost: the pieces that others have begun count as trained
+            return {**replicas, "total": self.total, "first": self.reached, "left": []}
         handed_out, unsettled = state
         left = sorted([*self.left[handed_out:], *(self._piece(number << claims.FIELD) for number in unsettled)])
         first = self.first + max(0, handed_out - len(self.left))
@@ -228,27 +251,38 @@ class Claimed(Work):
         number = piece_of(ticket)
         return self.left[number] if number < len(self.left) else self.first + number - len(self.left)
 
-    def _request(self) -> None:
-        self.ticket, self.ready, self.asked = None, None, self.fabric.now()
-        self.claims.request(self.total - self.first + len(self.left), self._answer)
+    def _take_back(self, at: Progress) -> None:
+        """Take back the counts of the current epoch's pieces whose settlements were refused meanwhile."""
+        for ticket in self.claims.refused():
+            for counted in [one for one in self.settled if one[0] == ticket]:
+                self.settled.remove(counted)
+                _, images, correct, loss_sum = counted
+                at.count(-1, -images, -correct, -loss_sum)
 
-    def _answer(self, ticket: int) -> None:
+    def _claim_ahead(self) -> None:
+        """Claim the next pieces. Near the end of the run claim only one, so that the others do not wait for it."""
+        near = self.total - self.reached <= claims.DEPTH * self.sampler.replicas
+        while len(self.requests) < (1 if near else self.claims.ahead):
+            self._request()
+
+    def _request(self) -> None:
+        request = Request()
+        self.requests.append(request)
+        self.asked = self.fabric.now()
+        self.claims.request(self.total - self.first + len(self.left), partial(self._answer, request))
+
+    def _answer(self, request: Request, ticket: int) -> None:
         """Handle the answer to a request: let a thread prepare the piece. May run in another thread."""
         if ticket >= 0 and self.pool is not None:
-            self.ready = self.pool.submit(self.sampler.piece, self._piece(ticket))
-        self.ticket = ticket
+            request.batch = self.pool.submit(self.sampler.piece, self._piece(ticket))
+        request.ticket = ticket
 
     def _upcoming(self) -> int:
         """Return the ticket of the next piece, or OVER. Waits for it, at the end of the run without the clock."""
-        if self.asked is None:
-            self._request()
-        ticket = self.fabric.wait(lambda: self.ticket, (), "the next piece of work")
-        if ticket == WAIT:
-            self._request()
-            if self.ticket in (None, WAIT):
-                return self._idle()
-            ticket = self.ticket
-        return ticket
+        if not self.requests:
+            self._claim_ahead()
+        ticket = self.fabric.wait(lambda: self.requests[0].ticket, (), "the next piece of work")
+        return self._idle() if ticket == WAIT else ticket
 
     def _idle(self) -> int:
         """Wait until a piece is free, or all pieces are settled. Raises Stopped if the replicas are asked to stop."""
@@ -259,10 +293,12 @@ class Claimed(Work):
             if self.fabric.stopping():
                 raise Stopped(SIGTERM)
             self.fabric.look()  # the pieces of a replica that is suspected now become free
-            assert self.asked is not None
-            if self.ticket == WAIT and self.fabric.now() - self.asked >= self.claims.patience:
+            while self.requests and self.requests[0].ticket == WAIT:
+                self.requests.popleft()
+            if not self.requests and self.fabric.now() - self.asked >= self.claims.patience:
                 self._request()
-            return None if self.ticket == WAIT else self.ticket
+            ticket = self.requests[0].ticket if self.requests else WAIT
+            return None if ticket == WAIT else ticket
 
         stats.stop()
         try:

@@ -24,8 +24,8 @@ victims = {(int(rank), int(steps)): int(signum) for rank, steps, signum in
 settle, step = Claimed.settle, Trainer.step
 
 
-def counted(work: Claimed, at: Progress) -> bool:
-    done = settle(work, at)
+def counted(work: Claimed, at: Progress, *counts: Any) -> bool:
+    done = settle(work, at, *counts)
     if done:
         os.write(file, f"{work.piece}\n".encode())
     return done

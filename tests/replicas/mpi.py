@@ -28,6 +28,7 @@ from minidl.training.job import find_job
 sys.path.append(str(Path(__file__).parents[1]))
 from replicas import slots as written
 from replicas.again import again  # noqa: F401 (a scenario)
+from replicas.deaths import deaths  # noqa: F401 (a scenario)
 from replicas.serving import mutual  # noqa: F401 (a scenario)
 
 

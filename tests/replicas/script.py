@@ -9,12 +9,13 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 import minidl
-from minidl.errors import ConfigError
+from minidl.errors import ConfigError, ReplicaLeftError
 from minidl.run.evaluation import evaluate
 from minidl.training.world import world
 
@@ -81,29 +82,34 @@ def slow_loop(method: str) -> dict[str, Any]:
 
 
 def stopped(method: str) -> dict[str, Any]:
-    """Catch the interrupt of a loop, whose `with` block has averaged the weights."""
+    """Catch the interrupt of a loop, whose `with` block has averaged the weights.
+
+    Rank 1 is slow. With gossip, the others wait for it in `allreduce`.
+    """
     (x, y), net = images(), model()
     try:
         with minidl.join(net, method=method) as replica:
             while True:
-                replica.step(x[:8], y[:8])
+                loss = replica.step(x[:8], y[:8])
                 if replica.steps == 1:
                     tell(pid=os.getpid())
-                time.sleep(0.005)
+                time.sleep(0.005 + 0.05 * (minidl.rank() == 1))
+                if replica.steps % 10 == 0:
+                    minidl.allreduce(loss)
     except KeyboardInterrupt as error:
         tell(steps=replica.steps, weights=weights(net), error=str(error))
         raise
 
 
-def ends_first(way: str) -> float:
-    """Rank 1 ends after a training. The others notice this while they wait for it, and continue with collectives."""
+def ends_first() -> float:
+    """Ranks 1 and 2 end after a training. The others notice this while they wait, and continue with collectives."""
     loop("gossip", "3")
-    if minidl.rank() == 1 and way == "exit":
-        sys.exit(0)
     if minidl.rank() == 1:
+        sys.exit(0)
+    if minidl.rank() == 2:
         return 0.0
     fabric = world().fabric
-    fabric.wait(lambda: None if fabric.alive(1) else True, (), "the end of rank 1")
+    fabric.wait(lambda: None if fabric.alive(1) or fabric.alive(2) else True, (), "the end of ranks 1 and 2")
     return float(minidl.allreduce(1.0))
 
 
@@ -114,17 +120,25 @@ def fast() -> list[Any]:
 
 
 def again(method: str) -> list[Any]:
-    """Leave trainings by exceptions of the loop, with messages that nobody reads. Then train once more."""
+    """Leave trainings by exceptions of the loop, with messages that nobody reads. Then train once more.
+
+    First all ranks leave, then only rank 1. A second `join` within the first one is refused.
+    """
     (x, y), found = images(), []
-    for _ in range(2):
+    for odd in (minidl.rank(), 1):
         try:
             with minidl.join(model(), method=method) as replica:
                 for _ in range(40):
                     replica.step(x[:8], y[:8])
-                raise RuntimeError("a fault of the loop")
-        except RuntimeError as error:
+                try:
+                    minidl.join(model())
+                except ConfigError as error:
+                    found.append(str(error))
+                if minidl.rank() == odd:
+                    raise RuntimeError("a fault of the loop")
+        except (RuntimeError, ReplicaLeftError) as error:
             found.append(str(error))
-    return [*found, loop(method, "2")["steps"], float(minidl.allreduce(1.0))]
+    return [*found, float(minidl.allreduce(1.0)), loop(method, "2")["steps"]]
 
 
 def asleep() -> None:
@@ -194,6 +208,17 @@ def uncaught(what: str) -> None:
         minidl.allreduce(1.0)
         if odd:
             raise ZeroDivisionError("a fault of the script")
+    if what == "ended":
+        if odd:
+            sys.exit(0)
+        minidl.join(model())
+    if what == "left":
+        x, y = images()
+        with suppress(ZeroDivisionError), minidl.join(model(), method="allreduce") as replica:
+            for step in range(3):
+                replica.step(x[:8], y[:8])
+                if odd and step:
+                    raise ZeroDivisionError("a fault that the script catches")
     if what == "exit":
         sys.exit(5)
     if what == "steps":

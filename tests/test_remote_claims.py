@@ -1,0 +1,176 @@
+"""Claims of ranks on other nodes than the ledger: requests and replies are messages, and their receiver may die."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_claims import claim, ledgers
+
+from minidl.comm.claims import OVER, WAIT, piece_of
+from minidl.comm.remote_claims import RemoteClaims, serve
+from minidl.comm.transport.messages import PeerLost
+
+T = TypeVar("T")
+
+
+def never(*arguments: Any) -> None:
+    raise AssertionError("nobody waits here")
+
+
+def test_claims_of_another_node() -> None:
+    [ledger, _] = ledgers(2)
+    sent: list[np.ndarray] = []
+    def wait(ready: Callable[[], T], peers: Sequence[int], what: str) -> T:
+        deliver()
+        return ready()
+
+    remote = RemoteClaims(sent.append, wait)
+    answers: list[int] = []
+    def deliver() -> None:
+        while sent:
+            reply = serve(ledger, 1, sent.pop(0))
+            if reply is not None:
+                remote.reply(reply)
+
+    remote.request(2, answers.append)
+    assert not answers, "the answer comes later"
+    deliver()
+    assert piece_of(answers[0]) == 0
+    remote.begin(answers[0])
+    remote.request(2, answers.append)
+    remote.settle(answers[0])
+    remote.give_back()
+    deliver()
+    assert len(answers) == 1, "the answer to a request before `give_back` is ignored"
+    assert ledger.state() == remote.state() == (2, [1])
+
+
+def test_several_claims_of_another_node_are_on_their_way() -> None:
+    [ledger, _] = ledgers(2)
+    replies: list[np.ndarray] = []
+
+    def send(request: np.ndarray) -> None:
+        reply = serve(ledger, 1, request)
+        if reply is not None:
+            replies.append(reply)
+
+    remote = RemoteClaims(send, never)
+    answers: list[tuple[str, int]] = []
+    for name in "abc":
+        remote.request(2, lambda ticket, name=name: answers.append((name, ticket)))
+    for reply in replies:
+        remote.reply(reply)
+    assert [(name, max(piece_of(ticket), WAIT)) for name, ticket in answers] == [("a", 0), ("b", 1), ("c", WAIT)]
+
+
+def test_a_refused_settlement_of_another_node_is_reported_before_the_answer_to_the_next_claim() -> None:
+    [ledger, _] = ledgers(2)
+    replies: list[np.ndarray] = []
+
+    def send(request: np.ndarray) -> None:
+        reply = serve(ledger, 1, request)
+        if reply is not None:
+            replies.append(reply)
+
+    remote = RemoteClaims(send, never)
+    tickets: list[int] = []
+    for _ in range(2):
+        remote.request(9, tickets.append)
+        remote.reply(replies.pop())
+    late, good = tickets
+    remote.begin(late)
+    ledger.revoke(1)
+    assert piece_of(claim(ledger, 9)) == 0 and ledger.repeated == 1
+    assert remote.settle(late), "this rank does not wait for the refusal"
+    remote.request(9, tickets.append)
+    assert len(replies) == 2 and remote.refused() == []
+    remote.reply(replies.pop(0))
+    assert remote.refused() == [late] and remote.refused() == [] and len(tickets) == 2
+    remote.reply(replies.pop(0))
+    assert len(tickets) == 3 and piece_of(tickets[2]) == piece_of(good) == 1
+    assert remote.settle(tickets[2]) and not replies, "a settlement that is not refused has no reply"
+
+
+class Replica:
+    """A replica on another node than the ledger. Its requests, and the replies to them, are under way for some time."""
+
+    def __init__(self, rank: int, total: int) -> None:
+        self.rank, self.total = rank, total
+        self.requests: deque[np.ndarray] = deque()
+        self.replies: deque[np.ndarray] = deque()
+        self.claims = RemoteClaims(self.requests.append, never)
+        self.answers: deque[list[int]] = deque()
+        self.settled: Counter[int] = Counter()
+        self.over = False
+
+    def step(self) -> None:
+        """Train a piece, if the answer to the oldest claim is here. Claim ahead."""
+        if self.answers and self.answers[0]:
+            [ticket] = self.answers.popleft()
+            if ticket >= 0:
+                assert self.claims.begin(ticket) and self.claims.settle(ticket)
+                self.settled[piece_of(ticket)] += 1
+            self.over |= ticket == OVER
+        while len(self.answers) < self.claims.ahead:
+            self.answers.append([])
+            self.claims.request(self.total, self.answers[-1].append)
+        for ticket in self.claims.refused():
+            self.settled[piece_of(ticket)] -= 1
+
+
+STEPS = st.tuples(st.sampled_from(["train", "request", "reply", "keeper dies", "stop"]), st.integers(0, 1))
+
+
+@given(st.integers(0, 15), st.lists(STEPS, max_size=80))
+def test_each_piece_is_settled_once_however_often_the_keeper_dies(total: int, steps: list[tuple[str, int]]) -> None:
+    """A dead keeper has carried out the requests that reached it. All messages that are under way then are lost."""
+    ledger = ledgers(2)[0]
+    replicas = [Replica(rank, total) for rank in range(2)]
+
+    def act(what: str, replica: Replica) -> None:
+        if what == "train":
+            replica.step()
+        elif what == "request" and replica.requests:
+            reply = serve(ledger, replica.rank, replica.requests.popleft())
+            if reply is not None:
+                replica.replies.append(reply)
+        elif what == "reply" and replica.replies:
+            replica.claims.reply(replica.replies.popleft())
+        elif what == "stop":
+            replica.claims.give_back()
+            replica.answers.clear()
+        elif what == "keeper dies":
+            for each in replicas:
+                each.requests.clear()
+                each.replies.clear()
+                each.claims.renew(9, kept=True)
+                assert all(len(request) <= 8 for request in each.requests), "they must arrive in order: see TINY"
+
+    for what, rank in steps:
+        act(what, replicas[rank])
+    for _ in range(20 * total + 40):
+        for replica in replicas:
+            for what in ("train", *["request", "reply"] * 8):
+                act(what, replica)
+    assert all(replica.over for replica in replicas)
+    assert ledger.state() == (total, [])
+    assert replicas[0].settled + replicas[1].settled == Counter(range(total))
+    assert ledger.repeated == 0, "no piece was begun in vain"
+
+
+def test_a_lost_ledger_ends_the_claims_of_the_others() -> None:
+    replica = Replica(1, 9)
+    replica.step()
+    serve(ledgers(2)[0], 1, replica.requests.popleft())
+    replica.claims.renew(0, kept=False)
+    assert list(replica.answers) == [[WAIT]] * 3
+    with pytest.raises(PeerLost, match="replica 0 died while others waited for the ledger of the work"):
+        replica.step()
+    assert replica.claims.settle(0) and replica.claims.state() is None
+    replica.claims.give_back()

@@ -1,0 +1,81 @@
+"""Scenarios: runs of the production code in virtual time, with faults drawn from a seed. Their invariants hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from planted import BUGS, first_seed
+
+from minidl import simulate
+from minidl.training.playing import Violation, draw, play
+from minidl.training.scenario import Death, Freeze, FullDisk, Join, PowerCut, Stop
+
+KINDS = (Death, Freeze, FullDisk, Join, PowerCut, Stop)
+
+
+def failures(seeds: range) -> dict[int, str]:
+    found = {}
+    for seed in seeds:
+        try:
+            play(seed)
+        except Violation as violation:
+            found[seed] = str(violation)
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_the_invariants_hold(first: int) -> None:
+    assert failures(range(first, first + 50)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(200, 10_000, 700))
+def test_the_invariants_hold_in_many_scenarios(first: int) -> None:
+    assert failures(range(first, first + 700)) == {}
+
+
+def test_a_seed_draws_one_scenario() -> None:
+    drawn = [draw(seed) for seed in range(500)]
+    assert drawn == [draw(seed) for seed in range(500)]
+    faults = {type(fault) for scenario in drawn for part in scenario.parts for fault in part.faults}
+    assert faults >= set(KINDS)
+    assert {scenario.method for scenario in drawn} == {"gossip", "ps", "local", "allreduce", "dpsgd", "local-sgd"}
+
+
+def test_a_planted_bug_is_found_and_the_command_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed, message = first_seed("claim_lost_on_resume", 50)
+    assert seed is not None and "settled" in message
+    with BUGS["claim_lost_on_resume"]():
+        assert simulate.main(["--scenario", str(seed)]) == 1
+    output = capsys.readouterr()
+    assert output.out == f"{draw(seed)}\n"
+    assert output.err == (f"minidl: scenario {seed} fails: {message}; "
+                          f"to repeat it: python -m minidl.simulate --scenario {seed}\n")  # fmt: skip
+    assert simulate.main(["--scenario", str(seed), "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith(f"scenario {seed}: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
+def test_each_planted_bug_is_found(bug: str) -> None:
+    assert first_seed(bug, 1000)[0] is not None
+
+
+def test_options_with_a_scenario_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate.main(["--scenario", "1", "--epochs", "2"]) == 2
+    assert "--epochs cannot be given with --scenario, which draws all options from its seed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_script_continues(tmp_path: Path) -> None:
+    script = [sys.executable, str(Path(__file__).parent.parent / "bench" / "scenarios.py"), "--out", str(tmp_path)]
+    for seeds in (3, 6):
+        done = subprocess.run([*script, str(seeds)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0 and f"{seeds} scenarios, 0 failed" in done.stdout, done.stderr
+    assert json.loads((tmp_path / "0-of-1.json").read_text())["next"] == 6
