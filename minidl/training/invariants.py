@@ -227,7 +227,7 @@ class Watch:
         die(rank)
         if self.simulation.dead > before:
             self.died.add(rank)
-            # dpsgd counts the batch that a replica died in as trained (seed 355). Until that is mended, it may be missing.
+            # dpsgd counts the batch in which a replica died as trained (seed 355). Until that is mended, it may miss.
             lost = self.run.config.batch_size if self.run.config.method == "dpsgd" else 0
             self.accounts.regroup(len(self.run.replicas) + lost)
             if self.masses and mass is not None:

@@ -61,7 +61,7 @@ class Session:
         self.config, self.signals, self.fabric = config, signals, fabric
         self.data, self.model = dataset, model
         kind, arena = kind_of(config, fabric.began), self.model.flatten()
-        fabric.fail_fast = kind.synchronous and fabric.size > 1 and not fabric.newcomer
+        fabric.fail_fast = kind.synchronous and fabric.began > 1 and not fabric.newcomer
         enter = fabric.enter if fabric.newcomer else fabric.join
         enter(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.handle_freezes(kind.on_freeze(config))
@@ -86,7 +86,7 @@ class Session:
         fabric.assign(replicas)
         config = replace(config, workers=len(replicas))
         fabric.transport.interrupted = lambda: signals.deferred and signals.received is not None
-        fabric.fail_fast = kind.synchronous and fabric.size > 1 and not fabric.newcomer
+        fabric.fail_fast = kind.synchronous and fabric.began > 1 and not fabric.newcomer
         dataset, model = prepare(config, fabric.rank, fresh)
         size = model.flatten().size
         if fabric.newcomer:
