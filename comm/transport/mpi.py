@@ -44,7 +44,6 @@ from minidl.comm.launch.job import MpiJob, recognise
 from minidl.comm.remote_claims import RemoteClaims, serve
 from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import LINE, Mailbox, Plan, read_header
-from minidl.comm.transport.mailbox_transport import MailboxTransport
 from minidl.comm.transport.messages import (
     ANY,
     CHUNK,
@@ -57,7 +56,7 @@ from minidl.comm.transport.messages import (
     Message,
     State,
 )
-from minidl.comm.transport.mpi_monitor import DEATH, TRUST, NodeMonitor
+from minidl.comm.transport.mpi_monitor import DEATH, TRUST, NodeMonitor, NodeTransport
 from minidl.comm.transport.mpi_nodes import WORD, Nodes, everyone, words
 from minidl.comm.transport.mpi_states import ASK, NEWS, VERSIONS, RemoteStates
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
@@ -78,7 +77,7 @@ assert 8 * (3 + len(Column)) <= TINY, "rows of the status table must arrive in o
 PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for the others to leave
 
 
-class MpiTransport(MailboxTransport):
+class MpiTransport(NodeTransport):
     """One rank's transport. fast (--reduce fast): let MPI compute the sums, in an order that MPI chooses."""
 
     @classmethod

@@ -20,26 +20,37 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from minidl.comm import memory
 from minidl.comm.launch.job import HYDRA
 from minidl.comm.launch.monitor import FATES, Monitor, main_thread, tell
+from minidl.comm.transport.mailbox_transport import MailboxTransport
 from minidl.comm.transport.messages import Column, State, Trust
 from minidl.comm.transport.mpi_states import NEWS
-
-if TYPE_CHECKING:
-    from minidl.comm.transport.mpi import MpiTransport
+from minidl.comm.transport.progress_engine import ProgressEngine
 
 TRUST, DEATH = NEWS + 1, NEWS + 2  # tags
+
+
+class NodeTransport(MailboxTransport):
+    """A transport between nodes, as the monitor sees it.
+
+    groups[r]: the first rank of the node of rank r. beside, remote: the ranks of this node, and of the others. relays:
+    the ranks that receive rows of the status table for the other nodes.
+    """
+
+    engine: ProgressEngine
+    groups: list[int]
+    beside: list[int]
+    remote: frozenset[int]
+    relays: list[int]
 
 
 class NodeMonitor:
     """The part of one rank. Its progress engine calls `tick`."""
 
-    def __init__(self, transport: MpiTransport) -> None:
+    def __init__(self, transport: NodeTransport) -> None:
         self.transport = transport
         control = memoryview(transport.segment.map(memory.control_size(transport.size)))
         self.words = control.cast("q")
