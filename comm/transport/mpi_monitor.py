@@ -20,6 +20,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+
 import numpy as np
 
 from minidl.comm import memory
