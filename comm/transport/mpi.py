@@ -56,7 +56,7 @@ from minidl.comm.transport.messages import (
     Message,
     State,
 )
-from minidl.comm.transport.mpi_monitor import DEATH, TRUST, MpiRank, NodeMonitor
+from minidl.comm.transport.mpi_monitor import DEATH, TRUST, NodeMonitor, NodeTransport
 from minidl.comm.transport.mpi_nodes import WORD, Nodes, everyone, words
 from minidl.comm.transport.mpi_states import ASK, NEWS, VERSIONS, RemoteStates
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
@@ -77,7 +77,7 @@ assert 8 * (3 + len(Column)) <= TINY, "rows of the status table must arrive in o
 PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for the others to leave
 
 
-class MpiTransport(MpiRank):
+class MpiTransport(NodeTransport):
     """One rank's transport. fast (--reduce fast): let MPI compute the sums, in an order that MPI chooses."""
 
     @classmethod

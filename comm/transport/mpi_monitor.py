@@ -19,7 +19,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -35,15 +34,15 @@ from minidl.comm.transport.progress_engine import ProgressEngine
 TRUST, DEATH = NEWS + 1, NEWS + 2  # tags
 
 
-class MpiRank(MailboxTransport):
-    """The base class of MpiTransport (mpi.py), with those attributes that the monitor uses.
+class NodeTransport(MailboxTransport):
+    """A transport between nodes, as the monitor sees it.
 
-    groups[r]: the first rank with which rank r shares memory. beside: the ranks of this node. remote: the others.
-    relays: one live rank of each other node.
+    groups[r]: the first rank of the node of rank r. beside, remote: the ranks of this node, and of the others. relays:
+    the ranks that receive rows of the status table for the other nodes.
     """
 
     engine: ProgressEngine
-    groups: Sequence[int]
+    groups: list[int]
     beside: list[int]
     remote: frozenset[int]
     relays: list[int]
@@ -52,7 +51,7 @@ class MpiRank(MailboxTransport):
 class NodeMonitor:
     """The part of one rank. Its progress engine calls `tick`."""
 
-    def __init__(self, transport: MpiRank) -> None:
+    def __init__(self, transport: NodeTransport) -> None:
         self.transport = transport
         control = memoryview(transport.segment.map(memory.control_size(transport.size)))
         self.words = control.cast("q")
