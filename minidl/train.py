@@ -17,7 +17,7 @@ from minidl.engine.environment import number, prepare
 from minidl.errors import EXPECTED, AbortedError, ConfigError, MinidlError, explained, printable, report
 from minidl.resources import cores
 from minidl.run import declared, model_file
-from minidl.run.config import JOINABLE, Config, resolve
+from minidl.run.config import CLAIMING, Config, resolve
 from minidl.run.config_file import file_options
 from minidl.run.display import count, speed
 from minidl.run.folder import read_run, resuming
@@ -133,8 +133,9 @@ def places(config: Config, ranks: int) -> local.Places:
             raise ConfigError(f"--max-workers {config.max_workers}: expected at least the {workers} workers with which "
                               "the run begins")  # fmt: skip
         local.require_room(config.max_workers + servers)
-    most = config.max_workers or max(workers, min(2 * workers, local.PER_CORE * cores() - servers))
-    return local.Places(most + servers if config.method in JOINABLE else ranks, range(workers, ranks))
+    twice = max(workers, min(2 * workers, local.PER_CORE * cores() - servers))
+    most = config.max_workers or (twice if config.method in CLAIMING else workers)
+    return local.Places(most + servers, range(workers, ranks))
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from minidl.errors import CheckpointError
 from minidl.run import checkpoint as files
 from minidl.run.checkpoint import Checkpoint
+from minidl.run.config import Config
+from minidl.run.folder import RunFolder
 from minidl.run.progress import Progress
+from minidl.training.output import reopen
 
 
 def example(step: int = 3) -> Checkpoint:
@@ -220,3 +223,15 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.Monk
     files.clean_up(tmp_path)
     assert names(tmp_path) == ["step-00000003"]
     assert files.load(tmp_path / "step-00000003").state["batches"] in ([1] if survived else [2, 1])
+
+
+def test_what_killed_processes_left_is_removed_when_a_run_is_resumed(tmp_path: Path) -> None:
+    with RunFolder.create(Config(out=str(tmp_path / "run"))) as run:
+        part = run.checkpoints / "parts" / "2"
+        left = [run.checkpoints / ".new-step-00000003", part / ".new-step-00000002", part / ".old-step-00000001"]
+        for folder in (*left, part / "step-00000001"):
+            folder.mkdir(parents=True)
+        (run.folder / ".summary.json.new").touch()
+    with reopen(tmp_path / "run"):
+        assert not any(folder.exists() for folder in left) and (part / "step-00000001").exists()
+        assert sorted(path.name for path in run.folder.iterdir()) == ["checkpoints", "config.toml"]

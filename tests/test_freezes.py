@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sim_helper import CORES, after, ones, simulate
+from toy_replicas import LINK, run
 
-from minidl.comm.cluster import parse
+from minidl.comm.cluster import FreezeEvent, parse, uniform
 from minidl.comm.fabric.base import Column, Fabric, Freeze, Header, PeerLost, State
+from minidl.comm.methods.base import Method
 from minidl.errors import ConfigError
 
 # Rank 1 of 3 is frozen in [2, 12) s, and suspected from 5 s on.
@@ -44,7 +48,8 @@ def waiting(fabric: Fabric) -> float:
     """Make the steps of a synchronous method; return the time at the end."""
     fabric.set_status(Column.STATE, State.TRAINING)
     fabric.fail_fast = True
-    for _ in range(3):
+    for step in range(3):
+        fabric.begin_step(step, synchronous=True)
         after(fabric, 1.5)
         fabric.barrier()
     return fabric.now()
@@ -101,6 +106,18 @@ def test_a_stop_ends_the_wait_for_a_frozen_rank() -> None:
             return fabric.now(), lost.peer
 
     assert simulate(work, 3, parse(FOREVER)).results == {0: (8.0, 1), 2: (8.0, 1)}
+
+
+def test_frozen_workers_delay_no_other_worker_of_their_server() -> None:
+    """The server holds a reply for each of them."""
+    ends: dict[int, float] = {}
+
+    def note(method: Method, step: int) -> None:
+        ends[method.fabric.rank] = method.fabric.now()
+
+    freezes = tuple(FreezeEvent(time=1e-4, rank=rank, seconds=1e6) for rank in (1, 2, 3))
+    run("ps", 5, 50, cluster=replace(uniform(5, 1, **LINK), freezes=freezes), around=(lambda method, step: None, note))
+    assert 1e-4 < ends[0] < 1.0 and min(ends[rank] for rank in (1, 2, 3)) > 1e6
 
 
 def test_a_freeze_in_a_file() -> None:

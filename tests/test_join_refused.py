@@ -53,10 +53,10 @@ def test_runs_that_nobody_can_join(tmp_path: Path, capsys: pytest.CaptureFixture
             f"{run} is trained in one process or under MPI: --join needs a run of several --workers")  # fmt: skip
     invitation(run)  # of a process that is no launcher
     assert refused(capsys, "--join", str(run)) == f"{run} is not being trained any more"
-    steps = run_folder(tmp_path / "steps", method="dpsgd")
-    assert refused(capsys, "--join", str(steps)) == (
-        f"{steps} is trained with --method dpsgd: --join needs gossip or ps with --shards iid, where replicas claim "
-        "their batches")  # fmt: skip
+    alone = run_folder(tmp_path / "alone", method="local")
+    assert refused(capsys, "--join", str(alone)) == (
+        f"{alone} is trained with --method local: --join needs one of gossip, ps, dpsgd, allreduce, local-sgd, with "
+        "--shards iid")  # fmt: skip
     skewed = run_folder(tmp_path / "skewed", shards="skewed:0.3")
     assert "--method gossip and --shards skewed:0.3" in refused(capsys, "--join", str(skewed))
     over = run_folder(tmp_path / "over")
@@ -115,7 +115,7 @@ def test_places() -> None:
         return found.number, list(found.servers)
 
     assert count() == (4, []) and count(max_workers=3) == (3, []) and count(method="ps") == (5, [2])
-    assert count(method="dpsgd") == (2, [])  # nobody can join
+    assert count(method="dpsgd") == (2, []) and count(method="dpsgd", max_workers=3) == (3, [])
     most = local.PER_CORE * cores()
     assert count(workers=most) == (most, [])
     with pytest.raises(ConfigError, match="--max-workers 1: expected at least the 2 workers"):
@@ -125,8 +125,8 @@ def test_places() -> None:
 
 
 def test_max_workers_needs_a_method_that_others_can_join(capsys: pytest.CaptureFixture[str]) -> None:
-    message = refused(capsys, "--method", "dpsgd", "--workers", "2", "--max-workers", "4")
-    assert message.startswith("max-workers has an effect only with method gossip or ps, and method is 'dpsgd'")
+    message = refused(capsys, "--method", "local", "--workers", "2", "--max-workers", "4")
+    assert message.startswith("max-workers has an effect only with method gossip, ps, dpsgd, allreduce or local-sgd")
 
 
 def test_places_that_nobody_fills_take_no_memory(root: Path) -> None:

@@ -146,3 +146,20 @@ def test_a_run_that_stops_ends_the_newcomers(command: Command) -> None:  # noqa:
     assert (code, errors) == (143, "minidl: saved; to continue: python -m minidl.train --resume run\n")
     assert said(joiner) == (0, "run has ended before replica 2 had made a step\n")
     assert is_gone(newcomer) and not holders(inode) and not (run.folder / FILE).exists()
+
+
+def test_a_synchronous_method_takes_a_newcomer_and_goes_on_after_its_death(command: Command) -> None:  # noqa: F811
+    run = Run(command, "--method", "allreduce", "--on-death", "continue", "--max-workers", "3", "--epochs", "8",
+              "--quiet")  # fmt: skip
+    run.suspend(0, 1)
+    joiner = run.join()
+    run.wait_for(2, State.ARRIVED)
+    run.wake(0, 1)
+    code, words = said(joiner)
+    assert code == 0 and "has joined run" in words
+    run.kill(2)
+    code, errors = run.finish()
+    assert code == 0, errors
+    assert "minidl: replica 2 died; the other 2 go on from step" in errors
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["replicas_alive"] == 2 and summary["consensus_distance"] == 0.0 and summary["epochs"] == 8

@@ -1,4 +1,4 @@
-"""Ranks of an MPI job are killed. With Open MPI's `mpiexec --with-ft ulfm` the others go on."""
+"""Ranks of an MPI job are killed, frozen or stopped. With Open MPI's `mpiexec --with-ft ulfm` the others go on."""
 
 from __future__ import annotations
 
@@ -11,22 +11,32 @@ from pathlib import Path
 
 import pytest
 import test_mpi as jobs
+from launching import eventually
 from replicas.deaths import PIECES
 from test_mpi import nothing_left  # noqa: F401 (a fixture)
 
 COUNTING = str(Path(__file__).parent / "replicas" / "counting.py")
 RUN = ["--data", "synthetic:500x4x4x1:4", "--model", "mlp", "--batch-size", "8", "--validation", "0.1", "--quiet",
        "--json", "--threads", "1"]  # fmt: skip
+ULFM = ["--with-ft", "ulfm"]
 BATCHES = 57  # of an epoch of 450 training images
+
+
+def open_mpi() -> bool:
+    return "--oversubscribe" in jobs.mpiexec()
+
+
+def run(ranks: int, options: list[str], *program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a job. options: of mpiexec."""
+    return subprocess.run([*jobs.mpiexec(), *options, "-n", str(ranks), sys.executable, *program], timeout=90,
+                          capture_output=True, text=True, env=jobs.environment(**environment))  # fmt: skip
 
 
 def surviving(ranks: int, *program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a job that survives the death of a rank. Skip the test without Open MPI."""
-    command = jobs.mpiexec()
-    if "--oversubscribe" not in command:
+    if not open_mpi():
         pytest.skip("only Open MPI has --with-ft ulfm")
-    return subprocess.run([*command, "--with-ft", "ulfm", "-n", str(ranks), sys.executable, *program], timeout=90,
-                          capture_output=True, text=True, env=jobs.environment(**environment))  # fmt: skip
+    return run(ranks, ULFM, *program, **environment)
 
 
 def ours(text: str) -> list[str]:
@@ -87,3 +97,68 @@ def test_a_run_that_cannot_go_on_is_saved(tmp_path: Path, method: str, why: str,
     if method == "gossip":
         lost = set(range(12 * BATCHES)) - set(settled(log))
         assert len(lost) <= 8 and max(settled(log).values()) <= 2 and before, "a few batches per rank"
+
+
+def test_a_death_that_ends_the_job_can_be_resumed(tmp_path: Path) -> None:
+    """With MPICH the others can say so, if its mpiexec does not kill them."""
+    log, out = tmp_path / "log", str(tmp_path / "run")
+    options = [] if open_mpi() else ["-disable-auto-cleanup"]
+    done = run(3, options, COUNTING, str(log), "1:60:9", *RUN, "--method", "dpsgd", "--epochs", "12", "--out", out)
+    assert done.returncode != 0
+    if not open_mpi():
+        [line] = ours(done.stderr)
+        assert line.endswith("a rank has died, which ends a job of MPICH; --resume continues a run from its last "
+                             "checkpoint")  # fmt: skip
+    done = run(3, [], COUNTING, str(log), "", "--resume", out, "--quiet", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["epochs"] == 12, done.stderr
+
+
+def test_a_frozen_replica_is_left_out_and_killed_at_the_end(tmp_path: Path) -> None:
+    """Under MPICH its death ends the job, so it is killed when all others have finished."""
+    log = tmp_path / "log"
+    words = [str(log), "1:20:19", *RUN, "--method", "gossip", "--epochs", "3", "--stall", "1"]
+    done = run(3, ULFM if open_mpi() else [], COUNTING, *words, "--out", str(tmp_path / "run"))
+    [result] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert result["replicas_alive"] == 2 and result["samples"] == 3 * 450
+    assert settled(log) == Counter(range(3 * BATCHES))
+    words = [line.partition("replica 1 (")[2].partition(") ")[2] for line in ours(done.stderr)]
+    assert "still shows no sign of life: it is killed, so that the others can end" in words, done.stderr
+    assert any(word.endswith(": it is left out until it wakes") for word in words)
+    assert not open_mpi() or done.returncode == 0
+
+
+@pytest.mark.slow  # the frozen replica has some seconds to notice the signal
+def test_a_signal_ends_a_synchronous_run_with_a_frozen_replica(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    done = run(3, ULFM if open_mpi() else [], COUNTING, str(tmp_path / "log"), "1:20:19,0:20:15", *RUN, "--method",
+               "allreduce", "--epochs", "12", "--out", out)  # fmt: skip
+    lines = ours(done.stderr)
+    assert any(line.endswith("since the signal: it is killed") for line in lines), done.stderr
+    assert lines[-1] == f"minidl: saved; to continue: python -m minidl.train --resume {out}"
+    assert any((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize(("signum", "saved"), [(10, True), (15, False)])
+def test_signals_to_open_mpi_s_mpiexec(tmp_path: Path, signum: int, saved: bool) -> None:
+    """It forwards SIGUSR1, and the ranks have time to save. After SIGTERM it kills them within half a second."""
+    if not open_mpi():
+        pytest.skip("for Open MPI")
+    log, out = tmp_path / "log", tmp_path / "run"
+    log.touch()
+    words = [COUNTING, str(log), "", *RUN, "--method", "gossip", "--epochs", "9999", "--out", str(out)]
+    job = subprocess.Popen([*jobs.mpiexec(), "-n", "3", sys.executable, *words], stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, text=True, env=jobs.environment())  # fmt: skip
+    try:
+        eventually(lambda: settled(log).total() > 200, "no replica trains")
+        job.send_signal(signum)
+        errors = job.communicate(timeout=60)[1]
+    finally:
+        job.kill()
+    lines = [line for line in ours(errors) if "to continue" in line]
+    if saved:
+        assert lines == [f"minidl: saved; to continue: python -m minidl.train --resume {out}"]
+        assert job.returncode == 128 + signum
+        return
+    victims = ",".join(f"0:{step}:15" for step in range(1, 9999))
+    run(3, [], COUNTING, str(log), victims, "--resume", str(out), "--quiet")
+    assert not list((out / "checkpoints").glob(".new-*")), "what a killed rank has left is removed"

@@ -181,4 +181,3 @@ def test_slots_of_all_channels() -> None:
         assert list(slots) == list(Channel)
         assert (slots[Channel.CALL][0], slots[Channel.ANSWER][0]) == ((0, 6) if server else (1, 0))
     assert BufferSpec(4, 1, call=True, serving=(5,)).slots(5, 6, server=False)[Channel.ANSWER] == (6, 4)
-    assert BufferSpec(4, 1, call=True, answers=2).slots(5, 6, server=True)[Channel.ANSWER] == (2, 4)

@@ -201,7 +201,8 @@ class ProcessGroup:
                     self.running[rank].kill()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return self.code or (0 if self.finished else 128 + self.killed)
+        failed = 2 * bool(self.words[memory.ABORT])  # the rank that has reported an error may have been killed since
+        return self.code or failed or (0 if self.finished else 128 + self.killed)
 
     def _look(self) -> bool:
         """Handle ranks that have ended. Returns whether any rank still runs."""

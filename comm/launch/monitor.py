@@ -26,17 +26,16 @@ from minidl.comm.memory import (
     CONDEMNED,
     DEAD,
     HEARD,
-    JOINING,
     KILL,
     LEAVE_OUT,
     ON_FREEZE,
     PATIENCE,
-    READY,
     STALL,
     STATE,
     STEP,
     STOP,
     SUSPECTED,
+    TRAINING,
     TRUST,
     TRUSTED,
     WAIT,
@@ -92,7 +91,8 @@ class Monitor:
         self.words[memory.at(rank, TRUST)] = TRUSTED
 
     def _trains(self, rank: int) -> bool:
-        return self.numbers[memory.at(rank, STATE)] not in (JOINING, READY, DEAD, COMING)
+        state = self.numbers[memory.at(rank, STATE)]
+        return TRAINING <= state < COMING and state != DEAD
 
     def _lives(self, rank: int, process: int) -> bool:
         """Return whether a rank has given a sign of life since the last call. The first call returns True."""

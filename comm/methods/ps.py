@@ -48,7 +48,7 @@ class ParameterServer(Method):
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
-        return BufferSpec(nbytes=4 * size, mail=1, call=True, answers=2)  # workers wait for their replies
+        return BufferSpec(nbytes=4 * size, mail=1, call=True)
 
     @property
     def server(self) -> int:

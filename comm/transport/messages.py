@@ -239,17 +239,15 @@ class BufferSpec(NamedTuple):
     publish: bool = False  # whether ranks publish states
     call: bool = False  # whether there is a server
     serving: tuple[int, ...] = ()  # the replicas that answer requests (`Fabric.register`)
-    # Number of replies that a server can have in flight. 0: one for each rank, so that a rank that computes before it
-    # receives its reply delays no other. Fewer suffice if all ranks wait for their replies (`Fabric.call`).
-    answers: int = 0
     shared: tuple[tuple[str, int], ...] = ()  # (name, elements) of each float32 vector that all ranks write to
 
     def slots(self, rank: int, size: int, server: bool) -> dict[Channel, tuple[int, int]]:
         """Return for every channel the number of slots of a rank among `size`, and the bytes of each.
 
-        server: whether it is one.
+        server: whether it is one. It has a slot for the reply to each rank. So a rank that is frozen, or that computes
+        before it receives its reply, delays no other.
         """
-        call, answer = 1 - server, (self.answers or size) * (server or rank in self.serving)
+        call, answer = 1 - server, size * (server or rank in self.serving)
         return {
             Channel.MAIL: (self.mail, self.nbytes),
             Channel.TREE: (3, CHUNK),  # a message to the parent, a message to the children, and a reserve

@@ -74,6 +74,7 @@ URGENT = (Column.STATE, Column.STOP, Column.LOSS)  # columns whose changes are s
 TOLD = 0.02  # seconds: changes of columns that are not URGENT are sent at most once in this time
 BEAT = 1.0  # seconds: signs of life are sent at most once in this time
 NOTHING = np.zeros(0, np.uint8)
+assert 8 * (3 + len(Column)) <= TINY, "rows of the status table must arrive in order"
 PATIENCE = 2.0  # seconds: a rank that exits without `close` waits this long for the others to leave
 
 
@@ -251,6 +252,7 @@ class MpiTransport(MailboxTransport):
 
     def _deliver(self, source: int, tag: int, room: np.ndarray, size: int) -> None:
         """Handle a message that has arrived."""
+        numbers = room[:size].view(np.int64) if tag > NEWS else NOTHING
         if tag < TAKEN:
             self._arrived[tag][source] = self._message(source, tag, room)
         elif tag < ASK:
@@ -262,18 +264,18 @@ class MpiTransport(MailboxTransport):
         elif tag == NEWS:
             self._states.arrived(source, self._message(source, NEWS, room), read_header(room.data)[-1])
         elif tag == STATUS:
-            joins, heard, trust, *row = room.view(np.float64).tolist()
+            joins, heard, trust, *row = numbers.view(np.float64).tolist()
             if joins >= self._joins and self.status[source, Column.STATE] != State.DEAD:
                 self.heard[source], self.trust[source], self.status[source] = heard, trust, row
         elif tag in (TRUST, DEATH):
-            self.monitor.learn(tag, *room.view(np.int64).tolist())
-        elif tag == CLAIM and room.view(np.int64)[-1] == self._joins:
+            self.monitor.learn(tag, *numbers.tolist())
+        elif tag == CLAIM and numbers[-1] == self._joins:
             ledger = Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
-            if (reply := serve(ledger, source, room.view(np.int64)[:-1])) is not None:
+            if (reply := serve(ledger, source, numbers[:-1])) is not None:
                 self.engine.send(source, CLAIMED, np.append(reply, self._joins).view(np.uint8))
             return
-        elif tag == CLAIMED and self._remote_claims is not None and room.view(np.int64)[-1] == self._joins:
-            self._remote_claims.reply(room.view(np.int64)[:-1])
+        elif tag == CLAIMED and self._remote_claims is not None and numbers[-1] == self._joins:
+            self._remote_claims.reply(numbers[:-1])
         with self._news_came:
             self._news_came.notify_all()
 

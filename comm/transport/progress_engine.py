@@ -45,7 +45,7 @@ from minidl.comm.transport.mpi_library import load, refusal
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TINY = 128  # bytes: messages of at most this size arrive together with their envelope
+TINY = 256  # bytes: messages of at most this size arrive together with their envelope, so they arrive in order
 YIELDS = 10  # polls without progress before the first sleep
 SHORTEST, LONGEST, GROWTH = 10e-6, 2e-3, 1.2  # duration of a sleep in seconds, and its growth factor
 AWAITED = 300e-6  # seconds: the longest sleep while a thread waits for a message

@@ -49,7 +49,7 @@ def _require_same(folder: Path, given: Mapping[str, Any]) -> None:
     if config.method not in JOINABLE or config.shards not in (None, "iid"):
         shards = f" and --shards {config.shards}" if config.shards not in (None, "iid") else ""
         raise ConfigError(f"{folder} is trained with --method {config.method}{shards}: --join needs "
-                          f"{' or '.join(JOINABLE)} with --shards iid, where replicas claim their batches")  # fmt: skip
+                          f"one of {', '.join(JOINABLE)}, with --shards iid")  # fmt: skip
     if not (folder / FILE).exists():
         raise ConfigError(f"{folder} is trained in one process or under MPI: --join needs a run of several --workers"
                           if is_locked(folder) else f"{folder} is not being trained now")  # fmt: skip

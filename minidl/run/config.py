@@ -74,7 +74,8 @@ FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
 FREE = ("data_dir", "threads", "keep", "stall", "workers", "on_death")
 LENGTH = ("epochs", "steps")  # a resumed run may become longer
-JOINABLE = ("gossip", "ps")  # methods whose replicas claim their batches: new replicas may join a running job
+CLAIMING = ("gossip", "ps")  # methods whose replicas claim their batches
+JOINABLE = (*CLAIMING, "dpsgd", "allreduce", "local-sgd")  # methods of jobs that new replicas may join
 OWN_MODEL = "FILE.py:FUNCTION"
 
 GROUPS = {  # topics of --help, and sections of config.toml
@@ -149,7 +150,8 @@ class Config:
                           "cores; under mpiexec, the number of its processes", group="method", limits=ZERO_OR_MORE)
     method: str = option("dpsgd", "how replicas exchange models or gradients", group="method",
                          choices=_abouts("method"))
-    max_workers: int = option(0, "places for replicas, also for those that join later (--join); 0: twice the workers",
+    max_workers: int = option(0, "places for replicas, also for those that join later (--join); 0: twice the workers "
+                              "with gossip and ps, else the workers",
                               group="method", limits=ZERO_OR_MORE, saved=False,
                               used_with={"method": JOINABLE})
     shards: str = option("iid", "which training images each replica gets", group="method", choices=SHARDS)
@@ -169,7 +171,7 @@ class Config:
                          "the stop). With --epochs or --steps, train it longer, also if it has finished",
                          group="command", saved=False)
     join: str = option("", "add --workers N (default: 1) replicas to the run in this folder, which trains on this "
-                       "machine with an asynchronous method", group="command", saved=False)
+                       "machine", group="command", saved=False)
     evaluate: str = option("", "only test the weights of a run folder, a checkpoint or a .safetensors file",
                            group="command", saved=False)
     trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group="command",

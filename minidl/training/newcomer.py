@@ -13,6 +13,10 @@ its offer (ARRIVED -> COMING) and trains on. When the newcomer wakes, it drops w
 the leader dies, the newcomer asks the next one. Each message contains the number of the attempt. Each change of the
 newcomer's state is atomic (`change_state`), so both agree on whether the newcomer is a member.
 
+In a synchronous method, the leader admits newcomers at the end of an epoch, while all others wait for it. When all have
+passed this barrier, they see the same new members, and divide the next epoch among all (regroup.py). The newcomer waits
+for the leader's new view.
+
 No replica misses a member at the end of the run. Only a leader that trains admits newcomers, and it goes on only when
 they are TRAINING. A replica that has finished waits for the leader's last message (`Fabric.drain`), or for the server,
 which waits for the leader. Then all newcomers that were ever admitted are in its view.
@@ -21,7 +25,7 @@ which waits for the leader. Then all newcomers that were ever admitted are in it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -29,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, PeerLost, State
+from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, PeerLost, State, View
 from minidl.comm.fabric.group import CHUNK, chunks
 from minidl.data.sampler import replica_seed
 from minidl.errors import ConfigError, MinidlError
@@ -59,11 +63,15 @@ def admit(trainer: Trainer, folder: Path, facts: Mapping[str, object]) -> list[i
     arrived = np.flatnonzero(fabric.status[:, Column.STATE] == State.ARRIVED)
     if not arrived.size or fabric.rank != fabric.leader or fabric.state(fabric.rank) is not State.TRAINING:
         return []  # most often
-    return [rank for rank in arrived.tolist() if _give(trainer, rank, folder, facts)]
+    admitted: list[int] = []
+    for rank in arrived.tolist():
+        if _give(trainer, rank, admitted, folder, facts):
+            admitted.append(rank)
+    return admitted
 
 
-def _give(trainer: Trainer, rank: int, folder: Path, facts: Mapping[str, object]) -> bool:
-    """Give the state of this replica to a newcomer. Returns whether it is a member now."""
+def _give(trainer: Trainer, rank: int, others: Sequence[int], folder: Path, facts: Mapping[str, object]) -> bool:
+    """Give the state of this replica to a newcomer. Returns whether it is a member now. others: admitted before it."""
     fabric, offer = trainer.fabric, trainer.method.offer()
     if offer is None:
         return False
@@ -74,6 +82,8 @@ def _give(trainer: Trainer, rank: int, folder: Path, facts: Mapping[str, object]
     text = {
         "facts": {name: str(value) for name, value in facts.items()},
         "folder": str(folder),
+        "members": [*fabric.survivors(), *others],
+        "view": fabric.view.number,
         "work": _work(trainer),
         "numbers": state.numbers | {"method": numbers, "progress": asdict(trainer.progress)},
     }
@@ -113,9 +123,11 @@ def _until(fabric: Fabric, rank: int, ready: Callable[[], bool]) -> None:
     fabric.wait(done, (), f"replica {rank}, which joins")
 
 
-def _work(trainer: Trainer) -> dict[str, Any]:
+def _work(trainer: Trainer) -> dict[str, Any] | None:
+    """Return what is left to claim; None if the work is divided."""
     work = trainer.work
-    assert isinstance(work, Claimed)
+    if not isinstance(work, Claimed):
+        return None
     return {"total": work.total, "first": work.first, "left": list(work.left)}
 
 
@@ -140,6 +152,7 @@ def become_member(trainer: Trainer, facts: Mapping[str, object]) -> Path:
         fabric.set_status(Column.STATE, State.ARRIVED)
         try:
             sender, text = _receive_text(fabric, facts)
+            trainer.method.require([*text["members"], fabric.rank])
             own = own_state(trainer)
             vectors = {name: _receive(fabric, sender, vector) for name, vector in own.vectors.items()}
         except (Withdrawn, PeerLost):
@@ -148,14 +161,33 @@ def become_member(trainer: Trainer, facts: Mapping[str, object]) -> Path:
         if fabric.change_state(fabric.rank, State.ARRIVED, State.TRAINING):
             break
     fabric.set_status(Column.STEP, 0)
-    if not fabric.alive(sender):  # others may have finished without this replica: see above
+    try:
+        if not fabric.alive(sender):  # others may have finished without this replica: see above
+            raise PeerLost(sender, WHAT)
+        if trainer.method.synchronous:
+            _wait_for_view(fabric, sender, text)
+    except PeerLost:
         fabric.set_status(Column.STATE, State.COMING)
-        raise MinidlError(f"replica {sender} died while it sent its state to this one, which does not join")
+        raise MinidlError(f"replica {sender} died while it sent its state to this one, which does not join") from None
     fabric.newcomer = False
     fabric.set_status(Column.STATE, State.TRAINING)  # in addition, this binds the process to its cores
     fabric.look()
     _take_over(trainer, ReplicaState(fabric.rank, vectors, text["numbers"]), text)
     return Path(text["folder"])
+
+
+def _wait_for_view(fabric: Fabric, leader: int, text: Mapping[str, Any]) -> None:
+    """In a synchronous method, wait until all members have ended the epoch, and count this replica as a member.
+
+    Raises PeerLost if the leader dies before.
+    """
+    reached = lambda: fabric.status[leader, Column.VIEW] > 2 * text["view"] + 1 or None  # noqa: E731
+    fabric.wait(reached, (leader,), "the end of an epoch")
+    fabric.replicas = tuple(text["members"])
+    fabric.transport.include_newcomers()
+    fabric.view = View(int(fabric.status[leader, Column.VIEW]) // 2, fabric.replicas)
+    fabric.set_status(Column.VIEW, fabric.status[leader, Column.VIEW])
+    fabric.fail_fast = True
 
 
 def _receive_text(fabric: Fabric, facts: Mapping[str, object]) -> tuple[int, dict[str, Any]]:
@@ -199,9 +231,15 @@ def _next(fabric: Fabric, peer: int) -> Message:
 def _take_over(trainer: Trainer, state: ReplicaState, text: Mapping[str, Any]) -> None:
     """Continue with the state of another replica, as a replica that has made no step of the present epoch."""
     fabric, work = trainer.fabric, text["work"]
-    trainer.go_on_with(work["total"], work["first"], work["left"])
+    if work is None:
+        trainer.share_work()
+        trainer.plan()
+    else:
+        trainer.go_on_with(work["total"], work["first"], work["left"])
     restore_replica(trainer, state)
     fresh = {"batch": 0, "loss_sum": 0.0, "correct": 0, "images": 0, "timed_images": 0, "timed_seconds": 0.0}
-    trainer.progress = Progress(**state.numbers["progress"] | fresh)
+    at = trainer.progress = Progress(**state.numbers["progress"] | fresh)
+    if work is None and not trainer.config.steps:
+        at.shift = at.step - at.epoch * len(trainer.sampler)
     number = fabric.size + int(fabric.status[fabric.rank, Column.INCARNATION])
     set_random_state({"seed": replica_seed(trainer.config.seed, number), "offset": 0})

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minidl.comm.fabric import view
-from minidl.comm.fabric.base import PeerLost, View
+from minidl.comm.fabric.base import Column, PeerLost, View
 from minidl.errors import ConfigError
 from minidl.training.trainer import Entry, Trainer
 
@@ -84,6 +84,8 @@ def train(trainer: Trainer, handle: Callable[[Entry], None]) -> None:
                     regrouping.saved = fabric.rank == fabric.leader
                     fabric.barrier()
                     regrouping.saved = False
+                if entry["event"] == "epoch" and trainer.method.synchronous and not trainer.finished:
+                    regrouping.include_newcomers()
             return
         except PeerLost as lost:
             if not trainer.regroups or fabric.stopping():
@@ -98,7 +100,7 @@ class Regrouping:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.fabric, self.saved = trainer, trainer.fabric, False
-        self.view = View(0, trainer.fabric.replicas)
+        self.view = trainer.fabric.view
         self.start = self._report()  # of each member, when the view began
         self.planned: Plan | None = None  # the last plan
         self.died: list[int] = []  # in the last change
@@ -131,6 +133,16 @@ class Regrouping:
         if not self.trainer.finished:
             raise lost
         return False
+
+    def include_newcomers(self) -> None:
+        """After an epoch: go on with the newcomers that the leader has admitted (newcomer.py), if there are any."""
+        fabric, at = self.fabric, self.trainer.progress
+        fabric.transport.include_newcomers()
+        if new := len({*fabric.replicas} - {*self.view.members}):
+            self.trainer.before_end = None  # all have ended the epoch
+            self._apply(Plan(View(self.view.number + new, fabric.replicas), at.epoch, at.step, at.step - at.shift,
+                             Fraction(0), []))  # fmt: skip
+            fabric.set_status(Column.VIEW, 2 * self.view.number + 1)
 
     def entry(self) -> Entry:
         """Return the line of metrics.jsonl about the last change."""

@@ -61,7 +61,7 @@ class Session:
         self.config, self.signals, self.fabric = config, signals, fabric
         self.data, self.model = dataset, model
         kind, arena = kind_of(config, fabric.began), self.model.flatten()
-        fabric.fail_fast = kind.synchronous and fabric.began > 1
+        fabric.fail_fast = kind.synchronous and fabric.size > 1 and not fabric.newcomer
         enter = fabric.enter if fabric.newcomer else fabric.join
         enter(kind.buffers(arena.size, config), arena.layout_hash)
         fabric.handle_freezes(kind.on_freeze(config))
@@ -86,7 +86,7 @@ class Session:
         fabric.assign(replicas)
         config = replace(config, workers=len(replicas))
         fabric.transport.interrupted = lambda: signals.deferred and signals.received is not None
-        fabric.fail_fast = kind.synchronous and fabric.began > 1
+        fabric.fail_fast = kind.synchronous and fabric.size > 1 and not fabric.newcomer
         dataset, model = prepare(config, fabric.rank, fresh)
         size = model.flatten().size
         if fabric.newcomer:
@@ -110,9 +110,13 @@ class Session:
             self.signals.check()
         elif self.signals.received is not None:
             self.fabric.stop_wanted = True
-        else:
-            for rank in newcomer.admit(self.trainer, self.output.folder, self.facts):
-                self.display.say(f"replica {rank} has joined")
+        elif not self.trainer.method.synchronous:
+            self._admit()
+
+    def _admit(self) -> None:
+        """Let newcomers join. Only the leader's call has an effect."""
+        for rank in newcomer.admit(self.trainer, self.output.folder, self.facts):
+            self.display.say(f"replica {rank} has joined")
 
     def train(self) -> Entry | None:
         """Train, test, and write and return the summary. Replicas other than the leader return None.
@@ -246,6 +250,7 @@ class Session:
                 return
             fabric.led_by = fabric.leader
             output.save_all(lambda members: entry)
+            self._admit()
             if not trainer.regroups:  # else regroup.py does it
                 fabric.barrier()  # all wait for the leader, with their timers stopped
         else:

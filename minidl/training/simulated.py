@@ -153,7 +153,7 @@ class SimulatedRun:
         self.synchronous = kind.synchronous
         self.observer = Observer(self.simulation, self.parts.flops, config.quiet)
         self.sessions = [SimulatedSession(self, rank) for rank in range(ranks)]
-        self.observer.sessions = [*self.sessions]
+        self.observer.sessions = self.sessions
         self.results: dict[int, Entry | Stopped | None] = {}
 
     def begin(self, open_run: Callable[[], RunFolder]) -> Entry:
