@@ -12,7 +12,7 @@ Each rank of the cluster runs a session (session.py) as in a real job, on the si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -203,8 +203,10 @@ class SimulatedRun:
     def _main(self, rank: int, work: Callable[[SimulatedSession], Entry | None]) -> Entry | Stopped | None:
         """The work of a rank."""
         session = self.sessions[rank]
-        if rank in self.simulation.late:
-            self._catch_up(session)
+        while rank in self.simulation.late:
+            with suppress(PeerLost):  # the other one has died: ask the next
+                self._catch_up(session)
+                break
         try:
             return work(session)
         except Stopped as stopped:
