@@ -24,7 +24,8 @@ SMALL = ["--data", "synthetic:240x4x4x1:4", "--model", "mlp", "--method", "gossi
 
 
 def fabric(rank: int, nodes: list[int]) -> Any:
-    return SimpleNamespace(rank=rank, size=len(nodes), nodes=nodes, replicas=tuple(range(len(nodes))))
+    ranks = len(nodes)
+    return SimpleNamespace(rank=rank, began=ranks, size=ranks, nodes=nodes, servers=(), replicas=tuple(range(ranks)))
 
 
 def test_64_replicas_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,6 @@ import pytest
 import minidl
 from minidl.errors import CheckpointError, MinidlError
 from minidl.run import checkpoint as files
-from minidl.run import folder as folders
 from minidl.run.folder import RunFolder, result_of
 from minidl.run.signals import Stopped
 from minidl.train import main
@@ -215,12 +216,13 @@ def test_control_characters_are_not_printed(tmp_path: Path, capsys: pytest.Captu
     assert out_text.count("\\x1b[31m\\nb") == 2 and "\\x1b[31m\\nb finished on" in err_text
 
 
-def test_a_signal_while_a_run_is_read(run: Path, monkeypatch: pytest.MonkeyPatch,
-                                      capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    monkeypatch.setattr(folders, "read_toml", lambda path: os.kill(os.getpid(), signal.SIGTERM))
-    assert main(["--resume", str(run)]) == 143
-    assert capsys.readouterr().err == (f"minidl: stopped before the run continued; to continue: python -m minidl.train "
-                                       f"--resume {run}\n")  # fmt: skip
+def test_a_signal_while_a_run_is_read(run: Path) -> None:
+    code = "import os, sys\nfrom minidl.run import folder\nfrom minidl.train import main\n"
+    code += "folder.read_toml = lambda path: os.kill(os.getpid(), 15)\nmain(sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", code, "--resume", str(run)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (143, "")
+    assert done.stderr == (f"minidl: stopped before the run continued; to continue: python -m minidl.train "
+                           f"--resume {run}\n")  # fmt: skip
     assert Stopped(signal.SIGTERM).message == "stopped"
 
 

@@ -88,6 +88,7 @@ print(hashlib.sha256(model.flatten().grad.tobytes()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_compiled_and_loaded_kernels_give_the_same_bits(root: Path, tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("NUMBA_CACHE_DIR", None)

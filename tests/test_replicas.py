@@ -85,7 +85,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "allreduce", "local-sgd"])
+@pytest.mark.parametrize("method", ["dpsgd", "allreduce", pytest.param("local-sgd", marks=pytest.mark.slow)])
 def test_a_run_with_the_same_seed_is_bit_identical(command: Command, method: str) -> None:
     options = [*SMALL, "--workers", "3", "--method", method, "--epochs", "2"]
     result = command.run(*options, "--out", "a")
@@ -108,7 +108,10 @@ def test_local_replicas_drift_apart(command: Command) -> None:
     assert [entry["epoch"] for entry in entries if entry["event"] == "average"] == [1, 2]
 
 
-@pytest.mark.parametrize("method", ["--method dpsgd --topology ring", "--method local-sgd --period 3"])
+@pytest.mark.parametrize("method", [
+    "--method dpsgd --topology ring",
+    pytest.param("--method local-sgd --period 3", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_resumed_run_is_bit_identical(command: Command, method: str) -> None:
     options = [*SMALL, "--workers", "3", *method.split(), "--epochs", "12"]
     command.run(*options, "--out", "whole")

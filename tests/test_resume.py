@@ -143,7 +143,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5, 7, 19, 20, 21, 24])
+@pytest.mark.parametrize("stop", [1, 2, 6, 8, 20, 21, 22, 25])  # check 0 comes before the run begins
 def test_stopped_and_resumed(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int,
                              capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     calls = iter(range(10**6))

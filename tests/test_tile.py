@@ -130,7 +130,7 @@ def test_the_tile_is_multiply_adds_on_whole_vectors() -> None:
 
 
 @pytest.mark.skipif(bool(isa()), reason="this run already selects an instruction set")
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
+@pytest.mark.parametrize("isa", [pytest.param("avx2", marks=pytest.mark.slow), "portable"])
 def test_other_instruction_sets(isa: str) -> None:
     tests = [f"{__file__}::{name}" for name in (
         "test_any_width", "test_any_number_of_rows", "test_products_of_any_shape",

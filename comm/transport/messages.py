@@ -70,9 +70,9 @@ class State(IntEnum):
     STOPPED = 6  # (leader) stopped before the last step; everything is saved, and nothing follows
     LOST = 7  # (leader) a replica died before the last step; the state of the others is saved, and nothing follows
     OVER = 8  # (leader) the result is written
-    COMING = 9  # it was started in a running job, and compiles; it is no member yet
-    ARRIVED = 10  # it is ready, and waits for the state of a member; it is no member yet
-    LEFT = 11  # in a script: it has left its training by an exception
+    LEFT = 9  # in a script: it has left its training by an exception
+    COMING = 10  # it was started in a running job, and compiles; it is no member yet
+    ARRIVED = 11  # it is ready, and waits for the state of a member; it is no member yet
 
 
 class Trust(IntEnum):

@@ -66,7 +66,7 @@ class NodeMonitor:
         transport, now = self.transport, time.monotonic()
         if now < self._next:
             return
-        if transport.state(transport.rank) == State.DEAD:
+        if transport.state(transport.rank) == State.DEAD and not transport.status[transport.rank, Column.ENDED]:
             self._end_itself()
         if transport.stopping():
             self.words[memory.STOP] = self.words[memory.STOP] or signal.SIGTERM

@@ -60,7 +60,8 @@ class Signals:
         """From now on, raise `Stopped` only in `check`. Unless `quiet`, a signal prints that the run will stop."""
         if not self.deferred:
             self.check()  # Python ignores an exception in some functions, such as __del__
-            self.deferred, self.quiet = True, quiet
+            self.prepared = self.deferred = True
+            self.quiet = quiet
 
     def check(self) -> None:
         """Raise `Stopped` if a signal has arrived."""

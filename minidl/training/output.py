@@ -96,6 +96,7 @@ class RunOutput:
             yield
         except BaseException:
             if self.run and not self.begun:
+                join.uninvite(self.run.folder)
                 self.run.discard()
             raise
         finally:

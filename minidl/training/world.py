@@ -223,6 +223,7 @@ class World:
         self.joined = None
         if self._training and not isinstance(error, SystemExit | ReplicaLeftError):
             self.fabric.set_status(Column.STATE, State.LEFT)
+            self.fabric.set_status(Column.STALL, 0)  # nobody suspects this rank while the script computes
 
     def _recover(self, call: str) -> None:
         """After a training that was abandoned, drop the messages that are left. All ranks call this."""
