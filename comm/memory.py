@@ -42,6 +42,11 @@ def at(rank: int, word: int) -> int:
     return HEADER + ROW * rank + word
 
 
+def is_member(state: float) -> bool:
+    """Return whether a rank in this state is a part of the job: neither dead, nor about to join."""
+    return state != DEAD and state < COMING
+
+
 def control_size(ranks: int) -> int:
     """Return the size of the control area in bytes, rounded up to whole pages."""
     return pages((HEADER + ROW * ranks) * WORD)

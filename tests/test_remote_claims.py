@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_claims import claim, ledgers
 
-from minidl.comm.claims import OVER, WAIT, piece_of
+from minidl.comm.claims import OVER, WAIT, Ledger, piece_of
 from minidl.comm.remote_claims import RemoteClaims, serve
 from minidl.comm.transport.messages import PeerLost
 
@@ -51,7 +51,8 @@ def test_claims_of_another_node() -> None:
     assert ledger.state() == remote.state() == (2, [1])
 
 
-def test_several_claims_of_another_node_are_on_their_way() -> None:
+def connected() -> tuple[Ledger, RemoteClaims, list[np.ndarray]]:
+    """Return a ledger, the claims of rank 1 on another node, and the replies that are on their way to it."""
     [ledger, _] = ledgers(2)
     replies: list[np.ndarray] = []
 
@@ -60,7 +61,11 @@ def test_several_claims_of_another_node_are_on_their_way() -> None:
         if reply is not None:
             replies.append(reply)
 
-    remote = RemoteClaims(send, never)
+    return ledger, RemoteClaims(send, never), replies
+
+
+def test_several_claims_of_another_node_are_on_their_way() -> None:
+    _, remote, replies = connected()
     answers: list[tuple[str, int]] = []
     for name in "abc":
         remote.request(2, lambda ticket, name=name: answers.append((name, ticket)))
@@ -70,15 +75,7 @@ def test_several_claims_of_another_node_are_on_their_way() -> None:
 
 
 def test_a_refused_settlement_of_another_node_is_reported_before_the_answer_to_the_next_claim() -> None:
-    [ledger, _] = ledgers(2)
-    replies: list[np.ndarray] = []
-
-    def send(request: np.ndarray) -> None:
-        reply = serve(ledger, 1, request)
-        if reply is not None:
-            replies.append(reply)
-
-    remote = RemoteClaims(send, never)
+    ledger, remote, replies = connected()
     tickets: list[int] = []
     for _ in range(2):
         remote.request(9, tickets.append)

@@ -58,7 +58,7 @@ def invite(folder: Path) -> None:
         return
     invitation = Invitation(socket.gethostname(), place.launcher, started, place.fd, place.ranks)
     beside = folder / f".{FILE}.new"
-    with suppress(OSError):  # nobody can join, and the run goes on
+    with suppress(OSError):  # without the file no replica can join, and the run goes on
         beside.unlink(missing_ok=True)
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(json.dumps(invitation._asdict()) + "\n")
@@ -151,16 +151,16 @@ class RunningJob:
     def steps(self, rank: int) -> int:
         """Return the number of the step that a rank has begun last; 0: none, or it is no member yet."""
         state = self._number(rank, memory.STATE)
-        training = memory.TRAINING <= state < memory.COMING and state != memory.DEAD
+        training = state >= memory.TRAINING and memory.is_member(state)
         return int(self._number(rank, memory.STEP)) if training else 0
 
     def stopped(self, rank: int) -> bool:
         """Return whether a rank does not train any more."""
         state = self._number(rank, memory.STATE)
-        return memory.PAUSED <= state < memory.COMING and state != memory.DEAD
+        return state >= memory.PAUSED and memory.is_member(state)
 
     def _number(self, rank: int, column: int) -> float:
-        return float(self.numbers[memory.HEADER + rank * memory.ROW + column])
+        return float(self.numbers[memory.at(rank, column)])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -245,8 +245,7 @@ class ProcessGroup:
     def _is_newcomer(self, rank: int) -> bool:
         """Return whether a rank was started by `_admit`, and is no member yet."""
         state = self._read(rank, memory.STATE)
-        outside = state == memory.DEAD or state >= memory.COMING
-        return outside and self._read(rank, memory.INCARNATION) > 0
+        return not memory.is_member(state) and self._read(rank, memory.INCARNATION) > 0
 
     def _ended(self, rank: int, code: int) -> None:
         """Handle the end of a rank: set the exit code, and inform the other ranks in shared memory."""

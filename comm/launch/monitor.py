@@ -22,9 +22,7 @@ from pathlib import Path
 from minidl.comm import memory
 from minidl.comm.memory import (
     ABORT,
-    COMING,
     CONDEMNED,
-    DEAD,
     HEARD,
     KILL,
     LEAVE_OUT,
@@ -92,7 +90,7 @@ class Monitor:
 
     def _trains(self, rank: int) -> bool:
         state = self.numbers[memory.at(rank, STATE)]
-        return TRAINING <= state < COMING and state != DEAD
+        return state >= TRAINING and memory.is_member(state)
 
     def _lives(self, rank: int, process: int) -> bool:
         """Return whether a rank has given a sign of life since the last call. The first call returns True."""

@@ -21,17 +21,17 @@ def base_graph(size: int, base: int) -> list[Round]:
     in parallel. Then, for each n < q, the n-th replicas of all teams average. This takes few rounds, because no prime
     factor of p is larger than base.
     """
-    everybody = list(range(size))
-    direct = _simple_base_graph(everybody, base)
+    ranks = list(range(size))
+    direct = _simple_base_graph(ranks, base)
     q = size
     for factor in range(2, base + 1):
         while q % factor == 0:
             q //= factor
-    teams = [everybody[start : start + q] for start in range(0, size, q)]
+    teams = [ranks[start : start + q] for start in range(0, size, q)]
     within = _beside([_simple_base_graph(team, base) for team in teams])
     across = _beside([_hyper_hypercube([team[place] for team in teams], base) for place in range(q)])
     shortest = min(direct, within + across, key=len) or [{}]  # a single replica: one round without moves
-    return [[moves.get(i) or {i: 1.0} for i in everybody] for moves in shortest]
+    return [[moves.get(i) or {i: 1.0} for i in ranks] for moves in shortest]
 
 
 def _simple_base_graph(members: Sequence[int], base: int) -> list[Moves]:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from minidl.comm import memory
 from minidl.comm.claims import Claims
 from minidl.comm.stats import Stats, concurrent
 from minidl.comm.transport.messages import (
@@ -35,7 +36,6 @@ from minidl.errors import AbortedError as Aborted
 T = TypeVar("T")
 LOOK = 64  # attempts of `wait` between two looks at the clock
 SUSPENDED = 1.0  # seconds: if so much time passes between two looks, this process was suspended
-OUTSIDE = {State.DEAD, State.COMING, State.ARRIVED}  # a rank in one of these states is no part of the job
 
 
 class Transport(ABC):
@@ -237,8 +237,7 @@ class Transport(ABC):
 
     def alive(self, peer: int) -> bool:
         """Return whether a rank is a part of the job: neither dead, nor about to join."""
-        state = self.status[peer, Column.STATE]
-        return bool(state != State.DEAD and state < State.COMING)
+        return bool(memory.is_member(self.status[peer, Column.STATE]))
 
     def survivors(self) -> list[int]:
         """Return the replicas that are not dead, in order."""
@@ -282,7 +281,7 @@ class Transport(ABC):
             return
         if self.on_freeze is Freeze.LEAVE_OUT:
             others = [self.state(rank) for rank in self.replicas if not self.suspected(rank)]
-            if min(others, default=State.DEAD) < State.PAUSED or set(others) <= OUTSIDE:
+            if min(others, default=State.DEAD) < State.PAUSED or not any(map(memory.is_member, others)):
                 return  # others train, or all are suspected: one of them may wake and train on
         for rank in range(self.size):
             if self.alive(rank) and (self.on_freeze is Freeze.LEAVE_OUT or self.status[rank, Column.STEP]):

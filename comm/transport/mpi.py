@@ -386,7 +386,7 @@ class MpiTransport(NodeTransport):
         """Leave MPI. Waits until all other ranks leave."""
         if self._closed:
             return
-        self.set_status(Column.STALL, 0)  # nobody suspects a rank that waits for the others to leave
+        self.set_status(Column.STALL, 0)  # a rank that waits for the others to leave is not suspected
         self.engine.leave()
         self.monitor.close()
         self._closed = True

@@ -96,7 +96,7 @@ class ShmTransport(MailboxTransport):
         self.set_status(Column.STATE, State.COMING)
 
     def change_state(self, rank: int, old: State, new: State) -> bool:
-        at = memory.HEADER + rank * memory.ROW + memory.STATE
+        at = memory.at(rank, memory.STATE)
         return bool(claims.swap(self.control, at, *np.array([old, new], np.float64).view(np.int64).tolist()))
 
     def _allocated(self, plan: Plan) -> bool:

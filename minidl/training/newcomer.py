@@ -41,6 +41,7 @@ from minidl.nn import set_random_state
 from minidl.run.progress import Progress
 from minidl.training.replica_state import METHOD, ReplicaState, own_state, restore_replica
 from minidl.training.trainer import Trainer
+from minidl.training.vectors import packed
 from minidl.training.work import Claimed
 
 PATIENCE = 0.5  # seconds that the leader waits for the newcomer to take a message
@@ -88,7 +89,7 @@ def _give(trainer: Trainer, rank: int, others: Sequence[int], folder: Path, fact
         "numbers": state.numbers | {"method": numbers, "progress": asdict(trainer.progress)},
     }
     try:
-        for vector in (_packed(text), *state.vectors.values()):
+        for vector in (packed(json.dumps(text)), *state.vectors.values()):
             for part in chunks(np.ascontiguousarray(vector).reshape(-1), CHUNK):
                 _post(fabric, rank, part, Header(start=attempt, round=vector.size))
         _until(fabric, rank, lambda: fabric.state(rank) is not State.ARRIVED)
@@ -129,12 +130,6 @@ def _work(trainer: Trainer) -> dict[str, Any] | None:
     if not isinstance(work, Claimed):
         return None
     return {"total": work.total, "first": work.first, "left": list(work.left)}
-
-
-def _packed(text: Mapping[str, Any]) -> np.ndarray:
-    """Return JSON text as a float64 vector. The text is the vector's bytes; its numbers mean nothing."""
-    content = json.dumps(text).encode()
-    return np.frombuffer(content.ljust(-(-len(content) // 8) * 8), np.float64)
 
 
 # -- in the newcomer ---------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from minidl.training.resume import about, finite_weights, make_checkpoint
 from minidl.training.trainer import Entry, Trainer
 from minidl.training.vectors import hand_out_text, led
 
-WRITING = 120.0  # seconds that a slow disk may take, in which nobody suspects the leader
+WRITING = 120.0  # seconds that a slow disk may take; until then the leader is not suspected
 Members = Mapping[int, dict[str, Any]]  # the numbers of each replica, by rank
 
 

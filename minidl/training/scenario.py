@@ -264,7 +264,7 @@ class Drawing:
                 case "death":
                     found.append(Death(time(), rank()))
                 case "freeze":
-                    # Synchronous methods wait for a frozen rank, and so does everybody for a frozen server.
+                    # Synchronous methods wait for a frozen rank. All methods wait for a frozen server.
                     endless = asynchronous and self.happens(0.3) and replicas == ranks
                     seconds = FOREVER if endless else options["stall"] * self.magnitude(-1, 1)
                     found.append(Freeze(time(), rank(), seconds))

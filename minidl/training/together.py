@@ -68,7 +68,7 @@ class Together:
             try:
                 regroup.train(trainer, self._handle)
             except Stopped as stopped:
-                fabric.set_status(Column.STALL, 0)  # nobody suspects this rank while the script saves what it wants
+                fabric.set_status(Column.STALL, 0)  # the rank is not suspected while the script runs on
                 raise KeyboardInterrupt(f"stopped after step {trainer.progress.step}") from stopped
             trainer.work.give_back()
             fabric.fail_fast = False

@@ -41,14 +41,17 @@ def hand_out(fabric: Fabric, vector: np.ndarray, leader: int) -> None:
                 part[...] = message.vector
 
 
+def packed(text: str) -> np.ndarray:
+    """Return text as a float64 vector, padded with spaces. The text is the vector's bytes; its numbers mean nothing."""
+    content = text.encode()
+    return np.frombuffer(content.ljust(-(-len(content) // 8) * 8), np.float64).copy()
+
+
 def hand_out_text(fabric: Fabric, text: str, leader: int) -> str:
     """Return the leader's text, on all live ranks."""
-    content = text.encode()
-    length = np.array([float(len(content))])
+    length = np.array([float(len(text.encode()))])
     hand_out(fabric, length, leader)
     size = int(length[0])
-    frame = np.zeros(-(-size // 8))
-    if fabric.rank == leader:
-        frame = np.frombuffer(content.ljust(8 * frame.size), np.float64).copy()
+    frame = packed(text) if fabric.rank == leader else np.zeros(-(-size // 8))
     hand_out(fabric, frame, leader)
     return frame.tobytes()[:size].decode()

@@ -200,7 +200,7 @@ class World:
             received = lambda: all(fabric.state(rank) >= State.FINISHED for rank in others) or None  # noqa: E731
             fabric.wait(received, (), "the others to receive the result")
         fabric.set_status(Column.STATE, State.FINISHED)
-        fabric.set_status(Column.STALL, 0)  # nobody suspects this rank while the script computes
+        fabric.set_status(Column.STALL, 0)  # the rank is not suspected while the script computes
         if isinstance(fabric.transport, MpiTransport):
             fabric.transport.fast = False  # the sums of the script have the same bits under every launcher
         fabric.assign(range(self.size))
@@ -223,7 +223,7 @@ class World:
         self.joined = None
         if self._training and not isinstance(error, SystemExit | ReplicaLeftError):
             self.fabric.set_status(Column.STATE, State.LEFT)
-            self.fabric.set_status(Column.STALL, 0)  # nobody suspects this rank while the script computes
+            self.fabric.set_status(Column.STALL, 0)  # the rank is not suspected while the script computes
 
     def _recover(self, call: str) -> None:
         """After a training that was abandoned, drop the messages that are left. All ranks call this."""
