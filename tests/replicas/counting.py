@@ -1,7 +1,8 @@
 """A replica of `python -m minidl.train` that writes each piece of work that it settles into a file.
 
 Arguments: the file; RANK:STEPS:SIGNAL, a replica that sends itself a signal in this step; the command line. There may
-be several RANK:STEPS:SIGNAL, separated by commas, or none. A replica with signal 0 waits until the file FILE.go exists.
+be several RANK:STEPS:SIGNAL, separated by commas, or none. A replica with signal 0 waits until the file FILE.go exists,
+one with signal -1 until another replica sends itself a signal.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ log, victim, *arguments = sys.argv[1:]
 file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 victims = {(int(rank), int(steps)): int(signum) for rank, steps, signum in
            (word.split(":") for word in victim.split(",") if word)}  # fmt: skip
+AWAITED = {0: ".go", -1: ".sent"}
 settle, step = Claimed.settle, Trainer.step
 
 
@@ -34,9 +36,10 @@ def counted(work: Claimed, at: Progress, *counts: Any) -> bool:
 def interrupted(trainer: Trainer, x: Any, y: Any) -> tuple[float, int]:
     result = step(trainer, x, y)
     signum = victims.get((trainer.fabric.rank, trainer.replica.steps))
-    if signum:
+    if signum is not None and signum > 0:
+        Path(log + ".sent").touch()
         os.kill(os.getpid(), signum)
-    while signum == 0 and not Path(log + ".go").exists():
+    while signum in AWAITED and not Path(log + AWAITED[signum]).exists():
         trainer.check()
         time.sleep(0.01)
     return result
