@@ -58,9 +58,10 @@ class DPSGD(Method):
 
         If a replica dies, W is renormalised for the models that have arrived. Raises PeerLost at the end of the step.
         """
-        interrupted = None
+        interrupted, self.interrupted = None, True
         try:
             self.combine(self.sent or self.send(self.round), self.round)
+            self.interrupted = False
         except PeerLost as lost:
             interrupted = lost
         self.sent = None
@@ -88,7 +89,12 @@ class DPSGD(Method):
             if weight:
                 self.momentum.mix(message, weight / seen)
 
+    def known_steps(self) -> int:
+        """Return the number of steps in which all models have arrived."""
+        return self.replica.steps - self.interrupted
+
     def on_membership(self, view: View) -> None:
+        self.interrupted = False
         self.graph = self.topology()
         self.place = self.fabric.replicas.index(self.fabric.rank)
 

@@ -125,12 +125,14 @@ class Watch:
         self.begun: Counter[int] = Counter()  # by piece, how often a replica has begun it
         self.masses = Masses(self) if run.config.mix == "mass" else None
         self._rows: dict[int, Rows] = {}  # by rank, the samples of its present batch
+        self._shared: set[int] = set()  # ranks that have sent a message in their present step
         self._entered = 0  # sessions that have begun to train
         for session in run.sessions:
             self._watch(session)
-        die, come = simulation.die, simulation._come
+        die, come, send = simulation.die, simulation._come, simulation.send
         wrap(simulation, "die", lambda rank: self._died(die, rank))
         wrap(simulation, "_come", lambda rank: self._came(come, rank))
+        wrap(simulation, "send", lambda message: (self._shared.add(message.sender), send(message)))
 
     @property
     def live(self) -> list[Session]:
@@ -149,8 +151,7 @@ class Watch:
         require(len(live) <= summary["replicas_alive"] <= most,  # some may have died after their states were saved
                 f"the result names {summary['replicas_alive']} replicas; expected {len(live)} to {most}")  # fmt: skip
         leader = self.live[0]
-        # dpsgd counts batches that a dead replica has not trained (seeds 355, 654). Remove this when that is mended.
-        complete = not self.died or (leader.trainer.regroups and self.run.config.method != "dpsgd")
+        complete = not self.died or leader.trainer.regroups
         self.accounts.finish(leader, incomplete=not complete)
         if isinstance(leader.trainer.work, Claimed) and not self.simulation.stop_asked:
             twice = sum(self.begun.values()) - len(self.begun)
@@ -187,6 +188,7 @@ class Watch:
 
         def stepped(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
             self._rows[rank] = tuple([self.index[row.tobytes()] for row in x])
+            self._shared.discard(rank)
             return step(x, y)
 
         def settled(*counted: Any) -> bool:
@@ -198,7 +200,7 @@ class Watch:
 
         def done(*counted: Any) -> None:
             """Settle a batch of divided work. `trainer.work` is replaced when members die."""
-            self.accounts.settle(session, self._rows[rank])
+            self.accounts.settle(session, self._rows.pop(rank))
             do(*counted)
 
         wrap(session, "train", trained)
@@ -230,6 +232,9 @@ class Watch:
         if self.simulation.dead > before:
             self.died.add(rank)
             self.accounts.regroup(len(self.run.replicas))
+            session = self.run.sessions[rank]
+            if session.trainer.regroups and rank in self._shared and rank in self._rows:
+                self.accounts.settle(session, self._rows.pop(rank))  # the others know of the batch, or train it again
             if self.masses and mass is not None:
                 self.masses.lose(mass)
             self.simulation.at(self.simulation.time, self._look_who_waits)

@@ -165,6 +165,7 @@ class Player:
     def _arrange(self, part: Part, run: SimulatedRun, begin: float) -> None:
         """Plan the faults of a part."""
         simulation = run.simulation
+        simulation.at(begin + LONGEST / 2, _end_frozen, run)
         simulation.at(begin + LONGEST, _too_long, run)
         wrap(simulation, "run", partial(simulation.run, check=partial(_count_events, run)))
         if self.scenario.markers:
@@ -191,6 +192,13 @@ def _stop(run: SimulatedRun, rank: int) -> None:
         run.signals.received = signal.SIGTERM
     else:
         run.sessions[rank].fabric.stop_wanted = True
+
+
+def _end_frozen(run: SimulatedRun) -> None:
+    """If all live replicas are frozen, end the job, as its user would do."""
+    simulation = run.simulation
+    if all(rank in simulation.freezes.present for rank in simulation.survivors(run.replicas)):
+        simulation.stop()
 
 
 def _cut_power(run: SimulatedRun) -> None:

@@ -40,8 +40,7 @@ class Report(NamedTuple):
     view: the number of its view. epoch, batch, step: as in Progress; batches are counted by the division of this view.
     known: up to this batch, its weights contain the steps of the others (`Method.known_steps`).
     ended: whether it has trained its part of the epoch, and has not passed the barrier after it.
-    saved: whether it is the leader, and has saved the epoch. (The last epoch is saved after the training. So the others
-    may not have ended it yet.)
+    saved: whether it is the leader, and has saved the epoch. The last epoch is saved after the training.
     """
 
     view: int
@@ -81,7 +80,7 @@ def train(trainer: Trainer, handle: Callable[[Entry], None]) -> None:
             for entry in trainer.run():
                 handle(entry)
                 if trainer.regroups and entry["event"] == "epoch":
-                    regrouping.saved = fabric.rank == fabric.leader
+                    regrouping.saved = fabric.rank == fabric.leader and not trainer.finished
                     fabric.barrier()
                     regrouping.saved = False
                 if entry["event"] == "epoch" and trainer.method.synchronous and not trainer.finished:
@@ -178,7 +177,7 @@ class Regrouping:
         reports = {rank: report if report.view == newest else self.start for rank, report in reports.items()}
         every = reports.values()
         first, last = min(report.epoch for report in every), max(report.epoch for report in every)
-        if any(report.saved for report in every) and all(report.ended for report in every if report.epoch == first):
+        if any(report.saved for report in every):
             last = first + 1
         for rank, report in reports.items():
             if report.epoch < last:  # another replica has passed the barrier after this epoch, or has saved it
@@ -246,7 +245,7 @@ class Regrouping:
         trainer.plan()
         at, sampler = trainer.progress, trainer.sampler
         at.epoch, at.step, at.batch = plan.epoch, plan.step, int(plan.done * len(sampler))
-        if plan.done < 1 and plan.parts and (trainer.config.shards or "iid") == "iid":
+        if plan.parts and (trainer.config.shards or "iid") == "iid":
             at.batch = sampler.divide_again(plan.epoch, plan.parts)
         at.shift = at.step - (plan.made if trainer.config.steps else at.epoch * len(sampler) + at.batch)
         if at.images > at.batch * sampler.batch_size:  # it has trained more than its part of the work so far
