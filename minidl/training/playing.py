@@ -91,7 +91,7 @@ def play(seed: int) -> Played:
 
 def _play(scenario: Scenario, thorough: bool) -> Played:
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # there, syncing a file to disk takes no time
-    folder = tempfile.TemporaryDirectory(prefix="minidl-scenario-", dir=place)
+    folder = tempfile.TemporaryDirectory(prefix="scenario-", dir=place)
     with folder as out, _limited(), Disk() as disk, redirect_stderr(io.StringIO()):  # notes of faults
         player = Player(scenario, Path(out) / "run", disk)
         for part in scenario.parts:
