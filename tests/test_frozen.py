@@ -125,7 +125,7 @@ def test_a_frozen_server_is_killed_and_the_workers_are_saved(tmp_path: Path) -> 
     with Launched(3, *words, program=[COUNTING]) as job:
         code, lines, errors = job.finish()
     assert code == 2 and not lines
-    first, last = errors.splitlines()
+    first, last = [line for line in errors.splitlines() if " has waited " not in line]
     found = re.fullmatch(r"minidl: replica 2 \(host \S+, process (\d+)\) has shown no sign of life for \d s: it is "
                          r"the server, which no other rank can replace, so it is killed, and the others save and end",
                          first)  # fmt: skip
@@ -136,8 +136,7 @@ def test_a_frozen_server_is_killed_and_the_workers_are_saved(tmp_path: Path) -> 
     with Launched(3, str(log), "", "--resume", str(out), "--quiet", "--json", program=[COUNTING]) as job:
         code, [summary], errors = job.finish()
     assert code == 0, errors
-    assert before.total() >= 38 and settled(log).keys() == set(range(3 * PIECES)) and summary["samples"] == 3 * 450
-    assert settled(log).total() <= 3 * PIECES + 2, "the workers' present batches are trained again"
+    assert before.total() >= 38 and settled(log) == Counter(range(3 * PIECES)) and summary["samples"] == 3 * 450
 
 
 def test_messages_to_others_go_on_when_frozen_replicas_hold_all_slots() -> None:
