@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sim_helper import CORES, after, ones, simulate
+from sim_helper import CORES, NEEDS, after, ones, simulate
 from toy_replicas import LINK, run
 
 from minidl.comm.cluster import FreezeEvent, parse, uniform
@@ -94,6 +94,51 @@ def test_replicas_that_wait_for_nobody_go_on_without_a_frozen_one(forever: bool)
         assert 15 < simulation.time < 20
     else:
         assert set(simulation.results) == {0, 1, 2} and sum(simulation.results.values()) == 3
+
+
+@pytest.mark.parametrize("forever", [False, True])
+def test_messages_to_others_go_on_when_frozen_ranks_hold_all_slots(forever: bool) -> None:
+    """Rank 0 has two slots, with messages to ranks 1 and 2. Masses are conserved, also when these wake."""
+    seconds = 1e9 if forever else 10.0
+    frozen = f"freezes = [{{rank = 1, time = 2.0, seconds = {seconds}}}, {{rank = 2, time = 2.0, seconds = {seconds}}}]"
+
+    def work(fabric: Fabric) -> tuple[float, list[bool]]:
+        fabric.handle_freezes(Freeze.LEAVE_OUT)
+        fabric.set_status(Column.STATE, State.TRAINING)
+        mass, sent = [1.0], []
+        after(fabric, 2.9 if fabric.rank == 3 else 2.5)  # a message arrives after 0.3 s
+        for peer in (1, 2, *[3] * 10):
+            if fabric.rank == 0:
+                sent.append(fabric.send(peer, ones(4), header=Header(weight=sum(mass) / 2)))
+                mass = [sum(mass) / (1 + sent[-1])]
+            mass += [message.header.weight for message in fabric.poll()]
+            after(fabric, 1.0)
+        fabric.set_status(Column.STATE, State.PAUSED)
+        fabric.drain(lambda message: mass.append(message.header.weight))
+        return sum(mass), sent
+
+    results = simulate(work, 4, parse(CORES + frozen), stall=3.0).results
+    assert results[0][1] == [True, True, False, *[True] * 9], "suspected from 5 s on"
+    assert sum(mass for mass, _ in results.values()) == (2 - 3 / 4 if forever else 4)
+
+
+def test_a_frozen_server_is_killed_when_it_is_suspected() -> None:
+    """No other rank can replace it."""
+
+    def work(fabric: Fabric) -> tuple[float, int]:
+        fabric.assign((0, 2))
+        fabric.join(NEEDS, "layout")
+        fabric.handle_freezes(Freeze.LEAVE_OUT)
+        fabric.set_status(Column.STATE, State.TRAINING)
+        if fabric.rank == 1:
+            fabric.serve(lambda message: ((message.vector,), Header()))
+        with pytest.raises(PeerLost) as lost:
+            while True:
+                fabric.call(1, (ones(4),), ones(4))
+        fabric.set_status(Column.STATE, State.PAUSED)
+        return fabric.now(), lost.value.peer
+
+    assert simulate(work, 3, parse(FOREVER), stall=3.0).results == {0: (5.0, 1), 2: (5.0, 1)}
 
 
 def test_a_stop_ends_the_wait_for_a_frozen_rank() -> None:

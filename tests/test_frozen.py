@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import Launched, is_gone
+from launching import Launched, is_gone, job
 from test_work_processes import COUNTING, PIECES, RUN, settled
 
 STOP = int(signal.SIGSTOP)
@@ -118,12 +118,40 @@ def test_a_signal_ends_a_job_with_a_frozen_replica(tmp_path: Path, method: str) 
     assert json.loads((job.out / "summary.json").read_text())["samples"] == summary["samples"] == 3 * 450
 
 
+def test_a_frozen_server_is_killed_and_the_workers_are_saved(tmp_path: Path) -> None:
+    """No other rank can replace it. The run can be resumed, and each batch is trained."""
+    log, out = tmp_path / "log", tmp_path / "run"
+    words = [str(log), f"2:40:{STOP}", *RUN, "3", "--method", "ps", "--stall", "1", "--out", str(out)]
+    with Launched(3, *words, program=[COUNTING]) as job:
+        code, lines, errors = job.finish()
+    assert code == 2 and not lines
+    first, last = [line for line in errors.splitlines() if " has waited " not in line]
+    found = re.fullmatch(r"minidl: replica 2 \(host \S+, process (\d+)\) has shown no sign of life for \d s: it is "
+                         r"the server, which no other rank can replace, so it is killed, and the others save and end",
+                         first)  # fmt: skip
+    assert found and is_gone(int(found.group(1)))
+    assert re.match("minidl: error: replica 2 died while others waited for a .*; the others are saved; to continue "
+                    "from their average: ", last)  # fmt: skip
+    before = settled(log)
+    with Launched(3, str(log), "", "--resume", str(out), "--quiet", "--json", program=[COUNTING]) as job:
+        code, [summary], errors = job.finish()
+    assert code == 0, errors
+    assert before.total() >= 38 and settled(log) == Counter(range(3 * PIECES)) and summary["samples"] == 3 * 450
+
+
+def test_messages_to_others_go_on_when_frozen_replicas_hold_all_slots() -> None:
+    code, said, errors = job(4, "receivers")
+    assert code == 0, errors
+    assert sum(said.values()) == 4, "no mass is lost"
+
+
 def test_the_words_of_the_table() -> None:
     """The launcher's numbers, which it does not import from messages.py."""
     from minidl.comm import memory
     from minidl.comm.fabric.base import Column, Freeze, State, Trust
 
-    for kind, names in ((Column, ("STATE", "STEP", "STALL", "PATIENCE")), (Freeze, ("WAIT", "LEAVE_OUT", "KILL")),
+    for kind, names in ((Column, ("STATE", "STEP", "STALL", "PATIENCE", "SERVER")),
+                        (Freeze, ("WAIT", "LEAVE_OUT", "KILL")),
                         (State, ("JOINING", "READY", "TRAINING", "PAUSED", "FINISHED", "DEAD", "COMING")),
                         (Trust, ("TRUSTED", "SUSPECTED", "CONDEMNED"))):  # fmt: skip
         assert all(getattr(memory, name) == kind[name] for name in names)

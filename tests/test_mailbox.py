@@ -19,7 +19,7 @@ from minidl.comm import atomic, memory
 from minidl.comm.fabric.base import ANY, BufferSpec, Channel, Header, Message, State
 from minidl.comm.memory import pages
 from minidl.comm.transport.mailbox import SLOTS, Mailbox, Plan
-from minidl.comm.transport.messages import CACHE, DTYPES, Slot
+from minidl.comm.transport.messages import CACHE, DTYPES, Slot, Trust
 from minidl.engine.device import Device
 from minidl.errors import ConfigError
 
@@ -31,8 +31,8 @@ def boxes(size: int, buffers: BufferSpec = NEEDS, servers: tuple[int, ...] = ())
     plan = Plan(size, buffers, servers)
     data = Device("cpu").empty((plan.total,), np.uint8)
     data[:] = 0
-    states = np.zeros(size)
-    return [Mailbox(data, plan, rank, states) for rank in range(size)]
+    states, trust = np.zeros(size), np.zeros(size, np.int64)
+    return [Mailbox(data, plan, rank, states, trust=trust) for rank in range(size)]
 
 
 def vector(value: float, size: int = 8, dtype: type = np.float32) -> np.ndarray:
@@ -58,6 +58,7 @@ def publish(box: Mailbox, vector: np.ndarray, header: Header = Header()) -> bool
 
 @given(st.integers(1, 5), st.integers(1, 3), st.data())
 def test_messages_arrive_once_in_order_and_unchanged(size: int, mail: int, data: st.DataObject) -> None:
+    """Also if receivers freeze. Then each slot that a frozen one holds is replaced by a spare slot."""
     ranks = boxes(size, BufferSpec(nbytes=32, mail=mail))
     writing: list[tuple[int, tuple[int, ...], Slot, int]] = []  # (sender, receivers, slot, value)
     edges: dict[tuple[int, int], int] = {}  # (sender, receiver) -> value of the message, from `reserve` to `release`
@@ -65,14 +66,17 @@ def test_messages_arrive_once_in_order_and_unchanged(size: int, mail: int, data:
     held: list[tuple[int, Message, int]] = []
     for number in range(data.draw(st.integers(1, 60))):
         rank = data.draw(st.integers(0, size - 1))
-        action = data.draw(st.sampled_from(["reserve", "commit", "cancel", "take", "release"]))
-        if action == "reserve":
+        action = data.draw(st.sampled_from(["reserve", "commit", "cancel", "take", "release", "freeze or wake"]))
+        if action == "freeze or wake":
+            ranks[0].trust[rank] = Trust.SUSPECTED - ranks[0].trust[rank]
+        elif action == "reserve":
             peers = data.draw(st.lists(st.integers(0, size - 1), min_size=1, unique=True))
             busy = [peer for peer in peers if (rank, peer) in edges]
             slot = ranks[rank].reserve(Channel.MAIL, peers, 32)
             if isinstance(slot, int) and not busy:  # all slots are in use, each by another message
+                own = {receiver: value for (sender, receiver), value in edges.items() if sender == rank}
                 assert slot == rank
-                assert len({value for (sender, _), value in edges.items() if sender == rank}) == mail
+                assert len({*own.values()}) >= mail + min(sum(ranks[0].trust[[*own]]), size - 1)
             elif isinstance(slot, int):
                 assert slot == busy[0]
             else:
@@ -169,6 +173,31 @@ def test_dead_ranks_hold_no_slots_and_their_messages_are_received() -> None:
             assert publish(box, vector(value), Header())
     message = c.take(Channel.MAIL, 1)
     assert message is not None and message.vector[0] == 5
+
+
+def test_a_spare_slot_is_allocated_when_it_is_used_first() -> None:
+    a, b, *_ = boxes(4, BufferSpec(nbytes=32, mail=1))
+    allocated: list[tuple[int, int]] = []
+    a.allocate = lambda start, stop: bool(allocated.append((start, stop)))
+    a.trust[1] = Trust.SUSPECTED
+    assert post(a, Channel.MAIL, (1,), Header(), vector(1)) is None
+    assert post(a, Channel.MAIL, (2,), Header(), vector(2)) == 0, "memory is short"
+    a.allocate = lambda start, stop: not allocated.append((start, stop))
+    for value in (3, 4):
+        assert post(a, Channel.MAIL, (2,), Header(), vector(value)) is None
+        with boxed(b, 2) as message:
+            assert (message.vector == value).all()
+    [(start, stop), again] = allocated
+    assert again == (start, stop) and a.plan.used <= start < stop <= a.plan.total
+    with boxed(b, 1) as message:
+        assert (message.vector == 1).all()
+
+
+def boxed(box: Mailbox, rank: int) -> Message:
+    """Return the next message for a rank, whose mailbox is in the same memory as `box`."""
+    message = Mailbox(box.memory, box.plan, rank, box.states).take(Channel.MAIL)
+    assert message is not None
+    return message
 
 
 def test_messages_longer_than_requested() -> None:

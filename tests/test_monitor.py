@@ -93,6 +93,20 @@ def test_suspects_are_killed_at_once_where_the_method_says_so(monkeypatch: pytes
     assert not watched.look(2.0) and watched.look(0.5) == [1] and watched.lines[0].endswith(": it is killed")
 
 
+def test_a_frozen_server_is_killed(watched: Watched) -> None:
+    """Not before the first step: the others have nothing to save then."""
+    watched.set(1, memory.SERVER, 1)
+    watched.set(1, memory.STEP, 0)  # a server makes no steps
+    watched.set(1, memory.STATE, memory.READY)
+    watched.state = "T"
+    assert not watched.look(60.0) and watched.trust == memory.SUSPECTED
+    watched.beat(1)
+    watched.set(1, memory.STATE, memory.TRAINING)
+    assert not watched.look(2.0) and watched.look(0.5) == [1]
+    assert watched.lines[-1].endswith(": it is the server, which no other rank can replace, so it is killed, and the "
+                                      "others save and end")  # fmt: skip
+
+
 def test_who_computes_compiles_or_announces_a_long_operation_is_not_suspected(watched: Watched) -> None:
     for _ in range(40):  # it uses the CPU
         watched.cpu += 1

@@ -28,6 +28,7 @@ from minidl.comm.memory import (
     LEAVE_OUT,
     ON_FREEZE,
     PATIENCE,
+    SERVER,
     STALL,
     STATE,
     STEP,
@@ -39,7 +40,10 @@ from minidl.comm.memory import (
     WAIT,
 )
 
-FATES = {WAIT: "the others wait for it", LEAVE_OUT: "it is left out until it wakes", KILL: "it is killed"}
+FENCE = 3  # in addition to the values of Freeze
+FATES = {WAIT: "the others wait for it", LEAVE_OUT: "it is left out until it wakes", KILL: "it is killed",
+         FENCE: "it is the server, which no other rank can replace, so it is killed, and the others save and end",
+         }  # fmt: skip
 LOOK, SLOW = 0.25, 1.0  # seconds between two looks, while ranks train and else
 NOTICE = 5.0  # seconds that a rank has to notice a signal, and to exit when another has exited
 
@@ -88,6 +92,15 @@ class Monitor:
         self._suspects.discard(rank)
         self.words[memory.at(rank, TRUST)] = TRUSTED
 
+    def fate(self, rank: int) -> int:
+        """Return what happens to a suspected rank: a key of FATES."""
+        fate, begun = self.words[ON_FREEZE], self.numbers[memory.at(rank, STEP)]
+        if self._trains(rank) and self.numbers[memory.at(rank, SERVER)]:
+            return FENCE if fate else WAIT
+        if not begun and (fate == KILL or self._trains(rank)):
+            return WAIT  # the others have not begun either
+        return fate
+
     def _trains(self, rank: int) -> bool:
         state = self.numbers[memory.at(rank, STATE)]
         return state >= TRAINING and memory.is_member(state)
@@ -116,11 +129,9 @@ class Monitor:
         if stall and (stopped or self._trains(rank)) and silent > max(stall, patience) and rank not in self._suspects:
             self._suspects.add(rank)
             self.words[memory.at(rank, TRUST)] = SUSPECTED
-            fate, begun = self.words[ON_FREEZE], self.numbers[memory.at(rank, STEP)]
-            if not begun and (fate == KILL or self._trains(rank)):
-                fate = WAIT  # the others have not begun either, or it is a server
+            fate = self.fate(rank)
             tell(f"{name} has shown no sign of life for {silent:.0f} s: {FATES[fate]}")
-            if fate == KILL:
+            if fate in (KILL, FENCE):
                 return True
         if self.words[STOP] and silent > max(NOTICE, patience) and (stopped or rank in self._unaware):
             tell(f"{name} has shown no sign of life for {silent:.0f} s since the signal: it is killed")

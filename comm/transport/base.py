@@ -216,6 +216,7 @@ class Transport(ABC):
         self.replicas = tuple(replicas)
         self.servers = _others(self.replicas, self.began)
         self.beginners = len(self.replicas)
+        self.set_status(Column.SERVER, self.rank in self.servers)
 
     def include_newcomers(self) -> None:
         """Add the newcomers that are members now to `replicas`."""
@@ -275,11 +276,15 @@ class Transport(ABC):
     def fence_suspects(self) -> None:
         """Have suspected ranks killed if `on_freeze` says so: at once, or when no other replica trains any more.
 
-        Before the first step, the others wait.
+        With LEAVE_OUT, a server is killed at once, because no other rank can replace it. Before the first step, the
+        others wait.
         """
         if self.on_freeze is Freeze.WAIT or not self.trust.any():
             return
         if self.on_freeze is Freeze.LEAVE_OUT:
+            for server in self.servers:
+                if self.state(server) is State.TRAINING:
+                    self.fence(server)
             others = [self.state(rank) for rank in self.replicas if not self.suspected(rank)]
             if min(others, default=State.DEAD) < State.PAUSED or not any(map(memory.is_member, others)):
                 return  # others train, or all are suspected: one of them may wake and train on

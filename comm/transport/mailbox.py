@@ -13,6 +13,9 @@ channel:
 While the sender writes, the cells of the receivers are negative: they do not read the slot, and the sender reserves no
 other slot for them. The sender may write several messages at a time. A slot that it cancels is free at once.
 
+A frozen receiver holds a slot until it wakes. This must not stop messages to other receivers. So if no slot is free,
+the sender uses spare slots, as many as suspected receivers hold. A spare slot has no memory before its first use.
+
 2. Published states. Any rank may read them, and a new state replaces the old one. For each writer, one word names the
 slot with the newest state. Each pair (writer, reader) has another word, the pin. It names the slot that the reader is
 reading:
@@ -38,7 +41,18 @@ import numpy as np
 
 from minidl.comm import atomic, claims
 from minidl.comm.memory import pages
-from minidl.comm.transport.messages import ANY, DTYPES, BufferSpec, Channel, Header, Message, Slot, check_size
+from minidl.comm.transport.messages import (
+    ANY,
+    DTYPES,
+    SPARES,
+    BufferSpec,
+    Channel,
+    Header,
+    Message,
+    Slot,
+    Trust,
+    check_size,
+)
 
 LINE = 64  # bytes: size of a cache line; slots and rows of words begin on separate lines
 HEADER = struct.Struct("=q2i2q2dq")  # bytes, index in DTYPES, marker, start, round, weight, clock, version
@@ -54,6 +68,7 @@ class Pool(NamedTuple):
     start: the offset of the first slot. slots: the number of slots with room for `capacity` bytes of data; each
     occupies `stride` bytes.
     empty: the number of slots for messages without data. They come after the others, and each has LINE bytes.
+    spares: the number of spare slots, which come last. spare: the offset of the first of them.
     """
 
     start: int
@@ -61,24 +76,30 @@ class Pool(NamedTuple):
     capacity: int
     stride: int
     empty: int
+    spares: int = 0
+    spare: int = 0
 
     def slot(self, k: int) -> int:
         """Return the offset of slot k."""
         if k < self.slots:
             return self.start + k * self.stride
-        return self.start + self.slots * self.stride + (k - self.slots) * LINE
+        if k < self.slots + self.empty:
+            return self.start + self.slots * self.stride + (k - self.slots) * LINE
+        return self.spare + (k - self.slots - self.empty) * self.stride
 
     @property
     def stop(self) -> int:
-        return self.slot(self.slots + self.empty)
+        """The end of the slots that have memory from the beginning."""
+        return self.start + self.slots * self.stride + self.empty * LINE
 
 
 class Plan:
     """The layout of the memory of `size` ranks. All ranks compute the same layout.
 
     servers: the ranks that are servers. here: the ranks that map this memory; only these have slots in it. None: all
-    ranks. total: the size in bytes.
-    parts[r]: (start, stop) of the bytes that only rank r writes. All ranks write the bytes before parts[0].
+    ranks. total: the size in bytes. used: the same without the spare slots, which follow all others.
+    parts[r]: (start, stop) of the bytes that only rank r writes, without its spare slots. All ranks write the bytes
+    before parts[0].
     """
 
     def __init__(
@@ -106,6 +127,13 @@ class Plan:
                 at = pools[-1].stop
             self.pools.append(pools)
             self.parts.append((begin, at))
+        self.used = at = pages(at)
+        for pools in self.pools:
+            for channel, most in SPARES.items():
+                pool = pools[channel]
+                spares = min(size - 1, most) * bool(pool.slots)
+                pools[channel] = pool._replace(spares=spares, spare=at)
+                at += spares * pool.stride
         self.total = pages(at)
 
 
@@ -113,11 +141,23 @@ class Mailbox:
     """One rank's interface to the mailboxes.
 
     memory: uint8 (Plan.total,), aligned to a cache line. states: float64 (size,), the State of each rank. version: of
-    the last published state before the first one.
+    the last published state before the first one. trust: int64 (size,), the Trust in each rank; None: all are trusted.
+    allocate(start, stop) allocates these bytes for a spare slot, and returns False if memory is short.
     """
 
-    def __init__(self, memory: np.ndarray, plan: Plan, rank: int, states: np.ndarray, version: int = 0) -> None:
+    def __init__(
+        self,
+        memory: np.ndarray,
+        plan: Plan,
+        rank: int,
+        states: np.ndarray,
+        version: int = 0,
+        trust: np.ndarray | None = None,
+        allocate: Callable[[int, int], bool] = lambda start, stop: True,
+    ) -> None:
         self.plan, self.rank, self.states = plan, rank, states
+        self.trust, self.allocate = np.zeros(plan.size, np.int64) if trust is None else trust, allocate
+        self.spares: set[int] = set()  # offsets of the spare slots that have memory
         self.bytes, self.memory = memory.data, memory
         self.vectors = [memory.view(dtype) for dtype in DTYPES]
         size, row = plan.size, plan.row
@@ -161,6 +201,8 @@ class Mailbox:
         to = _array(*peers)
         first, last = (0, pool.slots) if nbytes else (pool.slots, pool.slots + pool.empty)
         slot = atomic.reserve(cells, self.states, self.rank, to, first, last)
+        if slot == -1 - self.rank and nbytes and self.trust.any():
+            slot = self._reserve_spare(channel, to)
         if slot < 0:
             return -1 - slot
         at = pool.slot(slot)
@@ -171,6 +213,23 @@ class Mailbox:
             sent(nbytes)
 
         return Slot(self._data(at, nbytes), deliver, partial(atomic.deliver, cells, self.rank, to, 0))
+
+    def _reserve_spare(self, channel: Channel, to: np.ndarray) -> int:
+        """Reserve a spare slot. There is one for each suspected receiver that holds a slot.
+
+        Returns what `atomic.reserve` returns; -1 - self.rank also if memory is short.
+        """
+        pool, cells = self.plan.pools[self.rank][channel], self.cells[channel]
+        held = np.count_nonzero(cells[self.trust != Trust.TRUSTED, self.rank])
+        first = pool.slots + pool.empty
+        slot = int(atomic.reserve(cells, self.states, self.rank, to, first, first + min(held, pool.spares)))
+        at = pool.slot(slot)
+        if slot >= 0 and at not in self.spares:
+            if not self.allocate(at, at + pool.stride):
+                atomic.deliver(cells, self.rank, to, 0)
+                return -1 - self.rank
+            self.spares.add(at)
+        return slot
 
     def take(self, channel: Channel, peer: int = ANY, among: int = 0) -> Message | None:
         """Return the next message from a peer, or None. With ANY, begin with the peer after the previous sender.

@@ -10,7 +10,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -21,8 +21,9 @@ from minidl.comm import memory
 from minidl.comm.claims import Claims, Ledger
 from minidl.comm.stats import Stats, concurrent
 from minidl.comm.transport.base import Transport
-from minidl.comm.transport.mailbox import Mailbox
+from minidl.comm.transport.mailbox import Mailbox, Plan
 from minidl.comm.transport.messages import ANY, Channel, Column, Message, Pending, Slot, State, Trust, unsent
+from minidl.errors import ConfigError
 
 T = TypeVar("T")
 YIELDS = 8  # attempts before the first sleep
@@ -55,6 +56,19 @@ class MailboxTransport(Transport):
         self.trust = rows[:, memory.TRUST]
         self.status[self.rank, Column.PID], self.status[self.rank, Column.STALL] = os.getpid(), self.stall
         return rows
+
+    def map_mailbox(self, plan: Plan, version: int = 0) -> None:
+        """Map the memory for messages, which the segment has room for. version: see Mailbox."""
+        begin = memory.control_size(self.size)
+        data = np.frombuffer(self.segment.map(begin + plan.total), np.uint8, plan.total, begin)
+
+        def allocate(start: int, stop: int) -> bool:
+            with suppress(ConfigError):  # memory is short
+                self.segment.reserve(begin + start, begin + stop)
+                return True
+            return False
+
+        self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE], version, self.trust, allocate)
 
     def reserve(self, channel: Channel, peers: Sequence[int], nbytes: int) -> Slot | None:
         if not peers:

@@ -39,6 +39,10 @@ class Channel(IntEnum):
     GATHER = 4  # vectors for the leader; not on TREE, where chunks of a sum may remain after a death
 
 
+# Slots of a rank that replace those that frozen receivers hold, by channel. On the others a message has one receiver.
+SPARES = {Channel.MAIL: 16, Channel.TREE: 16}
+
+
 class Column(IntEnum):
     """A column of the status table. Every rank writes one row of the table, and all ranks read all rows."""
 
@@ -56,6 +60,7 @@ class Column(IntEnum):
     EPOCH = 11  # epochs that this rank has finished
     ENDED = 12  # 1: this rank is DEAD because its script has ended, without an error
     VIEW = 13  # how far this rank is with a change of the view: see fabric/view.py
+    SERVER = 14  # 1: this rank is a server, which no other rank can replace
 
 
 class State(IntEnum):

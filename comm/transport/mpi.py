@@ -43,7 +43,7 @@ from minidl.comm.claims import Claims, Ledger
 from minidl.comm.launch.job import MpiJob, recognise
 from minidl.comm.remote_claims import RemoteClaims, serve
 from minidl.comm.stats import Stats
-from minidl.comm.transport.mailbox import LINE, Mailbox, Plan, read_header
+from minidl.comm.transport.mailbox import LINE, Plan, read_header
 from minidl.comm.transport.messages import (
     ANY,
     CHUNK,
@@ -138,7 +138,7 @@ class MpiTransport(NodeTransport):
         self._mail = buffers.nbytes
         if head:
             os.ftruncate(self.segment.fd, begin)  # so that the new memory is zero
-            self.segment.lengthen(begin + plan.total)
+            self.segment.lengthen(begin + plan.total, plan.used)
             self.segment.reserve(begin, begin + plan.parts[self.rank][1])
         words = self._everyone(f"{layout} {hashlib.sha256(repr(buffers).encode()).hexdigest()[:8]}")
         odd = next((rank for rank, word in enumerate(words) if word != words[0]), None)
@@ -151,8 +151,7 @@ class MpiTransport(NodeTransport):
         if not head:
             start, stop = plan.parts[self.rank]
             self.segment.reserve(begin + start, begin + stop)
-        data = np.frombuffer(self.segment.map(begin + plan.total), np.uint8, plan.total, begin)
-        self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE], self._joins * VERSIONS)
+        self.map_mailbox(plan, self._joins * VERSIONS)
         self._keepers = [peer for peer in range(self.size) if self.groups[peer] == self.groups[self.replicas[0]]]
         if self._keepers[0] in self.remote:
             self._remote_claims = RemoteClaims(self._ask_keeper, self.wait)

@@ -98,7 +98,7 @@ class NodeMonitor:
             if trains and silent > patience + 2 and not transport.trust[rank]:
                 transport.trust[rank] = Trust.SUSPECTED
                 tell(f"{transport.described(rank)} has shown no sign of life for {silent:.0f} s: "
-                     f"{FATES[self.words[memory.ON_FREEZE]]}")  # fmt: skip
+                     f"{FATES[self.monitor.fate(rank)]}")  # fmt: skip
             elif transport.trust[rank] == Trust.CONDEMNED:
                 tell(f"{transport.described(rank)} still shows no sign of life: the others end without it")
                 self.end(rank)

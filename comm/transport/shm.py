@@ -23,7 +23,7 @@ import numpy as np
 from minidl.comm import claims, memory
 from minidl.comm.launch import local
 from minidl.comm.stats import Stats
-from minidl.comm.transport.mailbox import Mailbox, Plan
+from minidl.comm.transport.mailbox import Plan
 from minidl.comm.transport.mailbox_transport import MailboxTransport
 from minidl.comm.transport.messages import BufferSpec, Column, Freeze, State
 from minidl.errors import AbortedError as Aborted
@@ -78,8 +78,7 @@ class ShmTransport(MailboxTransport):
         begin = memory.control_size(self.size)
         start, stop = plan.parts[self.rank]
         self.segment.reserve(begin + start, begin + stop)
-        data = np.frombuffer(self.segment.map(begin + plan.total), np.uint8, plan.total, begin)
-        self.mailbox = Mailbox(data, plan, self.rank, self.status[:, Column.STATE])
+        self.map_mailbox(plan)
 
     def enter(self, buffers: BufferSpec, layout: str) -> None:
         """See Transport. Drop what a dead process has left in this place. This rank's state is COMING then."""

@@ -44,6 +44,7 @@ from minidl.comm.transport.messages import (
     ANY,
     CODES,
     DTYPES,
+    SPARES,
     BufferSpec,
     Channel,
     Column,
@@ -157,13 +158,19 @@ class SimTransport(PublishedStates):
             check_size(nbytes, slots, capacity, channel.name)
         way, used = self.on_way[channel], 1 if nbytes and peers else 0  # an empty message needs no memory
         for peer in peers:
-            if peer in way or used > self.free[channel] or not self.alive(peer):
+            full = used > self.free[channel] and used > self.free[channel] + self._spares(channel)
+            if peer in way or full or not self.alive(peer):
                 if channel is MAIL:
                     self.stats.sends_skipped(peer)
                 return None
         self.free[channel] -= used
         way.update(peers)
         return InFlight(channel, self.rank, set(peers), used)
+
+    def _spares(self, channel: Channel) -> int:
+        """Return the number of slots that replace those that suspected receivers hold. See mailbox.py."""
+        held = [peer for peer in self.on_way[channel] if self.trust[peer] != Trust.TRUSTED]
+        return min(SPARES.get(channel, 0), len(held))
 
     def _commit(self, message: InFlight, data: np.ndarray, nbytes: int, code: int, header: Header) -> None:
         self._check_here()

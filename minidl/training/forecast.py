@@ -34,7 +34,7 @@ def require_room(fabric: Fabric, parameters: int, optimizer: str, buffers: Buffe
     here = [rank for rank in range(fabric.began) if fabric.nodes[rank] == fabric.nodes[fabric.rank]]
     if fabric.size == 1 or fabric.rank != here[0]:
         return
-    messages = Plan(fabric.size, buffers, fabric.servers, here).total
+    messages = Plan(fabric.size, buffers, fabric.servers, here).used
     vectors = 1 + len(getattr(optim.OPTIMIZERS[optimizer], "state_names", ()))
     needed = 4 * parameters * vectors * len(here) + messages
     free = resources.available()

@@ -264,8 +264,8 @@ class Drawing:
                 case "death":
                     found.append(Death(time(), rank()))
                 case "freeze":
-                    # Synchronous methods wait for a frozen rank. All methods wait for a frozen server.
-                    endless = asynchronous and self.happens(0.3) and replicas == ranks
+                    # Synchronous methods wait for a frozen rank.
+                    endless = asynchronous and self.happens(0.3)
                     seconds = FOREVER if endless else options["stall"] * self.magnitude(-1, 1)
                     found.append(Freeze(time(), rank(), seconds))
                 case "cut":

@@ -2,7 +2,7 @@
 
 Arguments: the file; RANK:STEPS:SIGNAL, a replica that sends itself a signal in this step; the command line. There may
 be several RANK:STEPS:SIGNAL, separated by commas, or none. A replica with signal 0 waits until the file FILE.go exists,
-one with signal -1 until another replica sends itself a signal.
+one with signal -1 until another replica sends itself a signal. A server counts its updates as steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from minidl.comm.fabric.base import Message
+from minidl.comm.methods.ps import ParameterServer
 from minidl.run.progress import Progress
 from minidl.train import main
 from minidl.training.trainer import Trainer
@@ -23,7 +25,7 @@ file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 victims = {(int(rank), int(steps)): int(signum) for rank, steps, signum in
            (word.split(":") for word in victim.split(",") if word)}  # fmt: skip
 AWAITED = {0: ".go", -1: ".sent"}
-settle, step = Claimed.settle, Trainer.step
+settle, step, answer = Claimed.settle, Trainer.step, ParameterServer.answer
 
 
 def counted(work: Claimed, at: Progress, *counts: Any) -> bool:
@@ -35,15 +37,27 @@ def counted(work: Claimed, at: Progress, *counts: Any) -> bool:
 
 def interrupted(trainer: Trainer, x: Any, y: Any) -> tuple[float, int]:
     result = step(trainer, x, y)
-    signum = victims.get((trainer.fabric.rank, trainer.replica.steps))
-    if signum is not None and signum > 0:
-        Path(log + ".sent").touch()
-        os.kill(os.getpid(), signum)
+    signum = signal_in(trainer.fabric.rank, trainer.replica.steps)
     while signum in AWAITED and not Path(log + AWAITED[signum]).exists():
         trainer.check()
         time.sleep(0.01)
     return result
 
 
-Claimed.settle, Trainer.step = counted, interrupted  # type: ignore[method-assign]
+def served(method: ParameterServer, message: Message) -> Any:
+    reply = answer(method, message)
+    signal_in(method.fabric.rank, method.replica.optimizer_steps)
+    return reply
+
+
+def signal_in(rank: int, steps: int) -> int | None:
+    """Return the signal of this step, if there is any. The process sends it to itself."""
+    signum = victims.get((rank, steps))
+    if signum is not None and signum > 0:
+        Path(log + ".sent").touch()
+        os.kill(os.getpid(), signum)
+    return signum
+
+
+Claimed.settle, Trainer.step, ParameterServer.answer = counted, interrupted, served  # type: ignore[assignment,method-assign]
 sys.exit(main(arguments))

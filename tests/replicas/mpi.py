@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from replicas import slots as written
 from replicas.again import again  # noqa: F401 (a scenario)
 from replicas.deaths import deaths  # noqa: F401 (a scenario)
+from replicas.receivers import receivers  # noqa: F401 (a scenario)
 from replicas.serving import mutual  # noqa: F401 (a scenario)
 
 

@@ -22,6 +22,7 @@ from minidl.errors import MinidlError
 
 sys.path.append(str(Path(__file__).parents[1]))
 from replicas import slots as written
+from replicas.receivers import receivers  # noqa: F401 (a scenario)
 from replicas.serving import mutual  # noqa: F401 (a scenario)
 
 
