@@ -93,7 +93,7 @@ class Trust(IntEnum):
 
 
 class Freeze(IntEnum):
-    """What happens to a suspected rank."""
+    """What happens to a suspected rank. A server that would be left out is killed, because no rank can replace it."""
 
     WAIT = 0  # the others wait for it, if they need it
     LEAVE_OUT = 1  # the others go on without it. If it has not woken when they have finished or stopped, it is killed
