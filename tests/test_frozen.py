@@ -79,6 +79,22 @@ def test_a_claiming_replica_wakes(tmp_path: Path, method: str) -> None:
 
 
 @pytest.mark.slow
+def test_two_frozen_replicas_do_not_stop_the_messages_between_the_others(tmp_path: Path) -> None:
+    """Replicas 0 and 3 wait in their 60th step until replicas 1 and 2 are suspected. Each has two slots."""
+    log, victims = tmp_path / "log", f"1:20:{STOP},2:20:{STOP},0:60:0,3:60:0"
+    words = [str(log), victims, *RUN, "20", "--method", "gossip", "--mix", "mass", "--stall", "1"]
+    with Launched(4, *words, "--out", str(tmp_path / "run"), program=[COUNTING]) as job:
+        assert job.process.stderr
+        suspected = (line for line in job.process.stderr if "it is left out until it wakes" in line)
+        assert next(suspected) and next(suspected)
+        Path(f"{log}.go").touch()
+        code, [summary], errors = job.finish()
+    assert code == 0 and summary["replicas_alive"] == 2, errors
+    messages = {(sender, receiver): count for sender, receiver, _, count in summary["edges"]}
+    assert min(messages[0, 3], messages[3, 0]) > 100
+
+
+@pytest.mark.slow
 def test_independent_replicas_end_without_a_frozen_one(tmp_path: Path) -> None:
     with Frozen(tmp_path, "local") as job:
         job.until(SUSPECTED + "it is left out until it wakes")

@@ -186,6 +186,10 @@ def test_replicas_that_train_and_serve() -> None:
     assert results(4, "mutual", NODES="2") == [[210.0] * 4] + [[200.0] * 4] * 3
 
 
+def test_messages_to_others_go_on_when_frozen_ranks_of_another_node_hold_all_slots() -> None:
+    assert sum(results(4, "receivers", GROUPING="0,1,1,1")) == 4, "no mass is lost"
+
+
 def test_sums_by_mpi() -> None:
     for result in results(3, "fast", "allreduce"):
         expected = sum(np.random.default_rng(rank).standard_normal(5).astype(np.float32) for rank in range(3))

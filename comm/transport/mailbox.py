@@ -220,7 +220,7 @@ class Mailbox:
         Returns what `atomic.reserve` returns; -1 - self.rank also if memory is short.
         """
         pool, cells = self.plan.pools[self.rank][channel], self.cells[channel]
-        held = np.count_nonzero(cells[self.trust != Trust.TRUSTED, self.rank])
+        held = int(np.count_nonzero(cells[self.trust != Trust.TRUSTED, self.rank]))
         first = pool.slots + pool.empty
         slot = int(atomic.reserve(cells, self.states, self.rank, to, first, first + min(held, pool.spares)))
         at = pool.slot(slot)

@@ -39,7 +39,8 @@ class Channel(IntEnum):
     GATHER = 4  # vectors for the leader; not on TREE, where chunks of a sum may remain after a death
 
 
-# Slots of a rank that replace those that frozen receivers hold, by channel. On the others a message has one receiver.
+# By channel, how many slots of a rank can replace those that frozen receivers hold. On the other channels, a rank sends
+# to one receiver only, or has a slot for each.
 SPARES = {Channel.MAIL: 16, Channel.TREE: 16}
 
 
@@ -92,7 +93,7 @@ class Trust(IntEnum):
 
 
 class Freeze(IntEnum):
-    """What happens to a suspected rank."""
+    """What happens to a suspected rank. A server that would be left out is killed, because no rank can replace it."""
 
     WAIT = 0  # the others wait for it, if they need it
     LEAVE_OUT = 1  # the others go on without it. If it has not woken when they have finished or stopped, it is killed
@@ -240,7 +241,7 @@ class BufferSpec(NamedTuple):
     """The memory that a method needs for messages. It is allocated once, when the ranks join."""
 
     nbytes: int = 0  # size of the longest message or published state, in bytes: 4 * n for n float32
-    mail: int = 0  # number of messages that a rank can have in flight on MAIL
+    mail: int = 0  # number of messages that a rank can have in flight on MAIL, besides those to frozen ranks
     publish: bool = False  # whether ranks publish states
     call: bool = False  # whether there is a server
     serving: tuple[int, ...] = ()  # the replicas that answer requests (`Fabric.register`)
