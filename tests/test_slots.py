@@ -171,7 +171,8 @@ def test_the_import_checks_the_limits() -> None:
 
 
 def test_the_words_of_a_row_do_not_overlap() -> None:
-    words = [*range(memory.STATE, memory.STATE + memory.COLUMNS), memory.TRUST, memory.HEARD, memory.LAYOUT]
+    others = [memory.CLAIMS, memory.TRUST, memory.HEARD, memory.LAYOUT]
+    words = [*range(memory.STATE, memory.STATE + memory.COLUMNS), *others]
     assert sorted(words) == list(range(memory.ROW))
 
 
