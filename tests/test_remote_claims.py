@@ -124,12 +124,12 @@ class Replica:
             self.settled[piece_of(ticket)] -= 1
 
     def deliver(self, ledger: Ledger, generations: np.ndarray, keeper: int) -> None:
-        """Deliver the first request and the first reply that are under way between this replica and a keeper."""
+        """Deliver the first reply and the first request that are under way between this replica and a keeper."""
         requests, replies = self.links[keeper]
+        if replies:
+            self.claims.reply(replies.popleft())
         if requests and (reply := serve(ledger, generations, self.rank, requests.popleft())) is not None:
             replies.append(reply)
-        elif replies:
-            self.claims.reply(replies.popleft())
 
 
 STEPS = st.tuples(st.sampled_from(["train", "present", "former", "keeper dies", "keeper freezes", "stop"]),
@@ -168,12 +168,25 @@ def test_each_piece_is_settled_once_however_often_the_keeper_changes(total: int,
         act(what, replicas[rank])
     for _ in range(20 * total + 40):
         for replica in replicas:
-            for what in ("train", *["present"] * 16, "former"):
+            for what in ("train", "former", *["present"] * 8):
                 act(what, replica)
     assert all(replica.over for replica in replicas)
     assert ledger.state() == (total, [])
     assert replicas[0].settled + replicas[1].settled == Counter(range(total))
     assert ledger.repeated == 0, "no piece was begun in vain"
+
+
+def test_late_replies_of_a_keeper_that_was_frozen_are_ignored() -> None:
+    [ledger, _], generations = ledgers(2), np.zeros(2, np.int64)
+    replica = Replica(1, 9)
+    replica.step()
+    replica.deliver(ledger, generations, 0)  # the reply is under way
+    replica.links.append((deque(), deque()))
+    replica.claims.renew(0, kept=True)
+    replica.deliver(ledger, generations, 1)  # frees the piece, of which the replica does not know
+    assert piece_of(claim(ledger, 9)) == 0
+    replica.deliver(ledger, generations, 0)
+    assert not replica.answers[0]
 
 
 def test_a_claim_is_undone_if_the_keeper_was_suspended_while_it_carried_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
