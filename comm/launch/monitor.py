@@ -149,18 +149,18 @@ class Monitor:
             self.tell(f"{name} has shown no sign of life for {silent:.0f} s: {what}")
             if fate == KILL:
                 return True
+        if self.words[STOP] and silent > max(NOTICE, patience) + self.late and (stopped or rank in self._unaware):
+            words = f"has shown no sign of life for {silent:.0f} s since the signal: {self.killing}"
+        elif rank in self._suspects and rank not in self._unaware and (
+            self.words[memory.at(rank, TRUST)] == CONDEMNED or self.words[STOP] or (ending and silent > NOTICE)
+        ):
+            words = f"still shows no sign of life: {self.killing}, so that the others can end"
+        else:
+            return False
         if not self.may_end_others():
             return False
-        if self.words[STOP] and silent > max(NOTICE, patience) + self.late and (stopped or rank in self._unaware):
-            self.tell(f"{name} has shown no sign of life for {silent:.0f} s since the signal: {self.killing}")
-            return True
-        condemned = self.words[memory.at(rank, TRUST)] == CONDEMNED
-        if rank in self._suspects and rank not in self._unaware and (
-            condemned or self.words[STOP] or (ending and silent > NOTICE)
-        ):
-            self.tell(f"{name} still shows no sign of life: {self.killing}, so that the others can end")
-            return True
-        return False
+        self.tell(f"{name} {words}")
+        return True
 
 
 def main_thread(process: int) -> tuple[int, str]:

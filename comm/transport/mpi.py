@@ -100,6 +100,7 @@ class MpiTransport(NodeTransport):
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
         self._untold, self._told, self._beat = False, 0.0, 0.0
+        self._telling: dict[int, bool] = {}  # ranks to which a row is under way -> whether it has changed meanwhile
         self._news_came = threading.Condition()
         self._closed = self._joined = False
         self._joins = 0  # number of joins that this rank has left; ASK, STATUS, CLAIM and CLAIMED tell it
@@ -117,8 +118,6 @@ class MpiTransport(NodeTransport):
         engine.room, engine.tick, engine.died, engine.deliver = self._room, self._tick, self._died, self._deliver
         self._previous_hook, sys.excepthook = sys.excepthook, self._unexpected
         atexit.register(self._left_open)
-
-    # -- the start ---------------------------------------------------------------------------------------
 
     def _map_board(self) -> None:
         """Place the status table in the segment, align the clocks of all nodes with rank 0's clock, learn the hosts."""
@@ -232,15 +231,7 @@ class MpiTransport(NodeTransport):
         super().set_status(column, value)
         self._untold = True
         if column in URGENT:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Send this rank's row of the status table to the relay of every other node."""
-        self._untold, self._told = False, time.monotonic()
-        rank = self.rank
-        row = np.array([self._joins, self.heard[rank], self.trust[rank], *self.status[rank]])
-        for peer in self.relays:
-            self.engine.send(peer, STATUS, row.view(np.uint8))
+            self.engine.order(self._tell)
 
     # -- called by the progress engine's thread ----------------------------------------------------------
 
@@ -270,8 +261,7 @@ class MpiTransport(NodeTransport):
             known = self.heard[source]  # a relay that was frozen receives rows that are older than what its node knows
             if joins >= self._joins and heard >= known and self.status[source, Column.STATE] != State.DEAD:
                 self.heard[source], self.status[source] = heard, row
-                if heard > known:  # else it is no sign of life
-                    self.trust[source] = trust
+                self.trust[source] = trust if heard > known else self.trust[source]  # equal: it is no sign of life
         elif tag in (TRUST, DEATH):
             self.monitor.learn(tag, *numbers.tolist())
         elif tag == CLAIM and numbers[0] // GENERATIONS == self._joins:
@@ -305,6 +295,20 @@ class MpiTransport(NodeTransport):
         if tag < TAKEN:
             self.engine.send(source, TAKEN + tag, NOTHING)
 
+    def _tell(self) -> None:
+        """Send this rank's row of the status table to the relay of every other node."""
+        self._untold, self._told, rank = False, time.monotonic(), self.rank
+        row = np.array([self._joins, self.heard[rank], self.trust[rank], *self.status[rank]]).view(np.uint8)
+        for peer in self.relays:
+            if peer in self._telling:  # it is frozen, or out of contact: rows would pile up
+                self._telling[peer] = True
+            else:
+                self._telling[peer] = False
+                self.engine.send(peer, STATUS, row, partial(self._row_sent, peer))
+
+    def _row_sent(self, peer: int) -> None:
+        self._untold |= self._telling.pop(peer)
+
     def _tick(self) -> None:
         """Send what is due: changes of the status table, and replies to requests for the newest state."""
         since = time.monotonic() - self._told
@@ -314,8 +318,6 @@ class MpiTransport(NodeTransport):
         if self._joined:
             self._states.answer(self.mailbox)
             self.monitor.tick()
-
-    # -- deaths and frozen ranks (failures.py, mpi_monitor.py) -------------------------------------------
 
     def elect(self) -> None:
         """Choose the relay of each other node, which receives the rows of the status table, and a keeper if needed.
@@ -368,8 +370,6 @@ class MpiTransport(NodeTransport):
         done = self.engine.collective(lambda: sums.Iallreduce(place, vector))
         self.wait(lambda: done.is_set() or None, (), "a collective operation")
         return True
-
-    # -- the end -----------------------------------------------------------------------------------------
 
     def fail(self, code: int = 2) -> None:
         if not self._closed:

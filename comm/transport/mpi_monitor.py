@@ -25,7 +25,7 @@ import signal
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -77,11 +77,17 @@ class LinkMonitor(Monitor):
     def __init__(self, transport: NodeTransport, words: memoryview[int], numbers: memoryview[float]) -> None:
         super().__init__(words, numbers)
         self.transport = transport
+        self._latest: dict[int, float] = {}  # by group, the time of the last sign of life
+
+    def look(self, processes: Mapping[int, int], ending: bool) -> list[int]:
+        groups, heard = self.transport.groups, self.transport.heard
+        self._latest.clear()
+        for rank in processes:
+            self._latest[groups[rank]] = max(self._latest.get(groups[rank], 0.0), heard[rank])
+        return super().look(processes, ending)
 
     def sign(self, rank: int, process: int) -> tuple[tuple[float, int], str]:
-        transport, groups = self.transport, self.transport.groups
-        node = [peer for peer in transport.remote if groups[peer] == groups[rank] and transport.alive(peer)]
-        return (max(transport.heard[peer] for peer in node), 0), ""
+        return (self._latest[self.transport.groups[rank]], 0), ""
 
     def name(self, rank: int, process: int) -> str:
         return self.transport.described(rank)
@@ -92,6 +98,9 @@ class LinkMonitor(Monitor):
             super().tell(words)
 
     def may_end_others(self) -> bool:
+        return self.may_go_on() or bool(self.words[memory.STOP])
+
+    def may_go_on(self) -> bool:
         """Return whether this side of a cut link may go on without the other one."""
         transport = self.transport
         here = {rank: self.in_contact(rank) for rank in transport.survivors()}
@@ -130,7 +139,11 @@ class NodeMonitor:
         near = {rank: int(transport.status[rank, Column.PID]) for rank in self._near(live)}
         far = {rank: 0 for rank in live if rank in transport.remote} if self._looks_far(live) else {}
         self._next = now + self.near.pause(near or far or {transport.rank: 0})
-        for rank in self.near.look(near, False) + self.far.look(far, False):
+        for rank in self.near.look(near, False):
+            self.end(rank)
+        for rank in self.far.look(far, False):
+            if not self.far.may_go_on():
+                self._leave()
             self.end(rank)
         self._tell(near)
         self._condemn(far)
@@ -220,6 +233,14 @@ class NodeMonitor:
         if rank in self.transport.beside:
             with suppress(OSError):
                 os.kill(int(self.transport.status[rank, Column.PID]), signal.SIGKILL)
+
+    def _leave(self) -> None:
+        """End this node, which was asked to stop while it cannot reach the others."""
+        tell("this node is out of contact, and ends; --resume continues the run from its last checkpoint")
+        for rank in self.transport.beside:
+            if rank != self.transport.rank:
+                self._kill(rank)
+        os._exit(1)
 
     def _end_itself(self) -> None:
         """End this rank, which was frozen, and which the others have given up."""

@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Freeze, State
 from replicas.deaths import PIECES, claimed, communicate, work
+
+from minidl.comm.fabric.base import BufferSpec, Column, Fabric, Freeze, State
 
 
 def freezes(fabric: Fabric, word: str, wakes: str) -> dict[str, Any]:

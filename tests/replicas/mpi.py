@@ -322,7 +322,8 @@ def early(fabric: Fabric) -> None:
 
 
 def main() -> int:
-    faulthandler.dump_traceback_later(float(os.environ.get("LIMIT", "25")), exit=True)  # a rank that hangs prints its stack and exits
+    longest = float(os.environ.get("LIMIT", "25"))
+    faulthandler.dump_traceback_later(longest, exit=True)  # a rank that hangs prints its stack and exits
     job = find_job()
     assert job is not None
     nodes = os.environ.get("NODES")
