@@ -233,7 +233,7 @@ class MpiTransport(NodeTransport):
         if column in URGENT:
             self.engine.order(self._tell)
 
-    # -- called by the progress engine's thread ----------------------------------------------------------
+    # -- called by the engine's thread -------------------------------------------------------------------
 
     def _room(self, tag: int, size: int) -> np.ndarray:
         """Return a buffer for an arriving message. Buffers of more than TINY bytes are reused."""
@@ -244,7 +244,6 @@ class MpiTransport(NodeTransport):
         return shelf.pop() if shelf else aligned(capacity, np.uint8)
 
     def _deliver(self, source: int, tag: int, room: np.ndarray, size: int) -> None:
-        """Handle a message that has arrived."""
         numbers = room[:size].view(np.int64) if tag > NEWS else NOTHING
         if tag < TAKEN:
             self._arrived[tag][source] = self._message(source, tag, room)
@@ -341,7 +340,8 @@ class MpiTransport(NodeTransport):
         self.elect()
         first = next(rank for rank in range(self.size) if self.alive(rank))
         if self.rank == first and peer not in self.monitor.ended:
-            print(f"minidl: replica {peer} died", file=sys.stderr, flush=True)
+            what = "counts as dead" if peer in self.monitor.given_up else "died"
+            print(f"minidl: replica {peer} {what}", file=sys.stderr, flush=True)
         with self._news_came:
             self._news_came.notify_all()
 
@@ -359,9 +359,9 @@ class MpiTransport(NodeTransport):
             self.engine.waiting -= 1
 
     def shared(self, name: str) -> np.ndarray:
-        if self.remote:
-            raise ConfigError("this method needs memory that all replicas share: run it on one node")
-        return super().shared(name)
+        if not self.remote:
+            return super().shared(name)
+        raise ConfigError("this method needs memory that all replicas share: run it on one node")
 
     def native_allreduce(self, vector: np.ndarray) -> bool:
         if self._sums is None or not self.fast:

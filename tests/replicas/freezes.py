@@ -26,8 +26,11 @@ def freezes(fabric: Fabric, word: str, wakes: str) -> dict[str, Any]:
     settled = work(fabric, 3)
     communicate(fabric, 1)
     others = [rank for rank in range(fabric.size) if rank != victim]
+    fabric.set_status(Column.ACCURACY, 1)
     if fabric.rank == victim:
         fabric.claims.begin(claimed(fabric))
+        ready = lambda: bool((fabric.status[:, Column.ACCURACY] == 1).all()) or None  # noqa: E731
+        fabric.wait(ready, (), "the others to receive its messages")
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
         fabric.wait(lambda: victim not in fabric.look().members or None, (), "the suspicion")
