@@ -237,16 +237,13 @@ class NodeMonitor:
     def _leave(self) -> None:
         """End this node, which was asked to stop while it cannot reach the others."""
         tell("this node is out of contact, and ends; --resume continues the run from its last checkpoint")
-        for rank in self.transport.beside:
-            if rank != self.transport.rank:
-                self._kill(rank)
-        os._exit(1)
+        for rank in sorted(self.transport.beside, key=lambda rank: rank == self.transport.rank):  # itself last
+            self._kill(rank)
 
     def _end_itself(self) -> None:
         """End this rank, which was frozen, and which the others have given up."""
-        if self.transport.engine.failures is not None:
-            os._exit(1)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # An exit with an error code ends the job, also with ULFM. A death by a signal does not.
+        os.kill(os.getpid(), signal.SIGSTOP if self.transport.engine.failures is None else signal.SIGKILL)
 
     def _bereaved(self, *signal_and_frame: object) -> None:
         """End this rank: `mpiexec -disable-auto-cleanup` of MPICH sends SIGUSR1 if another one has died.

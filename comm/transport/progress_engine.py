@@ -139,11 +139,9 @@ class ProgressEngine:
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """Run a function in the engine's thread; return its result."""
-        answer: list[Any] = []
-        done = threading.Event()
-        self.order(lambda: (answer.append(question()), done.set()))
-        done.wait()
-        return answer[0]
+        answer: SimpleQueue[Any] = SimpleQueue()
+        self.order(lambda: answer.put(question()))
+        return answer.get()
 
     def collective(self, start: Callable[[], MPI.Request], needed: bool = True) -> threading.Event:
         """Start a collective operation. The returned event is set when the operation is complete.
