@@ -9,8 +9,9 @@ the launcher does not load NumPy.
             |         happens to a frozen rank; newcomers:
             |         wanted (after an answer: free places),
             |         answered requests, started newcomers
-            | row of rank 0                            24 words: its row of the status table, whether it is trusted, the
-            | row of rank 1 ...                                  time of its last sign of life, a hash of its layout
+            | row of rank 0                            24 words: its row of the status table, which of its claims count,
+            | row of rank 1 ...                                  whether it is trusted, the time of its last sign of
+            |                                                    life, a hash of its layout
     data    | mailboxes (mailbox.py)
 
 `reserve` allocates memory immediately (posix_fallocate). In a file that was only lengthened, the first write to a page
@@ -28,8 +29,8 @@ from minidl.resources import available
 WORD = 8  # bytes
 STOP, ABORT, SIZE, JOINS, ON_FREEZE, WANTED, ANSWERED, NEWCOMERS = range(8)  # words of the header
 HEADER, ROW = 8, 24  # lengths in words
-COLUMNS = ROW - 3  # maximum number of columns of the status table, with which a row begins
-TRUST, HEARD, LAYOUT = ROW - 3, ROW - 2, ROW - 1  # indices of the other words of a row
+COLUMNS = ROW - 4  # maximum number of columns of the status table, with which a row begins
+CLAIMS, TRUST, HEARD, LAYOUT = range(COLUMNS, ROW)  # indices of the other words of a row
 # Values of messages.py's Column, State, Trust and Freeze, which the launcher does not import.
 STATE, STEP, STALL, PATIENCE, INCARNATION, ENDED, SERVER = 0, 1, 7, 8, 10, 12, 14
 JOINING, READY, TRAINING, PAUSED, FINISHED, DEAD, LEFT, COMING = 0, 1, 2, 3, 4, 5, 9, 10

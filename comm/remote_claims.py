@@ -7,10 +7,14 @@
 Requests and replies arrive in order. The rank does not wait for replies: it claims several pieces ahead, because a
 reply may take longer than a step.
 
-If the keeper dies, another rank of its node becomes the keeper (`renew`). Some requests and replies are lost then. The
-rank lists the pieces that it holds for the new keeper, which frees all others of this rank. Then the rank sends again
-all requests that it made after the last one that was certainly carried out: a reply shows that all requests before it
-were. If no rank of that node is left, the ledger is lost, and the claims of the others end with PeerLost.
+If the keeper dies or is frozen, another rank of its node becomes the keeper (`renew`). Some requests and replies are
+lost then, or late. The rank lists the pieces that it holds for the new keeper, which frees all others of this rank.
+Then the rank sends again all requests that it made after the last one that was certainly carried out: a reply shows
+that all requests before it were. If no rank of that node is left, the ledger is lost, and the claims of the others end
+with PeerLost.
+
+Requests and replies begin with a generation, which grows when the keeper changes. A keeper that wakes ignores requests
+of earlier generations: the ranks of its node share the memory in which the newest one of each rank stands.
 """
 
 from __future__ import annotations
@@ -26,20 +30,35 @@ from minidl.comm.transport.messages import PeerLost
 
 CLAIM, BEGIN, SETTLE, SETTLE_AGAIN, GIVE_BACK, HOLD, STATE = range(7)  # kinds of requests
 REFUSED = 0  # in a reply, instead of the number of a claim: a settlement was refused
+GENERATIONS = 1 << 32  # of a join: those of another join differ
 
 
-def serve(ledger: Ledger, rank: int, request: np.ndarray) -> np.ndarray | None:
-    """Carry out a request of another rank: int64 (kind, number, value). Returns the reply, or None.
+def serve(ledger: Ledger, newest: np.ndarray, rank: int, request: np.ndarray) -> np.ndarray | None:
+    """Carry out a request of another rank: int64 (generation, kind, number, value). Returns the reply, or None.
 
-    HOLD has no number; the values are the tickets of all pieces that the rank holds.
+    newest: int64 (ranks,), the newest generation of each rank. HOLD has no number; the values are the tickets of all
+    pieces that the rank holds.
     """
-    kind, number, *values = request.tolist()
+    generation, kind, number, *values = request.tolist()
+    if newest[rank] > generation:
+        return None
+    newest[rank] = generation
+    reply = _carry_out(ledger, rank, kind, number, values)
+    if newest[rank] != generation:  # this process was suspended meanwhile, and the request was sent to another keeper
+        if reply and kind == CLAIM:
+            change(ledger.table, reply[1], rank, FREE)
+        return None
+    return np.array([generation, *reply]) if reply else None
+
+
+def _carry_out(ledger: Ledger, rank: int, kind: int, number: int, values: list[int]) -> list[int]:
+    """Carry out a request. Returns the reply without its generation, or []."""
     other = Ledger(ledger.table, ledger.states, rank)
     if kind == CLAIM:
-        return np.array([number, claim(ledger.table, ledger.states, rank, values[0])])
+        return [number, claim(ledger.table, ledger.states, rank, values[0])]
     if kind == STATE:
         head, left = ledger.state() or (0, [])
-        return np.array([number, head, ledger.repeated, *left])
+        return [number, head, ledger.repeated, *left]
     if kind == BEGIN:
         other.begin(values[0])
     elif kind == GIVE_BACK:
@@ -47,8 +66,8 @@ def serve(ledger: Ledger, rank: int, request: np.ndarray) -> np.ndarray | None:
     elif kind == HOLD:
         _free_others(ledger.table, rank, values)
     elif not other.settle(values[0]) and not (kind == SETTLE_AGAIN and _is_settled(ledger.table, values[0])):
-        return np.array([REFUSED, values[0]])
-    return None
+        return [REFUSED, values[0]]
+    return []
 
 
 def _is_settled(table: np.ndarray, ticket: int) -> bool:
@@ -68,13 +87,13 @@ def _free_others(table: np.ndarray, rank: int, tickets: list[int]) -> None:
 
 
 class RemoteClaims(Claims):
-    """send: sends a request to the present keeper. wait(ready, peers, what): `Transport.wait`."""
+    """send: sends a request to the present keeper. wait: `Transport.wait`. generation: of the first requests."""
 
     ahead = 3
     patience = 1e-3
 
-    def __init__(self, send: Callable[[np.ndarray], None], wait: Callable[..., Any]) -> None:
-        self._send_to_keeper, self._wait = send, wait
+    def __init__(self, send: Callable[[np.ndarray], None], wait: Callable[..., Any], generation: int = 0) -> None:
+        self._send_to_keeper, self._wait, self._generation = send, wait, generation
         self._lock = threading.Lock()  # the progress engine's thread calls `reply` and `renew`
         self._number = 0
         self._lost: PeerLost | None = None  # set if the ledger is lost
@@ -99,7 +118,7 @@ class RemoteClaims(Claims):
     def _send(self, kind: int, number: int, value: int) -> None:
         if not self._lost:
             self._unsure.append((kind, number, value))
-            self._send_to_keeper(np.array([kind, number, value]))
+            self._send_to_keeper(np.array([self._generation, kind, number, value]))
 
     def begin(self, ticket: int) -> bool:
         with self._lock:
@@ -142,8 +161,10 @@ class RemoteClaims(Claims):
 
     def reply(self, reply: np.ndarray) -> None:
         """Handle a reply."""
-        number, *values = reply.tolist()
+        generation, number, *values = reply.tolist()
         with self._lock:
+            if generation != self._generation:
+                return  # of a keeper that was frozen: the request was sent again
             if number == REFUSED:
                 self._refused += values
                 return
@@ -163,19 +184,20 @@ class RemoteClaims(Claims):
                 self._tickets.discard(value)
         del self._unsure[: at + 1]
 
-    def renew(self, dead: int, kept: bool) -> None:
-        """Repair what the death of the keeper has broken. kept: whether there is another one. Else the ledger is lost.
+    def renew(self, before: int, kept: bool) -> None:
+        """Go on with another keeper, to which `send` sends from now on.
 
-        dead: the rank that was the keeper.
+        before: the rank that was the keeper. kept: whether there is another one. Else the ledger is lost.
         """
         with self._lock:
             if kept:
+                self._generation += 1
                 unsure, self._unsure = self._unsure, []
-                self._send_to_keeper(np.array([HOLD, 0, *self._tickets]))
+                self._send_to_keeper(np.array([self._generation, HOLD, 0, *self._tickets]))
                 for kind, number, value in unsure:
                     self._send(SETTLE_AGAIN if kind == SETTLE else kind, number, value)
                 return
-            self._lost = PeerLost(dead, "the ledger of the work, which was on its node")
+            self._lost = PeerLost(before, "the ledger of the work, which was on its node")
             answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer(WAIT)  # the replica asks again, and raises PeerLost

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_claims import claim, ledgers
 
+from minidl.comm import remote_claims
 from minidl.comm.claims import OVER, WAIT, Ledger, piece_of
 from minidl.comm.remote_claims import RemoteClaims, serve
 from minidl.comm.transport.messages import PeerLost
@@ -24,7 +25,7 @@ def never(*arguments: Any) -> None:
 
 
 def test_claims_of_another_node() -> None:
-    [ledger, _] = ledgers(2)
+    [ledger, _], generations = ledgers(2), np.zeros(2, np.int64)
     sent: list[np.ndarray] = []
     def wait(ready: Callable[[], T], peers: Sequence[int], what: str) -> T:
         deliver()
@@ -34,7 +35,7 @@ def test_claims_of_another_node() -> None:
     answers: list[int] = []
     def deliver() -> None:
         while sent:
-            reply = serve(ledger, 1, sent.pop(0))
+            reply = serve(ledger, generations, 1, sent.pop(0))
             if reply is not None:
                 remote.reply(reply)
 
@@ -53,11 +54,11 @@ def test_claims_of_another_node() -> None:
 
 def connected() -> tuple[Ledger, RemoteClaims, list[np.ndarray]]:
     """Return a ledger, the claims of rank 1 on another node, and the replies that are on their way to it."""
-    [ledger, _] = ledgers(2)
+    [ledger, _], generations = ledgers(2), np.zeros(2, np.int64)
     replies: list[np.ndarray] = []
 
     def send(request: np.ndarray) -> None:
-        reply = serve(ledger, 1, request)
+        reply = serve(ledger, generations, 1, request)
         if reply is not None:
             replies.append(reply)
 
@@ -95,13 +96,15 @@ def test_a_refused_settlement_of_another_node_is_reported_before_the_answer_to_t
 
 
 class Replica:
-    """A replica on another node than the ledger. Its requests, and the replies to them, are under way for some time."""
+    """A replica on another node than the ledger.
+
+    links: for each of its keepers so far, the requests and the replies that are under way.
+    """
 
     def __init__(self, rank: int, total: int) -> None:
         self.rank, self.total = rank, total
-        self.requests: deque[np.ndarray] = deque()
-        self.replies: deque[np.ndarray] = deque()
-        self.claims = RemoteClaims(self.requests.append, never)
+        self.links: list[tuple[deque[np.ndarray], deque[np.ndarray]]] = [(deque(), deque())]
+        self.claims = RemoteClaims(lambda request: self.links[-1][0].append(request), never)
         self.answers: deque[list[int]] = deque()
         self.settled: Counter[int] = Counter()
         self.over = False
@@ -120,40 +123,52 @@ class Replica:
         for ticket in self.claims.refused():
             self.settled[piece_of(ticket)] -= 1
 
+    def deliver(self, ledger: Ledger, generations: np.ndarray, keeper: int) -> None:
+        """Deliver the first reply and the first request that are under way between this replica and a keeper."""
+        requests, replies = self.links[keeper]
+        if replies:
+            self.claims.reply(replies.popleft())
+        if requests and (reply := serve(ledger, generations, self.rank, requests.popleft())) is not None:
+            replies.append(reply)
 
-STEPS = st.tuples(st.sampled_from(["train", "request", "reply", "keeper dies", "stop"]), st.integers(0, 1))
+
+STEPS = st.tuples(st.sampled_from(["train", "present", "former", "keeper dies", "keeper freezes", "stop"]),
+                  st.integers(0, 1))  # fmt: skip
 
 
 @given(st.integers(0, 15), st.lists(STEPS, max_size=80))
-def test_each_piece_is_settled_once_however_often_the_keeper_dies(total: int, steps: list[tuple[str, int]]) -> None:
-    """A dead keeper has carried out the requests that reached it. All messages that are under way then are lost."""
-    ledger = ledgers(2)[0]
+def test_each_piece_is_settled_once_however_often_the_keeper_changes(total: int, steps: list[tuple[str, int]]) -> None:
+    """A dead keeper has carried out the requests that reached it. All messages that are under way then are lost.
+
+    A frozen one wakes later: former keepers receive and send what was under way when they were replaced.
+    """
+    ledger, generations = ledgers(2)[0], np.zeros(2, np.int64)
     replicas = [Replica(rank, total) for rank in range(2)]
 
     def act(what: str, replica: Replica) -> None:
         if what == "train":
             replica.step()
-        elif what == "request" and replica.requests:
-            reply = serve(ledger, replica.rank, replica.requests.popleft())
-            if reply is not None:
-                replica.replies.append(reply)
-        elif what == "reply" and replica.replies:
-            replica.claims.reply(replica.replies.popleft())
+        elif what == "present":
+            replica.deliver(ledger, generations, -1)
+        elif what == "former":
+            for keeper in range(len(replica.links) - 1):
+                replica.deliver(ledger, generations, keeper)
         elif what == "stop":
             replica.claims.give_back()
             replica.answers.clear()
-        elif what == "keeper dies":
+        else:
             for each in replicas:
-                each.requests.clear()
-                each.replies.clear()
+                if what == "keeper dies":
+                    each.links.clear()
+                each.links.append((deque(), deque()))
                 each.claims.renew(9, kept=True)
-                assert all(len(request) <= 8 for request in each.requests), "they must arrive in order: see TINY"
+                assert all(len(request) <= 9 for request in each.links[-1][0]), "they must arrive in order: see TINY"
 
     for what, rank in steps:
         act(what, replicas[rank])
     for _ in range(20 * total + 40):
         for replica in replicas:
-            for what in ("train", *["request", "reply"] * 8):
+            for what in ("train", "former", *["present"] * 8):
                 act(what, replica)
     assert all(replica.over for replica in replicas)
     assert ledger.state() == (total, [])
@@ -161,10 +176,39 @@ def test_each_piece_is_settled_once_however_often_the_keeper_dies(total: int, st
     assert ledger.repeated == 0, "no piece was begun in vain"
 
 
+def test_late_replies_of_a_keeper_that_was_frozen_are_ignored() -> None:
+    [ledger, _], generations = ledgers(2), np.zeros(2, np.int64)
+    replica = Replica(1, 9)
+    replica.step()
+    replica.deliver(ledger, generations, 0)  # the reply is under way
+    replica.links.append((deque(), deque()))
+    replica.claims.renew(0, kept=True)
+    replica.deliver(ledger, generations, 1)  # frees the piece, of which the replica does not know
+    assert piece_of(claim(ledger, 9)) == 0
+    replica.deliver(ledger, generations, 0)
+    assert not replica.answers[0]
+
+
+def test_a_claim_is_undone_if_the_keeper_was_suspended_while_it_carried_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    [ledger, _], generations = ledgers(2), np.zeros(2, np.int64)
+    replica = Replica(1, 9)
+    replica.step()
+
+    def suspended(*arguments: Any) -> int:
+        ticket = claim_now(*arguments)
+        generations[1] = 1  # another keeper has served a request of the next generation
+        return ticket
+
+    claim_now = remote_claims.claim
+    monkeypatch.setattr(remote_claims, "claim", suspended)
+    assert serve(ledger, generations, 1, replica.links[0][0].popleft()) is None
+    assert piece_of(claim(ledger, 9)) == 0 and ledger.repeated == 0, "the piece is free"
+
+
 def test_a_lost_ledger_ends_the_claims_of_the_others() -> None:
     replica = Replica(1, 9)
     replica.step()
-    serve(ledgers(2)[0], 1, replica.requests.popleft())
+    serve(ledgers(2)[0], np.zeros(2, np.int64), 1, replica.links[0][0].popleft())
     replica.claims.renew(0, kept=False)
     assert list(replica.answers) == [[WAIT]] * 3
     with pytest.raises(PeerLost, match="replica 0 died while others waited for the ledger of the work"):

@@ -154,7 +154,7 @@ def test_simulations_and_mailboxes_refuse_the_same_messages() -> None:
 
 def test_too_many_columns_or_channels_are_an_error_of_one_line_at_import() -> None:
     check_limits(list(range(memory.COLUMNS)), list(Channel))
-    with pytest.raises(ImportError, match="column 21 of the status table: expected at most column 20") as error:
+    with pytest.raises(ImportError, match="column 21 of the status table: expected at most column 19") as error:
         check_limits(list(IntEnum("Wide", [f"C{i}" for i in range(22)], start=0)), list(Channel))
     assert "\n" not in str(error.value)
     with pytest.raises(ImportError, match="channel 8: expected at most channel 7"):
@@ -171,7 +171,8 @@ def test_the_import_checks_the_limits() -> None:
 
 
 def test_the_words_of_a_row_do_not_overlap() -> None:
-    words = [*range(memory.STATE, memory.STATE + memory.COLUMNS), memory.TRUST, memory.HEARD, memory.LAYOUT]
+    others = [memory.CLAIMS, memory.TRUST, memory.HEARD, memory.LAYOUT]
+    words = [*range(memory.STATE, memory.STATE + memory.COLUMNS), *others]
     assert sorted(words) == list(range(memory.ROW))
 
 

@@ -41,15 +41,19 @@ from minidl.comm.memory import (
 )
 
 FENCE = 3  # in addition to the values of Freeze
-FATES = {WAIT: "the others wait for it", LEAVE_OUT: "it is left out until it wakes", KILL: "it is killed",
-         FENCE: "it is the server, which no other rank can replace, so it is killed, and the others save and end",
-         }  # fmt: skip
+FATES = {WAIT: "the others wait for it", LEAVE_OUT: "it is left out until it wakes"}
 LOOK, SLOW = 0.25, 1.0  # seconds between two looks, while ranks train and else
 NOTICE = 5.0  # seconds that a rank has to notice a signal, and to exit when another has exited
 
 
 class Monitor:
-    """words, numbers: the control area, as int64 and as float64."""
+    """words, numbers: the control area, as int64 and as float64.
+
+    late: seconds that a sign of life may be under way. killing: what it means for a rank if `look` returns it.
+    """
+
+    late = 0.0
+    killing = "it is killed"
 
     def __init__(self, words: memoryview[int], numbers: memoryview[float]) -> None:
         self.words, self.numbers = words, numbers
@@ -92,23 +96,39 @@ class Monitor:
         self._suspects.discard(rank)
         self.words[memory.at(rank, TRUST)] = TRUSTED
 
+    def _trains(self, rank: int) -> bool:
+        state = self.numbers[memory.at(rank, STATE)]
+        return state >= TRAINING and memory.is_member(state)
+
+    def sign(self, rank: int, process: int) -> tuple[tuple[float, int], str]:
+        """Return what changes with each sign of life of a rank, and the state of its process (see `main_thread`)."""
+        cpu, state = main_thread(process)
+        return (self.numbers[memory.at(rank, HEARD)], cpu), state
+
+    def name(self, rank: int, process: int) -> str:
+        return described(rank, process)
+
+    def tell(self, words: str) -> None:
+        tell(words)
+
+    def may_end_others(self) -> bool:
+        """Return whether `look` may return ranks."""
+        return True
+
     def fate(self, rank: int) -> int:
-        """Return what happens to a suspected rank: a key of FATES."""
+        """Return what happens to a rank that is suspected now: a value of Freeze, or FENCE."""
         fate, begun = self.words[ON_FREEZE], self.numbers[memory.at(rank, STEP)]
+        if not self.may_end_others():
+            return WAIT
         if self._trains(rank) and self.numbers[memory.at(rank, SERVER)]:
             return FENCE if fate else WAIT
         if not begun and (fate == KILL or self._trains(rank)):
             return WAIT  # the others have not begun either
         return fate
 
-    def _trains(self, rank: int) -> bool:
-        state = self.numbers[memory.at(rank, STATE)]
-        return state >= TRAINING and memory.is_member(state)
-
     def _lives(self, rank: int, process: int) -> bool:
         """Return whether a rank has given a sign of life since the last call. The first call returns True."""
-        cpu, state = main_thread(process)
-        life = self.numbers[memory.at(rank, HEARD)], cpu
+        life, state = self.sign(rank, process)
         before, self._life[rank] = self._life.get(rank), life
         return life != before or state == "R"
 
@@ -118,31 +138,36 @@ class Monitor:
         if rank in self._suspects:
             self._suspects.discard(rank)
             self.words[memory.at(rank, TRUST)] = TRUSTED
-            tell(f"{described(rank, process)} is back")
+            self.tell(f"{self.name(rank, process)} is back")
 
     def _must_end(self, rank: int, process: int, ending: bool) -> bool:
         """Suspect a rank that is silent for too long. Returns whether it must be killed."""
-        silent, name = self._silent[rank], described(rank, process)
+        silent, name = self._silent[rank], self.name(rank, process)
         stall, patience = (self.numbers[memory.at(rank, word)] for word in (STALL, PATIENCE))
-        if stopped := main_thread(process)[1] == "T":
+        if stopped := self.sign(rank, process)[1] == "T":
             patience = 0.0
-        if stall and (stopped or self._trains(rank)) and silent > max(stall, patience) and rank not in self._suspects:
+        trains, longest = stopped or self._trains(rank), max(stall, patience) + self.late
+        if stall and trains and silent > longest and rank not in self._suspects:
             self._suspects.add(rank)
             self.words[memory.at(rank, TRUST)] = SUSPECTED
             fate = self.fate(rank)
-            tell(f"{name} has shown no sign of life for {silent:.0f} s: {FATES[fate]}")
+            what = {**FATES, KILL: self.killing, FENCE: f"it is the server, which no other rank can replace, so "
+                    f"{self.killing}, and the others save and end"}[fate]  # fmt: skip
+            self.tell(f"{name} has shown no sign of life for {silent:.0f} s: {what}")
             if fate in (KILL, FENCE):
                 return True
-        if self.words[STOP] and silent > max(NOTICE, patience) and (stopped or rank in self._unaware):
-            tell(f"{name} has shown no sign of life for {silent:.0f} s since the signal: it is killed")
-            return True
-        condemned = self.words[memory.at(rank, TRUST)] == CONDEMNED
-        if rank in self._suspects and rank not in self._unaware and (
-            condemned or self.words[STOP] or (ending and silent > NOTICE)
+        if self.words[STOP] and silent > max(NOTICE, patience) + self.late and (stopped or rank in self._unaware):
+            words = f"has shown no sign of life for {silent:.0f} s since the signal: {self.killing}"
+        elif rank in self._suspects and rank not in self._unaware and (
+            self.words[memory.at(rank, TRUST)] == CONDEMNED or self.words[STOP] or (ending and silent > NOTICE)
         ):
-            tell(f"{name} still shows no sign of life: it is killed, so that the others can end")
-            return True
-        return False
+            words = f"still shows no sign of life: {self.killing}, so that the others can end"
+        else:
+            return False
+        if not self.may_end_others():
+            return False
+        self.tell(f"{name} {words}")
+        return True
 
 
 def main_thread(process: int) -> tuple[int, str]:

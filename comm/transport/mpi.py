@@ -16,8 +16,8 @@ each channel from one rank to another, and the memory for arriving messages is b
                                  sends while the replica computes
     STATUS                       a rank's row of the status table, sent to one rank of every other node: its *relay*
     TRUST, DEATH                 whether a rank is trusted; a rank that the others go on without (mpi_monitor.py)
-    CLAIM, CLAIMED               a request to the ledger of claimed work, which is in the memory of the first replica's
-                                 node, and the reply, which that replica's progress engine sends
+    CLAIM, CLAIMED               a request to the ledger of claimed work, in the memory of the first replica's node, and
+                                 the reply, which the progress engine of a rank of that node sends: the keeper
 
 mpi_nodes.py tells which ranks share memory.
 """
@@ -41,7 +41,7 @@ import numpy as np
 from minidl.comm import memory
 from minidl.comm.claims import Claims, Ledger
 from minidl.comm.launch.job import MpiJob, recognise
-from minidl.comm.remote_claims import RemoteClaims, serve
+from minidl.comm.remote_claims import GENERATIONS, RemoteClaims, serve
 from minidl.comm.stats import Stats
 from minidl.comm.transport.mailbox import LINE, Plan, read_header
 from minidl.comm.transport.messages import (
@@ -95,33 +95,33 @@ class MpiTransport(NodeTransport):
         self._arrived: list[dict[int, Message]] = [{} for _ in Channel]
         self._states = RemoteStates(engine, stats)
         self._remote_claims: RemoteClaims | None = None  # if the ledger is on another node
-        self._keepers: list[int] = []  # the live ranks of the node that has the ledger; the first one answers requests
+        self._keepers: list[int] = []  # the ranks of the node that has the ledger
+        self._keeper: int | None = None  # the one of them that this rank asks
         self._shelves: dict[int, list[np.ndarray]] = {}  # free receive buffers, by size
         self._mail = CHUNK
         self._untold, self._told, self._beat = False, 0.0, 0.0
+        self._telling: dict[int, bool] = {}  # ranks to which a row is under way -> whether it has changed meanwhile
         self._news_came = threading.Condition()
         self._closed = self._joined = False
-        self._joins = 0  # number of joins that this rank has left; ASK, STATUS, CLAIM and CLAIMED contain it
+        self._joins = 0  # number of joins that this rank has left; ASK, STATUS, CLAIM and CLAIMED tell it
         self._sums: MPI.Comm | None = None  # of the replicas, if `fast`
         self._everyone = partial(everyone, engine)
         nodes = Nodes(engine)
-        self.groups, self.segment = nodes.groups, nodes.segment
+        self.groups, self.segment, self.relays = nodes.groups, nodes.segment, []
         super().__init__(self.rank, self.size, nodes.numbers, stats, stall)
         self.beside = [peer for peer in range(self.size) if self.groups[peer] == self.groups[self.rank]]
         self.remote = frozenset(range(self.size)) - frozenset(self.beside)
         self.fast = fast
         self._map_board()
-        self._elect()
+        self.elect()
         self.monitor = NodeMonitor(self)
         engine.room, engine.tick, engine.died, engine.deliver = self._room, self._tick, self._died, self._deliver
         self._previous_hook, sys.excepthook = sys.excepthook, self._unexpected
         atexit.register(self._left_open)
 
-    # -- the start ---------------------------------------------------------------------------------------
-
     def _map_board(self) -> None:
         """Place the status table in the segment, align the clocks of all nodes with rank 0's clock, learn the hosts."""
-        self.map_rows(words(self.segment, self.size))
+        self._generations = self.map_rows(words(self.segment, self.size))[:, memory.CLAIMS]
         self.engine.collective(self.engine.world.Ibarrier).wait()
         found = [word.split() for word in self._everyone(f"{time.monotonic()!r} {socket.gethostname()[:WORD // 2]}")]
         clocks, self.hosts = [float(clock) for clock, _ in found], [host for _, host in found]
@@ -153,8 +153,9 @@ class MpiTransport(NodeTransport):
             self.segment.reserve(begin + start, begin + stop)
         self.map_mailbox(plan, self._joins * VERSIONS)
         self._keepers = [peer for peer in range(self.size) if self.groups[peer] == self.groups[self.replicas[0]]]
-        if self._keepers[0] in self.remote:
-            self._remote_claims = RemoteClaims(self._ask_keeper, self.wait)
+        if (keeper := self._keepers[0]) in self.remote:
+            self._keeper = keeper
+            self._remote_claims = RemoteClaims(self._ask_keeper, self.wait, self._joins * GENERATIONS)
         self._sums = self.engine.ask(lambda: self.engine.split(self.rank in self.replicas)) if self.fast else None
         self._everyone("")  # wait until all nodes have allocated their memory
         self._joined = True
@@ -222,23 +223,16 @@ class MpiTransport(NodeTransport):
 
     def _ask_keeper(self, request: np.ndarray) -> None:
         """Send a request to the rank that answers for the ledger."""
-        self.engine.send(self._keepers[0], CLAIM, np.append(request, self._joins).view(np.uint8))
+        assert self._keeper is not None
+        self.engine.send(self._keeper, CLAIM, request.view(np.uint8))
 
     def set_status(self, column: Column, value: float) -> None:
         super().set_status(column, value)
         self._untold = True
         if column in URGENT:
-            self._tell()
+            self.engine.order(self._tell)
 
-    def _tell(self) -> None:
-        """Send this rank's row of the status table to the relay of every other node."""
-        self._untold, self._told = False, time.monotonic()
-        rank = self.rank
-        row = np.array([self._joins, self.heard[rank], self.trust[rank], *self.status[rank]])
-        for peer in self.relays:
-            self.engine.send(peer, STATUS, row.view(np.uint8))
-
-    # -- called by the progress engine's thread ----------------------------------------------------------
+    # -- called by the engine's thread -------------------------------------------------------------------
 
     def _room(self, tag: int, size: int) -> np.ndarray:
         """Return a buffer for an arriving message. Buffers of more than TINY bytes are reused."""
@@ -249,7 +243,6 @@ class MpiTransport(NodeTransport):
         return shelf.pop() if shelf else aligned(capacity, np.uint8)
 
     def _deliver(self, source: int, tag: int, room: np.ndarray, size: int) -> None:
-        """Handle a message that has arrived."""
         numbers = room[:size].view(np.int64) if tag > NEWS else NOTHING
         if tag < TAKEN:
             self._arrived[tag][source] = self._message(source, tag, room)
@@ -263,17 +256,19 @@ class MpiTransport(NodeTransport):
             self._states.arrived(source, self._message(source, NEWS, room), read_header(room.data)[-1])
         elif tag == STATUS:
             joins, heard, trust, *row = numbers.view(np.float64).tolist()
-            if joins >= self._joins and self.status[source, Column.STATE] != State.DEAD:
-                self.heard[source], self.trust[source], self.status[source] = heard, trust, row
+            known = self.heard[source]  # a relay that was frozen receives rows that are older than what its node knows
+            if joins >= self._joins and heard >= known and self.status[source, Column.STATE] != State.DEAD:
+                self.heard[source], self.status[source] = heard, row
+                self.trust[source] = trust if heard > known else self.trust[source]  # equal: it is no sign of life
         elif tag in (TRUST, DEATH):
             self.monitor.learn(tag, *numbers.tolist())
-        elif tag == CLAIM and numbers[-1] == self._joins:
+        elif tag == CLAIM and numbers[0] // GENERATIONS == self._joins:
             ledger = Ledger(self.mailbox.claims, self.mailbox.states, self.rank)
-            if (reply := serve(ledger, source, numbers[:-1])) is not None:
-                self.engine.send(source, CLAIMED, np.append(reply, self._joins).view(np.uint8))
+            if (reply := serve(ledger, self._generations, source, numbers)) is not None:
+                self.engine.send(source, CLAIMED, reply.view(np.uint8))
             return
-        elif tag == CLAIMED and self._remote_claims is not None and numbers[-1] == self._joins:
-            self._remote_claims.reply(numbers[:-1])
+        elif tag == CLAIMED and self._remote_claims is not None:
+            self._remote_claims.reply(numbers)
         with self._news_came:
             self._news_came.notify_all()
 
@@ -298,6 +293,20 @@ class MpiTransport(NodeTransport):
         if tag < TAKEN:
             self.engine.send(source, TAKEN + tag, NOTHING)
 
+    def _tell(self) -> None:
+        """Send this rank's row of the status table to the relay of every other node."""
+        self._untold, self._told, rank = False, time.monotonic(), self.rank
+        row = np.array([self._joins, self.heard[rank], self.trust[rank], *self.status[rank]]).view(np.uint8)
+        for peer in self.relays:
+            if peer in self._telling:  # it is frozen, or out of contact: rows would pile up
+                self._telling[peer] = True
+            else:
+                self._telling[peer] = False
+                self.engine.send(peer, STATUS, row, partial(self._row_sent, peer))
+
+    def _row_sent(self, peer: int) -> None:
+        self._untold |= self._telling.pop(peer)
+
     def _tick(self) -> None:
         """Send what is due: changes of the status table, and replies to requests for the newest state."""
         since = time.monotonic() - self._told
@@ -308,38 +317,36 @@ class MpiTransport(NodeTransport):
             self._states.answer(self.mailbox)
             self.monitor.tick()
 
-    # -- deaths, if the job survives them (failures.py) --------------------------------------------------
+    def elect(self) -> None:
+        """Choose the relay of each other node, which receives the rows of the status table, and a keeper if needed.
 
-    def _elect(self) -> None:
-        """Choose the relay of each other node: its first live rank, which receives the rows of the status table."""
-        relays = {self.groups[peer]: peer for peer in sorted(self.remote, reverse=True) if self.alive(peer)}
-        self.relays = sorted(relays.values())
+        Each is the first rank of its node that this one trusts, or the first live one. Called by the engine's thread.
+        """
+        live = sorted(filter(self.alive, range(self.size)), key=lambda rank: (self.suspected(rank), rank))
+        relays = sorted({self.groups[peer]: peer for peer in reversed(live) if peer in self.remote}.values())
+        if relays != self.relays:
+            self.relays = relays
+            self._tell()  # the last row may have been lost
+        before, keeper = self._keeper, next((rank for rank in live if rank in self._keepers), None)
+        if self._remote_claims is not None and before not in (None, keeper) and not self.trusts(before):
+            self._keeper = keeper
+            self._remote_claims.renew(before, keeper is not None)
 
     def _died(self, peer: int) -> None:
         """Handle the death of a rank. Called by the progress engine's thread, in each live rank."""
         self.status[peer, Column.STATE] = State.DEAD  # in the memory of this node
         self._states.died(peer)
-        if peer in self._keepers:
-            renewed = peer == self._keepers[0]
-            self._keepers.remove(peer)
-            if renewed and self._remote_claims is not None:
-                self._remote_claims.renew(peer, bool(self._keepers))
-        if peer in self.relays:
-            self._elect()
-            self._tell()  # the last row may have been lost
+        self.elect()
         first = next(rank for rank in range(self.size) if self.alive(rank))
         if self.rank == first and peer not in self.monitor.ended:
-            print(f"minidl: replica {peer} died", file=sys.stderr, flush=True)
+            what = "counts as dead" if peer in self.monitor.given_up else "died"
+            print(f"minidl: replica {peer} {what}", file=sys.stderr, flush=True)
         with self._news_came:
             self._news_came.notify_all()
-
-    # -- frozen ranks (mpi_monitor.py) -------------------------------------------------------------------
 
     def handle_freezes(self, how: Freeze) -> None:
         super().handle_freezes(how)
         self.monitor.words[memory.ON_FREEZE] = how
-
-    # -- the rest ----------------------------------------------------------------------------------------
 
     def now(self) -> float:
         return time.monotonic() + self._offset
@@ -351,9 +358,9 @@ class MpiTransport(NodeTransport):
             self.engine.waiting -= 1
 
     def shared(self, name: str) -> np.ndarray:
-        if self.remote:
-            raise ConfigError("this method needs memory that all replicas share: run it on one node")
-        return super().shared(name)
+        if not self.remote:
+            return super().shared(name)
+        raise ConfigError("this method needs memory that all replicas share: run it on one node")
 
     def native_allreduce(self, vector: np.ndarray) -> bool:
         if self._sums is None or not self.fast:
@@ -362,8 +369,6 @@ class MpiTransport(NodeTransport):
         done = self.engine.collective(lambda: sums.Iallreduce(place, vector))
         self.wait(lambda: done.is_set() or None, (), "a collective operation")
         return True
-
-    # -- the end -----------------------------------------------------------------------------------------
 
     def fail(self, code: int = 2) -> None:
         if not self._closed:

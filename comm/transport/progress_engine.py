@@ -102,7 +102,7 @@ class ProgressEngine:
         self.died: Callable[[int], None] = lambda rank: None
         self.dead: set[int] = set()
         self._mpi: Any = load(job)
-        self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._orders: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._under_way: list[UnderWay] = []
         self._dropped: list[UnderWay] = []  # kept, because MPI may still use their data
         self._pace = AWAITED  # seconds in which the link transfers PIECE bytes
@@ -131,20 +131,17 @@ class ProgressEngine:
     def send(self, peer: int, tag: int, data: np.ndarray, sent: Call | None = None) -> None:
         """Send bytes. They must not change until the engine's thread calls `sent`, also if the peer has died."""
         start = partial(self._started, self.world.Isend, data, peer, tag)
-        self._orders.put(lambda: self._begin(start, Operation(data, peer, sent, sent)))
+        self.order(lambda: self._begin(start, Operation(data, peer, sent, sent)))
+
+    def order(self, order: Callable[[], object]) -> None:
+        """Run a function in the engine's thread, after the orders before it."""
+        self._orders.put(order)
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """Run a function in the engine's thread; return its result."""
-        answer: list[Any] = []
-        done = threading.Event()
-
-        def order() -> None:
-            answer.append(question())
-            done.set()
-
-        self._orders.put(order)
-        done.wait()
-        return answer[0]
+        answer: SimpleQueue[Any] = SimpleQueue()
+        self.order(lambda: answer.put(question()))
+        return answer.get()
 
     def collective(self, start: Callable[[], MPI.Request], needed: bool = True) -> threading.Event:
         """Start a collective operation. The returned event is set when the operation is complete.
@@ -154,7 +151,7 @@ class ProgressEngine:
         """
         done = threading.Event()
         operation = Operation(start, ALL, done.set, self._cut_short if needed else None)
-        self._orders.put(lambda: self._begin(start, operation))
+        self.order(lambda: self._begin(start, operation))
         return done
 
     def first_of_node(self) -> int:
@@ -171,7 +168,7 @@ class ProgressEngine:
 
     def leave(self, patience: float | None = None) -> bool:
         """End MPI when all other ranks do. Returns whether MPI ended within `patience` seconds (None: no limit)."""
-        self._orders.put(lambda: setattr(self, "_leaving", True))
+        self.order(lambda: setattr(self, "_leaving", True))
         deadline = time.monotonic() + patience if patience is not None else np.inf
         while self._thread.is_alive() and time.monotonic() < deadline:
             self._thread.join(0.1)
@@ -181,7 +178,7 @@ class ProgressEngine:
 
     def abort(self, code: int) -> None:
         """End all ranks of the job."""
-        self._orders.put(lambda: self.end_job(code))
+        self.order(lambda: self.end_job(code))
         self._thread.join(10)
         os._exit(code)
 

@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from replicas import slots as written
 from replicas.again import again  # noqa: F401 (a scenario)
 from replicas.deaths import deaths  # noqa: F401 (a scenario)
+from replicas.freezes import freezes  # noqa: F401 (a scenario)
 from replicas.receivers import receivers  # noqa: F401 (a scenario)
 from replicas.serving import mutual  # noqa: F401 (a scenario)
 
@@ -322,7 +323,8 @@ def early(fabric: Fabric) -> None:
 
 
 def main() -> int:
-    faulthandler.dump_traceback_later(25, exit=True)  # a rank that hangs prints its stack and exits
+    longest = float(os.environ.get("LIMIT", "25"))
+    faulthandler.dump_traceback_later(longest, exit=True)  # a rank that hangs prints its stack and exits
     job = find_job()
     assert job is not None
     nodes = os.environ.get("NODES")
@@ -337,7 +339,8 @@ def main() -> int:
 
         assert MPI.Is_initialized()
     try:
-        fabric = job.join(Config(method="allreduce", reduce="fast" if name == "fast" else "tree", stall=60))
+        fabric = job.join(Config(method="allreduce", reduce="fast" if name == "fast" else "tree",
+                                 stall=1 if name == "freezes" else 60))  # fmt: skip
         assert isinstance(fabric.transport, MpiTransport)
         result = globals()["several" if name == "fast" else name](fabric, *arguments)
         fabric.set_status(Column.STATE, State.FINISHED)
