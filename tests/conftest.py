@@ -20,6 +20,21 @@ settings.register_profile("ci", settings.get_profile("minidl"), derandomize=True
 settings.load_profile("ci" if os.environ.get("CI") else "minidl")
 
 
+STARTERS = {"Command", "Launched", "job", "jobs", "mpiexec", "results", "subprocess"}  # in modules that start processes
+
+
+@pytest.hookimpl(trylast=True)  # after the slow tests are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that start processes in the middle, so that the second of two test processes begins with them.
+
+    Meanwhile, the first one compiles kernels. If both began with kernels, both would compile the same ones.
+    """
+    starting = [isinstance(item, pytest.Function) and not STARTERS.isdisjoint(vars(item.module)) for item in items]
+    others = [item for item, starts in zip(items, starting) if not starts]
+    half = len(items) // 2
+    items[:] = [*others[:half], *(item for item, starts in zip(items, starting) if starts), *others[half:]]
+
+
 OPS = {folder.parent.name for folder in ROOT.glob("kernels/*/cpu.py")}
 ALL_THREADS = {f"test_{name}" for name in OPS | {"kernels", "ladders", "program", "tile", "winograd"}}
 
