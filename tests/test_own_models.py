@@ -89,7 +89,7 @@ def test_a_loop_with_allreduce_is_sgd_with_the_batches_of_all_replicas(launcher:
     np.testing.assert_allclose(script.weights(alone), found[0]["weights"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("launcher", BOTH)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_collectives_before_between_and_after_trainings(launcher: str) -> None:
     script = imported_script()
     found = results(launcher, 3, "twice")

@@ -143,13 +143,13 @@ def test_gossip_stopped_and_resumed(command: Command) -> None:
 
 
 def test_parameter_server_stopped_and_resumed(command: Command) -> None:
-    process = command.start(*SMALL, "--workers", "2", "--method", "ps", "--epochs", "40", "--out", "run", "--quiet")
+    process = command.start(*SMALL, "--workers", "2", "--method", "ps", "--epochs", "20", "--out", "run", "--quiet")
     command.wait_for_epoch("run")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 143
     result = command.run("--resume", "run")
-    assert result["workers"] == 2 and result["epochs"] == 40 and result["test_accuracy"] > LEARNT
+    assert result["workers"] == 2 and result["epochs"] == 20 and result["test_accuracy"] > LEARNT
     out, _ = command.start("--resume", "run", "--json").communicate(timeout=60)
     assert json.loads(out) == result, "resuming a finished run prints the same result"
 
