@@ -1,12 +1,15 @@
-"""Shared by all test files: the folder of the real data sets and the settings of Hypothesis."""
+"""Shared by all test files: the folder of the real data sets, the settings of Hypothesis, threads, and bytecode."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from minidl.engine.jit import set_threads, threads
 
 ROOT = Path(__file__).parent.parent
 os.environ.setdefault("MINIDL_WORKERS", "1")  # tests that need more replicas set another number
@@ -15,6 +18,51 @@ os.environ.setdefault("MINIDL_WORKERS", "1")  # tests that need more replicas se
 settings.register_profile("minidl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("minidl"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "minidl")
+
+
+STARTERS = {"Command", "Launched", "job", "jobs", "mpiexec", "results", "subprocess"}  # in modules that start processes
+
+
+@pytest.hookimpl(trylast=True)  # after the slow tests are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that start processes in the middle, so that the second of two test processes begins with them.
+
+    Meanwhile, the first one compiles kernels. If both began with kernels, both would compile the same ones.
+    """
+    starting = [isinstance(item, pytest.Function) and not STARTERS.isdisjoint(vars(item.module)) for item in items]
+    others = [item for item, starts in zip(items, starting) if not starts]
+    half = len(items) // 2
+    items[:] = [*others[:half], *(item for item, starts in zip(items, starting) if starts), *others[half:]]
+
+
+OPS = {folder.parent.name for folder in ROOT.glob("kernels/*/cpu.py")}
+ALL_THREADS = {f"test_{name}" for name in OPS | {"kernels", "ladders", "program", "tile", "winograd"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Limit kernels to one thread, except in the tests of kernels.
+
+    Two test processes with two threads each share two cores. So a thread would wait for the other one in each parallel
+    kernel, until the system runs it: a test with small kernels would take ten times as long.
+    """
+    before = threads()
+    set_threads(before if request.module.__name__.rpartition(".")[2] in ALL_THREADS else 1)
+    yield
+    set_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def variables_of_children(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give the processes that tests start one thread, and a folder for bytecode if they may write none elsewhere.
+
+    Without bytecode, each of about a thousand processes would parse all modules of minidl again (0.3 s).
+    """
+    os.environ.setdefault("MINIDL_THREADS", "1")
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        folder = tmp_path_factory.getbasetemp()
+        shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+        os.environ["PYTHONPYCACHEPREFIX"] = str(shared / "bytecode")
 
 
 @pytest.fixture

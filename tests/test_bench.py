@@ -44,9 +44,13 @@ def test_a_kernel_without_python_in_between() -> None:
     assert (theta == 3).all()
 
 
-def test_training(root: Path) -> None:
-    rows = rows_of(root, "training.py", "--no-torch", "--no-jax", "--only", "mlp-b8", "mlp-b8-avx2", "mlp-b8-predict")
-    assert [row["name"] for row in rows] == ["mlp-b8", "mlp-b8-avx2", "mlp-b8-predict"]
+@pytest.mark.parametrize("names", [
+    ["mlp-b8", "mlp-b8-predict"],
+    pytest.param(["mlp-b8-avx2"], marks=pytest.mark.slow),  # compiles all kernels for AVX2
+])  # fmt: skip
+def test_training(root: Path, names: list[str]) -> None:
+    rows = rows_of(root, "training.py", "--no-torch", "--no-jax", "--only", *names)
+    assert [row["name"] for row in rows] == names
     for row in rows:
         assert row["minidl_ms"] >= row["minidl_best"] > 0
         assert row["pytorch_ms"] is None and row["jax_ms"] is None

@@ -168,6 +168,7 @@ def test_real_sets(name: str, shapes: tuple, mean: list[float]) -> None:
     assert np.bincount(data.y_test).tolist()[:3] == ([980, 1135, 1032] if name == "mnist" else [1000] * 3)
 
 
+@pytest.mark.slow  # 50,000 images; test_data_cifar.py reads small files of the same format
 def test_real_cifar10() -> None:
     if not (REAL / "cifar10").is_dir():
         pytest.skip(f"no {REAL / 'cifar10'}")

@@ -31,7 +31,7 @@ from minidl.run import checkpoint as files
 from minidl.run.folder import RunFolder, read_options, result_of
 from minidl.schema import Mismatch, count_or_number, maybe, number, record, several, text, whole
 
-INPUTS = 2000
+INPUTS = 500  # of each kind of file
 
 
 @pytest.mark.parametrize("name", PARSERS)

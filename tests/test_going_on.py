@@ -48,8 +48,9 @@ def test_statistics_of_other_replicas_are_added(tmp_path: Path) -> None:
     assert sum(edge[2] for edge in again["edges"]) < again["bytes_sent"]
 
 
-@pytest.mark.parametrize("length", [{"epochs": 4}, {"steps": 15}])
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 3), (3, 1), (2, 4)])
+@pytest.mark.parametrize(("before", "after", "length"), [
+    (3, 2, {"epochs": 4}), (1, 3, {"epochs": 4}), (3, 1, {"steps": 15}), (2, 4, {"steps": 15}),
+])  # fmt: skip
 @pytest.mark.parametrize("method", ["dpsgd", "gossip"])
 def test_length_of_a_run_resumed_with_another_number_of_replicas(
     tmp_path: Path, method: str, before: int, after: int, length: dict[str, int], monkeypatch: pytest.MonkeyPatch

@@ -92,8 +92,7 @@ def test_in_a_folder_that_holds_a_clone(tmp_path: Path, root: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "") and "average of 2 replicas" in done.stdout
 
 
-@pytest.mark.parametrize("exists", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "exists"), [(1, True), (2, False)])
 def test_while_kernels_are_compiled(tmp_path: Path, ranks: int, exists: bool) -> None:
     """A folder that existed before remains, and is empty."""
     folder = tmp_path / "run"

@@ -16,9 +16,8 @@ environment = dict(os.environ)
 from minidl.engine.jit import _folder
 from minidl import Device
 before = numba.config.CACHE_DIR
-probability = numpy.empty(3)
-kernel = Device("cpu").dropout.dropout
-kernel(numpy.ones(3), 0.5, 0, 0, probability)
+kernel = Device("cpu").elementwise.copy
+kernel(numpy.ones(3), numpy.empty(3))
 assert numba.config.CACHE_DIR == before == os.environ.get("NUMBA_CACHE_DIR", "")
 assert os.environ.get("NUMBA_CACHE_DIR") == environment.get("NUMBA_CACHE_DIR")
 print(_folder, sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))
@@ -45,35 +44,29 @@ def code(tmp_path: Path, root: Path) -> Path:
     return tmp_path / "code"
 
 
-def test_the_cache_hits_until_a_helper_is_edited(code: Path, tmp_path: Path) -> None:
-    cache = str(tmp_path / "cache")
-    folder, hits, misses = run(code, XDG_CACHE_HOME=cache)
-    assert folder.parent == tmp_path / "cache" / "minidl" / "kernels" and list(folder.iterdir())
-    assert (hits, misses) == (0, 1)
-    assert run(code, XDG_CACHE_HOME=cache) == (folder, 1, 0)
-    with (code / "kernels/optim/cpu.py").open("a") as helper:  # any file below kernels/
-        helper.write("# edited\n")
-    other, hits, misses = run(code, XDG_CACHE_HOME=cache)
-    assert other != folder and (hits, misses) == (0, 1)
+def test_the_cache_is_used_until_a_helper_is_edited(code: Path, tmp_path: Path) -> None:
+    cache, theirs = tmp_path / "cache" / "minidl" / "kernels", tmp_path / "numba"
+    folder, hits, misses = run(code, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert folder.parent == cache and list(folder.iterdir()) and (hits, misses) == (0, 1)
 
-
-def test_the_cache_is_a_subfolder_of_numba_cache_dir(code: Path, tmp_path: Path) -> None:
-    theirs = tmp_path / "numba"
-    folder, _, _ = run(code, NUMBA_CACHE_DIR=str(theirs))
-    assert folder.parent == theirs / "minidl" / "kernels"
-    assert run(code, NUMBA_CACHE_DIR=str(theirs)) == (folder, 1, 0)
-
-
-def test_folders_that_were_not_used_for_a_month_are_deleted(code: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    folder, _, _ = run(code, XDG_CACHE_HOME=str(cache))
-    old, recent = folder.parent / "old", folder.parent / "recent"
+    # Folders that were not used for a month are deleted, but never the folder in use.
+    old, recent = cache / "old", cache / "recent"
     for path, days in ((old, 31), (recent, 29), (folder, 300)):
         path.mkdir(exist_ok=True)
         then = path.stat().st_mtime - days * 24 * 3600
         os.utime(path, (then, then))
-    assert run(code, XDG_CACHE_HOME=str(cache)) == (folder, 1, 0)  # the folder in use is never deleted
+    assert run(code, XDG_CACHE_HOME=str(tmp_path / "cache")) == (folder, 1, 0)
     assert recent.is_dir() and not old.exists()
+
+    # With NUMBA_CACHE_DIR, the cache is a subfolder of it.
+    other = theirs / "minidl" / "kernels" / folder.name
+    shutil.copytree(folder, other)
+    assert run(code, NUMBA_CACHE_DIR=str(theirs)) == (other, 1, 0)
+
+    with (code / "kernels/optim/cpu.py").open("a") as helper:  # any file below kernels/
+        helper.write("# edited\n")
+    edited, hits, misses = run(code, NUMBA_CACHE_DIR=str(theirs))
+    assert edited.parent == other.parent and edited != other and (hits, misses) == (0, 1)
 
 
 BITS = """
@@ -97,17 +90,6 @@ def test_compiled_and_loaded_kernels_give_the_same_bits(root: Path, tmp_path: Pa
         for _ in range(2)
     )
     assert first == second
-
-
-def twice(module: str, folder: Path, root: Path) -> list[list[str]]:
-    """Import a module in two processes that share a cache, one after the other. Return the words that each prints."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": f"{root}:{folder}"}
-    environment.pop("NUMBA_CACHE_DIR", None)
-    command = [sys.executable, "-c", f"import {module}"]
-    return [
-        subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout.split()
-        for _ in range(2)
-    ]
 
 
 LITERALS = """
@@ -160,15 +142,21 @@ print(*inspect.signature(add.py_func).parameters, *add.stats.cache_hits.values()
 """
 
 
-def test_a_kernel_made_of_parts_has_the_functions_parameters_and_is_cached(tmp_path: Path, root: Path) -> None:
-    (tmp_path / "functions.py").write_text(PARTS)
-    assert twice("functions", tmp_path, root) == [["x", "factor", "out", "1"], ["x", "factor", "out", "1", "1"]]
+def test_two_processes_that_share_a_cache(tmp_path: Path, root: Path) -> None:
+    """The second one loads what the first one has compiled.
 
-
-def test_literals_need_no_extra_versions_and_apart_functions_are_loaded_with_callers(
-    tmp_path: Path, root: Path
-) -> None:
-    (tmp_path / "functions.py").write_text(LITERALS)
-    first, second = twice("functions", tmp_path, root)
-    assert first == ["1", "1"]
-    assert second == ["0", "1", "1", "1"]  # the code of `outer` contains `inner`; that of `top` only calls `outer`
+    - A kernel made of parts has the function's parameters and is cached.
+    - Literals need no extra versions, and functions compiled apart are loaded with their callers.
+    """
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "literals.py").write_text(LITERALS)
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": f"{root}:{tmp_path}"}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    command = [sys.executable, "-c", "import parts, literals"]
+    first, second = (
+        subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first.splitlines() == ["x factor out 1", "1 1"]
+    # The code of `outer` contains `inner`; that of `top` only calls `outer`.
+    assert second.splitlines() == ["x factor out 1 1", "0 1 1 1"]

@@ -222,13 +222,13 @@ def test_an_edited_source_file_is_compiled_again_in_place(program: Program) -> N
 # -- problems are reported, once and in one line --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", [b"", b"x" * 10, b"x" * 100_000])
-def test_a_damaged_file_is_reported_and_replaced(program: Program, damage: bytes) -> None:
+def test_a_damaged_file_is_reported_and_replaced(program: Program) -> None:
     program.run("f8")
     (file,) = program.files("outer")
-    file.write_bytes(damage)
     line = f"minidl: a compiled kernel is damaged, so it is compiled again: {file}"
-    assert program.run("f8") == ("0 1", [line])
+    for damage in (b"", b"x" * 10, b"x" * 100_000):
+        file.write_bytes(damage)
+        assert program.run("f8") == ("0 1", [line])
     assert program.run("f8") == ("1 0", [])
 
 

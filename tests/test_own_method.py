@@ -121,7 +121,7 @@ def test_its_option_is_in_the_help_and_refused_by_other_methods(folder: Path) ->
 
 
 def stop(folder: Path, out: str, epochs: int, *words: str) -> files.Checkpoint:
-    """Stop a run of three processes after so many epochs; return its checkpoint."""
+    """Stop a run of several processes after so many epochs; return its checkpoint."""
     with started(folder, *command("minidl.train", *words)) as process:
         try:
             deadline = time.monotonic() + 60
@@ -150,12 +150,12 @@ def last(run: Path) -> Path:
 
 def test_its_vector_is_saved_and_restored(folder: Path) -> None:
     """The vector has the length of the model. tests/test_method_state.py tests that a run continues from it."""
-    options = ("--workers", "3", "--method", "triggered", "--epochs", "500", "--out", "stopped")
+    options = ("--workers", "2", "--method", "triggered", "--epochs", "500", "--out", "stopped")
     saved = stop(folder, "stopped", 1, *SMALL, *options)
-    for rank in range(3):
+    for rank in range(2):
         sent, theta = saved.vectors[f"{rank}/method.sent"], saved.vectors[f"{rank}/theta"]
         assert sent.dtype == np.float32 and sent.shape == theta.shape
-    vectors = [(saved.vectors[f"{rank}/method.sent"], saved.vectors[f"{rank}/theta"]) for rank in range(3)]
+    vectors = [(saved.vectors[f"{rank}/method.sent"], saved.vectors[f"{rank}/theta"]) for rank in range(2)]
     assert not all(np.array_equal(*both) for both in vectors), "a replica may stop right after it has sent its model"
     assert not np.array_equal(saved.vectors["0/method.sent"], saved.vectors["1/method.sent"])
     checkpoint = last(folder / "stopped")

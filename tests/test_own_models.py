@@ -89,7 +89,7 @@ def test_a_loop_with_allreduce_is_sgd_with_the_batches_of_all_replicas(launcher:
     np.testing.assert_allclose(script.weights(alone), found[0]["weights"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("launcher", BOTH)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_collectives_before_between_and_after_trainings(launcher: str) -> None:
     script = imported_script()
     found = results(launcher, 3, "twice")
@@ -171,15 +171,15 @@ def test_ranks_that_differ_get_one_line_with_both_values(launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize(("what", "words"), [
-    ("ended", "script.py, line {}: replica 1 ended its script while others wait for it in "),
-    ("left", "replica 1 has left the training by an exception, so the others cannot complete it: "),
-    ("shape", "script.py, line {}: allreduce: array is float64 (4,) on rank 1, and float64 (3,) on rank 0"),
-    ("everywhere", "script.py, line {}: fit: unknown option 'epoch'. Did you mean 'epochs'? Known: "),
-    ("steps", "finish: replica 0 has made 3 steps, and replica 1 has begun step 4: with allreduce, all make the same"),
+@pytest.mark.parametrize(("ranks", "what", "words"), [
+    (3, "ended", "script.py, line {}: replica 1 ended its script while others wait for it in "),
+    (3, "left", "replica 1 has left the training by an exception, so the others cannot complete it: "),
+    (2, "shape", "script.py, line {}: allreduce: array is float64 (4,) on rank 1, and float64 (3,) on rank 0"),
+    (2, "everywhere", "script.py, line {}: fit: unknown option 'epoch'. Did you mean 'epochs'? Known: "),
+    (2, "steps", "finish: replica 0 has made 3 steps, and replica 1 has begun step 4: with allreduce, all make "),
 ])  # fmt: skip
-def test_an_uncaught_error_is_reported_once(launcher: str, what: str, words: str) -> None:
-    done = start(launcher, 3, SCRIPT, "uncaught", what)
+def test_an_uncaught_error_is_reported_once(launcher: str, ranks: int, what: str, words: str) -> None:
+    done = start(launcher, ranks, SCRIPT, "uncaught", what)
     lines = [line for line in done.stderr.splitlines() if line.startswith("minidl: ") or "Traceback" in line]
     assert done.returncode == 2 and len(lines) == 1 and lines[0].startswith("minidl: error: "), done.stderr
     assert all(part in lines[0] for part in words.split("{}"))

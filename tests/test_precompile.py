@@ -93,6 +93,7 @@ def test_without_a_cache_everything_is_compiled_in_this_process(tmp_path: Path, 
     assert run(tmp_path, root)[-1] == "0 0 0 True"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_a_cache_that_disappears(tmp_path: Path, root: Path) -> None:
     (tmp_path / "none").mkdir()

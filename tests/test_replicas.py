@@ -85,22 +85,6 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "allreduce", pytest.param("local-sgd", marks=pytest.mark.slow)])
-def test_a_run_with_the_same_seed_is_bit_identical(command: Command, method: str) -> None:
-    options = [*SMALL, "--workers", "3", "--method", method, "--epochs", "2"]
-    result = command.run(*options, "--out", "a")
-    command.run("--config", "a/config.toml", "--out", "b")
-    assert weights(command.folder / "a") == weights(command.folder / "b")
-    assert result["workers"] == 3 and result["bytes_sent"] > 0 and result["messages"] > 0
-    assert result["accuracy_worst"] <= result["accuracy_best"] and result["consensus_distance"] < 1e-3
-    assert result["test_accuracy"] == result["accuracy_average"] > LEARNT
-    entries = [json.loads(line) for line in (command.folder / "a" / "metrics.jsonl").open()]
-    epochs = [entry for entry in entries if entry["event"] == "epoch"]
-    assert [entry["epoch"] for entry in epochs] == [1, 2]
-    assert 0 < epochs[0]["bytes_sent"] < epochs[1]["bytes_sent"] < result["bytes_sent"]
-    assert all(0 <= entry["wait_fraction"] < 1 and entry["consensus_distance"] < 0.1 for entry in epochs)
-
-
 def test_local_replicas_drift_apart(command: Command) -> None:
     result = command.run(*SMALL, "--workers", "2", "--method", "local", "--epochs", "2", "--validation", "0.1")
     assert result["consensus_distance"] > 1e-3 and result["best_step"] > 0
@@ -110,12 +94,20 @@ def test_local_replicas_drift_apart(command: Command) -> None:
 
 @pytest.mark.parametrize("method", [
     "--method dpsgd --topology ring",
+    pytest.param("--method allreduce", marks=pytest.mark.slow),
     pytest.param("--method local-sgd --period 3", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_a_resumed_run_is_bit_identical(command: Command, method: str) -> None:
-    options = [*SMALL, "--workers", "3", *method.split(), "--epochs", "12"]
-    command.run(*options, "--out", "whole")
-    process = command.start(*options, "--out", "run", "--quiet")
+def test_a_run_with_the_same_options_is_bit_identical_also_if_it_is_stopped(command: Command, method: str) -> None:
+    result = command.run(*SMALL, "--workers", "3", *method.split(), "--epochs", "12", "--out", "whole")
+    assert result["workers"] == 3 and result["bytes_sent"] > 0 and result["messages"] > 0
+    assert result["accuracy_worst"] <= result["accuracy_best"] and result["consensus_distance"] < 1e-3
+    assert result["test_accuracy"] == result["accuracy_average"] > LEARNT
+    entries = [json.loads(line) for line in (command.folder / "whole" / "metrics.jsonl").open()]
+    epochs = [entry for entry in entries if entry["event"] == "epoch"]
+    assert [entry["epoch"] for entry in epochs] == [*range(1, 13)]
+    assert 0 < epochs[0]["bytes_sent"] < epochs[1]["bytes_sent"] < result["bytes_sent"]
+    assert all(0 <= entry["wait_fraction"] < 1 and entry["consensus_distance"] < 0.1 for entry in epochs)
+    process = command.start("--config", "whole/config.toml", "--out", "run", "--quiet")
     command.wait_for_epoch("run")
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
@@ -151,13 +143,13 @@ def test_gossip_stopped_and_resumed(command: Command) -> None:
 
 
 def test_parameter_server_stopped_and_resumed(command: Command) -> None:
-    process = command.start(*SMALL, "--workers", "2", "--method", "ps", "--epochs", "40", "--out", "run", "--quiet")
+    process = command.start(*SMALL, "--workers", "2", "--method", "ps", "--epochs", "20", "--out", "run", "--quiet")
     command.wait_for_epoch("run")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 143
     result = command.run("--resume", "run")
-    assert result["workers"] == 2 and result["epochs"] == 40 and result["test_accuracy"] > LEARNT
+    assert result["workers"] == 2 and result["epochs"] == 20 and result["test_accuracy"] > LEARNT
     out, _ = command.start("--resume", "run", "--json").communicate(timeout=60)
     assert json.loads(out) == result, "resuming a finished run prints the same result"
 
@@ -176,19 +168,20 @@ def test_replicas_that_stopped_in_different_epochs(command: Command) -> None:
     assert command.run("--resume", "run")["epochs"] == 40
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_gossip_continues_without_a_killed_replica(command: Command, victim: int) -> None:
+def test_gossip_continues_without_killed_replicas(command: Command) -> None:
     process = command.start(*SMALL, "--workers", "4", "--method", "gossip", "--epochs", "40", "--out", "run", "--json")
     command.wait_for_epoch("run")
-    os.kill(command.replicas()[victim], signal.SIGKILL)
+    replicas = command.replicas()
+    os.kill(replicas[0], signal.SIGKILL)
+    os.kill(replicas[2], signal.SIGKILL)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 0 and f"replica {victim} was killed by SIGKILL" in err
+    assert process.returncode == 0 and all(f"replica {victim} was killed by SIGKILL" in err for victim in (0, 2))
     result = json.loads(out.splitlines()[-1])
-    assert result["replicas_alive"] == 3 and result["test_accuracy"] > LEARNT
+    assert result["replicas_alive"] == 2 and result["test_accuracy"] > LEARNT
     assert "epoch  40/40" in err, "the next leader reports progress"
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])  # 0 leads
 def test_dpsgd_stops_and_saves_when_a_replica_is_killed(command: Command, victim: int) -> None:
     options = [*SMALL, "--workers", "3", "--topology", "ring", "--epochs", "100000", "--out", "run", "--quiet"]
     process = command.start(*options)
@@ -206,23 +199,18 @@ def test_dpsgd_stops_and_saves_when_a_replica_is_killed(command: Command, victim
         time.sleep(0.05)
 
 
-def test_gossip_resumes_from_its_last_epoch_after_all_are_killed(command: Command) -> None:
+def test_gossip_resumes_from_its_last_epoch_after_the_launcher_is_killed(command: Command) -> None:
+    """The replicas exit with the launcher."""
     options = [*SMALL, "--workers", "2", "--method", "gossip", "--epochs", "60", "--out", "run", "--quiet"]
     process = command.start(*options)
     command.wait_for_epoch("run", 2)
+    replicas = command.replicas()
+    assert len(replicas) == 2
     process.kill()
+    assert gone(replicas)
     process.communicate()
     result = command.run("--resume", "run")
     assert result["epochs"] == 60 and result["replicas_alive"] == 2 and result["test_accuracy"] > LEARNT
-
-
-def test_replicas_exit_when_the_launcher_is_killed(command: Command) -> None:
-    process = command.start(*SMALL, "--workers", "3", "--epochs", "100000", "--out", "run", "--quiet")
-    command.wait_for_epoch("run")
-    replicas = command.replicas()
-    assert len(replicas) == 3
-    process.kill()
-    assert gone(replicas)
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -261,7 +261,7 @@ def wait_for(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"the process ended without printing {words!r}")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_saves_and_says_how_to_resume(tmp_path: Path, root: Path, number: int, code: int) -> None:
     with start(tmp_path / "run", root) as process:
         wait_for(process, "epoch   2/")

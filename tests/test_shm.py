@@ -20,7 +20,7 @@ def tree_sum(vectors: list[np.ndarray], at: int = 0) -> np.ndarray:
     return total
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_sums_shared_vectors_and_messages(ranks: int) -> None:
     code, said, errors = job(ranks, "several")
     assert (code, errors) == (0, "") and len(said) == ranks
@@ -71,11 +71,10 @@ def test_too_little_memory() -> None:
     assert "MiB are needed and" in errors and errors.count("\n") == 1
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_slots_of_all_types_arrive_bit_for_bit(ranks: int) -> None:
-    code, said, errors = job(ranks, "slots", "200", str(ranks))
+def test_slots_of_all_types_arrive_bit_for_bit() -> None:
+    code, said, errors = job(3, "slots", "200", "3")
     assert (code, errors) == (0, "")
-    assert all(said[rank] >= 200 * (ranks - 1) for rank in range(ranks))  # the scenario checks the content
+    assert all(said[rank] >= 200 * 2 for rank in range(3))  # the scenario checks the content
 
 
 @pytest.mark.parametrize("size", [1000, 300_000])

@@ -100,10 +100,10 @@ def killed(folder: Path, ranks: int, victims: Iterable[int], where: str, *option
 
 @pytest.mark.parametrize(("method", "victim", "where"), [
     ("dpsgd", 0, "training.shutdown:_save"),
-    ("dpsgd", 1, "training.shutdown:_save"),
-    ("dpsgd", 0, "training.shutdown:summarise"),
+    pytest.param("dpsgd", 1, "training.shutdown:_save", marks=pytest.mark.slow),
+    pytest.param("dpsgd", 0, "training.shutdown:summarise", marks=pytest.mark.slow),
     ("gossip", 0, "training.output:averaged"),
-    ("gossip", 0, "training.shutdown:gather_numbers"),
+    pytest.param("gossip", 0, "training.shutdown:gather_numbers", marks=pytest.mark.slow),
     ("ps", 0, "training.shutdown:gather_numbers"),
 ])  # fmt: skip
 def test_one_is_killed_at_the_end(tmp_path: Path, method: str, victim: int, where: str) -> None:

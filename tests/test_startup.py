@@ -20,12 +20,12 @@ def killed(folder: Path, victim: int, where: str, *options: str) -> tuple[int, l
 
 
 @pytest.mark.parametrize(("victim", "where"), [
-    (0, "training.session:prepare"),
+    pytest.param(0, "training.session:prepare", marks=pytest.mark.slow),
     (1, "training.session:agree_at_start"),
     (0, "training.agreement:led"),
     (0, "training.session:RunOutput"),
     (2, "training.session:begin_together"),
-    (0, "training.trainer:Trainer.prepare"),
+    pytest.param(0, "training.trainer:Trainer.prepare", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_gossip_begins_without_a_replica_that_dies(tmp_path: Path, victim: int, where: str) -> None:
     code, lines, errors = killed(tmp_path / "run", victim, where, "--method", "gossip")

@@ -136,6 +136,7 @@ def test_other_instruction_sets(isa: str) -> None:
         "test_any_width", "test_any_number_of_rows", "test_products_of_any_shape",
         "test_products_large_enough_to_copy_a", "test_the_tile_is_multiply_adds_on_whole_vectors",
     )]  # fmt: skip
-    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+    options = ["-q", "-p", "no:cacheprovider", "-k", "not float64"]  # .ci/run tests float64 as well
+    run = subprocess.run([sys.executable, "-m", "pytest", *options, *tests],
                          env={**os.environ, "MINIDL_ISA": isa}, capture_output=True, text=True)  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr

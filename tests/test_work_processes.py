@@ -45,7 +45,9 @@ def test_one_is_killed(tmp_path: Path, method: str) -> None:
     assert result["batches_repeated"] == 1 and result["samples"] == 3 * 450 and result["idle_seconds"] >= 0
 
 
-@pytest.mark.parametrize("environment", [{"MINIDL_MPI_ONLY": "1"}, {}], ids=["messages", "memory"])
+@pytest.mark.parametrize("environment", [
+    pytest.param({"MINIDL_MPI_ONLY": "1"}, id="messages"), pytest.param({}, id="memory", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_stopped_and_resumed_under_mpi_with_another_number_of_ranks(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -1,6 +1,6 @@
 """Run a rank of `python -m minidl.train OPTIONS`, where rank 1 differs from the others: odd.py WHAT OPTIONS...
 
-WHAT: "weights", "labels", "rate" (the learning rate), or "nothing".
+WHAT: "weights", "labels" or "rate" (the learning rate).
 """
 
 from __future__ import annotations
