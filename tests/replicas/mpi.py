@@ -349,7 +349,9 @@ def main() -> int:
     except MinidlError as error:
         return job.fail(str(error))
     fabric.close()
-    (Path(os.environ["RESULTS"]) / str(fabric.rank)).write_text(json.dumps(result))
+    file = Path(os.environ["RESULTS"]) / str(fabric.rank)
+    if not file.exists():  # else the scenario has written it, because the job may end at any moment
+        file.write_text(json.dumps(result))
     return 0
 
 
