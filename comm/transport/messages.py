@@ -56,6 +56,8 @@ class Column(IntEnum):
     EPOCH = 11  # epochs that this rank has finished
     ENDED = 12  # 1: this rank is DEAD because its script has ended, without an error
     VIEW = 13  # how far this rank is with a change of the view: see fabric/view.py
+    PAUSE = 14  # 1 + the number of steps after which this rank can pause for a newcomer: see transport/pausing.py
+    JOINED = 15  # 1 + the number of steps after which the last newcomer joined this rank's view, or this rank joined
 
 
 class State(IntEnum):
@@ -97,7 +99,7 @@ class Freeze(IntEnum):
 class View(NamedTuple):
     """The members of a job: the replicas that train together.
 
-    number: how often the members have changed. members: ranks, in order.
+    number: how often the members have changed; in a synchronous method, how many have died. members: ranks, in order.
     """
 
     number: int
