@@ -314,10 +314,13 @@ def _divide_again(trainer: Trainer, stopped: dict[int, tuple[int, int]], work: d
     sampler, at = trainer.sampler, trainer.progress
     places = work.get("members", range(work.get("replicas", len(stopped))))  # the ranks among which it was divided
     epochs, batches = {epoch for epoch, _ in stopped.values()}, {rank: batch for rank, (_, batch) in stopped.items()}
-    if len(epochs) > 1 or sampler.own is not None or not set(stopped) <= set(places) or not any(batches.values()):
+    if len(epochs) > 1 or sampler.own is not None or not set(stopped) <= set(places):
         return
-    [at.epoch] = epochs
-    earlier = work.get("parts", []) if work.get("epoch") == at.epoch else []
+    [epoch] = epochs
+    earlier = work.get("parts", []) if work.get("epoch") == epoch else []
+    if not earlier and not any(batches.values()):
+        return
+    at.epoch = epoch
     last = min(batches.values())
     batch = sampler.divide_again(at.epoch, [*earlier, [batches.get(rank, last) for rank in places]])
     at.epoch, at.batch = (at.epoch, batch) if batch < len(sampler) else (at.epoch + 1, 0)
