@@ -353,7 +353,7 @@ class Fabric:
         if self.aborted():
             raise Aborted
         self.transport.poll_service()
-        if boundary.stops(self, steps) if synchronous else self.stopping():
+        if boundary.stops(self.transport, steps, self.agreed_stop) if synchronous else self.stopping():
             return False
         self.step = steps + 1
         self.set_status(Column.STEP, self.step)

@@ -8,29 +8,27 @@ max(s). In the same way they agree on a pause for a newcomer (comm/transport/pau
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from minidl.comm.transport import pausing
-
-if TYPE_CHECKING:
-    from minidl.comm.fabric.base import Fabric
+from minidl.comm.transport.base import Transport
 
 
-def stops(fabric: Fabric, steps: int) -> bool:
+def stops(transport: Transport, steps: int, agreed_stop: Callable[[], float | None]) -> bool:
     """Return whether this replica stops after these completed steps. Raises Pause if all pause now.
 
+    agreed_stop: returns the last step, or None if it is not agreed yet.
     While it waits for one agreement, others may ask for the other one. It takes part in both, so none waits for it.
     """
-    transport = fabric.transport
     pause: float | None = None
     stop: float | None = None
     while True:
         pausing.consider(transport)
         if pause is None and pausing.wanted(transport):
-            pause = fabric.wait(lambda: pausing.agreed(transport), (), "the agreement on a step for a newcomer")
-        elif stop is None and fabric.stopping():
+            pause = transport.wait(lambda: pausing.agreed(transport), (), "the agreement on a step for a newcomer")
+        elif stop is None and transport.stopping():
             transport.consider_stopping()
-            stop = fabric.wait(fabric.agreed_stop, (), "the agreement on the last step")
+            stop = transport.wait(agreed_stop, (), "the agreement on the last step")
         else:
             break
     if pause is not None and steps >= pause:

@@ -13,39 +13,54 @@ Numbers up to 1 + `Transport.paused` are from an earlier pause. After a pause, t
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import numpy as np
 
 from minidl.comm.transport.messages import Column, State
-
-if TYPE_CHECKING:
-    from minidl.comm.transport.base import Transport
 
 
 class Pause(Exception):
     """All members pause before the next step."""
 
 
-def consider(transport: Transport) -> None:
+class Member(Protocol):
+    """The parts of a Transport that this file uses."""
+
+    rank: int
+    status: np.ndarray
+    step: int
+    paused: int
+    fail_fast: bool
+
+    def set_status(self, column: Column, value: float) -> None: ...
+
+    def state(self, peer: int) -> State: ...
+
+    def survivors(self) -> list[int]: ...
+
+
+def consider(member: Member) -> None:
     """If a newcomer waits, or another member wants a pause, write the number of this rank."""
-    if not transport.fail_fast or transport.step <= transport.paused or wanted(transport):
+    if not member.fail_fast or member.step <= member.paused or wanted(member):
         return
-    status = transport.status
-    if (status[:, Column.STATE] == State.ARRIVED).any() or status[:, Column.PAUSE].max() > 1 + transport.paused:
-        transport.set_status(Column.PAUSE, 1 + transport.step)
+    status = member.status
+    if (status[:, Column.STATE] == State.ARRIVED).any() or status[:, Column.PAUSE].max() > 1 + member.paused:
+        member.set_status(Column.PAUSE, 1 + member.step)
 
 
-def wanted(transport: Transport) -> bool:
+def wanted(member: Member) -> bool:
     """Return whether this rank has written a number for the next pause."""
-    return bool(transport.status[transport.rank, Column.PAUSE] > 1 + transport.paused)
+    return bool(member.status[member.rank, Column.PAUSE] > 1 + member.paused)
 
 
-def agreed(transport: Transport) -> float | None:
+def agreed(member: Member) -> float | None:
     """Return the step after which all pause, or None while a member may still begin another one.
 
     Infinity: there is no pause, because a member has stopped training before it noticed the newcomer. Then all stop.
     """
-    numbers = {rank: transport.status[rank, Column.PAUSE] for rank in transport.survivors()}
-    late = [rank for rank, number in numbers.items() if number <= 1 + transport.paused]
-    if any(transport.state(rank) >= State.PAUSED for rank in late):
+    numbers = {rank: member.status[rank, Column.PAUSE] for rank in member.survivors()}
+    late = [rank for rank, number in numbers.items() if number <= 1 + member.paused]
+    if any(member.state(rank) >= State.PAUSED for rank in late):
         return inf
     return None if late else float(max(numbers.values())) - 1
