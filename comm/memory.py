@@ -32,7 +32,7 @@ HEADER, ROW = 8, 24  # lengths in words
 COLUMNS = ROW - 4  # maximum number of columns of the status table, with which a row begins
 CLAIMS, TRUST, HEARD, LAYOUT = range(COLUMNS, ROW)  # indices of the other words of a row
 # Values of messages.py's Column, State, Trust and Freeze, which the launcher does not import.
-STATE, STEP, STALL, PATIENCE, INCARNATION, ENDED, SERVER = 0, 1, 7, 8, 10, 12, 14
+STATE, STEP, STALL, PATIENCE, INCARNATION, ENDED, JOINED, SERVER = 0, 1, 7, 8, 10, 12, 15, 16
 JOINING, READY, TRAINING, PAUSED, FINISHED, DEAD, LEFT, COMING = 0, 1, 2, 3, 4, 5, 9, 10
 TRUSTED, SUSPECTED, CONDEMNED = 0, 1, 2
 WAIT, LEAVE_OUT, KILL = 0, 1, 2

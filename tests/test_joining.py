@@ -148,18 +148,25 @@ def test_a_run_that_stops_ends_the_newcomers(command: Command) -> None:  # noqa:
     assert is_gone(newcomer) and not holders(inode) and not (run.folder / FILE).exists()
 
 
-def test_a_synchronous_method_takes_a_newcomer_and_goes_on_after_its_death(command: Command) -> None:  # noqa: F811
+def test_a_synchronous_method_takes_a_newcomer_and_another_one_in_its_place(command: Command) -> None:  # noqa: F811
+    """The place is filled again before the others have noticed the death."""
     run = Run(command, "--method", "allreduce", "--on-death", "continue", "--max-workers", "3", "--epochs", "8",
               "--quiet")  # fmt: skip
-    run.suspend(0, 1)
-    joiner = run.join()
-    run.wait_for(2, State.ARRIVED)
-    run.wake(0, 1)
-    code, words = said(joiner)
-    assert code == 0 and "has joined run" in words
-    run.kill(2)
+    for joins in (1, 2):
+        run.suspend(0, 1)
+        if joins == 2:
+            run.kill(2)
+            eventually(lambda: run.state(2) is State.DEAD, "replica 2 is not dead")
+        joiner = run.join()
+        run.wait_for(2, State.ARRIVED)
+        run.wake(0, 1)
+        code, words = said(joiner)
+        assert code == 0 and "has joined run" in words
     code, errors = run.finish()
     assert code == 0, errors
     assert "minidl: replica 2 died; the other 2 go on from step" in errors
     summary = json.loads((run.folder / "summary.json").read_text())
-    assert summary["replicas_alive"] == 2 and summary["consensus_distance"] == 0.0 and summary["epochs"] == 8
+    assert summary["replicas_alive"] == 3 and summary["consensus_distance"] == 0.0 and summary["epochs"] == 8
+    entries = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    changes = [(entry["joined"], entry["died"]) for entry in entries if entry["event"] == "members"]
+    assert changes == [([2], []), ([], [2]), ([2], [])]

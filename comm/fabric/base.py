@@ -29,6 +29,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from minidl.comm.claims import Claims
+from minidl.comm.fabric import boundary
 from minidl.comm.fabric.group import Group
 from minidl.comm.fabric.service import Call, Handler, Service, receive
 from minidl.comm.stats import Stats
@@ -49,6 +50,7 @@ from minidl.comm.transport.messages import (
     Trust,
     View,
 )
+from minidl.comm.transport.pausing import Pause
 from minidl.errors import AbortedError as Aborted
 
 T = TypeVar("T")
@@ -167,6 +169,11 @@ class Fabric:
             if not first or members != self.view.members:
                 self.view = View(self.view.number + 1, members)
         return self.view
+
+    def adopt(self, view: View) -> None:
+        """Continue with the members of this view, on which all have agreed. No message of an earlier one is left."""
+        self.view, self.replicas = view, view.members
+        self._groups.clear()  # a newcomer in the place of a dead rank makes the group of another view
 
     # -- messages, none lost -----------------------------------------------------------------------------
 
@@ -339,21 +346,15 @@ class Fabric:
     def begin_step(self, steps: int, synchronous: bool) -> bool:
         """Begin a step after `steps` completed steps. Returns False if the replica must stop instead.
 
-        synchronous: all replicas must stop after the same step, because none can finish a step without its neighbours.
-        But they notice the request to stop in different steps. A replica that notices it writes 1 + s into the status
-        table, where s is the number of the step that it began last. Before its next step, it waits until no entry is 0.
-        All replicas stop after step number max(s). Raises Aborted if another rank has failed.
+        synchronous: all replicas stop, or pause for a newcomer, after the same step (boundary.py). Raises Pause in the
+        second case. Raises Aborted if another rank has failed.
         Also answers the requests that have arrived, if a service is registered.
         """
         if self.aborted():
             raise Aborted
         self.transport.poll_service()
-        if self.stopping():
-            if not synchronous:
-                return False
-            self.transport.consider_stopping()
-            if steps >= self.wait(self.agreed_stop, (), "the agreement on the last step"):
-                return False
+        if boundary.stops(self.transport, steps, self.agreed_stop) if synchronous else self.stopping():
+            return False
         self.step = steps + 1
         self.set_status(Column.STEP, self.step)
         return True
@@ -377,6 +378,7 @@ __all__ = [
     "Group",
     "Header",
     "Message",
+    "Pause",
     "PeerLost",
     "Pending",
     "Slot",

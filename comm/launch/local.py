@@ -230,7 +230,9 @@ class ProcessGroup:
         if 0 < wanted <= len(free) and not words[memory.STOP] and not words[memory.ABORT]:
             for rank in free[:wanted]:
                 for word in range(memory.ROW):
-                    if word != memory.STATE:  # DEAD, until the newcomer has dropped what a dead rank has left
+                    # STATE is DEAD until the newcomer has dropped what a dead rank has left. JOINED tells the others
+                    # whether the dead rank took in a newcomer, of which they may not know (training/regroup.py).
+                    if word not in (memory.STATE, memory.JOINED):
                         words[memory.at(rank, word)] = 0
                 words[memory.NEWCOMERS] += 1
                 self.numbers[memory.at(rank, memory.INCARNATION)] = words[memory.NEWCOMERS]

@@ -17,6 +17,7 @@ import numpy as np
 from minidl.comm import memory
 from minidl.comm.claims import Claims
 from minidl.comm.stats import Stats, concurrent
+from minidl.comm.transport import pausing
 from minidl.comm.transport.messages import (
     ANY,
     BufferSpec,
@@ -68,7 +69,7 @@ class Transport(ABC):
         self.stop_wanted = False  # whether a signal requested a stop
         self.interrupted: Callable[[], bool] = lambda: False  # whether this process has received such a signal
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
-        self.step = 0
+        self.step = self.paused = 0  # the step begun last; the step after which the members changed last
         self.service: Callable[[], bool] | None = None  # see `Fabric.register`
         self.interrupt: Callable[[], None] | None = None  # `wait` calls it repeatedly: what it raises ends the wait
 
@@ -179,7 +180,7 @@ class Transport(ABC):
 
     @abstractmethod
     def delivered(self) -> bool:
-        """Return whether every message of this rank has been received and released, or its receiver is dead."""
+        """Return whether every message of this rank to a member has been received and released."""
 
     def drop_messages(self) -> None:
         """Release all messages that have arrived for this rank."""
@@ -325,6 +326,7 @@ class Transport(ABC):
             if self.aborted():
                 raise Aborted
             self.consider_stopping()
+            pausing.consider(self)
             if self.interrupt:
                 self.interrupt()
             if self.on_freeze:

@@ -115,8 +115,9 @@ class MailboxTransport(Transport):
         return self.mailbox.latest(peer)
 
     def delivered(self) -> bool:
-        alive = self.status[:, Column.STATE] != State.DEAD
-        return not any(cells[alive, self.rank].any() for cells in self.mailbox.cells)
+        states = self.status[:, Column.STATE]
+        members = (states != State.DEAD) & (states < State.COMING)
+        return not any(cells[members, self.rank].any() for cells in self.mailbox.cells)
 
     def drop_messages(self) -> None:
         for channel in Channel:

@@ -61,7 +61,9 @@ class Column(IntEnum):
     EPOCH = 11  # epochs that this rank has finished
     ENDED = 12  # 1: this rank is DEAD because its script has ended, without an error
     VIEW = 13  # how far this rank is with a change of the view: see fabric/view.py
-    SERVER = 14  # 1: this rank is a server, which no other rank can replace
+    PAUSE = 14  # 1 + the number of steps after which this rank can pause for a newcomer: see transport/pausing.py
+    JOINED = 15  # 1 + the number of steps after which the last newcomer joined this rank's view, or this rank joined
+    SERVER = 16  # 1: this rank is a server, which no other rank can replace
 
 
 class State(IntEnum):
@@ -103,7 +105,7 @@ class Freeze(IntEnum):
 class View(NamedTuple):
     """The members of a job: the replicas that train together.
 
-    number: how often the members have changed. members: ranks, in order.
+    number: how often the members have changed; in a synchronous method, how many have died. members: ranks, in order.
     """
 
     number: int

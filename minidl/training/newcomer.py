@@ -13,9 +13,9 @@ its offer (ARRIVED -> COMING) and trains on. When the newcomer wakes, it drops w
 the leader dies, the newcomer asks the next one. Each message contains the number of the attempt. Each change of the
 newcomer's state is atomic (`change_state`), so both agree on whether the newcomer is a member.
 
-In a synchronous method, the leader admits newcomers at the end of an epoch, while all others wait for it. When all have
-passed this barrier, they see the same new members, and divide the next epoch among all (regroup.py). The newcomer waits
-for the leader's new view.
+In a synchronous method, all members pause after the same step, and the leader admits one newcomer (regroup.py). The
+newcomer also takes the plan with which all go on. It waits until a member has written into the status table that it
+follows this plan. If a member dies meanwhile, the others may go on without the newcomer, which then asks again.
 
 No replica misses a member at the end of the run. Only a leader that trains admits newcomers, and it goes on only when
 they are TRAINING. A replica that has finished waits for the leader's last message (`Fabric.drain`), or for the server,
@@ -33,12 +33,14 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, PeerLost, State, View
+from minidl.comm.fabric.base import ANY, Channel, Column, Fabric, Header, Message, PeerLost, State
 from minidl.comm.fabric.group import CHUNK, chunks
 from minidl.data.sampler import replica_seed
 from minidl.errors import ConfigError, MinidlError
 from minidl.nn import set_random_state
 from minidl.run.progress import Progress
+from minidl.training import regroup
+from minidl.training.regroup import Plan
 from minidl.training.replica_state import METHOD, ReplicaState, own_state, restore_replica
 from minidl.training.trainer import Trainer
 from minidl.training.vectors import packed
@@ -58,6 +60,7 @@ class Withdrawn(Exception):
 def admit(trainer: Trainer, folder: Path, facts: Mapping[str, object]) -> list[int]:
     """Before a step of the leader: make the newcomers that have arrived members. Return their ranks.
 
+    With a synchronous method, when all have paused: admit one of them.
     folder: of the run. facts: what all ranks have in common (agreement.py).
     """
     fabric = trainer.fabric
@@ -68,6 +71,8 @@ def admit(trainer: Trainer, folder: Path, facts: Mapping[str, object]) -> list[i
     for rank in arrived.tolist():
         if _give(trainer, rank, admitted, folder, facts):
             admitted.append(rank)
+            if trainer.method.synchronous:
+                break
     return admitted
 
 
@@ -84,8 +89,8 @@ def _give(trainer: Trainer, rank: int, others: Sequence[int], folder: Path, fact
         "facts": {name: str(value) for name, value in facts.items()},
         "folder": str(folder),
         "members": [*fabric.survivors(), *others],
-        "view": fabric.view.number,
         "work": _work(trainer),
+        "plan": regroup.with_newcomer(trainer, rank).described() if trainer.method.synchronous else None,
         "numbers": state.numbers | {"method": numbers, "progress": asdict(trainer.progress)},
     }
     try:
@@ -95,6 +100,9 @@ def _give(trainer: Trainer, rank: int, others: Sequence[int], folder: Path, fact
         _until(fabric, rank, lambda: fabric.state(rank) is not State.ARRIVED)
     except Withdrawn:
         pass
+    except PeerLost:  # a member has died: the others regroup first
+        fabric.change_state(rank, State.ARRIVED, State.COMING)
+        raise
     if fabric.change_state(rank, State.ARRIVED, State.COMING) or not fabric.alive(rank):
         return False
     trainer.method.accepted(vectors)
@@ -152,37 +160,40 @@ def become_member(trainer: Trainer, facts: Mapping[str, object]) -> Path:
             vectors = {name: _receive(fabric, sender, vector) for name, vector in own.vectors.items()}
         except (Withdrawn, PeerLost):
             continue
+        plan = text["plan"] and Plan.read(text["plan"])
         fabric.set_status(Column.EPOCH, text["numbers"]["progress"]["epoch"])
-        if fabric.change_state(fabric.rank, State.ARRIVED, State.TRAINING):
+        if not fabric.change_state(fabric.rank, State.ARRIVED, State.TRAINING):
+            continue
+        fabric.set_status(Column.STEP, 0)
+        if plan is None or _is_taken_in(fabric, plan):
             break
-    fabric.set_status(Column.STEP, 0)
-    try:
-        if not fabric.alive(sender):  # others may have finished without this replica: see above
-            raise PeerLost(sender, WHAT)
-        if trainer.method.synchronous:
-            _wait_for_view(fabric, sender, text)
-    except PeerLost:
+    if plan is not None:
+        fabric.set_status(Column.JOINED, 1 + plan.step)
+        fabric.fail_fast = True
+    elif not fabric.alive(sender):  # others may have finished without this replica: see above
         fabric.set_status(Column.STATE, State.COMING)
-        raise MinidlError(f"replica {sender} died while it sent its state to this one, which does not join") from None
+        raise MinidlError(f"replica {sender} died while it sent its state to this one, which does not join")
     fabric.newcomer = False
     fabric.set_status(Column.STATE, State.TRAINING)  # in addition, this binds the process to its cores
-    fabric.look()
-    _take_over(trainer, ReplicaState(fabric.rank, vectors, text["numbers"]), text)
+    _take_over(trainer, ReplicaState(fabric.rank, vectors, text["numbers"]), text["work"], plan)
     return Path(text["folder"])
 
 
-def _wait_for_view(fabric: Fabric, leader: int, text: Mapping[str, Any]) -> None:
-    """In a synchronous method, wait until all members have ended the epoch, and count this replica as a member.
+def _is_taken_in(fabric: Fabric, plan: Plan) -> bool:
+    """Wait until the members follow the plan, in which this replica is a member, or go on without it."""
+    others = [rank for rank in plan.view.members if rank != fabric.rank]
 
-    Raises PeerLost if the leader dies before.
-    """
-    reached = lambda: fabric.status[leader, Column.VIEW] > 2 * text["view"] + 1 or None  # noqa: E731
-    fabric.wait(reached, (leader,), "the end of an epoch")
-    fabric.replicas = tuple(text["members"])
-    fabric.transport.include_newcomers()
-    fabric.view = View(int(fabric.status[leader, Column.VIEW]) // 2, fabric.replicas)
-    fabric.set_status(Column.VIEW, fabric.status[leader, Column.VIEW])
-    fabric.fail_fast = True
+    def decided() -> bool | None:
+        live = [rank for rank in others if fabric.alive(rank)]
+        views = fabric.status[live, Column.VIEW]
+        # A member with an odd number has begun another view. Then no member applies the plan any more.
+        over = ((views % 2 == 1) & (views > 2 * plan.view.number + 1)).any()
+        ends = not live or any(fabric.state(rank) >= State.PAUSED for rank in live)
+        if (fabric.status[others, Column.JOINED] == 1 + plan.step).any():  # look at this after the rest
+            return True
+        return False if over or ends else None
+
+    return fabric.wait(decided, (), "the others to take it in")
 
 
 def _receive_text(fabric: Fabric, facts: Mapping[str, object]) -> tuple[int, dict[str, Any]]:
@@ -223,18 +234,17 @@ def _next(fabric: Fabric, peer: int) -> Message:
     return fabric.wait(arrived, () if peer == ANY else (peer,), WHAT)
 
 
-def _take_over(trainer: Trainer, state: ReplicaState, text: Mapping[str, Any]) -> None:
+def _take_over(trainer: Trainer, state: ReplicaState, work: Mapping[str, Any] | None, plan: Plan | None) -> None:
     """Continue with the state of another replica, as a replica that has made no step of the present epoch."""
-    fabric, work = trainer.fabric, text["work"]
-    if work is None:
-        trainer.share_work()
-        trainer.plan()
-    else:
-        trainer.go_on_with(work["total"], work["first"], work["left"])
+    fabric, replica = trainer.fabric, trainer.replica
     restore_replica(trainer, state)
     fresh = {"batch": 0, "loss_sum": 0.0, "correct": 0, "images": 0, "timed_images": 0, "timed_seconds": 0.0}
-    at = trainer.progress = Progress(**state.numbers["progress"] | fresh)
-    if work is None and not trainer.config.steps:
-        at.shift = at.step - at.epoch * len(trainer.sampler)
+    trainer.progress = Progress(**state.numbers["progress"] | fresh)
+    if plan is not None:
+        regroup.follow(trainer, plan)
+    elif work is not None:
+        fabric.look()
+        trainer.go_on_with(work["total"], work["first"], work["left"])
     number = fabric.size + int(fabric.status[fabric.rank, Column.INCARNATION])
-    set_random_state({"seed": replica_seed(trainer.config.seed, number), "offset": 0})
+    replica.random = {"seed": replica_seed(trainer.config.seed, number), "offset": 0}
+    set_random_state(replica.random)

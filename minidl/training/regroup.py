@@ -1,6 +1,6 @@
-"""A replica of a synchronous method dies, and the others go on together (--on-death continue).
+"""The members of a synchronous method change: a replica dies (--on-death continue), or a newcomer joins.
 
-Each of the others notices the death where it waits, or before its next step, and regroups:
+After a death, each of the others notices the death where it waits, or before its next step, and regroups:
 
     enter      all leave what they were doing, and no message of it is left (comm/fabric/view.py)
     report     each tells the others its position: a sum of vectors in the new group
@@ -17,14 +17,26 @@ barrier leaves the training. Then all others know, by its state, that the traini
 
 An interrupted end of an epoch is repeated by all, unless the leader has saved the epoch. The batches of a dead replica
 that the others do not know of are trained again.
+
+A newcomer joins between two steps:
+
+    pause      all have noticed the newcomer, and pause after the same step (comm/transport/pausing.py)
+    admit      the leader gives the newcomer its state, and the plan with which all will go on (newcomer.py)
+    tell       it tells the others the new members. Each computes the same plan
+    barrier    all know the plan
+    apply      each writes into the status table that it takes in the newcomer, divides the rest of the epoch among the
+               new members, and trains on
+
+If a replica dies meanwhile, some may have passed the barrier, and the others not. When all have left the old view, none
+applies the plan any more, so the others see in the status table whether to apply it before they regroup.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,24 +79,38 @@ class Plan(NamedTuple):
     done: Fraction
     parts: list[list[int]]
 
+    def described(self) -> dict[str, Any]:
+        """Return the plan for JSON."""
+        return self._asdict() | {"view": list(self.view), "done": str(self.done)}
 
-def train(trainer: Trainer, handle: Callable[[Entry], None]) -> None:
+    @classmethod
+    def read(cls, described: Mapping[str, Any]) -> Plan:
+        """Return the plan that `described` has described."""
+        number, members = described["view"]
+        return cls(**{**described, "view": View(number, tuple(members)), "done": Fraction(described["done"])})
+
+
+def train(trainer: Trainer, handle: Callable[[Entry], None], admit: Callable[[], list[int]] = list) -> None:
     """Train to the end of the run: call `handle` with each entry of `Trainer.run`.
 
-    With --on-death continue, the training goes on after deaths. An entry "members" then tells handle() who goes on.
+    With --on-death continue, the training goes on after deaths. admit: called by all when they pause. In the leader, it
+    gives its state to newcomers (newcomer.py), and returns the one that has taken it, if any. After each change of the
+    members, an entry "members" tells handle() who goes on.
     Raises what `Trainer.run` raises, and PeerLost if the training cannot go on or is being stopped anyway.
     """
     fabric, regrouping = trainer.fabric, Regrouping(trainer)
     while True:
         try:
             for entry in trainer.run():
+                if entry["event"] == "pause":
+                    if regrouping.include_newcomer(admit()):
+                        handle(regrouping.entry())
+                    continue
                 handle(entry)
                 if trainer.regroups and entry["event"] == "epoch":
                     regrouping.saved = fabric.rank == fabric.leader and not trainer.finished
                     fabric.barrier()
                     regrouping.saved = False
-                if entry["event"] == "epoch" and trainer.method.synchronous and not trainer.finished:
-                    regrouping.include_newcomers()
             return
         except PeerLost as lost:
             if not trainer.regroups or fabric.stopping():
@@ -103,17 +129,19 @@ class Regrouping:
         self.start = self._report()  # of each member, when the view began
         self.planned: Plan | None = None  # the last plan
         self.died: list[int] = []  # in the last change
+        self.joined: list[int] = []
 
     def regroup(self, lost: PeerLost) -> bool:
         """Go on without the dead replicas. Returns False if all replicas have completed the training.
 
         Raises PeerLost if others have ended the training earlier, or if the method needs more replicas.
         """
-        before = self.view.members
+        before = list(self.view.members)
         while True:
             try:
                 if not self._enter():
                     break
+                before += [rank for rank in self.view.members if rank not in before]
                 reports = self._take_over(self._reports())
                 self.planned = self._plan(reports)
                 refused = self._refusal(before)
@@ -126,33 +154,58 @@ class Regrouping:
             if refused is not None:
                 raise refused
             self._apply(self.planned)
-            self.died = [rank for rank in before if rank not in self.view.members]
+            self.died, self.joined = [rank for rank in before if rank not in self.view.members], []
             self._tell()
             return True
         if not self.trainer.finished:
             raise lost
         return False
 
-    def include_newcomers(self) -> None:
-        """After an epoch: go on with the newcomers that the leader has admitted (newcomer.py), if there are any."""
-        fabric, at = self.fabric, self.trainer.progress
-        fabric.transport.include_newcomers()
-        if new := len({*fabric.replicas} - {*self.view.members}):
-            self.trainer.before_end = None  # all have ended the epoch
-            self._apply(Plan(View(self.view.number + new, fabric.replicas), at.epoch, at.step, at.step - at.shift,
-                             Fraction(0), []))  # fmt: skip
-            fabric.set_status(Column.VIEW, 2 * self.view.number + 1)
+    def include_newcomer(self, admitted: Sequence[int]) -> bool:
+        """All members have paused after the same step: go on with the newcomer that the leader has admitted, if any.
+
+        admitted: its rank, in the leader. Raises PeerLost if a member dies meanwhile.
+        """
+        fabric = self.fabric
+        places = np.zeros(fabric.size)  # of the new members, from 1
+        for newcomer in admitted:
+            members = with_newcomer(self.trainer, newcomer).view.members
+            places[list(members)] = range(1, 1 + len(members))
+        fabric.allreduce(places)
+        fabric.transport.paused = self.trainer.progress.step
+        if not places.any():
+            return False
+        members = tuple(sorted(np.flatnonzero(places).tolist(), key=lambda rank: places[rank]))
+        self.planned = _planned(self.trainer, members)
+        fabric.barrier()
+        self._take_in()
+        return True
+
+    def _take_in(self) -> None:
+        """Apply the plan with a newcomer. From now on it is a member, also if this replica dies."""
+        assert self.planned is not None
+        self.died, self.joined = [], [rank for rank in self.planned.view.members if rank not in self.view.members]
+        self.fabric.set_status(Column.JOINED, 1 + self.planned.step)
+        self._apply(self.planned)
 
     def entry(self) -> Entry:
         """Return the line of metrics.jsonl about the last change."""
         at = self.trainer.progress
         return {"event": "members", "step": at.step, "epoch": at.epoch, "members": list(self.view.members),
-                "died": self.died}  # fmt: skip
+                "died": self.died, "joined": self.joined}  # fmt: skip
 
     def _enter(self) -> bool:
-        before, fabric = self.view, self.fabric
-        fabric.replicas = tuple(rank for rank in before.members if fabric.alive(rank))
-        return view.enter(fabric, before.number + len(before.members) - len(fabric.replicas))
+        """Leave the old view, together with all who live. Returns False if others have stopped training."""
+        fabric = self.fabric
+        while True:
+            members = self.view.members
+            fabric.replicas = tuple(rank for rank in members if fabric.alive(rank))
+            number = self.view.number + len(members) - len(fabric.replicas)
+            if not view.leave(fabric, number):
+                return False
+            if fabric.status[list(members), Column.JOINED].max() == fabric.status[fabric.rank, Column.JOINED]:
+                return view.begin(fabric, number)
+            self._take_in()  # another member has done so
 
     # -- the agreement -----------------------------------------------------------------------------------
 
@@ -219,7 +272,7 @@ class Regrouping:
         return Plan(
             View(number, members), epoch, max(report.step for report in every),
             sum(report.step for report in every) // len(every) - trainer.progress.shift,
-            Fraction(sum(batches), len(batches) * len(sampler)), [*earlier, counts] if any(counts) else [],
+            Fraction(sum(batches), len(batches) * len(sampler)), [*earlier, counts] if earlier or any(counts) else [],
         )  # fmt: skip
 
     def _refusal(self, before: Sequence[int]) -> PeerLost | None:
@@ -236,21 +289,10 @@ class Regrouping:
 
     def _apply(self, plan: Plan) -> None:
         """Continue as planned, among the members of the new view."""
-        trainer, fabric = self.trainer, self.fabric
-        trainer.end_interrupted_step(completed=False)
-        trainer.return_before_end()
-        self.view = fabric.view = plan.view
-        fabric.replicas, self.saved = plan.view.members, False
-        trainer.share_work()
-        trainer.plan()
-        at, sampler = trainer.progress, trainer.sampler
-        at.epoch, at.step, at.batch = plan.epoch, plan.step, int(plan.done * len(sampler))
-        if plan.parts and (trainer.config.shards or "iid") == "iid":
-            at.batch = sampler.divide_again(plan.epoch, plan.parts)
-        at.shift = at.step - (plan.made if trainer.config.steps else at.epoch * len(sampler) + at.batch)
-        if at.images > at.batch * sampler.batch_size:  # it has trained more than its part of the work so far
-            at.loss_sum, at.correct, at.images = 0.0, 0, 0
-        trainer.replica.steps = at.step
+        self.trainer.end_interrupted_step(completed=False)
+        self.trainer.return_before_end()
+        self.view, self.saved = plan.view, False
+        follow(self.trainer, plan)
         self.start = self._report()
 
     def _tell(self) -> None:
@@ -259,6 +301,37 @@ class Regrouping:
             others = f"the other {left} go" if left > 1 else f"replica {self.fabric.rank} goes"
             print(f"minidl: {_named(self.died)} died; {others} on from step {self.trainer.progress.step:,}",
                   file=sys.stderr, flush=True)  # fmt: skip
+
+
+def follow(trainer: Trainer, plan: Plan) -> None:
+    """Continue as planned, among the members of the new view."""
+    trainer.fabric.adopt(plan.view)
+    trainer.fabric.transport.paused = plan.step
+    trainer.share_work()
+    trainer.plan()
+    at, sampler = trainer.progress, trainer.sampler
+    at.epoch, at.step, at.batch = plan.epoch, plan.step, int(plan.done * len(sampler))
+    if plan.parts and (trainer.config.shards or "iid") == "iid":
+        at.batch = sampler.divide_again(plan.epoch, plan.parts)
+    at.shift = at.step - (plan.made if trainer.config.steps else at.epoch * len(sampler) + at.batch)
+    if at.images > at.batch * sampler.batch_size:  # it has trained more than its part of the work so far
+        at.loss_sum, at.correct, at.images = 0.0, 0, 0
+    trainer.replica.steps = at.step
+
+
+def with_newcomer(trainer: Trainer, rank: int) -> Plan:
+    """Return the plan for the members and a newcomer, after a step that all members have completed."""
+    came = trainer.fabric.status[:, Column.INCARNATION]
+    return _planned(trainer, sorted((*trainer.fabric.view.members, rank), key=lambda one: (came[one], one)))
+
+
+def _planned(trainer: Trainer, members: Sequence[int]) -> Plan:
+    at, sampler, before = trainer.progress, trainer.sampler, trainer.fabric.view
+    parts = [*sampler.interrupted[1]] if sampler.interrupted[0] == at.epoch else []
+    if parts or at.batch:
+        parts.append([at.batch] * len(before.members))
+    return Plan(View(before.number, tuple(members)), at.epoch, at.step, at.step - at.shift,
+                Fraction(at.batch, len(sampler)), parts)  # fmt: skip
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -215,8 +215,8 @@ def _require_work(trainer: Trainer, state: dict[str, Any], then: Config) -> int:
         if max(map(max, counts), default=0) > len(trainer.sampler.data.y_train) or epoch > state["progress"]["epoch"]:
             raise Mismatch(f"work.parts is {counts} in epoch {epoch}")
         members = work.get("members")
-        if members is not None and (len(members) != work["replicas"] or members != sorted(set(members))):
-            raise Mismatch(f"work.members is {members[:8]}; expected {work['replicas']} ranks in order")
+        if members is not None and not len(members) == len(set(members)) == work["replicas"]:
+            raise Mismatch(f"work.members is {members[:8]}; expected {work['replicas']} different ranks")
         return 0
     if "total" not in work:
         raise Mismatch(f"it does not say which batches are left, which replicas of {then.method} claim one by one")
@@ -314,10 +314,13 @@ def _divide_again(trainer: Trainer, stopped: dict[int, tuple[int, int]], work: d
     sampler, at = trainer.sampler, trainer.progress
     places = work.get("members", range(work.get("replicas", len(stopped))))  # the ranks among which it was divided
     epochs, batches = {epoch for epoch, _ in stopped.values()}, {rank: batch for rank, (_, batch) in stopped.items()}
-    if len(epochs) > 1 or sampler.own is not None or not set(stopped) <= set(places) or not any(batches.values()):
+    if len(epochs) > 1 or sampler.own is not None or not set(stopped) <= set(places):
         return
-    [at.epoch] = epochs
-    earlier = work.get("parts", []) if work.get("epoch") == at.epoch else []
+    [epoch] = epochs
+    earlier = work.get("parts", []) if work.get("epoch") == epoch else []
+    if not earlier and not any(batches.values()):
+        return
+    at.epoch = epoch
     last = min(batches.values())
     batch = sampler.divide_again(at.epoch, [*earlier, [batches.get(rank, last) for rank in places]])
     at.epoch, at.batch = (at.epoch, batch) if batch < len(sampler) else (at.epoch + 1, 0)

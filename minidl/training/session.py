@@ -104,7 +104,7 @@ class Session:
     def check(self) -> None:
         """After a signal, a single replica raises Stopped; one of several asks all to stop (`Fabric.begin_step`).
 
-        The leader also admits newcomers.
+        With an asynchronous method, the leader also admits newcomers.
         """
         if self.fabric.size == 1:
             self.signals.check()
@@ -113,10 +113,12 @@ class Session:
         elif not self.trainer.method.synchronous:
             self._admit()
 
-    def _admit(self) -> None:
-        """Let newcomers join. Only the leader's call has an effect."""
-        for rank in newcomer.admit(self.trainer, self.output.folder, self.facts):
+    def _admit(self) -> list[int]:
+        """Let newcomers join; return their ranks. Only the leader's call has an effect."""
+        admitted = newcomer.admit(self.trainer, self.output.folder, self.facts)
+        for rank in admitted:
             self.display.say(f"replica {rank} has joined")
+        return admitted
 
     def train(self) -> Entry | None:
         """Train, test, and write and return the summary. Replicas other than the leader return None.
@@ -190,7 +192,7 @@ class Session:
         """Train; return the signal or the death that ended training before the last step, or None."""
         output = self.output
         try:
-            regroup.train(self.trainer, self._handle)
+            regroup.train(self.trainer, self._handle, self._admit)
         except (Stopped, JournalError, PeerLost) as reason:
             if isinstance(reason, JournalError) or output.alone:
                 output.save()
@@ -250,7 +252,6 @@ class Session:
                 return
             fabric.led_by = fabric.leader
             output.save_all(lambda members: entry)
-            self._admit()
             if not trainer.regroups:  # else regroup.py does it
                 fabric.barrier()  # all wait for the leader, with their timers stopped
         else:

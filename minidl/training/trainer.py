@@ -11,7 +11,7 @@ import numpy as np
 
 from minidl import schedules
 from minidl.comm import claims
-from minidl.comm.fabric.base import Fabric, PeerLost
+from minidl.comm.fabric.base import Fabric, Pause, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine, Mark, Replica
@@ -116,12 +116,15 @@ class Trainer:
     def run(self) -> Iterator[Entry]:
         """Train to the end. Yields an entry with "event": "step" after each step and "epoch" after each epoch.
 
-        The timer stops while the caller handles an epoch's entry. Raises DivergedError as soon as a loss is not
-        finite, Stopped if the replicas were asked to stop, and PeerLost if this replica needs one that has died.
+        When all members pause, so that a newcomer can join (regroup.py), it yields an entry with "event": "pause".
+        The timer stops while the caller handles the entry of an epoch or of a pause. Raises DivergedError as soon as a
+        loss is not finite, Stopped if the replicas were asked to stop, and PeerLost if this replica needs one that has
+        died.
         """
         now, stats = self.fabric.now, self.fabric.stats
         began = now() - self.progress.seconds
         while not self.finished:
+            paused = False
             stats.start()
             try:
                 for entry in self._steps():
@@ -130,9 +133,12 @@ class Trainer:
             except (Stopped, PeerLost):
                 self.progress.seconds = now() - began
                 raise
+            except Pause:
+                paused = True
             stats.stop()
-            self.before_end = replace(self.progress) if self.regroups else None
-            entry = self._finish_epoch()
+            if not paused:
+                self.before_end = replace(self.progress) if self.regroups else None
+            entry = self._entry("pause") if paused else self._finish_epoch()
             self.progress.seconds = now() - began
             yield entry
             self.before_end = None
