@@ -6,6 +6,7 @@ A fabric (comm/fabric/base.py) contains a transport, and builds everything that 
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -294,10 +295,13 @@ class Transport(ABC):
     # -- time --------------------------------------------------------------------------------------------
 
     def wait(
-        self, ready: Callable[[], T | None], peers: Sequence[int] = (), what: str = "", stall: float = 0.0
-    ) -> T:
+        self, ready: Callable[[], T | None], peers: Sequence[int] = (), what: str = "", stall: float = 0.0,
+        until: float = math.inf,
+    ) -> T:  # fmt: skip
         """Wait until ready() returns a value other than None, and return it. stall: if not 0, replaces `self.stall`.
 
+        until: the time after which ready() no longer returns None, or raises an exception. A simulation needs it,
+        because it calls ready() only when something has happened.
         Meanwhile, answer requests if a service is registered, and have suspected ranks killed (see `fence_suspects`).
         Raises PeerLost if `lost` returns a rank while ready() returns None. Raises Aborted if another rank has failed.
         """

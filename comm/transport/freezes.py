@@ -95,7 +95,7 @@ class Freezes:
         if rank in self.present or rank not in loop.running or loop.status[rank, Column.STATE] == State.DEAD:
             return
         self.present[rank] = Freeze(loop.time, loop.time + seconds, [])
-        loop.at(loop.time + seconds, self._wake, rank)
+        loop.at(loop.time + seconds, self._wake, rank, loop.time)
         if seconds > self.stall:
             loop.at(loop.time + self.stall, self._suspect, rank, loop.time)
 
@@ -109,8 +109,8 @@ class Freezes:
         loop.trust[rank] = Trust.SUSPECTED
         loop.wake_all()
 
-    def _wake(self, rank: int) -> None:
-        if rank in self.present:
+    def _wake(self, rank: int, began: float) -> None:
+        if self._since(rank) == began:
             self.loop.ready.extend(self.present[rank].held)
             self.forget(rank)
 

@@ -96,13 +96,18 @@ class RunOutput:
             yield
         except BaseException:
             if self.run and not self.begun:
-                join.uninvite(self.run.folder)
-                self.run.discard()
+                self.discard()
             raise
         finally:
             if self.run:
                 join.uninvite(self.run.folder)
                 self.run.__exit__()
+
+    def discard(self) -> None:
+        """Remove a new folder: the run has not begun."""
+        if self.run:
+            join.uninvite(self.run.folder)
+            self.run.discard()
 
     def _open(self, leader: int, open_run: Callable[[], RunFolder]) -> str:
         if self.fabric.rank == leader:

@@ -25,7 +25,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from minidl.comm.transport.event_loop import Deadlock
+from minidl.comm.transport.sim import Deadlock, Simulation
 from minidl.errors import DivergedError, MinidlError
 from minidl.run import array_writer, checkpoint, folder
 from minidl.run.config import Config, resolve
@@ -41,7 +41,6 @@ from minidl.training.scenario import (
     MODEL,
     PIECE,
     Cut,
-    Death,
     FullDisk,
     Part,
     PowerCut,
@@ -69,7 +68,7 @@ class Played:
         simulation = run.simulation
         self._hash.update(f"{outcome} {simulation.time} {simulation.happened}".encode())
         self._hash.update(simulation.claims.tobytes())
-        for session in run.sessions:
+        for session in run.sessions.values():
             self._hash.update(session.trainer.replica.theta.tobytes())
 
     @property
@@ -115,11 +114,11 @@ class Player:
         scenario, again = self.scenario, (self.out / "config.toml").exists()
         config = _config({**scenario.options, "out": str(self.out), "workers": part.replicas})
         parts, index = _parts(config.seed, config.optimizer, config.validation)
-        ranks, signals = part.replicas + (scenario.method == "ps"), Signals()
+        ranks, signals = part.replicas + (scenario.method == "ps") + part.places, Signals()
         saved = _guarded(lambda: last_saved(self.out / "checkpoints"))
         begin = saved.seconds() if saved else 0.0
         cluster = scenario.cluster(part, ranks, work_of(config), begin)
-        run = _guarded(lambda: SimulatedRun(config, cluster, ranks, signals, parts, saving=True,
+        run = _guarded(lambda: SimulatedRun(config, cluster, ranks, signals, parts, full=True,
                                             resume=self.out if again else None))  # fmt: skip
         watch = Watch(run, self.accounts, index, again)
         self._arrange(part, run, begin)
@@ -157,8 +156,8 @@ class Player:
         if self.disk.refused:
             return
         require(bool(watch.died), f"{type(error).__name__} without a fault: {error}")
-        servers = set(range(run.simulation.size)) - set(run.replicas)
-        goes_on = not run.synchronous or run.config.on_death == "continue"
+        servers = set(run.simulation.servers)
+        goes_on = not run.synchronous or (run.config.on_death == "continue" and watch.trained)
         needed = not goes_on or not watch.live or servers & watch.died
         require(bool(needed), f"{len(watch.live)} replicas live, and need no others, but the run has ended: {error}")
 
@@ -168,12 +167,9 @@ class Player:
         simulation.at(begin + LONGEST, _too_long, run)
         wrap(simulation, "run", partial(simulation.run, check=partial(_count_events, run)))
         if self.scenario.markers:
-            for transport in simulation.transports:
-                wrap(transport, "native_drain", lambda: None)
+            _use_markers(simulation)
         for fault in part.faults:
             match fault:
-                case Death(time, rank):
-                    simulation.at(begin + time, lambda rank=rank: simulation.die(rank))
                 case PowerCut(time):
                     simulation.at(begin + time, _cut_power, run)
                 case Stop(time, rank):
@@ -185,12 +181,25 @@ class Player:
             _cut_links(run, cuts, begin)
 
 
+def _use_markers(simulation: Simulation) -> None:
+    """Let replicas find out with markers that no message is in flight."""
+    refill = simulation.refill
+
+    def refilled(rank: int) -> None:
+        refill(rank)
+        wrap(simulation.transport(rank), "native_drain", lambda: None)
+
+    wrap(simulation, "refill", refilled)
+    for transport in simulation.transports:
+        wrap(transport, "native_drain", lambda: None)
+
+
 def _stop(run: SimulatedRun, rank: int) -> None:
     """Send a signal to a rank, or to all."""
     if rank < 0:
         run.signals.received = signal.SIGTERM
     else:
-        run.sessions[rank].fabric.stop_wanted = True
+        run.simulation.transport(rank).stop_wanted = True
 
 
 def _cut_power(run: SimulatedRun) -> None:
