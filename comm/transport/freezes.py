@@ -62,7 +62,7 @@ class Freezes:
         self.loop, self.stall = loop, stall
         self.present: dict[int, Freeze] = {}  # by rank
         for time, rank, seconds in planned:
-            loop.at(time, self._freeze, rank, seconds)
+            loop.at(time, lambda rank=rank, seconds=seconds: self.freeze(rank, seconds))
 
     def holds(self, task: Task) -> bool:
         """Return whether a task's rank is frozen. The task then goes on when the rank wakes."""
@@ -90,7 +90,8 @@ class Freezes:
         self.present.pop(rank, None)
         self.loop.trust[rank] = Trust.TRUSTED
 
-    def _freeze(self, rank: int, seconds: float) -> None:
+    def freeze(self, rank: int, seconds: float) -> None:
+        """Stop a rank's process, unless it has ended or is frozen already."""
         loop = self.loop
         if rank in self.present or rank not in loop.running or loop.status[rank, Column.STATE] == State.DEAD:
             return

@@ -56,6 +56,7 @@ class Column(IntEnum):
     EPOCH = 11  # epochs that this rank has finished
     ENDED = 12  # 1: this rank is DEAD because its script has ended, without an error
     VIEW = 13  # how far this rank is with a change of the view: see fabric/view.py
+    RESULT = 14  # the last result that it has received from a leader: see `led` in training/vectors.py
 
 
 class State(IntEnum):

@@ -121,7 +121,7 @@ class Player:
         run = _guarded(lambda: SimulatedRun(config, cluster, ranks, signals, parts, full=True,
                                             resume=self.out if again else None))  # fmt: skip
         watch = Watch(run, self.accounts, index, again)
-        self._arrange(part, run, begin)
+        self._arrange(part, run, watch, begin)
         self.disk.full = False
         self.disk.refused = 0
         outcome = self._outcome(run, watch, again)
@@ -131,7 +131,7 @@ class Player:
 
     def _outcome(self, run: SimulatedRun, watch: Watch, again: bool) -> str:
         try:
-            summary = run.go_on({}) if again else run.begin(lambda: RunFolder.create(run.config))
+            summary = run.go_on({}) if again else run.begin(lambda: RunFolder.create(run.sessions[0].config))
         except Stopped:
             asked = run.signals.received or any(transport.stop_wanted for transport in run.simulation.transports)
             require(bool(asked), "it stopped, but no rank was asked to")
@@ -161,9 +161,13 @@ class Player:
         needed = not goes_on or not watch.live or servers & watch.died
         require(bool(needed), f"{len(watch.live)} replicas live, and need no others, but the run has ended: {error}")
 
-    def _arrange(self, part: Part, run: SimulatedRun, begin: float) -> None:
+    def _arrange(self, part: Part, run: SimulatedRun, watch: Watch, begin: float) -> None:
         """Plan the faults of a part."""
         simulation = run.simulation
+        freeze, most = simulation.freezes.freeze, 10 * run.config.stall
+        # Before the first step, all wait for a frozen rank.
+        wrap(simulation.freezes, "freeze",
+             lambda rank, seconds: freeze(rank, seconds if watch.trained else min(seconds, most)))  # fmt: skip
         simulation.at(begin + LONGEST, _too_long, run)
         wrap(simulation, "run", partial(simulation.run, check=partial(_count_events, run)))
         if self.scenario.markers:
