@@ -147,7 +147,7 @@ class SimTransport(Joining):
             check_size(nbytes, slots, capacity, channel.name)
         way, used = self.on_way[channel], 1 if nbytes and peers else 0  # an empty message needs no memory
         for peer in peers:
-            if peer in way or used > self.free[channel] or not self.alive(peer):
+            if peer in way or used > self.free[channel] or self._is_dead(peer):
                 if channel is MAIL:
                     self.stats.sends_skipped(peer)
                 return None
@@ -315,7 +315,12 @@ class SimTransport(Joining):
         return drained
 
     def delivered(self) -> bool:
-        return not any(self.alive(peer) for way in self.on_way for peer in way)
+        return all(self._is_dead(peer) for way in self.on_way for peer in way)
+
+    def _is_dead(self, peer: int) -> bool:
+        """Return whether a rank gets no messages. A newcomer gets the state of a member before it is one."""
+        return bool(self.simulation.absent) and bool(self.status[peer, STATE] == State.DEAD)
+
 
 class _Started:
     """A function that was passed to `start`, and its result. The function runs in a separate greenlet."""
