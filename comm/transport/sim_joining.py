@@ -78,6 +78,13 @@ class Joining(PublishedStates):
         self.claims.revoke(self.rank)
         self.set_status(Column.STATE, State.COMING)
 
+    def include_newcomers(self) -> None:
+        """See Transport. If the replicas have changed, a condition that this rank waits for may have, too."""
+        before = self.replicas
+        super().include_newcomers()
+        if self.replicas != before:
+            self.simulation.at(self.simulation.time, self.wake)
+
     def take_over(self, old: Joining) -> None:
         """Drop what a dead rank has left in this place. Messages that have arrived remain, except requests."""
         for transport in self.simulation.transports:
