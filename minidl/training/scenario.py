@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidl.comm.cluster import Cluster, Device, Event, FreezeEvent, Group, Link, Stragglers
-from minidl.run.config import JOINABLE
+from minidl.run.config import CLAIMING, JOINABLE
 
 PIECE = 8  # images of a batch
 IMAGES = 48  # of an epoch
@@ -199,8 +199,7 @@ class Drawing:
             parts.append(Part(replicas, tuple(faults)))
         markers = self.happens(0.75)
         if options["method"] in JOINABLE:
-            parts = [self.with_joins(part, servers, lambda part=part: self.moment(options, machines, part.replicas))
-                     for part in parts]  # fmt: skip
+            parts = [self.with_joins(part, options, machines, servers) for part in parts]
         parts = [replace(part, faults=tuple(sorted(self.early(part.faults), key=lambda fault: fault.time)))
                  for part in parts]  # fmt: skip
         return Scenario(self.seed, machines, options, tuple(parts), markers)
@@ -286,12 +285,15 @@ class Drawing:
         return found
 
 
-    def with_joins(self, part: Part, servers: int, moment: Callable[[], float]) -> Part:
-        """Add newcomers, and faults at about the time at which they join. moment: draws a time."""
-        faults, times = [*part.faults], []
+    def with_joins(self, part: Part, options: Mapping[str, Any], machines: Machines, servers: int) -> Part:
+        """Add newcomers, and faults at about the time at which they join."""
+        faults: list[Any] = [*part.faults]
+        times: list[float] = []
         while self.happens(0.4) and len(times) < 4:
-            near = faults and self.happens(0.5)
-            times.append(self.one_of(faults).time + self.magnitude(-5, -1) if near else moment())
+            if faults and self.happens(0.5):
+                times.append(self.one_of(faults).time + self.magnitude(-5, -1))
+            else:
+                times.append(self.moment(options, machines, part.replicas))
         ranks, places = part.replicas + servers, 0
         for time in sorted(times):
             died = [fault.rank for fault in part.of(Death) if fault.time < time and fault.rank != ranks - servers]
@@ -303,7 +305,9 @@ class Drawing:
             if self.happens(0.4):
                 soon, other = time + self.magnitude(-5, -1), int(self.chance.integers(part.replicas))
                 rank = rank if self.happens(0.6) else other
-                faults.append(Death(soon, rank) if self.happens(0.6) else Freeze(soon, rank, self.magnitude(-3, 1)))
+                endless = options["method"] in CLAIMING and self.happens(0.3)
+                seconds = FOREVER if endless else self.magnitude(-3, 1)
+                faults.append(Death(soon, rank) if self.happens(0.6) else Freeze(soon, rank, seconds))
         return Part(part.replicas, tuple(faults), places)
 
     def early(self, faults: tuple[Any, ...]) -> tuple[Any, ...]:
