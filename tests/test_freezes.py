@@ -96,6 +96,15 @@ def test_replicas_that_wait_for_nobody_go_on_without_a_frozen_one(forever: bool)
         assert set(simulation.results) == {0, 1, 2} and sum(simulation.results.values()) == 3
 
 
+def test_a_frozen_rank_is_killed_when_the_others_have_ended() -> None:
+    def work(fabric: Fabric) -> float:
+        after(fabric, 3.0)
+        return fabric.now()
+
+    simulation = simulate(work, 3, parse(FOREVER), stall=3.0)
+    assert simulation.results == {0: 3.0, 2: 3.0} and simulation.time == 7.0  # 5 s after it was frozen
+
+
 def test_a_stop_ends_the_wait_for_a_frozen_rank() -> None:
     def work(fabric: Fabric) -> tuple[float, int]:
         if fabric.rank == 0:

@@ -194,6 +194,7 @@ class EventLoop:
         del self.running[rank]
         self.transports[rank].close()
         self.arrivals.look()
+        self.freezes.end()
 
     def _loop(self, check: Callable[[], None]) -> None:
         ready, events = self.ready, self._events

@@ -59,7 +59,7 @@ class Freezes:
     """The frozen ranks of a simulation. planned: (time, rank, seconds) of each freeze. stall: see `--stall`."""
 
     def __init__(self, loop: Loop, planned: Sequence[tuple[float, int, float]], stall: float) -> None:
-        self.loop, self.stall = loop, stall
+        self.loop, self.stall, self.ending = loop, stall, False
         self.present: dict[int, Freeze] = {}  # by rank
         for time, rank, seconds in planned:
             loop.at(time, lambda rank=rank, seconds=seconds: self.freeze(rank, seconds))
@@ -85,6 +85,12 @@ class Freezes:
         for rank, freeze in self.present.items():
             self.loop.at(self.loop.time + NOTICE, self._kill, rank, freeze.began)
 
+    def end(self) -> None:
+        """A rank has ended without an error: kill those that are suspected from now on, as they delay the end."""
+        self.ending = True
+        for rank, freeze in self.present.items():
+            self._kill_suspect(rank, freeze.began)
+
     def forget(self, rank: int) -> None:
         """Forget a rank that has died."""
         self.present.pop(rank, None)
@@ -109,6 +115,11 @@ class Freezes:
             return
         loop.trust[rank] = Trust.SUSPECTED
         loop.wake_all()
+        if self.ending:
+            self._kill_suspect(rank, began)
+
+    def _kill_suspect(self, rank: int, began: float) -> None:
+        self.loop.at(max(self.loop.time, began + max(self.stall, NOTICE)), self._kill, rank, began)
 
     def _wake(self, rank: int, began: float) -> None:
         if self._since(rank) == began:
