@@ -302,12 +302,12 @@ class Drawing:
             else:
                 rank, places = ranks + places, places + 1
             faults.append(Join(time, rank))
-            if self.happens(0.4):
+            if self.happens(0.5):
                 soon, other = time + self.magnitude(-5, -1), int(self.chance.integers(part.replicas))
                 rank = rank if self.happens(0.6) else other
-                endless = options["method"] in CLAIMING and self.happens(0.3)
+                endless = options["method"] in CLAIMING and self.happens(0.5)
                 seconds = FOREVER if endless else self.magnitude(-3, 1)
-                faults.append(Death(soon, rank) if self.happens(0.6) else Freeze(soon, rank, seconds))
+                faults.append(Death(soon, rank) if self.happens(0.5) else Freeze(soon, rank, seconds))
         return Part(part.replicas, tuple(faults), places)
 
     def early(self, faults: tuple[Any, ...]) -> tuple[Any, ...]:
