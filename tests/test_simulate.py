@@ -230,7 +230,7 @@ def test_a_signal_stops_all_after_their_step(tmp_path, capsys):
         with pytest.raises(Stopped):
             simulated.begin(lambda: RunFolder.create(simulated.config))
     assert [type(result) for result in simulated.results.values()] == [Stopped] * 3
-    [steps] = {session.trainer.progress.step for session in simulated.sessions}
+    [steps] = {session.trainer.progress.step for session in simulated.sessions.values()}
     assert steps > 0 and len(Sessions.last_of(tmp_path / "run").state["members"]) == 3
 
 
