@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,6 @@ class SimulatedRun:
         self.synchronous = kind.synchronous
         self.observer = Observer(self.simulation, self.parts.flops, config.quiet)
         self.created: Callable[[SimulatedSession], None] = lambda session: None
-        self.facts = facts_of_run(config, self.parts.model, self.parts.data) if full else {}
         self.sessions = {rank: SimulatedSession(self, rank) for rank in range(self.simulation.began)}
         self.observer.sessions = self.sessions
         self.results: dict[int, Entry | Stopped | None] = {}
@@ -197,6 +196,11 @@ class SimulatedRun:
                 return result
         again = f"; to continue: {resuming(self.folder, self.config.model)}" if files.last(self.checkpoints) else ""
         raise MinidlError(f"all replicas have died, after {self.simulation.time:.6g} virtual s{again}")
+
+    @cached_property
+    def facts(self) -> dict[str, object]:
+        """What all ranks of a full run have in common. It is computed once for all of them."""
+        return facts_of_run(self.sessions[0].config, self.parts.model, self.parts.data) if self.full else {}
 
     @property
     def checkpoints(self) -> Path:
@@ -256,7 +260,7 @@ class SimulatedSession(Session):
     def agree(self) -> None:
         """Compare the options with those of the other ranks, as `Session.of_process` does."""
         transport, model = self.fabric.transport, self.model
-        self.facts = agree_at_start(Fabric(transport), self.config, model, self.data)
+        self.facts = agree_at_start(Fabric(transport), self.config, model, self.data, self.simulated.facts)
         transport.join(self.trainer.method.buffers(model.flatten().size, self.config), model.flatten().layout_hash)
 
     def make_output(self) -> RunOutput:
