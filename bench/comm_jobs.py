@@ -146,7 +146,7 @@ def simulated(ranks: int, argv: Sequence[str]) -> Found:
     with tempfile.TemporaryDirectory() as folder, Signals() as signals:
         config = resolve(parse(Config, [*argv, "--quiet", "--out", f"{folder}/run"]))
         simulated = SimulatedRun(config, uniform(ranks, per_node=ranks), ranks, signals)
-        recorders = [StepRecorder(session.trainer) for session in simulated.sessions]
+        recorders = [StepRecorder(session.trainer) for session in simulated.sessions.values()]
         simulated.begin(lambda: RunFolder.create(simulated.config))
         return {rank: {"losses": recorder.losses} for rank, recorder in enumerate(recorders)}
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from minidl.cli.commands import execute
 from minidl.comm.cluster import parse
-from minidl.comm.fabric.base import Column, Fabric, State
-from minidl.comm.transport.sim import SimTransport, Simulation
+from minidl.comm.fabric.base import Fabric
+from minidl.comm.transport.sim import Simulation
 from minidl.errors import AbortedError, MinidlError
 from minidl.run import checkpoint as files
 from minidl.run.signals import Signals, Stopped
@@ -22,45 +22,6 @@ nodes = [{name = "node", count = 4, devices = ["core"]}]
 between = {alpha = 1e-3, rate = 1e8}
 """
 OPTIONS: dict[str, Any] = dict(data="synthetic:48x2x2x1:2", model="mlp", batch_size=8, quiet=True)
-
-
-def emulate_arrivals(simulation: Simulation) -> None:
-    """Let late ranks be newcomers, as --join adds them to a real job. Remove this when the simulation does so."""
-    if not getattr(simulation, "late", None):
-        return
-    began = simulation.size - len(simulation.late)
-    simulation.dead += 1  # never 0: a newcomer is not dead, and is no member
-    for transport in simulation.transports:
-        transport.began = transport.beginners = began
-        transport.replicas = tuple(range(began))
-        _send_to_newcomers(transport)
-    for number, rank in enumerate(simulation.late, 1):
-        late = simulation.transports[rank]
-        late.newcomer = True
-
-        def enter(buffers: Any, layout: str, late: Any = late, number: int = number) -> None:
-            late.joins = simulation.joins - 1
-            late.join(buffers, layout)
-            late.status[late.rank, Column.INCARNATION] = number
-            late.include_newcomers()
-            late.replicas = (*late.replicas, late.rank)
-            late.set_status(Column.STATE, State.COMING)
-
-        late.enter = enter  # type: ignore[method-assign]
-
-
-def _send_to_newcomers(transport: SimTransport) -> None:
-    """Let a rank send messages to those that are no members yet."""
-    alive, occupy = transport.alive, transport._occupy
-
-    def occupied(*arguments: Any) -> Any:
-        transport.alive = lambda peer: transport.state(peer) is not State.DEAD  # type: ignore[method-assign]
-        try:
-            return occupy(*arguments)
-        finally:
-            transport.alive = alive  # type: ignore[method-assign]
-
-    transport._occupy = occupied  # type: ignore[method-assign]
 
 
 class Sessions:
@@ -82,7 +43,6 @@ class Sessions:
         events = [f"{name} = [{', '.join(f'{{rank = {rank}, time = {time!r}}}' for rank, time in some.items())}]"
                   for name, some in (("deaths", deaths), ("joins", joins or {}))]  # fmt: skip
         self.simulation = simulation = Simulation(parse(CLUSTER + "\n".join(events)), ranks, flops=1e5)
-        emulate_arrivals(simulation)
         self.failed, self.moments = False, set[float]()
         plan = simulation.at
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,19 @@ between = {alpha = 0.3, beta = 1e-3}
 def simulate(
     work: Work | dict[int, Work], ranks: int = 2, cluster: Cluster | None = None, **options: Any
 ) -> Simulation:
-    """Join every rank, then run its `work`; return the finished simulation, with `results` {rank: value}."""
+    """Join every rank, then run its `work`; return the finished simulation, with `results` {rank: value}.
+
+    A rank that joins late has not entered when its work begins.
+    """
     simulation = Simulation(cluster or uniform(ranks, **LINKS), ranks, **options)
 
-    def main(fabric: Fabric) -> Callable[[], Any]:
-        def go() -> Any:
+    def main(rank: int) -> Any:
+        fabric = Fabric(simulation.transport(rank))
+        if not fabric.newcomer:
             fabric.join(NEEDS, "layout")
-            return (work if callable(work) else work[fabric.rank])(fabric)
+        return (work if callable(work) else work[rank])(fabric)
 
-        return go
-
-    simulation.results = simulation.run({rank: main(Fabric(simulation.transport(rank))) for rank in range(ranks)})
+    simulation.results = simulation.run({rank: partial(main, rank) for rank in range(ranks)})
     return simulation
 
 

@@ -139,6 +139,13 @@ def test_a_frozen_server_is_killed_when_it_is_suspected() -> None:
         return fabric.now(), lost.value.peer
 
     assert simulate(work, 3, parse(FOREVER), stall=3.0).results == {0: (5.0, 1), 2: (5.0, 1)}
+def test_a_frozen_rank_is_killed_when_the_others_have_ended() -> None:
+    def work(fabric: Fabric) -> float:
+        after(fabric, 3.0)
+        return fabric.now()
+
+    simulation = simulate(work, 3, parse(FOREVER), stall=3.0)
+    assert simulation.results == {0: 3.0, 2: 3.0} and simulation.time == 7.0  # 5 s after it was frozen
 
 
 def test_a_stop_ends_the_wait_for_a_frozen_rank() -> None:

@@ -11,6 +11,7 @@ import pytest
 from planted import BUGS, first_seed
 
 from minidl import simulate
+from minidl.run.config import JOINABLE
 from minidl.training.playing import Violation, draw, play
 from minidl.training.scenario import Death, Freeze, FullDisk, Join, PowerCut, Stop
 
@@ -44,6 +45,11 @@ def test_a_seed_draws_one_scenario() -> None:
     faults = {type(fault) for scenario in drawn for part in scenario.parts for fault in part.faults}
     assert faults >= set(KINDS)
     assert {scenario.method for scenario in drawn} == {"gossip", "ps", "local", "allreduce", "dpsgd", "local-sgd"}
+    parts = [(scenario.method, number, part) for scenario in drawn for number, part in enumerate(scenario.parts)]
+    joined = [(method, number, part) for method, number, part in parts if part.of(Join)]
+    assert {method for method, _, _ in joined} == {*JOINABLE}
+    assert max(number for _, number, _ in joined) > 0 and any(len(part.of(Join)) > 2 for _, _, part in joined)
+    assert any(join.rank < part.replicas for _, _, part in joined for join in part.of(Join)), "no place is filled again"
 
 
 def test_a_planted_bug_is_found_and_the_command_repeats_it(

@@ -1,4 +1,4 @@
-"""The simulation: deaths, late joins, deadlocks and errors."""
+"""The simulation: deaths, deadlocks and errors."""
 
 from __future__ import annotations
 
@@ -61,16 +61,6 @@ def test_an_error_ends_the_simulation_and_names_its_rank():
     with pytest.raises(ValueError, match="no") as caught:
         simulate(work)
     assert caught.value.__notes__ == ["rank 1 of the simulation, after 2 virtual s"]
-
-
-def test_a_rank_that_joins_late_counts_as_dead_until_then():
-    def work(fabric):
-        seen = [fabric.survivors()]
-        after(fabric, 3.0)
-        return [*seen, fabric.survivors(), fabric.now()]
-
-    results = simulate(work, 2, parse(CORES + "joins = [{rank = 1, time = 2.0}]")).results
-    assert results == {0: [[0], [0, 1], 3.0], 1: [[0, 1], [0, 1], 5.0]}
 
 
 def test_all_stop_after_the_same_step():

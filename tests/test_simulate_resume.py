@@ -39,10 +39,10 @@ class Interrupted:
     """
 
     def __init__(self, folder: Path, stop: float = 0.0, deaths: str = "", **options: Any) -> None:
-        saving = options.pop("saving", False)
+        full = options.pop("full", False)
         config = resolve({**OPTIONS, "epochs": 3, "out": str(folder), **options})
         text, signals = f"{NODE}deaths = [{deaths}]", Signals()
-        self.run = run = SimulatedRun(config, parse(text), 3 + (config.method == "ps"), signals, saving=saving)
+        self.run = run = SimulatedRun(config, parse(text), 3 + (config.method == "ps"), signals, full=full)
         if stop:
             run.simulation.at(stop, setattr, signals, "received", signal.SIGINT)
         head = HEAD.format(cluster="mine.toml", ranks=3)
@@ -149,7 +149,7 @@ def test_a_death_in_a_synchronous_run_saves_the_others(tmp_path: Path, capsys: p
     assert go_on(tmp_path / "run", capsys)["epochs"] == 3
 
 
-def test_a_saving_simulation_can_be_killed_at_any_time(
+def test_a_full_simulation_can_be_killed_at_any_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoints of epochs and the local snapshots are those of a real job, so a killed run can continue."""
@@ -160,11 +160,11 @@ def test_a_saving_simulation_can_be_killed_at_any_time(
     def kill() -> None:
         raise Killed
 
-    time = Interrupted(tmp_path / "whole", method="gossip", saving=True).run.simulation.time
+    time = Interrupted(tmp_path / "whole", method="gossip", full=True).run.simulation.time
     at = SimulatedRun._prepare
     monkeypatch.setattr(SimulatedRun, "_prepare", lambda run: (run.simulation.at(0.8 * time, kill), at(run)))
     with pytest.raises(Killed):
-        Interrupted(tmp_path / "run", method="gossip", saving=True)
+        Interrupted(tmp_path / "run", method="gossip", full=True)
     monkeypatch.undo()
     assert len(list((tmp_path / "run" / "checkpoints" / "parts").iterdir())) >= 2
     result = go_on(tmp_path / "run", capsys)
@@ -172,8 +172,8 @@ def test_a_saving_simulation_can_be_killed_at_any_time(
 
 
 def test_the_leader_dies_while_it_collects_the_states(tmp_path: Path) -> None:
-    """With `saving`, the collection takes virtual time. The next leader repeats it."""
-    options: dict[str, Any] = {"method": "gossip", "saving": True}
+    """In full, the collection takes virtual time. The next leader repeats it."""
+    options: dict[str, Any] = {"method": "gossip", "full": True}
     whole = Interrupted(tmp_path / "whole", **options).run
     ended = max(transport.stats.ended for transport in whole.simulation.transports)
     assert ended < whole.simulation.time

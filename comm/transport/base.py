@@ -6,6 +6,7 @@ A fabric (comm/fabric/base.py) contains a transport, and builds everything that 
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -47,9 +48,8 @@ class Transport(ABC):
     other ranks that the job began with. beginners: the number of replicas that it began with. newcomer: whether this
     rank is one, and is no member yet.
 
-    nodes[r]: the node of rank r. hosts[r]: the name of the host of rank r, "" if it is unknown. stall: seconds of
-    waiting after which a rank prints what it waits for, and seconds without a sign of life after which a rank is
-    suspected.
+    nodes[r]: the node of rank r. hosts[r]: the name of its host, "" if it is unknown. stall: seconds of waiting after
+    which a rank prints what it waits for, and seconds without a sign of life after which it is suspected.
     """
 
     def __init__(
@@ -277,15 +277,13 @@ class Transport(ABC):
     def fence_suspects(self) -> None:
         """Have suspected ranks killed if `on_freeze` says so: at once, or when no other replica trains any more.
 
-        With LEAVE_OUT, a server is killed at once, because no other rank can replace it. Before the first step, the
-        others wait.
+        A server is killed at once, because no other rank can replace it. Before the first step, the others wait.
         """
         if self.on_freeze is Freeze.WAIT or not self.trust.any():
             return
         if self.on_freeze is Freeze.LEAVE_OUT:
-            for server in self.servers:
-                if self.state(server) is State.TRAINING:
-                    self.fence(server)
+            for server in (rank for rank in self.servers if self.state(rank) is State.TRAINING):
+                self.fence(server)
             others = [self.state(rank) for rank in self.replicas if not self.suspected(rank)]
             if min(others, default=State.DEAD) < State.PAUSED or not any(map(memory.is_member, others)):
                 return  # others train, or all are suspected: one of them may wake and train on
@@ -300,10 +298,12 @@ class Transport(ABC):
     # -- time --------------------------------------------------------------------------------------------
 
     def wait(
-        self, ready: Callable[[], T | None], peers: Sequence[int] = (), what: str = "", stall: float = 0.0
-    ) -> T:
+        self, ready: Callable[[], T | None], peers: Sequence[int] = (), what: str = "", stall: float = 0.0,
+        until: float = math.inf,
+    ) -> T:  # fmt: skip
         """Wait until ready() returns a value other than None, and return it. stall: if not 0, replaces `self.stall`.
 
+        until: the time at which a simulation calls ready() again, also if nothing has happened.
         Meanwhile, answer requests if a service is registered, and have suspected ranks killed (see `fence_suspects`).
         Raises PeerLost if `lost` returns a rank while ready() returns None. Raises Aborted if another rank has failed.
         """

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from minidl.comm import claims
+from minidl.comm import claims, memory
 from minidl.comm.cluster import Cluster, Link
 from minidl.comm.stats import Stats
+from minidl.comm.transport.arrivals import Arrivals, beginners
 from minidl.comm.transport.base import Transport
 from minidl.comm.transport.freezes import Freezes
 from minidl.comm.transport.in_flight import InFlight, Memory
@@ -22,8 +23,6 @@ from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, Sta
 from minidl.errors import MinidlError
 
 T = TypeVar("T")
-# Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
-TOUCHED = {"update": 20, "mix": 12}
 # Global variables, because looking up a member of an enumeration takes longer.
 MAIL, STATE, STOP = Channel.MAIL, Column.STATE, Column.STOP
 
@@ -51,8 +50,8 @@ class Rank(Transport):
 
     def __init__(self, simulation: EventLoop, rank: int, trace: bool = False) -> None:
         self.simulation = simulation
-        super().__init__(rank, simulation.size, simulation.place.nodes, Stats(rank, trace), stall=math.inf)
-        self.status, self.heard, self.replicas = simulation.status, simulation.heard, simulation.all_ranks
+        super().__init__(rank, simulation.size, simulation.place.nodes, Stats(rank, trace), math.inf, simulation.began)
+        self.status, self.heard, self.replicas = simulation.status, simulation.heard, simulation.beginners
         self.trust = simulation.trust
         self.chance = np.random.default_rng([simulation.seed, rank, simulation.size])
         self.drawn, self.slowness = 0, 1.0  # slowness: random factor on a gradient's duration, drawn in step `drawn`
@@ -102,7 +101,8 @@ class EventLoop:
         self.status = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
         self.trust = np.zeros(ranks, np.int64)
-        self.all_ranks = tuple(range(ranks))
+        self.began = beginners(cluster, place, begin)
+        self.beginners = tuple(range(self.began))
         self.vectors: dict[str, np.ndarray] = {}
         self.memory = Memory()
         self.claims = np.zeros(claims.words(ranks), np.int64)
@@ -123,16 +123,27 @@ class EventLoop:
         self._hub: greenlet | None = None
         self.current: SimulatedProcess | None = None
         self.running: dict[int, SimulatedProcess] = {}  # the main task of each rank that has not finished or died
+        self._work: Mapping[int, Callable[[], Any]] = {}  # of each rank
+        self._results: dict[int, Any] = {}
 
-        self.late = {rank: time for time, rank in place.joins if time > begin or not begin}
-        for rank in self.late:
-            self.status[rank, STATE] = State.DEAD  # until it joins, other ranks see it as dead
-        self.dead = len(self.late)
-        for time, rank in place.deaths:
-            if time > begin or not begin:
-                self.at(time, self.die, rank)
-        freezes = [freeze for freeze in place.freezes if freeze[0] > begin or not begin]
-        self.freezes = Freezes(self, freezes, stall)
+        self.status[self.began :, STATE] = State.DEAD  # places for ranks that join
+        self.absent = ranks - self.began  # number of ranks that are no members: empty places, newcomers
+        self.deaths = 0  # of members
+        self.arrivals = Arrivals(self)
+        later = lambda events: [event for event in events if event[0] > begin or not begin]  # noqa: E731
+        for time, rank in later(place.deaths):
+            self.at(time, lambda rank=rank: self.die(rank))
+        for time, rank in later(place.joins):
+            self.at(time, self.arrivals.fill, rank)
+        self.freezes = Freezes(self, later(place.freezes), stall)
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        return self.transports[0].servers
+
+    def refill(self, rank: int) -> None:
+        """Start a newcomer: a new process in the place of a rank."""
+        raise NotImplementedError
 
     # -- the loop ----------------------------------------------------------------------------------------
 
@@ -144,24 +155,16 @@ class EventLoop:
     def run(self, work: Mapping[int, Callable[[], T]], check: Callable[[], None] = lambda: None) -> dict[int, T]:
         """Run the function of each rank to its end. Returns the results of the ranks that did not die.
 
-        check: called every 64 events. An exception in `check` or in a rank ends the simulation.
+        The function of a rank that joins is called when it does. If it returns before it has become a member, the rank
+        has not joined. check: called every 64 events. An exception in `check` or in a rank ends the simulation.
         Raises Deadlock if all ranks wait and no event is left.
         """
         self._hub = getcurrent()
-        results: dict[int, T] = {}
-
-        def main(rank: int) -> None:
-            results[rank] = work[rank]()
-            del self.running[rank]
-            self.transports[rank].close()
-
+        self._work, self._results = work, {}
         self.running.clear()
         for rank in work:
-            task = self.running[rank] = self.add_task(self.transports[rank], partial(main, rank))
-            if rank in self.late:
-                self.at(self.late[rank], self._come, rank)
-            else:
-                self.ready.append(task)
+            if rank < self.began:
+                self.start(rank)
         try:
             self._loop(check)
             if self.running:
@@ -174,7 +177,24 @@ class EventLoop:
             for transport in self.transports:
                 self._end(transport)
             self.current = None
-        return results
+        return self._results
+
+    def start(self, rank: int) -> None:
+        """Start the main task of a rank."""
+        self.running[rank] = self.add_task(self.transports[rank], partial(self._main, rank))
+        self.ready.append(self.running[rank])
+
+    def _main(self, rank: int) -> None:
+        result = self._work[rank]()
+        if self.arrivals.is_newcomer(rank):
+            self.transports[rank].tasks.clear()  # this task is the last one
+            self._remove(rank)
+            return
+        self._results[rank] = result
+        del self.running[rank]
+        self.transports[rank].close()
+        self.arrivals.look()
+        self.freezes.end()
 
     def _loop(self, check: Callable[[], None]) -> None:
         ready, events = self.ready, self._events
@@ -250,10 +270,17 @@ class EventLoop:
 
     def die(self, rank: int) -> None:
         """Let a rank die. Its messages that are in flight are lost; receivers keep messages that have arrived."""
+        if rank in self.running and not self.transports[rank].gone and self.status[rank, STATE] != State.DEAD:
+            self._remove(rank)
+
+    def _remove(self, rank: int) -> None:
+        """Remove a rank that has died, or a newcomer that has ended before it was a member."""
         transport = self.transports[rank]
-        if rank not in self.running or transport.gone or self.status[rank, STATE] == State.DEAD:
-            return  # it has finished, or has not joined yet
-        self.status[rank, STATE] = State.DEAD
+        if self.arrivals.is_newcomer(rank):
+            self.status[rank, Column.INCARNATION] = 0
+        else:
+            self.deaths += 1
+        self.write_state(rank, State.DEAD)
         self.freezes.forget(rank)
         self._end(transport)
         del self.running[rank]
@@ -262,23 +289,16 @@ class EventLoop:
                 self.release(message, rank)
             channel.clear()
         self.draining.discard(rank)
-        self.dead += 1
         self.board_changed(rank, STATE)
         self.wake_all()  # they may wait for the dead rank
         self.look_whether_drained()
+        self.arrivals.look()
 
-    def _come(self, rank: int) -> None:
-        """Let a rank join late. It never starts if all are dead, or if the leader has begun to collect the states."""
-        leader = self.transports[rank].leader
-        state = self.status[leader, STATE]
-        if state >= State.DEAD or (leader in self.running and state > State.TRAINING):
-            self.running.pop(rank, None)
-        if rank not in self.running:
-            return
-        self.status[rank, STATE] = State.JOINING
-        self.dead -= 1
-        self.ready.append(self.running[rank])
-        self.board_changed(rank, STATE)
+    def write_state(self, rank: int, state: float) -> None:
+        """Write the state of a rank into the status table, without waking any task."""
+        before, now = memory.is_member(self.status[rank, STATE]), memory.is_member(state)
+        self.absent += int(before) - int(now)
+        self.status[rank, STATE] = state
 
     def _end(self, transport: Rank) -> None:
         """End all greenlets of a rank. Their `finally` clauses run, but can no longer communicate."""
@@ -304,23 +324,10 @@ class EventLoop:
         """Return the replicas that are not dead. Cached until a state in the status table changes."""
         if self._survivors is None or self._survivors[0] is not replicas:
             states = self.status[:, STATE].tolist()
-            self._survivors = replicas, [rank for rank in replicas if states[rank] != State.DEAD]
+            self._survivors = replicas, [rank for rank in replicas if memory.is_member(states[rank])]
         return self._survivors[1]
 
-    # -- durations ---------------------------------------------------------------------------------------
-
-    def seconds(self, transport: Rank, what: str, amount: float) -> float:
-        """Return the duration of work on a rank's device. what, amount: as for `Transport.working`."""
-        device = self.place.devices[transport.rank]
-        if what != "gradient":
-            return TOUCHED.get(what, 0) * amount / device.memory
-        if transport.step == 0 or transport.step != transport.drawn:  # one draw for all parts of a step's gradient
-            transport.drawn, stragglers = transport.step, self.cluster.stragglers
-            normal, uniform = transport.chance.standard_normal(), transport.chance.random()
-            transport.slowness = math.exp(device.jitter * normal - device.jitter**2 / 2)  # its mean is 1
-            if uniform < stragglers.probability:
-                transport.slowness *= stragglers.factor
-        return amount * self.image_seconds[transport.rank] * transport.slowness
+    # -- the network -------------------------------------------------------------------------------------
 
     def link(self, one: int, other: int) -> Link:
         """Return the link between two ranks."""
@@ -340,33 +347,31 @@ class EventLoop:
         else:
             self.at(sent + link.alpha, arrive, *arguments)
 
-    # -- messages ----------------------------------------------------------------------------------------
-
     def send(self, message: InFlight) -> None:
         """Transfer a message to each of its receivers."""
         size = message.vector.nbytes
         if message.channel is MAIL:
             self.mail += len(message.receivers)
         for peer in tuple(message.receivers):
+            receiver = self.transports[peer]
             if message.free:
-                self.at(self.time, self._arrive, message, peer)
+                self.at(self.time, self._arrive, message, receiver)
             else:
-                self.transfer(message.sender, peer, size, self._arrive, message, peer)
+                self.transfer(message.sender.rank, peer, size, self._arrive, message, receiver)
 
-    def _arrive(self, message: InFlight, peer: int) -> None:
-        transport = self.transports[peer]
-        if transport.gone or self.transports[message.sender].gone:
-            self.release(message, peer)
+    def _arrive(self, message: InFlight, receiver: Rank) -> None:
+        if receiver.gone or message.sender.gone:
+            self.release(message, receiver.rank)
         else:
-            transport.inbox[message.channel][message.sender] = message
-            transport.wake()
+            receiver.inbox[message.channel][message.sender.rank] = message
+            receiver.wake()
 
     def release(self, message: InFlight, peer: int) -> None:
         """Release a message for one receiver: the sender may send it another. The last release frees the memory."""
         if peer not in message.receivers:
             return
         message.receivers.remove(peer)
-        sender = self.transports[message.sender]
+        sender = message.sender
         sender.on_way[message.channel].remove(peer)
         if not message.receivers:
             sender.free[message.channel] += message.used
@@ -381,7 +386,7 @@ class EventLoop:
             return
         if self._training is None:
             states = self.status[:, STATE].tolist()
-            self._training = {rank for rank in self.transports[0].replicas if states[rank] < State.FINISHED}
+            self._training = {rank for rank, state in enumerate(states) if state < State.FINISHED} - {*self.servers}
         if len(self.draining) >= len(self._training) and self.draining >= self._training:
             self.drained += 1
             for rank in sorted(self.draining):

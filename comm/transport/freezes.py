@@ -59,10 +59,10 @@ class Freezes:
     """The frozen ranks of a simulation. planned: (time, rank, seconds) of each freeze. stall: see `--stall`."""
 
     def __init__(self, loop: Loop, planned: Sequence[tuple[float, int, float]], stall: float) -> None:
-        self.loop, self.stall = loop, stall
+        self.loop, self.stall, self.ending = loop, stall, False
         self.present: dict[int, Freeze] = {}  # by rank
         for time, rank, seconds in planned:
-            loop.at(time, self._freeze, rank, seconds)
+            loop.at(time, lambda rank=rank, seconds=seconds: self.freeze(rank, seconds))
 
     def holds(self, task: Task) -> bool:
         """Return whether a task's rank is frozen. The task then goes on when the rank wakes."""
@@ -85,17 +85,24 @@ class Freezes:
         for rank, freeze in self.present.items():
             self.loop.at(self.loop.time + NOTICE, self._kill, rank, freeze.began)
 
+    def end(self) -> None:
+        """A rank has ended without an error: kill those that are suspected from now on, as they delay the end."""
+        self.ending = True
+        for rank, freeze in self.present.items():
+            self._kill_suspect(rank, freeze.began)
+
     def forget(self, rank: int) -> None:
         """Forget a rank that has died."""
         self.present.pop(rank, None)
         self.loop.trust[rank] = Trust.TRUSTED
 
-    def _freeze(self, rank: int, seconds: float) -> None:
+    def freeze(self, rank: int, seconds: float) -> None:
+        """Stop a rank's process, unless it has ended or is frozen already."""
         loop = self.loop
         if rank in self.present or rank not in loop.running or loop.status[rank, Column.STATE] == State.DEAD:
             return
         self.present[rank] = Freeze(loop.time, loop.time + seconds, [])
-        loop.at(loop.time + seconds, self._wake, rank)
+        loop.at(loop.time + seconds, self._wake, rank, loop.time)
         if seconds > self.stall:
             loop.at(loop.time + self.stall, self._suspect, rank, loop.time)
 
@@ -108,9 +115,14 @@ class Freezes:
             return
         loop.trust[rank] = Trust.SUSPECTED
         loop.wake_all()
+        if self.ending:
+            self._kill_suspect(rank, began)
 
-    def _wake(self, rank: int) -> None:
-        if rank in self.present:
+    def _kill_suspect(self, rank: int, began: float) -> None:
+        self.loop.at(max(self.loop.time, began + max(self.stall, NOTICE)), self._kill, rank, began)
+
+    def _wake(self, rank: int, began: float) -> None:
+        if self._since(rank) == began:
             self.loop.ready.extend(self.present[rank].held)
             self.forget(rank)
 

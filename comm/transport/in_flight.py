@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from minidl.comm.transport.messages import Channel, Header
 from minidl.engine.device import aligned
 
 BLOCK = 1 << 16  # bytes
+
+
+class Sender(Protocol):
+    """The transport of a rank, as a message sees it."""
+
+    rank: int
+    gone: bool
+    on_way: list[set[int]]
+    free: list[int]
+
+    def wake(self) -> None: ...
 
 
 class InFlight:
@@ -22,7 +35,7 @@ class InFlight:
     vector: np.ndarray
     header: Header
 
-    def __init__(self, channel: Channel, sender: int, receivers: set[int], used: int) -> None:
+    def __init__(self, channel: Channel, sender: Sender, receivers: set[int], used: int) -> None:
         self.channel, self.sender, self.receivers, self.used = channel, sender, receivers, used
         self.free = False
 

@@ -30,6 +30,7 @@ The arithmetic is real. Durations are computed from the description of the clust
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -45,7 +46,6 @@ from minidl.comm.transport.messages import (
     CODES,
     DTYPES,
     SPARES,
-    BufferSpec,
     Channel,
     Column,
     Header,
@@ -58,19 +58,22 @@ from minidl.comm.transport.messages import (
     check_size,
     unsent,
 )
-from minidl.comm.transport.sim_published import PublishedStates
+from minidl.comm.transport.sim_joining import Joining
 from minidl.errors import ConfigError, MinidlError
 
 T = TypeVar("T")
 COLLECTIVE = (Channel.TREE, Channel.GATHER)
+# Bytes moved per element: SGD reads three vectors and writes two, a mix reads two and writes one.
+TOUCHED = {"update": 20, "mix": 12}
 
 
 class Simulation(EventLoop):
     """A simulated cluster. ranks: the number of replicas and servers together.
 
-    work, flops: define the cost of a gradient (Cluster.seconds_per_image). If neither is given, gradients take no time.
-    trace: whether the meters record a timeline. begin: the virtual time at the beginning. Deaths, joins and freezes
-    of the cluster that come earlier are left out. stall: virtual seconds after which a frozen rank is suspected.
+    The last of them are places for those that join later, if the cluster has [[joins]]. work, flops: define the cost
+    of a gradient (Cluster.seconds_per_image). If neither is given, gradients take no time. trace: whether the meters
+    record a timeline. begin: the virtual time at the beginning. Deaths, joins and freezes of the cluster that come
+    earlier are left out. stall: virtual seconds after which a frozen rank is suspected.
 
         simulation = Simulation(load("two-racks"), ranks=8, seed=0, work="mlp digits", flops=2e5)
         results = simulation.run({rank: a function without arguments that uses simulation.transport(rank)})
@@ -89,14 +92,21 @@ class Simulation(EventLoop):
         stall: float = 30.0,
     ) -> None:
         super().__init__(cluster, ranks, seed, work, flops, begin, stall)
-        self.free_saves = False
+        self.free_saves, self.trace = False, trace
         self.transports: list[SimTransport] = [SimTransport(self, rank, trace) for rank in range(ranks)]
 
     def transport(self, rank: int) -> SimTransport:
         return self.transports[rank]
 
+    def refill(self, rank: int) -> None:
+        newcomer = SimTransport(self, rank, self.trace)
+        newcomer.newcomer = True
+        newcomer.take_over(self.transports[rank])
+        self.transports[rank] = newcomer
+        self.start(rank)
 
-class SimTransport(PublishedStates):
+
+class SimTransport(Joining):
     """The transport of one rank of a simulation."""
 
     simulation: Simulation
@@ -104,28 +114,8 @@ class SimTransport(PublishedStates):
     def __init__(self, simulation: Simulation, rank: int, trace: bool = False) -> None:
         super().__init__(simulation, rank, trace)
         self.started: list[SimulatedProcess] = []
-        self.joins = 0  # the number of calls of `join`
 
     # -- the primitives of a transport -------------------------------------------------------------------
-
-    def join(self, buffers: BufferSpec, layout: str) -> None:
-        simulation = self.simulation
-        if simulation.layouts.setdefault(self.joins, layout) != layout:
-            raise ConfigError(f"replica {self.rank} has another model: its layout differs from that of the others")
-        if self.joins and self.joins == simulation.joins:  # the first rank that joins again
-            simulation.claims[:] = 0
-            for transport in simulation.transports:
-                transport.unpublish()
-        self.joins, self.buffers = self.joins + 1, buffers
-        simulation.joins = max(simulation.joins, self.joins)
-        used = [number - free for (number, _), free in zip(self.slots, self.free, strict=True)]  # still in flight
-        self.slots = [*buffers.slots(self.rank, self.size, self.rank in self.servers).values()]
-        self.free = [number - some for (number, _), some in zip(self.slots, used, strict=True)]
-        for name, elements in buffers.shared:
-            nodes = len(simulation.place.groups)
-            if nodes > 1:
-                raise ConfigError(f"shared vector {name!r}: ranks on {nodes} nodes share no memory")
-            simulation.vectors.setdefault(name, np.zeros(elements, np.float32))
 
     def now(self) -> float:
         return self.simulation.time
@@ -159,13 +149,13 @@ class SimTransport(PublishedStates):
         way, used = self.on_way[channel], 1 if nbytes and peers else 0  # an empty message needs no memory
         for peer in peers:
             full = used > self.free[channel] and used > self.free[channel] + self._spares(channel)
-            if peer in way or full or not self.alive(peer):
+            if peer in way or full or self._is_dead(peer):
                 if channel is MAIL:
                     self.stats.sends_skipped(peer)
                 return None
         self.free[channel] -= used
         way.update(peers)
-        return InFlight(channel, self.rank, set(peers), used)
+        return InFlight(channel, self, set(peers), used)
 
     def _spares(self, channel: Channel) -> int:
         """Return the number of slots that replace those that suspected receivers hold. See mailbox.py."""
@@ -208,18 +198,34 @@ class SimTransport(PublishedStates):
     def set_status(self, column: Column, value: float) -> None:
         """Write to the status table. All ranks of a simulation share it, so they see the change immediately."""
         if not self.gone and self.status[self.rank, column] != value:
+            if column is STATE:
+                self.simulation.write_state(self.rank, value)
             self.status[self.rank, column] = value
             self.simulation.stop_asked |= column is STOP
             self.simulation.board_changed(self.rank, column)
             if column is STATE:
                 self.simulation.look_whether_drained()
 
+    def change_state(self, rank: int, old: State, new: State) -> bool:
+        self._check_here()
+        simulation = self.simulation
+        if self.state(rank) is not old:
+            return False
+        simulation.write_state(rank, new)
+        simulation.board_changed(rank, STATE)
+        simulation.transports[rank].wake()
+        simulation.look_whether_drained()
+        return True
+
     def wait(
-        self, ready: Callable[[], T | None], peers: Sequence[int] = (), what: str = "", stall: float = 0.0
-    ) -> T:
+        self, ready: Callable[[], T | None], peers: Sequence[int] = (), what: str = "", stall: float = 0.0,
+        until: float = math.inf,
+    ) -> T:  # fmt: skip
         task = self.simulation.current
         if task is None:
             raise MinidlError("a rank of a simulation waits outside Simulation.run, but events only happen inside")
+        if until < math.inf:
+            self.simulation.at(until, self.wake)
         before = task.peers, task.what
         task.peers, task.what = peers, what
         try:
@@ -259,7 +265,21 @@ class SimTransport(PublishedStates):
 
     def elapse(self, what: str, amount: float) -> None:
         self._check_here()
-        self._sleep(self.simulation.seconds(self, what, amount))
+        self._sleep(self._seconds(what, amount))
+
+    def _seconds(self, what: str, amount: float) -> float:
+        """Return the duration of work on this rank's device. what, amount: as for `working`."""
+        simulation = self.simulation
+        device, stragglers = simulation.place.devices[self.rank], simulation.cluster.stragglers
+        if what != "gradient":
+            return TOUCHED.get(what, 0) * amount / device.memory
+        if self.step == 0 or self.step != self.drawn:  # one draw for all parts of a step's gradient
+            self.drawn = self.step
+            normal, uniform = self.chance.standard_normal(), self.chance.random()
+            self.slowness = math.exp(device.jitter * normal - device.jitter**2 / 2)  # its mean is 1
+            if uniform < stragglers.probability:
+                self.slowness *= stragglers.factor
+        return amount * simulation.image_seconds[self.rank] * self.slowness
 
     def close(self) -> None:
         if self.state(self.rank) < State.FINISHED:  # else the others read the leader's last state
@@ -276,16 +296,18 @@ class SimTransport(PublishedStates):
         return self.stop_wanted or self.simulation.stop_asked
 
     def alive(self, peer: int) -> bool:
-        return not self.simulation.dead or super().alive(peer)
+        return not self.simulation.absent or super().alive(peer)
 
     def lost(self, peers: Sequence[int]) -> int | None:
-        return super().lost(peers) if self.simulation.dead else None
+        return super().lost(peers) if self.simulation.absent else None
 
     def survivors(self) -> list[int]:
         return list(self.simulation.survivors(self.replicas))
 
     @property
     def leader(self) -> int:
+        if self.simulation.arrivals.number:
+            return super().leader
         return next(iter(self.simulation.survivors(self.replicas)), self.replicas[0])
 
     def native_drain(self) -> Callable[[], bool]:
@@ -300,7 +322,12 @@ class SimTransport(PublishedStates):
         return drained
 
     def delivered(self) -> bool:
-        return not any(self.alive(peer) for way in self.on_way for peer in way)
+        return all(self._is_dead(peer) for way in self.on_way for peer in way)
+
+    def _is_dead(self, peer: int) -> bool:
+        """Return whether a rank gets no messages. A newcomer gets the state of a member before it is one."""
+        return bool(self.simulation.absent) and bool(self.status[peer, STATE] == State.DEAD)
+
 
 class _Started:
     """A function that was passed to `start`, and its result. The function runs in a separate greenlet."""

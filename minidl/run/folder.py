@@ -217,6 +217,15 @@ def is_simulated(folder: str | Path) -> bool:
     return (Path(folder) / CLUSTER).exists()
 
 
+def is_new(folder: Path, config: Config) -> bool:
+    """Return whether this folder contains a run with these options that has written nothing since its creation."""
+    with suppress(OSError, MinidlError):
+        written = [folder / "metrics.jsonl", folder / "summary.json", *(folder / "checkpoints").iterdir()]
+        if not any(map(os.path.lexists, written)):
+            return to_toml(resolve(read_options(folder / "config.toml"))) == to_toml(config)
+    return False
+
+
 def read_run(folder: str | Path, simulated: bool = False) -> dict[str, Any]:
     """Return the options of the run in this folder. Raises CheckpointError if there is none.
 

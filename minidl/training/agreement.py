@@ -48,8 +48,12 @@ def agree(fabric: Fabric, call: str, facts: Mapping[str, object]) -> None:
     raise ConfigError(_difference(call, (members[0], first), (odd, other)))
 
 
-def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset) -> dict[str, object]:
+def agree_at_start(
+    fabric: Fabric, config: Config, model: Module, data: Dataset, facts: dict[str, object] | None = None
+) -> dict[str, object]:  # fmt: skip
     """Raise ConfigError if the ranks of a run have different options, models, data or initial weights.
+
+    facts: what `facts_of_run` returns, if the caller has it.
 
     Return what they have in common. Call this before `fabric.join`. mpiexec can start ranks with different command
     lines, or on machines with different files. A user's own model may draw its initial weights from a generator that
@@ -60,7 +64,7 @@ def agree_at_start(fabric: Fabric, config: Config, model: Module, data: Dataset)
         return {}
     fabric.join(BufferSpec(), "start")
     replicas, fabric.replicas = fabric.replicas, tuple(range(fabric.began))  # servers are compared, too
-    facts = facts_of_run(config, model, data)
+    facts = facts or facts_of_run(config, model, data)
     weights = {"initial weights": checksum(model.flatten().theta)}
     frame = np.frombuffer(_described("minidl.train", facts | weights).ljust(FRAME), np.float64).copy()
 

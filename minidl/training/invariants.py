@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from minidl.comm import memory
 from minidl.comm.claims import Ledger
 from minidl.comm.fabric.base import Channel, Column, Header, State
 from minidl.comm.methods.gossip import Gossip
-from minidl.comm.transport.event_loop import InFlight
+from minidl.comm.transport.in_flight import InFlight, Sender
 from minidl.training.session import Session
 from minidl.training.simulated import SimulatedRun
 from minidl.training.work import Claimed
@@ -111,34 +112,45 @@ class Accounts:
         self.exact = False
         self.left_out += left_out
 
+    def divide_among_more(self, replicas: int) -> None:
+        """Note that a newcomer is a member: an epoch is divided among this number of replicas."""
+        self.left_out += replicas - 1
+
 
 class Watch:
     """Looks at one part of a scenario. run: before it begins. again: whether it continues a checkpoint.
 
-    died: the ranks that have died. stops: whether the run was asked to stop.
+    died: the members that have died. joined: the number of newcomers that have become members. trained: whether a
+    replica has begun a step.
     """
 
     def __init__(self, run: SimulatedRun, accounts: Accounts, index: dict[bytes, int], again: bool) -> None:
         self.run, self.accounts, self.index, self.again = run, accounts, index, again
         self.simulation = simulation = run.simulation
         self.died: set[int] = set()
+        self.joined, self.trained = 0, False
         self.begun: Counter[int] = Counter()  # by piece, how often a replica has begun it
         self.masses = Masses(self) if run.config.mix == "mass" else None
         self._rows: dict[int, Rows] = {}  # by rank, the samples of its present batch
         self._shared: set[int] = set()  # ranks that have sent a message in their present step
-        self._entered = 0  # sessions that have begun to train
-        for session in run.sessions:
+        self._entered: set[int] = set()  # ranks that have begun `Session.train`
+        for session in run.sessions.values():
             self._watch(session)
-        die, come, send = simulation.die, simulation._come, simulation.send
+        wrap(run, "created", self._watch)
+        die, write_state, send = simulation.die, simulation.write_state, simulation.send
         wrap(simulation, "die", lambda rank: self._died(die, rank))
-        wrap(simulation, "_come", lambda rank: self._came(come, rank))
-        wrap(simulation, "send", lambda message: (self._shared.add(message.sender), send(message)))
+        wrap(simulation, "write_state", lambda rank, state: self._changed(write_state, rank, state))
+        wrap(simulation, "send", lambda message: (self._shared.add(message.sender.rank), send(message)))
 
     @property
     def live(self) -> list[Session]:
-        """The sessions of the live replicas."""
-        return [self.run.sessions[rank] for rank in self.run.replicas
-                if self.simulation.status[rank, Column.STATE] != State.DEAD]  # fmt: skip
+        """The sessions of the live replicas. The first one is that of the leader."""
+        came = self.simulation.status[:, Column.INCARNATION]
+        live = [rank for rank in self.run.sessions if rank not in self.simulation.servers and self._is_member(rank)]
+        return [self.run.sessions[rank] for rank in sorted(live, key=lambda rank: (came[rank], rank))]
+
+    def _is_member(self, rank: int) -> bool:
+        return memory.is_member(self.simulation.status[rank, Column.STATE])
 
     def finished(self, summary: dict[str, Any]) -> None:
         """Check the end of a run that has a result."""
@@ -147,7 +159,7 @@ class Watch:
             rank = session.fabric.rank
             require(rank in self.run.results, f"replica {rank} has not ended")
             require(session.trainer.finished, f"the run has a result, but replica {rank} has not finished its work")
-        most = len(self.run.replicas)
+        most = len(self.run.replicas) + self.joined
         require(len(live) <= summary["replicas_alive"] <= most,  # some may have died after their states were saved
                 f"the result names {summary['replicas_alive']} replicas; expected {len(live)} to {most}")  # fmt: skip
         leader = self.live[0]
@@ -181,12 +193,12 @@ class Watch:
         def trained() -> Any:
             if not self._entered:
                 self.accounts.begin(session, self.again)
-            self._entered += 1
-            if self.masses and self._entered == len(self.run.sessions) - len(self.simulation.late):
-                self.masses.begin()  # all have their saved masses now
+            self._entered.add(rank)
+            self._begin_masses()
             return train()
 
         def stepped(x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+            self.trained = True
             self._rows[rank] = tuple([self.index[row.tobytes()] for row in x])
             self._shared.discard(rank)
             return step(x, y)
@@ -225,31 +237,40 @@ class Watch:
 
         wrap(claims, "begin", began)
 
+    def _begin_masses(self) -> None:
+        """Note the masses when all have those that were saved."""
+        everyone = [rank for rank in range(self.simulation.began) if self._is_member(rank)]
+        if self.masses and self.masses.expected is None and self._entered.issuperset(everyone):
+            self.masses.begin()
+
     def _died(self, die: Callable[[int], None], rank: int) -> None:
-        before = self.simulation.dead
-        mass = self.masses.of(rank) if self.masses else None
+        before = self.simulation.deaths
+        mass = self.masses.of(rank) if self.masses and self._is_member(rank) else None
         die(rank)
-        if self.simulation.dead > before:
+        if self.simulation.deaths > before:
             self.died.add(rank)
-            self.accounts.regroup(len(self.run.replicas))
+            self.accounts.regroup(len(self.run.sessions))
             session = self.run.sessions[rank]
             if session.trainer.regroups and rank in self._shared and rank in self._rows:
                 self.accounts.settle(session, self._rows.pop(rank))  # the others know of the batch, or train it again
             if self.masses and mass is not None:
-                self.masses.lose(mass)
-            self.simulation.at(self.simulation.time, self._look_who_waits)
+                self.masses.lose(mass - self.masses.withdrawn(rank))
+            self._begin_masses()
+        self.simulation.at(self.simulation.time, self._look_who_waits)
 
-    def _came(self, come: Callable[[int], None], rank: int) -> None:
-        before = self.simulation.dead
-        come(rank)
-        if self.masses and self.simulation.dead < before:
-            self.masses.lose(-self.masses.of(rank))
+    def _changed(self, write_state: Callable[[int, float], None], rank: int, state: float) -> None:
+        """Notice a newcomer that becomes a member."""
+        joins = not self._is_member(rank) and memory.is_member(state)
+        write_state(rank, state)
+        if joins:
+            self.joined += 1
+            self.accounts.divide_among_more(len(self.live))
 
     def _look_who_waits(self) -> None:
         """Require that no live rank waits for a dead one. All ranks have had their turn since the death."""
         for transport in self.simulation.transports:
             for task in () if transport.gone else transport.parked:
-                dead = [peer for peer in task.peers if peer in self.died]
+                dead = [peer for peer in task.peers if self.simulation.status[peer, Column.STATE] == State.DEAD]
                 require(not dead, f"rank {transport.rank} waits for the dead {dead}: {task.what}")
 
 
@@ -257,12 +278,16 @@ class Masses:
     """The masses of push-sum (comm/methods/weighing.py): of the live replicas and of the messages in flight.
 
     expected: their sum. A death takes the mass of a replica, and of the messages from it and to it that are lost.
-    sent: the messages in flight, (the identity of the header, receiver) -> (sender, header).
+    sent: the messages in flight, (the identity of the header, receiver) -> (both transports, header). offers: by rank,
+    the mass that it has offered to a newcomer. granted: by rank, (newcomer, mass) that the newcomer has taken, and the
+    rank has not given yet.
     """
 
     def __init__(self, watch: Watch) -> None:
         self.watch, simulation = watch, watch.simulation
-        self.sent: dict[tuple[int, int], tuple[int, Header]] = {}
+        self.sent: dict[tuple[int, int], tuple[Sender, Sender, Header]] = {}
+        self.offers: dict[int, np.ndarray] = {}
+        self.granted: dict[int, tuple[int, np.ndarray]] = {}
         self.blocks: dict[int, int] = {}  # start of a block -> its number
         self.expected: np.ndarray | None = None
         send, release = simulation.send, simulation.release
@@ -270,16 +295,18 @@ class Masses:
         def sending(message: InFlight) -> None:
             if message.channel is Channel.MAIL and not message.header.marker:
                 for receiver in message.receivers:
-                    self.sent[id(message.header), receiver] = message.sender, message.header
+                    ends = message.sender, simulation.transport(receiver)
+                    self.sent[id(message.header), receiver] = (*ends, message.header)
             send(message)
 
         def releasing(message: InFlight, peer: int) -> None:
             lost = self.sent.pop((id(message.header), peer), None) if message.channel is Channel.MAIL else None
             if lost is not None:
-                dead = simulation.status[[message.sender, peer], Column.STATE] == State.DEAD
-                require(bool(dead.any()), f"a message from {message.sender} to {peer} was dropped with its mass")
+                sender, receiver, header = lost
+                require(sender.gone or receiver.gone,
+                        f"a message from {sender.rank} to {peer} was dropped with its mass")  # fmt: skip
                 mass = np.zeros(len(self.blocks))
-                mass[self.blocks[lost[1].start]] = lost[1].weight
+                mass[self.blocks[header.start]] = header.weight
                 self.lose(mass)
             release(message, peer)
 
@@ -296,11 +323,35 @@ class Masses:
             return weight(header, block)
 
         wrap(weighing, "weight", weighed)
+        self._watch_offers(rank, method)
+
+    def _watch_offers(self, rank: int, method: Gossip) -> None:
+        offer, accepted, restore, joins = method.offer, method.accepted, method.restore, method.fabric.newcomer
+
+        def offered() -> Any:
+            found = offer()
+            if found is not None:
+                self.offers[rank] = found[0]["mass"].copy()
+            return found
+
+        def given(vectors: Any) -> None:
+            accepted(vectors)
+            require(self.granted.pop(rank, None) is not None, f"replica {rank} gives mass that nobody has taken")
+
+        def restored(vectors: Any, numbers: Any) -> None:
+            restore(vectors, numbers)
+            if joins:
+                giver = method.fabric.leader
+                self.granted[giver] = rank, self.offers.pop(giver)
+
+        wrap(method, "offer", offered)
+        wrap(method, "accepted", given)
+        wrap(method, "restore", restored)
 
     def begin(self) -> None:
         self.expected = self.total()
         before = self.watch.accounts.mass
-        if before is not None and self.watch.again and self.watch.accounts.clean:
+        if before is not None and self.watch.again and self.watch.accounts.clean and not self.watch.died:
             kept = len(self.expected) == len(before) and np.array_equal(before, self.expected)
             replicas = float(len(self.watch.live))
             require(kept or bool((self.expected == replicas).all()),
@@ -314,15 +365,19 @@ class Masses:
 
     def total(self) -> np.ndarray:
         total = np.sum([self.of(session.fabric.rank) for session in self.watch.live], axis=0)
-        for _, header in self.sent.values():
+        for _, _, header in self.sent.values():
             total[self.blocks[header.start]] += header.weight
-        return np.asarray(total)
+        return np.asarray(total - sum(mass for _, mass in self.granted.values()))
+
+    def withdrawn(self, rank: int) -> np.ndarray:
+        """Return the mass that is not lost if this rank dies: it exists twice, until the giver has given it."""
+        givers = [giver for giver, (taker, _) in self.granted.items() if rank in (giver, taker)]
+        return np.sum([self.granted.pop(giver)[1] for giver in givers], axis=0)
 
     def in_flight(self) -> list[tuple[int, int]]:
         """Return (sender, receiver) of each message in flight between live ranks."""
-        dead = self.watch.simulation.status[:, Column.STATE] == State.DEAD
-        return [(sender, receiver) for (_, receiver), (sender, _) in self.sent.items()
-                if not dead[sender] and not dead[receiver]]  # fmt: skip
+        return [(sender.rank, receiver.rank) for sender, receiver, _ in self.sent.values()
+                if not sender.gone and not receiver.gone]  # fmt: skip
 
     def lose(self, mass: np.ndarray) -> None:
         """Expect so much less from now on."""

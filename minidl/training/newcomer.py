@@ -125,11 +125,11 @@ def _until(fabric: Fabric, rank: int, ready: Callable[[], bool]) -> None:
     def done() -> bool | None:
         if ready():
             return True
-        if fabric.now() > deadline:
+        if fabric.now() >= deadline:
             raise Withdrawn
         return None
 
-    fabric.wait(done, (), f"replica {rank}, which joins")
+    fabric.wait(done, (), f"replica {rank}, which joins", until=deadline)
 
 
 def _work(trainer: Trainer) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from time import perf_counter
 
 from minidl.comm import stats
@@ -29,12 +29,12 @@ class Observer:
     A line of metrics.jsonl is written after every LOG_EVERY steps of a replica, on average, and after each epoch of all
     replicas together. For an epoch, the average of all replicas is tested. This takes no virtual time.
 
-    flops: of one image's gradient. sessions: of all ranks. tested: replicas whose own weights were tested.
+    flops: of one image's gradient. sessions: by rank. tested: replicas whose own weights were tested.
     """
 
     def __init__(self, simulation: Simulation, flops: float, quiet: bool) -> None:
         self.simulation, self.flops = simulation, flops
-        self.sessions: Sequence[Session] = ()
+        self.sessions: Mapping[int, Session] = {}
         self.tested: set[int] = set()
         self.display = Display(quiet)
         self.real = perf_counter()  # the real time of the beginning
@@ -46,7 +46,8 @@ class Observer:
     @property
     def leader(self) -> Session:
         """The session of the first live replica."""
-        return self.sessions[self.sessions[0].fabric.leader]
+        one = next((each for each in self.sessions.values() if each.fabric.alive(each.fabric.rank)), self.sessions[0])
+        return self.sessions[one.fabric.leader]
 
     def announce(self, session: Session) -> None:
         """Print what is trained. Each session calls this before its first step, and the leader's is the first."""
@@ -62,7 +63,7 @@ class Observer:
                              f"{forecast.duration(session.config.workers, steps, flops)}")  # fmt: skip
             self.display.say(LEGEND)
         rank = session.fabric.rank
-        if rank in session.fabric.replicas and rank not in self.simulation.late:
+        if rank in session.fabric.replicas and not session.fabric.newcomer:
             self.steps += trainer.replica.steps  # of an earlier session
             self.logged, self.epoch = self.steps, self.steps // trainer.work.batches
 

@@ -20,7 +20,7 @@ from minidl.errors import CheckpointError, printable
 from minidl.nn import Module
 from minidl.run import checkpoint as files
 from minidl.run.evaluation import Score, evaluate
-from minidl.run.folder import JournalError, RunFolder, resuming
+from minidl.run.folder import JournalError, RunFolder, is_new, resuming
 from minidl.run.progress import BEST
 from minidl.training import local_snapshots
 from minidl.training.collecting import Replicas, collected, send_state
@@ -96,18 +96,30 @@ class RunOutput:
             yield
         except BaseException:
             if self.run and not self.begun:
-                join.uninvite(self.run.folder)
-                self.run.discard()
+                self.discard()
             raise
         finally:
             if self.run:
                 join.uninvite(self.run.folder)
                 self.run.__exit__()
 
+    def discard(self) -> None:
+        """Remove a new folder: the run has not begun."""
+        if self.run:
+            join.uninvite(self.run.folder)
+            self.run.discard()
+
     def _open(self, leader: int, open_run: Callable[[], RunFolder]) -> str:
         if self.fabric.rank == leader:
-            self.run = open_run()
+            self.run = self._left_by_the_dead() or open_run()
         return hand_out_text(self.fabric, str(self.run.folder) if self.run else "", leader)
+
+    def _left_by_the_dead(self) -> RunFolder | None:
+        """If an earlier leader has died, return the folder that it may have created for this run. It is still empty."""
+        config, first = self.trainer.config, self.fabric.replicas[0]
+        if not config.out or self.fabric.alive(first) or not is_new(Path(config.out), config):
+            return None
+        return RunFolder.open(config.out)
 
     def held(self) -> RunFolder:
         """Return the run's folder. After the death of the leader, the new leader or a server opens it first.

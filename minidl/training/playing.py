@@ -25,7 +25,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from minidl.comm.transport.event_loop import Deadlock
+from minidl.comm.transport.sim import Deadlock, Simulation
 from minidl.errors import DivergedError, MinidlError
 from minidl.run import array_writer, checkpoint, folder
 from minidl.run.config import Config, resolve
@@ -41,7 +41,6 @@ from minidl.training.scenario import (
     MODEL,
     PIECE,
     Cut,
-    Death,
     FullDisk,
     Part,
     PowerCut,
@@ -69,7 +68,7 @@ class Played:
         simulation = run.simulation
         self._hash.update(f"{outcome} {simulation.time} {simulation.happened}".encode())
         self._hash.update(simulation.claims.tobytes())
-        for session in run.sessions:
+        for session in run.sessions.values():
             self._hash.update(session.trainer.replica.theta.tobytes())
 
     @property
@@ -115,14 +114,14 @@ class Player:
         scenario, again = self.scenario, (self.out / "config.toml").exists()
         config = _config({**scenario.options, "out": str(self.out), "workers": part.replicas})
         parts, index = _parts(config.seed, config.optimizer, config.validation)
-        ranks, signals = part.replicas + (scenario.method == "ps"), Signals()
+        ranks, signals = part.replicas + (scenario.method == "ps") + part.places, Signals()
         saved = _guarded(lambda: last_saved(self.out / "checkpoints"))
         begin = saved.seconds() if saved else 0.0
         cluster = scenario.cluster(part, ranks, work_of(config), begin)
-        run = _guarded(lambda: SimulatedRun(config, cluster, ranks, signals, parts, saving=True,
+        run = _guarded(lambda: SimulatedRun(config, cluster, ranks, signals, parts, full=True,
                                             resume=self.out if again else None))  # fmt: skip
         watch = Watch(run, self.accounts, index, again)
-        self._arrange(part, run, begin)
+        self._arrange(part, run, watch, begin)
         self.disk.full = False
         self.disk.refused = 0
         outcome = self._outcome(run, watch, again)
@@ -132,7 +131,7 @@ class Player:
 
     def _outcome(self, run: SimulatedRun, watch: Watch, again: bool) -> str:
         try:
-            summary = run.go_on({}) if again else run.begin(lambda: RunFolder.create(run.config))
+            summary = run.go_on({}) if again else run.begin(lambda: RunFolder.create(run.sessions[0].config))
         except Stopped:
             asked = run.signals.received or any(transport.stop_wanted for transport in run.simulation.transports)
             require(bool(asked), "it stopped, but no rank was asked to")
@@ -157,24 +156,25 @@ class Player:
         if self.disk.refused:
             return
         require(bool(watch.died), f"{type(error).__name__} without a fault: {error}")
-        servers = set(range(run.simulation.size)) - set(run.replicas)
-        goes_on = not run.synchronous or run.config.on_death == "continue"
+        servers = set(run.simulation.servers)
+        goes_on = not run.synchronous or (run.config.on_death == "continue" and watch.trained)
         needed = not goes_on or not watch.live or servers & watch.died
         require(bool(needed), f"{len(watch.live)} replicas live, and need no others, but the run has ended: {error}")
 
-    def _arrange(self, part: Part, run: SimulatedRun, begin: float) -> None:
+    def _arrange(self, part: Part, run: SimulatedRun, watch: Watch, begin: float) -> None:
         """Plan the faults of a part."""
         simulation = run.simulation
         simulation.at(begin + LONGEST / 2, _end_frozen, run)
+        freeze, most = simulation.freezes.freeze, 10 * run.config.stall
+        # Before the first step, all wait for a frozen rank.
+        wrap(simulation.freezes, "freeze",
+             lambda rank, seconds: freeze(rank, seconds if watch.trained else min(seconds, most)))  # fmt: skip
         simulation.at(begin + LONGEST, _too_long, run)
         wrap(simulation, "run", partial(simulation.run, check=partial(_count_events, run)))
         if self.scenario.markers:
-            for transport in simulation.transports:
-                wrap(transport, "native_drain", lambda: None)
+            _use_markers(simulation)
         for fault in part.faults:
             match fault:
-                case Death(time, rank):
-                    simulation.at(begin + time, lambda rank=rank: simulation.die(rank))
                 case PowerCut(time):
                     simulation.at(begin + time, _cut_power, run)
                 case Stop(time, rank):
@@ -186,12 +186,25 @@ class Player:
             _cut_links(run, cuts, begin)
 
 
+def _use_markers(simulation: Simulation) -> None:
+    """Let replicas find out with markers that no message is in flight."""
+    refill = simulation.refill
+
+    def refilled(rank: int) -> None:
+        refill(rank)
+        wrap(simulation.transport(rank), "native_drain", lambda: None)
+
+    wrap(simulation, "refill", refilled)
+    for transport in simulation.transports:
+        wrap(transport, "native_drain", lambda: None)
+
+
 def _stop(run: SimulatedRun, rank: int) -> None:
     """Send a signal to a rank, or to all."""
     if rank < 0:
         run.signals.received = signal.SIGTERM
     else:
-        run.sessions[rank].fabric.stop_wanted = True
+        run.simulation.transport(rank).stop_wanted = True
 
 
 def _end_frozen(run: SimulatedRun) -> None:

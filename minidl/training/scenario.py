@@ -9,13 +9,14 @@ Times are virtual seconds since the beginning of a part. A fault that comes afte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minidl.comm.cluster import Cluster, Device, Event, FreezeEvent, Group, Link, Stragglers
+from minidl.run.config import CLAIMING, JOINABLE
 
 PIECE = 8  # images of a batch
 IMAGES = 48  # of an epoch
@@ -46,6 +47,8 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Join:
+    """A newcomer is started in the place of a rank: a new place, or that of a rank that may have died."""
+
     time: float
     rank: int
 
@@ -84,10 +87,12 @@ class PowerCut:
 
 @dataclass(frozen=True)
 class Part:
-    """replicas: their number. faults: what happens."""
+    """replicas: their number at the beginning. faults: what happens. places: for others that join, above the ranks that
+    are there from the beginning."""
 
     replicas: int
     faults: tuple[Any, ...] = ()
+    places: int = 0
 
     def of(self, kind: type) -> list[Any]:
         """Return the faults of this kind."""
@@ -127,7 +132,7 @@ class Scenario:
         return str(self.options["method"])
 
     def cluster(self, part: Part, ranks: int, work: str, begin: float) -> Cluster:
-        """Return the cluster of a part, with its joins and freezes; playing.py causes the other faults.
+        """Return the cluster of a part, with its deaths, joins and freezes; playing.py causes the other faults.
 
         work: the key under [measured]. begin: the virtual time at which the part begins.
         """
@@ -143,6 +148,7 @@ class Scenario:
         return Cluster(
             groups, devices, machines.inside, machines.between, links if machines.slow_node >= 0 else {},
             Stragglers(machines.stragglers),
+            deaths=tuple(Event(begin + one.time, one.rank) for one in part.of(Death)),
             joins=tuple(Event(begin + one.time, one.rank) for one in part.of(Join)),
             freezes=tuple(FreezeEvent(begin + one.time, one.rank, seconds=one.seconds) for one in part.of(Freeze)),
             measured={work: SECONDS}, file=f"scenario {self.seed}",
@@ -190,12 +196,13 @@ class Drawing:
             if parts and self.happens(0.4):
                 replicas = int(self.chance.integers(2, 9))
             faults = self.faults(options, machines, replicas, replicas + servers, asynchronous)
-            if not parts and options["method"] == "gossip" and replicas > 2 and self.happens(0.2):
-                # Joins only in the first part: a rank that joins takes its weights from another one, so in a resumed
-                # run it would ignore what was saved of it.
-                faults.append(Join(self.moment(options, machines, replicas), replicas - 1))
-            parts.append(Part(replicas, tuple(sorted(faults, key=lambda fault: fault.time))))
-        return Scenario(self.seed, machines, options, tuple(parts), markers=self.happens(0.75))
+            parts.append(Part(replicas, tuple(faults)))
+        markers = self.happens(0.75)
+        if options["method"] in JOINABLE:
+            parts = [self.with_joins(part, options, machines, servers) for part in parts]
+        parts = [replace(part, faults=tuple(sorted(self.early(part.faults), key=lambda fault: fault.time)))
+                 for part in parts]  # fmt: skip
+        return Scenario(self.seed, machines, options, tuple(parts), markers)
 
     def machines(self) -> Machines:
         inside = Link(self.magnitude(-6, -3), self.magnitude(-10, -6))
@@ -276,6 +283,41 @@ class Drawing:
                 case "power":
                     found.append(PowerCut(time()))
         return found
+
+
+    def with_joins(self, part: Part, options: Mapping[str, Any], machines: Machines, servers: int) -> Part:
+        """Add newcomers, and faults at about the time at which they join."""
+        faults: list[Any] = [*part.faults]
+        times: list[float] = []
+        while self.happens(0.4) and len(times) < 4:
+            if faults and self.happens(0.5):
+                times.append(self.one_of(faults).time + self.magnitude(-5, -1))
+            else:
+                times.append(self.moment(options, machines, part.replicas))
+        ranks, places = part.replicas + servers, 0
+        for time in sorted(times):
+            died = [fault.rank for fault in part.of(Death) if fault.time < time and fault.rank != ranks - servers]
+            if died and self.happens(0.6):
+                rank = self.one_of(died)
+            else:
+                rank, places = ranks + places, places + 1
+            faults.append(Join(time, rank))
+            if self.happens(0.5):
+                soon, other = time + self.magnitude(-5, -1), int(self.chance.integers(part.replicas))
+                rank = rank if self.happens(0.6) else other
+                endless = options["method"] in CLAIMING and self.happens(0.5)
+                seconds = FOREVER if endless else self.magnitude(-3, 1)
+                faults.append(Death(soon, rank) if self.happens(0.5) else Freeze(soon, rank, seconds))
+        return Part(part.replicas, tuple(faults), places)
+
+    def early(self, faults: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Sometimes let a fault come earlier: while the ranks agree on how to begin."""
+        if not faults or not self.happens(0.15):
+            return faults
+        first, *others = faults
+        if isinstance(first, Join):
+            return faults
+        return (replace(first, time=self.magnitude(-5, -1.5)), *others)
 
 
 def draw(seed: int) -> Scenario:

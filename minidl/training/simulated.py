@@ -5,16 +5,20 @@ Each rank of the cluster runs a session (session.py) as in a real job, on the si
 
     model, data, engine    all ranks share them (`Parts`). Each replica has separate vectors (comm/replica.py)
     metrics.jsonl          an observer sees all replicas (observer.py). It logs means over all of them
-    checkpoints            only at the end and at a stop. Evaluations and the collection of states take no virtual time.
-                           With `saving`, they are made as in a real job
+    start                  all ranks begin at once. They neither compare their options nor tell each other the folder
+    checkpoints            only at the end and at a stop, and if others join a synchronous run. Evaluations and the
+                           collection of states take no virtual time
+
+With `full`, the start and the checkpoints are those of a real job, too. Replicas that join get their state from the
+leader as in a real job (newcomer.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +31,18 @@ from minidl.data import Dataset
 from minidl.errors import MinidlError
 from minidl.nn import Module, random_state, set_random_state
 from minidl.run import checkpoint as files
-from minidl.run.config import Config
+from minidl.run.config import JOINABLE, Config
 from minidl.run.evaluation import Score
 from minidl.run.folder import CLUSTER, RunFolder, resuming
-from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
-from minidl.training import forecast
+from minidl.training import forecast, newcomer
+from minidl.training.agreement import agree_at_start, facts_of_run
 from minidl.training.continuing import Saved, earlier_result, go_on, last_saved
 from minidl.training.gradient_cost import flops_per_image, measure, work_of
 from minidl.training.observer import Observer
 from minidl.training.output import RunOutput, parameter_count, reopen
 from minidl.training.session import Session, chosen, prepare
+from minidl.training.startup import begin_together
 from minidl.training.trainer import Entry
 
 HEAD = ("# The options of a simulated run, except the cluster and the number of ranks. To repeat it bit-identically:\n"
@@ -111,15 +116,16 @@ class Parts:
 class SimulatedRun:
     """A run of all replicas of a virtual cluster, from the first step to the result.
 
-    parts: of an earlier run; see Parts. saving: whether checkpoints are made as in a real job: after each epoch, and
-    collecting the states takes virtual time. resume: the folder of a run to continue.
+    ranks: their number, with those that join later. parts: of an earlier run; see Parts. full: whether the start and
+    the checkpoints are those of a real job, and take virtual time. resume: the folder of a run to continue.
 
         simulated = SimulatedRun(config, cluster, ranks, signals)
         simulated.simulation.at(3.0, ...)                  what else happens at a virtual time
         summary = simulated.begin(lambda: RunFolder.create(simulated.config))
 
-    simulation: the clock and the network. sessions: of each rank. results: of each rank that has not died: the summary,
-    None, or Stopped.
+    simulation: the clock and the network. replicas: the ranks that train from the beginning. sessions: of each rank
+    that has begun, also of the dead; `created` is called with that of a newcomer. results: of each rank that has not
+    died: the summary, None, or Stopped.
     """
 
     def __init__(
@@ -129,12 +135,11 @@ class SimulatedRun:
         ranks: int,
         signals: Signals,
         parts: Parts | None = None,
-        saving: bool = False,
+        full: bool = False,
         resume: Path | None = None,
     ) -> None:
-        kind, self.replicas = chosen(config, ranks)
-        self.config = config = replace(config, workers=len(self.replicas))
-        self.signals, self.saving, self.folder = signals, saving, resume or Path()
+        self.config = config = replace(config, workers=len(chosen(config, ranks)[1]))
+        self.signals, self.full, self.folder = signals, full, resume or Path()
         self.saved: Saved | None = None
         if resume:
             with reopen(resume) as run:
@@ -146,13 +151,17 @@ class SimulatedRun:
             cluster, ranks, config.seed, work_of(config), self.parts.flops, config.trace,
             begin=self.saved.seconds() if self.saved else 0.0, stall=config.stall,
         )  # fmt: skip
-        self.simulation.free_saves = not saving
-        if kind.synchronous and ranks > 1 and self.simulation.late:
-            raise cluster.wrong(f"[[joins]]: with method {config.method} all replicas make each step together, "
-                                "from the first")  # fmt: skip
+        self.simulation.free_saves = not full
+        self.simulation.arrivals.invited = False  # until the folder is open
+        self.others_join = self.simulation.began < ranks
+        if cluster.joins and (config.method not in JOINABLE or (config.shards or "iid") != "iid"):
+            raise cluster.wrong(f"[[joins]]: expected one of the methods {', '.join(JOINABLE)}, with --shards iid, got "
+                                f"{config.method}")  # fmt: skip
+        kind, self.replicas = chosen(config, self.simulation.began)
         self.synchronous = kind.synchronous
         self.observer = Observer(self.simulation, self.parts.flops, config.quiet)
-        self.sessions = [SimulatedSession(self, rank) for rank in range(ranks)]
+        self.created: Callable[[SimulatedSession], None] = lambda session: None
+        self.sessions = {rank: SimulatedSession(self, rank) for rank in range(self.simulation.began)}
         self.observer.sessions = self.sessions
         self.results: dict[int, Entry | Stopped | None] = {}
 
@@ -176,7 +185,7 @@ class SimulatedRun:
         self.signals.defer(self.config.quiet)
         self._prepare()
         try:
-            ranks = range(len(self.sessions))
+            ranks = range(self.simulation.size)
             self.results = self.simulation.run({rank: partial(self._main, rank, work) for rank in ranks})
         finally:
             self.observer.display.close()
@@ -187,6 +196,11 @@ class SimulatedRun:
                 return result
         again = f"; to continue: {resuming(self.folder, self.config.model)}" if files.last(self.checkpoints) else ""
         raise MinidlError(f"all replicas have died, after {self.simulation.time:.6g} virtual s{again}")
+
+    @cached_property
+    def facts(self) -> dict[str, object]:
+        """What all ranks of a full run have in common. It is computed once for all of them."""
+        return facts_of_run(self.sessions[0].config, self.parts.model, self.parts.data) if self.full else {}
 
     @property
     def checkpoints(self) -> Path:
@@ -202,42 +216,33 @@ class SimulatedRun:
 
     def _main(self, rank: int, work: Callable[[SimulatedSession], Entry | None]) -> Entry | Stopped | None:
         """The work of a rank."""
-        session = self.sessions[rank]
-        while rank in self.simulation.late:
-            with suppress(PeerLost):  # the other one has died: ask the next
-                self._catch_up(session)
-                break
         try:
-            return work(session)
+            if self.simulation.transport(rank).newcomer:
+                return self._join(rank)
+            if self.full:
+                self.sessions[rank].agree()
+            return work(self.sessions[rank])
         except Stopped as stopped:
             return stopped.with_traceback(None)
         except MinidlError as error:
-            if self.synchronous and self.simulation.dead and type(error) in (MinidlError, PeerLost):
+            if self.synchronous and self.simulation.deaths and type(error) in (MinidlError, PeerLost):
                 raise MinidlError(f"after {self.simulation.time:.6g} virtual s: with {self.config.method} all make "
                                   f"each step together; asynchronous methods continue: {error}") from None  # fmt: skip
             raise
 
-    def _catch_up(self, session: SimulatedSession) -> None:
-        """Copy the weights and the position of another replica to this one, which joins late."""
-        fabric, trainer, simulation = session.fabric, session.trainer, self.simulation
-        others = [rank for rank in fabric.survivors() if rank != fabric.rank]
-        if not others:
-            return
-        other = self.sessions[others[0]].trainer
-        theta, at = other.replica.theta.copy(), other.progress
-        came: list[bool] = []
-
-        def arrive() -> None:
-            came.append(True)
-            simulation.transport(fabric.rank).wake()
-
-        other.fabric.stats.sent(fabric.rank, theta.nbytes)
-        simulation.transfer(others[0], fabric.rank, theta.nbytes, arrive)
-        fabric.wait(lambda: came or None, others[:1], "its first weights")
-        fabric.stats.received(others[0], theta.nbytes)
-        trainer.replica.theta[:] = theta
-        trainer.progress = Progress(step=at.step, epoch=at.epoch, batch=at.batch)
-        trainer.replica.steps = other.replica.steps
+    def _join(self, rank: int) -> Entry | None:
+        """The work of a rank that joins."""
+        session = self.sessions[rank] = SimulatedSession(self, rank)
+        session.facts = self.facts
+        self.created(session)
+        try:
+            with session.output.opened(lambda: RunFolder.open(self.folder)):
+                return session.train()
+        except MinidlError as error:
+            if not session.fabric.newcomer:
+                raise
+            self.observer.display.say(f"replica {rank} has not joined: {error}")
+            return None
 
 
 class SimulatedSession(Session):
@@ -247,9 +252,16 @@ class SimulatedSession(Session):
         self.simulated, parts = simulated, simulated.parts
         transport = simulated.simulation.transport(rank)
         super().__init__(
-            simulated.config, simulated.signals, Fabric(transport, simulated.replicas), parts.data, parts.model,
+            replace(simulated.config, workers=len(simulated.replicas)), simulated.signals,
+            Fabric(transport, simulated.replicas), parts.data, parts.model,
             parts.engine if transport.size > 1 else None,
         )  # fmt: skip
+
+    def agree(self) -> None:
+        """Compare the options with those of the other ranks, as `Session.of_process` does."""
+        transport, model = self.fabric.transport, self.model
+        self.facts = agree_at_start(Fabric(transport), self.config, model, self.data, self.simulated.facts)
+        transport.join(self.trainer.method.buffers(model.flatten().size, self.config), model.flatten().layout_hash)
 
     def make_output(self) -> RunOutput:
         return SimulatedOutput(self)
@@ -259,15 +271,21 @@ class SimulatedSession(Session):
 
     def begin_together(self) -> None:
         """Begin, in the order of the ranks. `SimulatedRun` has compiled the kernels for all of them."""
-        self.fabric.set_status(Column.STATE, State.TRAINING)
+        if self.fabric.newcomer:
+            self.output.folder = newcomer.become_member(self.trainer, self.facts)
+        elif self.simulated.full:
+            begin_together(self.fabric, lambda: None)
+        else:
+            self.fabric.set_status(Column.STATE, State.TRAINING)
 
     def _step_done(self, entry: Entry) -> None:
         self.simulated.observer.step_done(self, entry)
 
     def _epoch_done(self, entry: Entry) -> None:
-        """Do as in a real job if all replicas validate their average now. Else save nothing before the last epoch."""
-        validates = self.trainer.method.synchronous and self.data.x_validation is not None
-        if self.simulated.saving or self.output.alone or validates:
+        """Do as in a real job if all replicas meet now. Else save nothing before the last epoch."""
+        simulated = self.simulated
+        together = self.trainer.method.synchronous and (self.data.x_validation is not None or simulated.others_join)
+        if simulated.full or self.output.alone or together:
             super()._epoch_done(entry)
         else:
             self.averages.take()
@@ -283,15 +301,32 @@ class SimulatedOutput(RunOutput):
     @contextmanager
     def opened(self, open_run: Callable[[], RunFolder]) -> Iterator[None]:
         """Open the run's folder in the leader, which begins first, and close it after the `with` block."""
+        if self.simulated.full or self.fabric.newcomer:
+            with super().opened(open_run):
+                self._invite()
+                yield
+            return
         try:
             if self.leads:
                 self.run = open_run()
-                self.simulated.folder = self.run.folder
+                self.folder = self.run.folder
+                self._invite()
             self.folder = self.simulated.folder
             yield
         finally:
             if self.run:
                 self.run.__exit__()
+
+    def _invite(self) -> None:
+        """Let others join, as `launch.join.invite` does, if this rank has opened the folder."""
+        if self.run:
+            self.simulated.folder = self.run.folder
+            self.simulated.simulation.arrivals.invited = True
+
+    def discard(self) -> None:
+        """Do nothing in a rank that is killed."""
+        if self.fabric.alive(self.fabric.rank):
+            super().discard()
 
     def log(self, entry: Entry) -> None:
         super().log({"time": entry.get("seconds", self.simulated.simulation.time), **entry})
@@ -303,7 +338,7 @@ class SimulatedOutput(RunOutput):
             self.log({"event": "average", **{name: entry[name] for name in names if name in entry}})
 
     def save_snapshot(self) -> None:
-        if self.simulated.saving:
+        if self.simulated.full:
             super().save_snapshot()
 
     def score_of_replica(self) -> Score | None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from minidl.comm.fabric.base import CHUNK, Channel, Fabric, Header, PeerLost
+from minidl.comm.fabric.base import CHUNK, Channel, Column, Fabric, Header, PeerLost
 from minidl.comm.fabric.group import chunks
 
 T = TypeVar("T")
@@ -16,17 +16,42 @@ T = TypeVar("T")
 def led(fabric: Fabric, work: Callable[[int], T]) -> T:
     """Return work(leader), which all live ranks call. If the leader dies meanwhile, all repeat it with the next one.
 
+    It may die when only some ranks have received its result. So none goes on before all have it: each notes in the
+    status table that it has. A result is not accepted after the death of its leader. So all see the same notes then.
     With `fail_fast`, the death of any replica raises PeerLost.
     """
+    calls = int(fabric.status[fabric.rank, Column.RESULT]) // fabric.size + 1
     while True:
         fabric.led_by = leader = fabric.leader
         try:
-            return work(leader)
+            result = work(leader)
+            _wait_for_all(fabric, leader, float(calls * fabric.size + leader))
+            return result
         except PeerLost:
             if fabric.fail_fast or fabric.alive(leader):
                 raise
+            while (message := fabric.take(Channel.GATHER, leader)) is not None:
+                message.release()
         finally:
             fabric.led_by = None
+
+
+def _wait_for_all(fabric: Fabric, leader: int, number: float) -> None:
+    """Wait until all live ranks have a result of this leader. number: of the result; later results have larger ones.
+
+    Raises PeerLost if the leader has died before.
+    """
+
+    def received() -> bool | None:
+        if all(fabric.status[rank, Column.RESULT] >= number for rank in range(fabric.size) if fabric.alive(rank)):
+            return True
+        if not fabric.alive(leader):
+            raise PeerLost(leader, "the result")
+        return None
+
+    if fabric.alive(leader):
+        fabric.set_status(Column.RESULT, number)
+    fabric.wait(received, (), "the others to receive the result")
 
 
 def hand_out(fabric: Fabric, vector: np.ndarray, leader: int) -> None:
