@@ -32,7 +32,7 @@ BATCH, STALL = 16, 3.0
 RUN = ["--model", "mlp", "--batch-size", str(BATCH), "--lr", "0.02", "--validation", "0.1", "--threads", "1",
        "--stall", str(STALL)]  # fmt: skip
 PLACES = 6  # of workers, in a job that others can join
-LONGEST = 150.0  # seconds without a trained batch, and until a job ends, after which it hangs
+LONGEST = 240.0  # seconds without a trained batch, and until a job ends, after which it hangs
 OF_MPI = re.compile(r"vader|ompi|openmpi|mpich|prte|pmix|sm_segment|psm2|ucx", re.I)  # of other jobs in /dev/shm
 REFUSALS = ("has ended before it had joined; the job has printed the reason", "is not being trained", "has finished",
             "the job is about to end", "the job is full", "has ended before replica")  # fmt: skip
@@ -47,6 +47,7 @@ class Kind(NamedTuple):
     words: str
     joins: bool = True
     survives: bool = True
+    images: int = 14400
 
     @property
     def name(self) -> str:
@@ -57,17 +58,14 @@ class Kind(NamedTuple):
         return self.name in ("gossip", "ps")
 
     @property
-    def images(self) -> int:
-        return 14400 if self.claims or self.name == "local" else 3600
-
-    @property
     def pieces(self) -> int:
         return -(-self.images // BATCH)
 
 
 KINDS = [Kind("gossip"), Kind("gossip --exchange pull"), Kind("gossip --exchange push-pull --mix mass"), Kind("ps"),
-         Kind("local", joins=False), Kind("allreduce --on-death continue"), Kind("dpsgd --on-death continue"),
-         Kind("local-sgd --period 3 --on-death continue"), Kind("dpsgd", survives=False)]  # fmt: skip
+         Kind("local", joins=False), Kind("allreduce --on-death continue", images=3600),
+         Kind("dpsgd --on-death continue", images=3600), Kind("local-sgd --period 3 --on-death continue", images=3600),
+         Kind("dpsgd", survives=False, images=3600)]  # fmt: skip
 
 
 class Fault(NamedTuple):
@@ -190,7 +188,7 @@ class Job:
             descriptor = os.pidfd_open(process)
             signal.pidfd_send_signal(descriptor, signal.SIGSTOP if seconds else signal.SIGKILL)
             now = time.monotonic()
-            self.faults.append(Fault(now, what, rank))
+            self.did(what, rank)
             if seconds:
                 self.frozen[rank] = now + seconds, process, descriptor
             else:
@@ -211,7 +209,14 @@ class Job:
             [sys.executable, "-m", "minidl.train", "--join", "run", "--workers", str(count)], cwd=self.folder,
             env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         ))  # fmt: skip
-        self.faults += [Fault(time.monotonic(), "join", -1)] * count
+        for _ in range(count):
+            self.did("join")
+
+    def did(self, what: str, rank: int = -1) -> None:
+        """Note a fault, also in FOLDER/faults."""
+        self.faults.append(Fault(time.monotonic(), what, rank))
+        with (self.folder / "faults").open("a") as file:
+            file.write(f"{self.faults[-1].moment:.3f} {what} {rank} {self.states()}\n")
 
     def look(self) -> None:
         """Wake what must wake, handle commands that have ended, and note a job that makes no progress."""
@@ -303,7 +308,7 @@ def untidy(job: Job, killed: bool = False) -> str:
     if found := os.listdir(job.folder / "tmp"):
         return f"left behind: temporary files {found}"
     new = set(os.listdir("/dev/shm")) - job.shared
-    if found := [name for name in new if not OF_MPI.search(name) and not name.startswith("minidl-scenario")]:
+    if found := [name for name in new if not OF_MPI.search(name) and Path("/dev/shm", name).is_file()]:
         return f"left behind in /dev/shm: {found}"
     hidden = [str(path.relative_to(job.run)) for path in job.run.rglob(".*") if path.is_file() or path.name != ".lock"]
     if not killed and (hidden or (job.run / "job.json").exists()):

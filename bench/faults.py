@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import soak
-from bench.fault_jobs import KINDS, Fault, Job, noted, untidy, wrong
+from bench.fault_jobs import KINDS, Job, noted, untidy, wrong
 
-FAULTS, PAUSE = 40, (0.3, 3.5)  # in a job; seconds between two of them
+FAULTS, PAUSE = 60, (0.3, 3.5)  # in a job; seconds between two of them
+STARTS = 5  # after so many, a job that ends with a death is hurt no more
 SOON = 10.0  # seconds after a fault in which the longest pause of the training is looked for
 ENDS = {"finish": 4, "finish early": 3, "stop": 3, "kill the launcher": 1}  # how a job ends, with weights
 
@@ -69,7 +70,7 @@ def play(hurt: Job, end: str, faults: int) -> str:
         stops = end == "stop"
         before = {words[3] for words in noted(hurt, "settled")}
         hurt.process.send_signal(hurt.chance.choice([signal.SIGTERM, signal.SIGINT]) if stops else signal.SIGKILL)
-        hurt.faults.append(Fault(time.monotonic(), end, -1))
+        hurt.did(end)
         code = hurt.wait()
         problem = trouble(hurt) or untidy(hurt, killed=not stops)
         if not problem and stops and code and "minidl: saved; to continue" not in hurt.errors.read_text():
@@ -87,6 +88,8 @@ def play(hurt: Job, end: str, faults: int) -> str:
         if problem or not died:
             return problem or wrong(hurt, code, again)
         hurt.start(*command)
+        if hurt.starts < STARTS:
+            hurt.play(faults // 4, PAUSE)
 
 
 def trouble(hurt: Job) -> str:

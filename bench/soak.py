@@ -85,7 +85,7 @@ def hurt(job: Job) -> None:
 
 def memory_of(job: Job) -> dict[str, float]:
     """Return the memory of a job in MB: all its processes, its leader, its launcher, and the shared memory."""
-    processes = {"leader": job.ranks()[0], "launcher": job.process.pid}
+    processes = {"leader": job.ranks().get(0, 0), "launcher": job.process.pid}
     found = {name: pss(pid) for name, pid in processes.items()}
     found["all"] = sum(map(pss, job.of_mark()))
     for descriptor in Path(f"/proc/{job.process.pid}/fd").iterdir():
