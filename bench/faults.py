@@ -41,7 +41,7 @@ def job(seed: int, out: Path, faults: int = FAULTS) -> dict[str, Any]:
     chance = random.Random(seed)
     kind, workers = KINDS[seed % len(KINDS)], chance.choice([3, 4, 5])
     end = chance.choices([*ENDS], [*ENDS.values()])[0]
-    epochs, folder = 15 if kind.images > 10_000 else 20, out / f"job-{seed}"
+    epochs, folder = (15 if kind.images > 10_000 else 12), out / f"job-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     began = time.monotonic()
     hurt = Job(kind, workers, epochs, folder, chance)
@@ -152,6 +152,7 @@ def main() -> int:
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="run one long job, and look at its memory")
     parser.add_argument("--report", action="store_true", help="print what was done so far")
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets commands in the background ignore it
     given.out.mkdir(parents=True, exist_ok=True)
     out = given.out.resolve()
     if given.soak:
