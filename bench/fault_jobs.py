@@ -162,20 +162,24 @@ class Job:
 
     def hurt(self) -> None:
         """Do one random fault, if any is possible now."""
-        running, able = self.ranks(), self.able()
+        running, able, seldom = self.ranks(), self.able(), self.chance.random() < 0.15
         what = self.chance.choices(["kill", "freeze", "long freeze", "join"], [5, 4, 2, 6 * self.kind.joins])[0]
         wanted = 1 + (self.chance.random() < 0.3)
         free = PLACES + len(self.servers) - len(running)
         if what == "join" and (free < wanted or len(self.joiners) > 1):
-            what = "kill"
+            what = "freeze"
         if what == "join":
             self.join(wanted)
             return
+        if what == "kill" and len(able) < 3 and not seldom:
+            what = "freeze"
         victims = [rank for rank in sorted(running) if able - {rank}]  # one must be left that trains
         if what != "kill":
             victims = [rank for rank in victims if rank not in self.frozen]
         if what != "freeze":
             victims = [rank for rank in victims if rank not in self.servers]  # the others cannot go on without a server
+        if not seldom:  # spare newcomers
+            victims = [rank for rank in victims if rank in {*able, *self.frozen, *self.servers}]
         if victims:
             rank = self.chance.choice(victims)
             seconds = {"kill": 0.0, "freeze": self.chance.uniform(0.01, 0.7 * STALL),
