@@ -31,6 +31,7 @@ MARK = "MINIDL_FAULTS"  # environment variable that identifies the processes of 
 BATCH, STALL = 16, 3.0
 RUN = ["--model", "mlp", "--batch-size", str(BATCH), "--lr", "0.02", "--validation", "0.1", "--threads", "1",
        "--stall", str(STALL)]  # fmt: skip
+LAUNCHER = -1  # instead of a rank
 PLACES = 6  # of workers, in a job that others can join
 LONGEST = 240.0  # seconds without a trained batch, and until a job ends, after which it hangs
 OF_MPI = re.compile(r"vader|ompi|openmpi|mpich|prte|pmix|sm_segment|psm2|ucx", re.I)  # of other jobs in /dev/shm
@@ -180,6 +181,8 @@ class Job:
             victims = [rank for rank in victims if rank not in self.servers]  # the others cannot go on without a server
         if not seldom:  # spare newcomers
             victims = [rank for rank in victims if rank in {*able, *self.frozen, *self.servers}]
+        elif what == "freeze" and LAUNCHER not in self.frozen:
+            victims, running = [LAUNCHER], {LAUNCHER: self.process.pid}
         if victims:
             rank = self.chance.choice(victims)
             seconds = {"kill": 0.0, "freeze": self.chance.uniform(0.01, 0.7 * STALL),
@@ -216,7 +219,7 @@ class Job:
         for _ in range(count):
             self.did("join")
 
-    def did(self, what: str, rank: int = -1) -> None:
+    def did(self, what: str, rank: int = -2) -> None:
         """Note a fault, also in FOLDER/faults."""
         self.faults.append(Fault(time.monotonic(), what, rank))
         with (self.folder / "faults").open("a") as file:
