@@ -254,6 +254,22 @@ class Job:
                 due = time.monotonic() + self.chance.uniform(*pause)
             time.sleep(0.01)
 
+    def hurt_the_end(self) -> None:
+        """Kill or freeze ranks, with short pauses, when the first one has made its last step. One of them is left."""
+        left = self.chance.randint(1, 4)
+        while self.process.poll() is None and not self.problems and left:
+            self.look()
+            states = self.states()
+            members = sorted(rank for rank, state in states.items() if memory.is_member(state))
+            if any(states[rank] >= memory.PAUSED for rank in members):
+                left -= 1
+                time.sleep(self.chance.uniform(0, 0.2))
+                rank, what = self.chance.choice(members), self.chance.choice(["kill", "kill", "freeze", "long freeze"])
+                able = [one for one in members if one != rank and one not in self.frozen and one not in self.servers]
+                if (process := self.ranks().get(rank)) and able and rank not in self.frozen:
+                    self.strike(what, rank, process, {"kill": 0.0, "freeze": 0.5, "long freeze": 2 * STALL}[what])
+            time.sleep(0.002)
+
     def states(self) -> dict[int, int]:
         return {rank: int(self.members.numbers[memory.at(rank, memory.STATE)]) if self.members else -1
                 for rank in self.ranks()}  # fmt: skip
@@ -328,6 +344,8 @@ def wrong(job: Job, code: int, again: int = 0) -> str:
     if code:
         return f"exit code {code}"
     results = [json.loads(line) for line in job.out.read_text().splitlines() if line.startswith("{")]
+    if not results and any(fault.what == "kill" for fault in job.faults):  # of a leader that was about to print it
+        results = [json.loads(path.read_text()) for path in job.run.glob("summary.json")]
     if len(results) != 1:
         return f"{len(results)} results"
     images, pieces = job.kind.images, job.epochs * job.kind.pieces

@@ -33,7 +33,7 @@ from bench.fault_jobs import KINDS, Job, noted, untidy, wrong
 FAULTS, PAUSE = 60, (0.3, 3.5)  # in a job; seconds between two of them
 STARTS = 5  # after so many, a job that ends with a death is hurt no more
 SOON = 10.0  # seconds after a fault in which the longest pause of the training is looked for
-ENDS = {"finish": 4, "finish early": 3, "stop": 3, "kill the launcher": 1}  # how a job ends, with weights
+ENDS = {"finish": 3, "finish early": 2, "hurt the end": 3, "stop": 3, "kill the launcher": 1}  # with weights
 
 
 def job(seed: int, out: Path, faults: int = FAULTS) -> dict[str, Any]:
@@ -66,6 +66,9 @@ def play(hurt: Job, end: str, faults: int) -> str:
         hurt.hasten()
         faults -= faults // 2
     hurt.play(faults, PAUSE)
+    if end == "hurt the end":
+        hurt.hasten()
+        hurt.hurt_the_end()
     if hurt.process.poll() is None and end in ("stop", "kill the launcher"):
         stops = end == "stop"
         before = {words[3] for words in noted(hurt, "settled")}
