@@ -245,7 +245,7 @@ def test_what_only_a_dead_replica_has_trained_is_trained_again(
         return settle(work, at, images, *counts)
 
     monkeypatch.setattr(Divided, "settle", counted)
-    options: dict[str, Any] = {"method": "local-sgd", "period": 4, "batch_size": 2}
+    options: dict[str, Any] = {"method": "local-sgd", "period": 4, "batch_size": 1}
     whole = Interrupted(tmp_path / "whole", **options)
     images = whole.result["samples"] // 3
     assert [trained[epoch] for epoch in range(3)] == [images] * 3
