@@ -112,7 +112,7 @@ def pauses(hurt: Job) -> list[tuple[str, float]]:
         if alone and fault.what in ("kill", "freeze", "long freeze") and 0 <= first < last < len(times):
             gaps = [after - before for before, after in pairwise(times[first : last + 1])]
             found.append((fault.what, round(max(gaps), 2)))
-    return found
+    return found if hurt.kind.survives else []  # else the longest pause is that until the run is resumed
 
 
 def report(jobs: list[dict[str, Any]]) -> str:
