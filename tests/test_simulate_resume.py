@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,14 @@ from sessions import OPTIONS, Sessions
 import minidl
 from minidl import simulate, train
 from minidl.comm.cluster import parse
+from minidl.errors import MinidlError
 from minidl.run import checkpoint as files
 from minidl.run.config import resolve
 from minidl.run.folder import RunFolder
+from minidl.run.progress import Progress
 from minidl.run.signals import Signals, Stopped
 from minidl.training.simulated import HEAD, Parts, SimulatedRun
+from minidl.training.work import Divided
 
 NODE = """
 devices.core = {flops = 1e6, jitter = 0.3}
@@ -227,3 +231,31 @@ def test_ctrl_c_saves_a_simulation(tmp_path: Path, capsys: pytest.CaptureFixture
     assert process.returncode == 130
     assert errors.endswith(f"minidl: saved; to continue: python -m minidl.simulate --resume {tmp_path / 'run'}\n")
     assert files.last(tmp_path / "run" / "checkpoints")
+
+
+def test_what_only_a_dead_replica_has_trained_is_trained_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies three steps after the last average, which the others continue from."""
+    trained = Counter[int]()
+    settle = Divided.settle
+
+    def counted(work: Divided, at: Progress, images: int, *counts: Any) -> bool:
+        trained[at.epoch] += images
+        return settle(work, at, images, *counts)
+
+    monkeypatch.setattr(Divided, "settle", counted)
+    options: dict[str, Any] = {"method": "local-sgd", "period": 4, "batch_size": 1}
+    whole = Interrupted(tmp_path / "whole", **options)
+    images = whole.result["samples"] // 3
+    assert [trained[epoch] for epoch in range(3)] == [images] * 3
+    for fraction in (0.1, 0.2, 0.3):
+        trained.clear()
+        folder, time = tmp_path / str(fraction), fraction * whole.run.simulation.time
+        with pytest.raises(MinidlError, match="the others are saved"):
+            Interrupted(folder, deaths=f"{{rank = 1, time = {time}}}", **options)
+        state = Sessions.last_of(folder).state
+        [epoch] = {member["progress"]["epoch"] for member in state["members"].values()}
+        assert all(member["known"] <= member["progress"]["batch"] for member in state["members"].values())
+        go_on(folder, capsys)
+        assert trained[epoch] >= images

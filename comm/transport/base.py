@@ -56,7 +56,7 @@ class Transport(ABC):
         self, rank: int, size: int, nodes: Sequence[int], stats: Stats, stall: float = 30.0, began: int = 0
     ) -> None:
         self.rank, self.size, self.nodes, self.stats, self.stall = rank, size, tuple(nodes), stats, stall
-        self.began, self.newcomer = began or size, False
+        self.began = self.beginners = began or size
         self.replicas: tuple[int, ...] = tuple(range(self.began))
         self.servers: tuple[int, ...] = ()
         self.beginners = self.began
@@ -66,7 +66,7 @@ class Transport(ABC):
         self.trust = np.zeros(size, np.int64)  # the Trust in each rank
         self.on_freeze = Freeze.WAIT
         stats.attach(self.began, self.now)
-        self.stop_wanted = False  # whether a signal requested a stop
+        self.newcomer = self.stop_wanted = False  # stop_wanted: whether a signal requested a stop
         self.interrupted: Callable[[], bool] = lambda: False  # whether this process has received such a signal
         self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
         self.step = self.paused = 0  # the step begun last; the step after which the members changed last

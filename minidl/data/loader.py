@@ -62,7 +62,7 @@ class Loader:
             raise ConfigError(f"Loader: indices {self.indices.dtype} {self.indices.shape}; expected whole numbers (N,)")
         samples = len(self.indices)
         self._batches, rest = divmod(samples, batch_size)
-        if not drop_last and (rest > 1 or samples == 1):
+        if not drop_last and (rest > 1 or samples == rest == 1):
             self._batches += 1
         if not self._batches:
             raise ConfigError(f"{samples} samples make no batch of {batch_size}: use a smaller batch or keep the last")

@@ -158,7 +158,7 @@ def _rest(images: int, seed: int, batch_size: int, epoch: int, parts: Sequence[S
 def _batches(images: int, batch_size: int) -> int:
     """Return the number of batches of this many images, as Loader makes them."""
     full, rest = divmod(images, batch_size)
-    return full + (rest > 1 or images == 1)
+    return full + (rest > 1 or images == rest == 1)
 
 
 def _trained(batches: int, images: int, batch_size: int) -> int:

@@ -12,7 +12,7 @@ def _state(most: int) -> Kind:
     random = record({"seed": whole(0, 2**32 - 1), "offset": count})
     method = maybe(mapping(count_or_number(most)))
     member = record({"progress": at, "optimizer_steps": count, "random": random, "images": count, "steps": count,
-                     "method": method})  # fmt: skip
+                     "method": method}, optional={"known": count})  # fmt: skip
     return record(
         {"progress": at, "optimizer": record({"steps": count}), "random": random, "layout": text(),
          "batches": whole(1, most), "config": text()},

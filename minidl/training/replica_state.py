@@ -44,13 +44,15 @@ def own_state(trainer: Trainer) -> ReplicaState:
     if replica.statistics is not None:
         vectors["statistics"] = replica.statistics
     vectors |= {METHOD + name: vector for name, vector in trainer.method.vectors().items()}
+    at, method = trainer.progress, trainer.method
     numbers = {
-        "progress": asdict(trainer.progress),
+        "progress": asdict(at),
+        "known": max(0, at.batch - (replica.steps - method.known_steps())),  # see regroup.py
         "optimizer_steps": trainer.engine.optimizer.steps if not replica.own else replica.optimizer_steps,
         "random": replica.random if replica.own else random_state(),
         "images": replica.images,
         "steps": replica.steps,
-        "method": trainer.method.numbers(),
+        "method": method.numbers(),
     }
     return ReplicaState(trainer.fabric.rank, vectors, numbers)
 

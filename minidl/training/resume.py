@@ -169,8 +169,9 @@ class Restoration:
             _continue_claims(trainer, trainer.work, before)
         else:
             stopped = {rank: (at.epoch, at.batch) for rank, at in zip(members or [0], before)}
+            known = min((one["known"] for one in members.values() if "known" in one), default=LARGEST)
             _continue_from(trainer, before, self.batches)
-            _divide_again(trainer, stopped, work)
+            _divide_again(trainer, stopped, known, work)
         if members:
             trainer.replica.theta[:] = self._average
             trainer.replica.touch()
@@ -304,11 +305,11 @@ def _continue_claims(trainer: Trainer, work: Claimed, before: Sequence[Progress]
     trainer.replica.steps = at.step
 
 
-def _divide_again(trainer: Trainer, stopped: dict[int, tuple[int, int]], work: dict[str, Any]) -> None:
+def _divide_again(trainer: Trainer, stopped: dict[int, tuple[int, int]], known: int, work: dict[str, Any]) -> None:
     """Divide the rest of an interrupted epoch among the replicas, if all replicas stopped in this epoch.
 
-    stopped: by rank, the epoch and the batch at which a replica stopped. A dead replica counts as stopped with the
-    others.
+    stopped: by rank, the epoch and the batch at which a replica stopped. known: the last batch of a dead replica that
+    the weights of all others contain; its later ones are trained again.
     Otherwise (independent replicas, skewed shards) the replicas continue with new parts at the average position.
     """
     sampler, at = trainer.sampler, trainer.progress
@@ -321,7 +322,7 @@ def _divide_again(trainer: Trainer, stopped: dict[int, tuple[int, int]], work: d
     if not earlier and not any(batches.values()):
         return
     at.epoch = epoch
-    last = min(batches.values())
+    last = min(known, *batches.values())
     batch = sampler.divide_again(at.epoch, [*earlier, [batches.get(rank, last) for rank in places]])
     at.epoch, at.batch = (at.epoch, batch) if batch < len(sampler) else (at.epoch + 1, 0)
     if not trainer.config.steps:
