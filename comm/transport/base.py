@@ -83,15 +83,12 @@ class Transport(ABC):
         taken, published states and claims.
 
         layout: a hash of the arena's layout, equal on all ranks.
-        Dead ranks do not delay the others. Raises PeerLost if a server is dead, or with `fail_fast` any replica.
-        Raises ConfigError if memory is short or layouts differ. If layouts differ, other ranks may raise Aborted.
+        Dead ranks do not delay the others. Raises PeerLost if a server is dead, or with `fail_fast` any replica, and
+        ConfigError if memory is short or layouts differ; then other ranks may raise Aborted.
         """
 
     def enter(self, buffers: BufferSpec, layout: str) -> None:
-        """Do what `join` does, as a newcomer of a running job, without the others.
-
-        Raises ConfigError if memory is short, or if the layout is not that of the job.
-        """
+        """Do what `join` does, as a newcomer of a running job, without the others. Raises ConfigError like `join`."""
         raise NotImplementedError
 
     @abstractmethod

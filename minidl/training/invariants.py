@@ -140,7 +140,7 @@ class Watch:
         die, write_state, send = simulation.die, simulation.write_state, simulation.send
         wrap(simulation, "die", lambda rank: self._died(die, rank))
         wrap(simulation, "write_state", lambda rank, state: self._changed(write_state, rank, state))
-        wrap(simulation, "send", lambda message: (self._shared.add(message.sender.rank), send(message)))
+        wrap(simulation, "send", lambda message: self._sent(send, message))
 
     @property
     def live(self) -> list[Session]:
@@ -265,6 +265,10 @@ class Watch:
         if joins:
             self.joined += 1
             self.accounts.divide_among_more(len(self.live))
+
+    def _sent(self, send: Callable[[InFlight], None], message: InFlight) -> None:
+        self._shared.add(message.sender.rank)
+        send(message)
 
     def _look_who_waits(self) -> None:
         """Require that no live rank waits for a dead one. All ranks have had their turn since the death."""
