@@ -83,8 +83,14 @@ def report(message: str) -> int:
     """Print an error as one line to standard error. Return the exit code 2."""
     words = " ".join(message.split())
     shortened = words if len(words) <= LONGEST else words[:LONGEST] + " ..."
-    print("minidl: error: " + printable(shortened), file=sys.stderr, flush=True)
+    tell("minidl: error: " + printable(shortened))
     return 2
+
+
+def tell(line: str) -> None:
+    """Print a line to standard error at once. Lines of several ranks then do not mix, also without a buffer."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 def printable(text: str) -> str:

@@ -7,7 +7,6 @@ A fabric (comm/fabric/base.py) contains a transport, and builds everything that 
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from minidl.comm.transport.messages import (
     Trust,
 )
 from minidl.errors import AbortedError as Aborted
+from minidl.errors import tell
 
 T = TypeVar("T")
 LOOK = 64  # attempts of `wait` between two looks at the clock
@@ -358,7 +358,7 @@ class Transport(ABC):
         near = ", ".join(f"{peer} (in step {self.status[peer, Column.STEP]:.0f})" for peer in peers)
         more = f"no sign of life from {', '.join(silent)}" if silent else f"peers: {near}" if near else ""
         line = f"minidl: replica {self.rank} has waited {seconds:.0f} s for {what}"
-        print(f"{line}; {more}" if more else line, file=sys.stderr, flush=True)
+        tell(f"{line}; {more}" if more else line)
 
     def described(self, rank: int) -> str:
         """Return the name of a rank, with its host and process."""

@@ -62,7 +62,7 @@ from minidl.comm.transport.mpi_states import ASK, NEWS, VERSIONS, RemoteStates
 from minidl.comm.transport.progress_engine import TINY, ProgressEngine
 from minidl.engine.device import aligned
 from minidl.errors import AbortedError as Aborted
-from minidl.errors import ConfigError
+from minidl.errors import ConfigError, tell
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -340,7 +340,7 @@ class MpiTransport(NodeTransport):
         first = next(rank for rank in range(self.size) if self.alive(rank))
         if self.rank == first and peer not in self.monitor.ended:
             what = "counts as dead" if peer in self.monitor.given_up else "died"
-            print(f"minidl: replica {peer} {what}", file=sys.stderr, flush=True)
+            tell(f"minidl: replica {peer} {what}")
         with self._news_came:
             self._news_came.notify_all()
 
@@ -377,13 +377,13 @@ class MpiTransport(NodeTransport):
     def _unexpected(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """End the job after an uncaught exception, because other ranks would wait for this one forever."""
         self._previous_hook(kind, error, trace)
-        print(f"minidl: error: replica {self.rank}: {kind.__name__}: {error}", file=sys.stderr, flush=True)
+        tell(f"minidl: error: replica {self.rank}: {kind.__name__}: {error}")
         self.fail()
 
     def _left_open(self) -> None:
         """At exit without `close`, end the job unless the other ranks leave within PATIENCE."""
         if not self.engine.leave(PATIENCE):
-            print(f"minidl: error: replica {self.rank} ended before the others", file=sys.stderr, flush=True)
+            tell(f"minidl: error: replica {self.rank} ended before the others")
             self.fail()
 
     def close(self) -> None:

@@ -41,6 +41,7 @@ import numpy as np
 from minidl.comm.launch.job import MpiJob, explain
 from minidl.comm.transport.failures import Failures
 from minidl.comm.transport.mpi_library import load, refusal
+from minidl.errors import tell
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -382,7 +383,7 @@ class ProgressEngine:
         """End the job: a rank has died before all have joined."""
         if self.rank == min(set(range(self.size)) - self.dead):
             dead = ", ".join(map(str, sorted(self.dead)))
-            print(f"minidl: error: replica {dead} died before all replicas had joined", file=sys.stderr, flush=True)
+            tell(f"minidl: error: replica {dead} died before all replicas had joined")
             self.end_job(2)
 
     def end_job(self, code: int) -> None:

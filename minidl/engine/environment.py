@@ -47,7 +47,8 @@ def prepare(threads: int = 0) -> None:
     if threads and "minidl.engine.jit" not in sys.modules:
         os.environ["MINIDL_THREADS"] = str(threads)
     if threads := number("MINIDL_THREADS"):
-        os.environ.setdefault("NUMBA_NUM_THREADS", str(min(threads, os.cpu_count() or 1)))
+        if "numba" not in sys.modules:  # else it refuses another number
+            os.environ.setdefault("NUMBA_NUM_THREADS", str(min(threads, os.cpu_count() or 1)))
     elif (limit := cores()) < len(os.sched_getaffinity(0)):  # Numba does not know the limit of a container
         os.environ.setdefault("NUMBA_NUM_THREADS", str(limit))
     # Waiting threads of GNU OpenMP spin only briefly: other processes, such as other replicas, need the cores.

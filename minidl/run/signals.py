@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from minidl import start
-from minidl.errors import printable
+from minidl.errors import printable, tell
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -30,7 +30,7 @@ class Stopped(BaseException):
     def report(self) -> None:
         """Print the message to standard error."""
         with suppress(OSError):  # the terminal may be gone
-            print(f"minidl: {printable(self.message)}", file=sys.stderr, flush=True)
+            tell(f"minidl: {printable(self.message)}")
 
 
 class Signals:

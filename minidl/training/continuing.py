@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minidl.errors import CheckpointError, ConfigError, printable
+from minidl.errors import CheckpointError, ConfigError, printable, tell
 from minidl.run import checkpoint as files
 from minidl.run.config import FREE, LENGTH, Config, resolve
 from minidl.run.config_file import to_toml
@@ -74,7 +73,7 @@ def earlier_result(config: Config, given: Mapping[str, Any], leads: bool = True)
     if not result or _is_longer(given):
         return None
     if leads and not given.get("quiet"):
-        print(printable(_already_finished(folder, config)), file=sys.stderr, flush=True)
+        tell(printable(_already_finished(folder, config)))
     return result
 
 

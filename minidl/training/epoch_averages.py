@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 
 from minidl import schema
 from minidl.comm.fabric.base import Column
-from minidl.errors import CheckpointError, printable
+from minidl.errors import CheckpointError, printable, tell
 from minidl.reading import blaming, json_value
 from minidl.run import checkpoint as files
 from minidl.run.array_writer import write_arrays
@@ -93,7 +92,7 @@ class EpochAverages:
                 self._validate(*mean_and_distance(self._weights(epoch)), epoch, about["step"], about["seconds"])
             except CheckpointError as error:
                 reason = printable(str(error))
-                print(f"minidl: the average of epoch {epoch} is not validated: {reason}", file=sys.stderr, flush=True)
+                tell(f"minidl: the average of epoch {epoch} is not validated: {reason}")
             shutil.rmtree(self.folder / str(epoch), ignore_errors=True)
         if last is not None:
             self._validate(last.theta, last.distance, at.epoch, at.step, at.seconds)

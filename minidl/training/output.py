@@ -7,7 +7,6 @@ saves its weights if all replicas have died.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from minidl.comm import trace
 from minidl.comm.fabric.base import Column, Fabric
 from minidl.comm.launch import join
-from minidl.errors import CheckpointError, printable
+from minidl.errors import CheckpointError, printable, tell
 from minidl.nn import Module
 from minidl.run import checkpoint as files
 from minidl.run.evaluation import Score, evaluate
@@ -183,8 +182,7 @@ class RunOutput:
             if not self._warned and (self.folder / "config.toml").exists():
                 self._warned = True
                 reason = printable(str(error).partition(";")[0])
-                print(f"minidl: replica {self.fabric.rank} writes no local snapshots, and trains on: {reason}",
-                      file=sys.stderr, flush=True)  # fmt: skip
+                tell(f"minidl: replica {self.fabric.rank} writes no local snapshots, and trains on: {reason}")
 
     def write(self, checkpoint: files.Checkpoint, step: int = -1) -> None:
         """Write a checkpoint for this step (default: the present one), and delete old ones."""

@@ -33,7 +33,6 @@ applies the plan any more, so the others see in the status table whether to appl
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -42,7 +41,7 @@ import numpy as np
 
 from minidl.comm.fabric import view
 from minidl.comm.fabric.base import Column, PeerLost, View
-from minidl.errors import ConfigError
+from minidl.errors import ConfigError, tell
 from minidl.training.trainer import Entry, Trainer
 
 
@@ -299,8 +298,7 @@ class Regrouping:
         if self.fabric.rank == self.fabric.leader:
             left = len(self.view.members)
             others = f"the other {left} go" if left > 1 else f"replica {self.fabric.rank} goes"
-            print(f"minidl: {_named(self.died)} died; {others} on from step {self.trainer.progress.step:,}",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            tell(f"minidl: {_named(self.died)} died; {others} on from step {self.trainer.progress.step:,}")
 
 
 def follow(trainer: Trainer, plan: Plan) -> None:

@@ -5,7 +5,6 @@ A rank is a process. In a simulation, all ranks are in one process (simulated.py
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Self
 
@@ -16,7 +15,7 @@ from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine
 from minidl.engine.jit import set_threads, threads
-from minidl.errors import ConfigError
+from minidl.errors import ConfigError, tell
 from minidl.ops.conv import winograd
 from minidl.run.config import Config
 from minidl.run.display import Display, count, epoch_line, legend, speed
@@ -300,8 +299,7 @@ def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dat
     if config.threads:
         set_threads(config.threads)
         if threads() < config.threads and not config.quiet and not rank:
-            print(f"minidl: --threads {config.threads} is more than there are cores: using {threads()}",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            tell(f"minidl: --threads {config.threads} is more than there are cores: using {threads()}")
     winograd(config.conv == "auto")
     dataset = data.load(config.data, config.data_dir or None, config.validation, config.seed, config.layout)
     for name in ("augment", "layout"):
@@ -317,5 +315,5 @@ def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dat
     if config.init and fresh:
         note = begin_with(model, config.init, classes)
         if note and not config.quiet and not rank:
-            print(f"minidl: {note}", file=sys.stderr, flush=True)
+            tell(f"minidl: {note}")
     return dataset, model
