@@ -83,11 +83,13 @@ def test_fit_leaves_no_trace(end: str) -> None:
         if end == "raises":
             raise KeyboardInterrupt
 
+    old = threading.enumerate()  # those of earlier tests may end meanwhile
+
     def state() -> list[Any]:
         modes = [module.training for _, module in model.named_modules()]
         randoms = random_state(), nn.init.generator().bit_generator.state, np.random.get_state()[1].tolist()
         handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-        running = [thread for thread in threading.enumerate() if thread.name.startswith("minidl")]
+        running = [thread for thread in threading.enumerate() if thread.name.startswith("minidl") and thread not in old]
         return [modes, randoms, random.getstate(), uses_winograd(), number_of_threads(), handlers, running]
 
     dataset = data.load("synthetic:96x4x4x1:4", validation=0.2)

@@ -250,6 +250,7 @@ class Remote:
         work, self.late = self.trainer.work, late
         assert isinstance(work, Claimed)
         [_, self.ledger] = ledgers(2)
+        self.newest = np.zeros(2, np.int64)
         self.sent: deque[tuple[int, np.ndarray]] = deque()  # (steps begun, request)
         self.steps = self.waits = 0
         self.during: dict[int, Callable[[], None]] = {}  # step -> what happens in it
@@ -269,7 +270,7 @@ class Remote:
 
     def handle(self, late: int) -> None:
         while self.sent and self.sent[0][0] <= self.steps - late:
-            reply = serve(self.ledger, 0, self.sent.popleft()[1])
+            reply = serve(self.ledger, self.newest, 0, self.sent.popleft()[1])
             if reply is not None:
                 self.claims.reply(reply)
 
