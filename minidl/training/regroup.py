@@ -95,7 +95,8 @@ def train(trainer: Trainer, handle: Callable[[Entry], None], admit: Callable[[],
     With --on-death continue, the training goes on after deaths. admit: called by all when they pause. In the leader, it
     gives its state to newcomers (newcomer.py), and returns the one that has taken it, if any. After each change of the
     members, an entry "members" tells handle() who goes on.
-    Raises what `Trainer.run` raises, and PeerLost if the training cannot go on or is being stopped anyway.
+    Raises what `Trainer.run` raises, and PeerLost if the training cannot go on. If a stop is asked for, the others regroup,
+    too: so they stop after the same step.
     """
     fabric, regrouping = trainer.fabric, Regrouping(trainer)
     while True:
@@ -112,7 +113,7 @@ def train(trainer: Trainer, handle: Callable[[Entry], None], admit: Callable[[],
                     regrouping.saved = False
             return
         except PeerLost as lost:
-            if not trainer.regroups or fabric.stopping():
+            if not trainer.regroups:
                 raise
             if not regrouping.regroup(lost):
                 return
@@ -147,8 +148,6 @@ class Regrouping:
                 if refused is None:
                     self.fabric.barrier()
             except PeerLost:
-                if self.fabric.stopping():
-                    raise
                 continue
             if refused is not None:
                 raise refused
