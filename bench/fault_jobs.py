@@ -369,8 +369,8 @@ def wrong(job: Job, code: int, again: int = 0) -> str:
     settled = Counter(int(words[3]) for words in noted(job, "settled"))
     attempts = {int(words[3]) for words in noted(job, "settles")}
     missing = set(range(pieces)) - set(settled)
-    if missing - attempts:
-        return f"never trained: {sorted(missing - attempts)[:20]} ({len(missing)} pieces)"
+    if never := missing - attempts:
+        return f"never trained: {sorted(never)[:20]} ({len(never)} pieces)"
     if len(missing) > hits:  # a replica may die when it has settled a piece, and not yet written it down
         return f"{len(missing)} pieces were never settled, after {hits} kills and long freezes"
     twice = sorted(piece for piece, count in settled.items() if count > 1)
