@@ -95,8 +95,8 @@ def train(trainer: Trainer, handle: Callable[[Entry], None], admit: Callable[[],
     With --on-death continue, the training goes on after deaths. admit: called by all when they pause. In the leader, it
     gives its state to newcomers (newcomer.py), and returns the one that has taken it, if any. After each change of the
     members, an entry "members" tells handle() who goes on.
-    Raises what `Trainer.run` raises, and PeerLost if the training cannot go on. The others also regroup if a stop is asked
-    for, so that they stop after the same step.
+    Raises what `Trainer.run` raises, and PeerLost if the training cannot go on. The others also regroup if a stop is
+    asked for, so that they stop after the same step.
     """
     fabric, regrouping = trainer.fabric, Regrouping(trainer)
     while True:
