@@ -14,7 +14,7 @@ from minidl.comm.claims import Ledger
 from minidl.comm.fabric.base import Fabric, PeerLost
 from minidl.comm.methods.gossip import Gossip
 from minidl.run import checkpoint as files
-from minidl.training import newcomer, shutdown, vectors
+from minidl.training import newcomer, shutdown
 from minidl.training.playing import Violation, play
 from minidl.training.work import Claimed
 
@@ -104,17 +104,12 @@ def newcomer_waited_for() -> Any:
     return patch.object(newcomer, "PATIENCE", 1e9)
 
 
-def result_of_a_dead_leader() -> Any:
-    """At the start, a rank goes on although others have not received the leader's result."""
-    return patch.object(vectors, "_wait_for_all", lambda fabric, leader, number: None)
-
-
 BUGS: dict[str, Callable[[], Any]] = {
     bug.__name__: bug
     for bug in (
         mass_lost_on_a_refused_send, wait_for_the_dead_in_drain, claim_lost_on_resume, late_settlement_accepted,
         pieces_of_a_suspect_kept, checkpoint_not_renamed, death_of_the_leader_at_the_end, choice_without_the_seed,
-        mass_kept_by_the_leader, newcomer_waited_for, result_of_a_dead_leader,
+        mass_kept_by_the_leader, newcomer_waited_for,
     )
 }  # fmt: skip
 
