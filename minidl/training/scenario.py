@@ -284,7 +284,6 @@ class Drawing:
                     found.append(PowerCut(time()))
         return found
 
-
     def with_joins(self, part: Part, options: Mapping[str, Any], machines: Machines, servers: int) -> Part:
         """Add newcomers, and faults at about the time at which they join."""
         faults: list[Any] = [*part.faults]
@@ -317,7 +316,7 @@ class Drawing:
         first, *others = faults
         if isinstance(first, Join):
             return faults
-        return (replace(first, time=self.magnitude(-5, -1.5)), *others)
+        return (replace(first, time=min(first.time, self.magnitude(-5, -1.5))), *others)
 
 
 def draw(seed: int) -> Scenario:
