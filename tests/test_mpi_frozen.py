@@ -14,7 +14,7 @@ import pytest
 import test_mpi as jobs
 from replicas.deaths import PIECES
 from test_mpi import nothing_left  # noqa: F401 (a fixture)
-from test_mpi_deaths import ours
+from test_mpi_deaths import open_mpi, ours
 
 
 def freezes(nodes: str, victim: int, wakes: str) -> tuple[dict[int, Any], list[str], int]:
@@ -50,6 +50,7 @@ def test_a_job_ends_whose_frozen_rank_is_alone_on_its_node() -> None:
     """The others cannot kill it."""
     found, lines, code = freezes("0,1,2", 1, "no")
     assert sorted(found) == [0, 2] and all(result["alive"] == [0, 2] for result in found.values())
-    assert "it is left out until it wakes" in lines and "counts as dead" in lines[-1] and code == 0
+    assert "it is left out until it wakes" in lines and "counts as dead" in lines[-1]
+    assert code == 0 or open_mpi(), "after MPI_Abort(0), Open MPI's mpiexec exits with 0 or 1"
     settled = Counter(piece for result in found.values() for piece in result["settled"])
     assert set(settled.values()) == {1} and PIECES - 4 <= len(settled) < PIECES, "the victim has settled the others"
