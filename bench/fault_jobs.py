@@ -127,14 +127,9 @@ class Job:
 
     def ranks(self) -> dict[int, int]:
         """Return the processes of the running ranks."""
-        found = {}
-        with suppress(OSError):
-            for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-                with suppress(OSError):
-                    for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                        if entry.startswith(b"MINIDL_RANK="):
-                            found[int(entry.split(b"=")[1].split()[0])] = int(pid)
-        return found
+        with suppress(OSError):  # the launcher has ended
+            return ranks_of(self.process.pid)
+        return {}
 
     def able(self) -> set[int]:
         """Return the replicas that train, and are not frozen."""
@@ -377,6 +372,17 @@ def wrong(job: Job, code: int, again: int = 0) -> str:
     if len(twice) > again or set(settled) - set(range(pieces)):
         return f"settled twice: {twice[:20]} ({len(twice)} pieces, of which {again} may be)"
     return ""
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """Return the processes of the running ranks of a launcher. Raises OSError if the launcher has ended."""
+    found = {}
+    for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        with suppress(OSError):
+            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(b"MINIDL_RANK="):
+                    found[int(entry.split(b"=")[1].split()[0])] = int(pid)
+    return found
 
 
 def noted(job: Job, what: str) -> list[list[str]]:

@@ -100,7 +100,7 @@ def trouble(hurt: Job) -> str:
 
 
 def pauses(hurt: Job) -> list[tuple[str, float]]:
-    """Return, for kills and freezes with no other fault near them, the longest time in which nobody trained then."""
+    """Return, for kills and freezes with no other fault near them, the longest time without a step."""
     times = sorted(float(words[0]) for what in ("settled", "trained") for words in noted(hurt, what))
     moments = [fault.moment for fault in hurt.faults]
     found = []

@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections import Counter
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,9 @@ def run(first: int, step: int, seeds: int, path: Path) -> None:
     prepare(1)
     from minidl.training.playing import Violation, play
 
-    noted = progress_of(path)
+    parent, noted = parent_process(), progress_of(path)
     outcomes, seed = Counter(noted["outcomes"]), noted["next"] or first
-    while seed < seeds:
+    while seed < seeds and (parent is None or parent.is_alive()):  # also end if the parent is killed
         began = time.process_time()
         try:
             outcomes[" ".join(play(seed).outcomes)] += 1

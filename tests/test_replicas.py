@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from bench.fault_jobs import ranks_of
+
 SMALL = ["--data", "synthetic:1800x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--lr", "0.02", "--seed", "3"]
 LEARNT = 0.6  # test accuracy: a single replica reaches about 0.75 on these data; chance is 0.25
 
@@ -42,13 +44,7 @@ class Command:
     def replicas(self) -> dict[int, int]:
         """Return {rank: process id} of the running replicas."""
         assert self.process
-        found = {}
-        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            with suppress(OSError):
-                for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    if entry.startswith(b"MINIDL_RANK="):
-                        found[int(entry.split(b"=")[1].split()[0])] = int(pid)
-        return found
+        return ranks_of(self.process.pid)
 
     def wait_for_epoch(self, run: str, epoch: int = 1) -> None:
         deadline = time.monotonic() + 60

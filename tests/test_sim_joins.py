@@ -76,7 +76,7 @@ def test_newcomers_end_with_the_last_member() -> None:
     assert set(simulation.results) == {0, 1} and simulation.time == 3.0
     late = simulate({0: lambda fabric: after(fabric, 1.0), 1: lambda fabric: None, 2: waits}, 3,
                     parse(events(joins="{rank = 2, time = 2.0}")))  # fmt: skip
-    assert set(late.results) == {0, 1} and late.time == 1.0, "nobody is there any more"
+    assert set(late.results) == {0, 1} and late.time == 1.0, "no member is left"
 
 
 def test_a_place_is_filled_again_and_gets_no_messages_for_the_dead() -> None:
@@ -116,7 +116,7 @@ def test_a_place_is_filled_again_and_gets_no_messages_for_the_dead() -> None:
     assert simulation.results[1] == (False, True, []), "the edge is busy until the old message is read"
     assert simulation.results[2] == []
     assert [(sender, round) for sender, round, _ in came] == [(1, 1), (1, 4)]
-    assert simulation.transport(0).take(Channel.CALL) is None, "nobody waits for the reply to the dead"
+    assert simulation.transport(0).take(Channel.CALL) is None, "the request of the dead rank is dropped"
     assert simulation.status[1, Column.INCARNATION] == 1 and simulation.deaths == 1
 
 

@@ -340,7 +340,7 @@ class Masses:
 
         def given(vectors: Any) -> None:
             accepted(vectors)
-            require(self.granted.pop(rank, None) is not None, f"replica {rank} gives mass that nobody has taken")
+            require(self.granted.pop(rank, None) is not None, f"replica {rank} gives mass that no newcomer has taken")
 
         def restored(vectors: Any, numbers: Any) -> None:
             restore(vectors, numbers)
