@@ -101,15 +101,16 @@ def test_a_run_that_cannot_go_on_is_saved(tmp_path: Path, method: str, why: str,
 
 
 def test_a_death_that_ends_the_job_can_be_resumed(tmp_path: Path) -> None:
-    """With MPICH the others can say so, if its mpiexec does not kill them."""
+    """With MPICH one of the others says so, unless mpiexec kills them first: it sends SIGUSR1, and often SIGKILL."""
     log, out = tmp_path / "log", str(tmp_path / "run")
     options = [] if open_mpi() else ["-disable-auto-cleanup"]
     done = run(3, options, COUNTING, str(log), "1:60:9", *RUN, "--method", "dpsgd", "--epochs", "12", "--out", out)
     assert done.returncode != 0
     if not open_mpi():
-        [line] = ours(done.stderr)
-        assert line.endswith("a rank has died, which ends a job of MPICH; --resume continues a run from its last "
-                             "checkpoint")  # fmt: skip
+        lines = ours(done.stderr)
+        assert len(lines) <= 1, done.stderr
+        assert all(line.endswith("a rank has died, which ends a job of MPICH; --resume continues a run from its last "
+                                 "checkpoint") for line in lines)  # fmt: skip
     done = run(3, [], COUNTING, str(log), "", "--resume", out, "--quiet", "--json")
     assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1])["epochs"] == 12, done.stderr
 

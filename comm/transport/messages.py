@@ -65,6 +65,7 @@ class Column(IntEnum):
     JOINED = 15  # 1 + the number of steps after which the last newcomer joined this rank's view, or this rank joined
     SERVER = 16  # 1: this rank is a server, which no other rank can replace
     RESULT = 17  # the last result that it has received from a leader: see `led` in training/vectors.py
+    TOLD = 18  # 1: this rank has said why the job ends
 
 
 class State(IntEnum):

@@ -252,7 +252,9 @@ class NodeMonitor:
         """
         transport = self.transport
         before = [rank for rank in transport.beside if rank < transport.rank]
-        if all(main_thread(int(transport.status[rank, Column.PID]))[1] in ("", "Z", "X") for rank in before):
+        dead = [main_thread(int(transport.status[rank, Column.PID]))[1] in ("", "Z", "X") for rank in before]
+        if all(dead) and not transport.status[before, Column.TOLD].any():
+            transport.status[transport.rank, Column.TOLD] = 1
             tell("a rank has died, which ends a job of MPICH; --resume continues a run from its last checkpoint")
         time.sleep(0.5)  # lets mpiexec forward the line
         os._exit(1)
