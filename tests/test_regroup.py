@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +120,14 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path, diary: Callable[[], Diary]) -> Callable[..., Job]:
-    folders = (tmp_path / f"run-{number}" for number in range(10**6))
-    return lambda method, **options: Job(folders, diary, method, **options)
+    def folders() -> Iterator[Path]:
+        """Yield folders, one at a time: thousands of runs would fill a disk."""
+        for number in count():
+            yield tmp_path / f"run-{number}"
+            shutil.rmtree(tmp_path / f"run-{number}", ignore_errors=True)
+
+    following = folders()
+    return lambda method, **options: Job(following, diary, method, **options)
 
 
 @pytest.mark.parametrize("method", METHODS)
