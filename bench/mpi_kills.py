@@ -100,8 +100,9 @@ def wrong(code: int, out: str, settled: Counter[int], killed: int, together: boo
     alive, samples = results[0]["replicas_alive"], results[0]["samples"]
     if alive != REPLICAS - killed or samples != EPOCHS * SAMPLES:
         return f"{alive} replicas alive and {samples} samples after {killed} deaths"
-    if set(settled) != set(range(EPOCHS * PIECES)):
-        return f"{EPOCHS * PIECES - len(settled)} batches were never trained"
+    missing = EPOCHS * PIECES - len(settled)
+    if missing > killed:  # a victim may die after it has settled a batch in the ledger, and before it notes that
+        return f"{missing} batches were never trained"
     # The last settlements of a rank on another node than the ledger may be lost with it.
     twice = sum(settled.values()) - len(settled)
     return f"{twice} batches were settled twice" if twice > (0 if together else 4 * killed) else ""
