@@ -29,11 +29,11 @@ class Script:
             command = [*mpiexec(), "-n", str(RANKS), sys.executable]
         self.process = subprocess.Popen([*command, SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         text=True, env=environment(MINIDL_THREADS="1"))  # fmt: skip
+        self.pids: dict[int, int] = {}
 
     def __enter__(self) -> Script:
         """Wait until every rank has printed its process id; `pids` holds them by rank."""
         assert self.process.stdout
-        self.pids: dict[int, int] = {}
         while len(self.pids) < RANKS:
             text = self.process.stdout.readline()
             assert text, self.process.communicate()[1]
@@ -81,6 +81,18 @@ def test_with_allreduce_the_others_stop_after_a_kill(victim: int) -> None:
     first, second = errors.splitlines()
     assert first == f"minidl: replica {victim} was killed by SIGKILL"
     assert second.startswith("minidl: error: ") and f"replica {victim} died while others waited for" in second
+
+
+def test_a_server_ends_if_all_workers_are_killed() -> None:
+    script = Script("launch", "workers_die")
+    try:
+        code, lines, errors = script.finish()
+    finally:
+        script.process.kill()
+    assert code == 2 and not lines
+    *killed, last = errors.splitlines()
+    assert sorted(killed) == [f"minidl: replica {rank} was killed by SIGKILL" for rank in (0, 1)]
+    assert last.startswith("minidl: error: ") and "died while others waited for the result" in last
 
 
 def test_mpiexec_ends_all_after_a_kill() -> None:

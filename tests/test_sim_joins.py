@@ -260,6 +260,18 @@ deaths = [{rank = 0, time = 0.5}]
     assert simulate(work, 3, cluster).results == {1: ("from 1", True), 2: ("from 1", True)}
 
 
+def test_a_server_without_replicas_takes_no_result() -> None:
+    """Ranks 0 and 1 die before rank 2, the server, has a result."""
+
+    def begins(fabric: Fabric) -> str:
+        fabric.assign((0, 1))
+        after(fabric, 1.0)
+        return led(fabric, lambda leader: hand_out_text(fabric, f"from {leader}", leader))
+
+    with pytest.raises(PeerLost, match="died while others waited for the result"):
+        simulate(begins, 3, parse(events("{rank = 0, time = 0.5}, {rank = 1, time = 0.6}")))
+
+
 def test_the_next_leader_takes_the_folder_that_a_dead_one_has_created(tmp_path: Path) -> None:
     """Rank 0 creates the folder, and dies before the others know of it."""
     config = config_of(tmp_path / "run", method="gossip")

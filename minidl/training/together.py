@@ -11,6 +11,7 @@ import numpy as np
 
 from minidl.comm.fabric.base import Column, PeerLost, State
 from minidl.data import Dataset
+from minidl.engine.arena import Arena
 from minidl.nn import Module
 from minidl.run.checkpoint import Arrays
 from minidl.run.config import Config
@@ -24,7 +25,7 @@ from minidl.training.output import epoch_means
 from minidl.training.replica_state import averaged
 from minidl.training.startup import begin_together
 from minidl.training.trainer import Entry, Trainer
-from minidl.training.vectors import hand_out, hand_out_text
+from minidl.training.vectors import hand_out, hand_out_text, led
 from minidl.training.world import World
 
 
@@ -118,16 +119,23 @@ class Together:
 
     def _finish(self) -> tuple[list[Entry], Score | None]:
         """Let the leader choose and test the result, and send it to all. If it dies, the next leader does it."""
-        fabric = self.fabric
-        while True:
-            fabric.led_by = leader = fabric.leader
-            try:
-                return self._result(leader)
-            except PeerLost:
-                if fabric.alive(leader):
-                    raise
+        told, vectors = led(self.fabric, self._result)
+        for arena, vector in zip(self._arenas, vectors, strict=True):
+            arena.theta[:] = vector
+            arena.touch()
+        return told["epochs"], Score(*told["test"]) if told["test"] else None
 
-    def _result(self, leader: int) -> tuple[list[Entry], Score | None]:
+    @property
+    def _arenas(self) -> list[Arena]:
+        """The arenas of the weights and of the statistics, if the model has any."""
+        engine = self.trainer.engine
+        return [arena for arena in (engine.arena, engine.statistics) if arena is not None]
+
+    def _result(self, leader: int) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Return the leader's entries and test score, and the vectors of its arenas. In the leader, load the weights.
+
+        The other ranks keep their weights: if the leader dies, the average is computed again.
+        """
         fabric, trainer, model = self.fabric, self.trainer, self.trainer.model
         told: dict[str, Any] = {}
         if fabric.rank in fabric.replicas:
@@ -146,12 +154,7 @@ class Together:
             if len(trainer.data.y_test):
                 test = evaluate(model, trainer.data.x_test, trainer.data.y_test, prediction=trainer.engine.prediction)
                 told["test"] = list(test)
-        arenas = [arena for arena in (trainer.engine.arena, trainer.engine.statistics) if arena is not None]
-        vectors = [arena.theta if fabric.rank == leader else np.zeros_like(arena.theta) for arena in arenas]
+        vectors = [arena.theta if fabric.rank == leader else np.zeros_like(arena.theta) for arena in self._arenas]
         for vector in vectors:
             hand_out(fabric, vector, leader)
-        told = json.loads(hand_out_text(fabric, json.dumps(told), leader))
-        for arena, vector in zip(arenas, vectors, strict=True):
-            arena.theta[:] = vector
-            arena.touch()
-        return told["epochs"], Score(*told["test"]) if told["test"] else None
+        return json.loads(hand_out_text(fabric, json.dumps(told), leader)), vectors

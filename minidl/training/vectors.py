@@ -18,7 +18,7 @@ def led(fabric: Fabric, work: Callable[[int], T]) -> T:
 
     It may die when only some ranks have received its result. So none goes on before all have it: each notes in the
     status table that it has. A result is not accepted after the death of its leader. So all see the same notes then.
-    With `fail_fast`, the death of any replica raises PeerLost.
+    With `fail_fast`, the death of any replica raises PeerLost. In a server, the death of all replicas does.
     """
     calls = int(fabric.status[fabric.rank, Column.RESULT]) // fabric.size + 1
     while True:
@@ -28,7 +28,7 @@ def led(fabric: Fabric, work: Callable[[int], T]) -> T:
             _wait_for_all(fabric, leader, float(calls * fabric.size + leader))
             return result
         except PeerLost:
-            if fabric.fail_fast or fabric.alive(leader):
+            if fabric.fail_fast or fabric.alive(leader) or not fabric.survivors():
                 raise
             while (message := fabric.take(Channel.GATHER, leader)) is not None:
                 message.release()
