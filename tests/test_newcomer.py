@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from minidl import data, models, nn
 from minidl.comm import memory
 from minidl.comm.claims import piece_of
-from minidl.comm.fabric.base import Channel, Column, Fabric, Header, State
+from minidl.comm.fabric.base import Channel, Column, Fabric, Header, PeerLost, State
 from minidl.comm.methods.gossip import Gossip
 from minidl.comm.stats import Stats
 from minidl.comm.transport.shm import ShmTransport
@@ -188,6 +188,48 @@ def test_a_newcomer_with_other_options(ranks: Ranks, monkeypatch: pytest.MonkeyP
     thread.join()
     assert isinstance(ranks.error, ConfigError)
     assert str(ranks.error).startswith("batch_size is 16, and 8 in the running job")
+
+
+def test_a_newcomer_drops_messages_to_the_dead_member_in_whose_place_it_is(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 has not noticed a death yet. It posts while the newcomer waits, and while it receives the state."""
+    member, empty, post = ranks.fabrics[1], np.ones(3, np.float32), newcomer._post
+
+    def posts(*arguments: Any) -> None:
+        post(*arguments)
+        member.post(Channel.TREE, [2], [empty], Header())
+
+    thread = ranks.begin()
+    ranks.arrived()
+    for _ in range(2):  # the second one needs the edge of the first one
+        newcomer._until(member, 2, lambda: member.post(Channel.MAIL, [2], [empty], Header()))
+    monkeypatch.setattr(newcomer, "_post", posts)
+    assert ranks.admit(0) == [2]
+    thread.join()
+    assert all(ranks.fabrics[2].take(channel) is None for channel in Channel)
+
+
+def test_the_place_of_a_member_is_not_given_away_before_its_death_is_noticed(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer that takes each message at once gives the leader no other occasion to notice the death."""
+
+    def until(fabric: Fabric, rank: int, ready: Callable[[], bool]) -> None:
+        while not ready():
+            pass
+
+    leader = ranks.fabrics[0]
+    thread = ranks.begin()
+    ranks.arrived()
+    leader.replicas, leader.fail_fast = (0, 1, 2), True
+    with monkeypatch.context() as patch:
+        patch.setattr(newcomer, "_until", until)
+        with pytest.raises(PeerLost, match="replica 2 died"):
+            ranks.admit(0)
+    leader.replicas, leader.fail_fast = (0, 1), False
+    assert ranks.admit(0) == [2]
+    thread.join()
 
 
 def test_a_refilled_place_gets_no_old_messages(ranks: Ranks) -> None:

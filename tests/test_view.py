@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sim_helper import CORES, after, message, ones, simulate
+from sim_helper import CORES, NEEDS, after, message, ones, simulate
 
 from minidl.comm.cluster import parse
 from minidl.comm.fabric import view
@@ -35,6 +35,26 @@ def test_messages_of_the_old_view_are_dropped() -> None:
 
     results = simulate(work, 2, parse(CORES)).results
     assert results[0] > 7.0 and results[1] == 2.0
+
+
+def test_a_newcomer_delays_no_view() -> None:
+    """Rank 2 is in the place of a dead rank, and takes no message. Those that have reached it count as delivered."""
+
+    def work(fabric: Fabric) -> Any:
+        after(fabric, 3.0)
+        assert fabric.post(Channel.MAIL, [2], (ones(),), Header())
+        fabric.replicas = (0, 1)
+        return enter(fabric, 1), fabric.now()
+
+    def waits(fabric: Fabric) -> None:
+        if fabric.newcomer:
+            fabric.enter(NEEDS, "layout")
+        fabric.wait(lambda: None, (), "a leader")
+
+    cluster = parse(CORES + "deaths = [{rank = 2, time = 1.0}]\njoins = [{rank = 2, time = 2.0}]")
+    results = simulate({0: work, 1: work, 2: waits}, 3, cluster).results
+    assert {rank: entered for rank, (entered, _) in results.items()} == {0: True, 1: True}
+    assert all(time > 3.0 for _, time in results.values()), "on its way, it could meet the new view"
 
 
 def test_one_that_has_ended_enters_no_view() -> None:

@@ -6,7 +6,8 @@
                       written when the own messages are delivered            written when all are FLUSHED
 
 When all members are FLUSHED, no message of the old view exists. A member that is QUIET drops nothing any more. So when
-all are QUIET, each may send messages of the new view: they do not meet older ones, on any channel.
+all are QUIET, each may send messages of the new view: they do not meet older ones, on any channel. A newcomer in the
+place of a dead rank delays no change: it drops what the members have sent to this rank (training/newcomer.py).
 
 Both are written into Column.VIEW, with the number of the view: 2 * number, and 2 * number + 1. A further death starts
 the change again, with a larger number.

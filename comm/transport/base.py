@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -179,9 +179,9 @@ class Transport(ABC):
     def delivered(self) -> bool:
         """Return whether every message of this rank to a member has been received and released."""
 
-    def drop_messages(self) -> None:
+    def drop_messages(self, channels: Iterable[Channel] = Channel) -> None:
         """Release all messages that have arrived for this rank."""
-        for channel in Channel:
+        for channel in channels:
             while (message := self.take(channel)) is not None:
                 message.release()
 

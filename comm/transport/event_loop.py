@@ -108,8 +108,7 @@ class EventLoop:
         self.claims = np.zeros(claims.words(ranks), np.int64)
         self.joins = 0  # the largest number of calls of `join` by one rank
         self.layouts: dict[int, str] = {}  # number of a call of `join`, from 0 -> the layout that it was given
-        self.mail = 0  # messages in flight on MAIL
-        self.stop_asked = False
+        self.mail, self.stop_asked = 0, False  # mail: messages in flight on MAIL
         self.draining: set[int] = set()  # ranks that have entered `drain`
         self.drained = 0  # how often `drain` has been completed
 
@@ -159,8 +158,7 @@ class EventLoop:
         has not joined. check: called every 64 events. An exception in `check` or in a rank ends the simulation.
         Raises Deadlock if all ranks wait and no event is left.
         """
-        self._hub = getcurrent()
-        self._work, self._results = work, {}
+        self._hub, self._work, self._results = getcurrent(), work, {}
         self.running.clear()
         for rank in work:
             if rank < self.began:
@@ -365,6 +363,8 @@ class EventLoop:
         else:
             receiver.inbox[message.channel][message.sender.rank] = message
             receiver.wake()
+            if receiver.newcomer:
+                message.sender.wake()  # it may wait for this (`delivered`)
 
     def release(self, message: InFlight, peer: int) -> None:
         """Release a message for one receiver: the sender may send it another. The last release frees the memory."""

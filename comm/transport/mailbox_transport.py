@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
@@ -119,8 +119,8 @@ class MailboxTransport(Transport):
         members = (states != State.DEAD) & (states < State.COMING)
         return not any(cells[members, self.rank].any() for cells in self.mailbox.cells)
 
-    def drop_messages(self) -> None:
-        for channel in Channel:
+    def drop_messages(self, channels: Iterable[Channel] = Channel) -> None:
+        for channel in channels:
             while (message := self.next_message(channel, ANY)) is not None:
                 message.release()
 

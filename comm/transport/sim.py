@@ -322,7 +322,12 @@ class SimTransport(Joining):
         return drained
 
     def delivered(self) -> bool:
-        return all(self._is_dead(peer) for way in self.on_way for peer in way)
+        return all(self._ignored(peer, channel) for channel in Channel for peer in self.on_way[channel])
+
+    def _ignored(self, peer: int, channel: Channel) -> bool:
+        """Return whether this rank's message to a peer needs no release: a newcomer drops it before it is a member."""
+        ranks = self.simulation.transports
+        return not self.alive(peer) and (self._is_dead(peer) or self.rank in ranks[peer].inbox[channel])
 
     def _is_dead(self, peer: int) -> bool:
         """Return whether a rank gets no messages. A newcomer gets the state of a member before it is one."""

@@ -48,6 +48,7 @@ from minidl.training.work import Claimed
 
 PATIENCE = 0.5  # seconds that the leader waits for the newcomer to take a message
 WHAT = "the state of a member"
+OTHERS = [channel for channel in Channel if channel is not Channel.TREE]
 
 
 class Withdrawn(Exception):
@@ -67,6 +68,8 @@ def admit(trainer: Trainer, folder: Path, facts: Mapping[str, object]) -> list[i
     arrived = np.flatnonzero(fabric.status[:, Column.STATE] == State.ARRIVED)
     if not arrived.size or fabric.rank != fabric.leader or fabric.state(fabric.rank) is not State.TRAINING:
         return []  # most often
+    if fabric.fail_fast and (lost := fabric.lost(())) is not None:
+        raise PeerLost(lost, "a newcomer")  # regroup first: the newcomer may be in the place of this member
     admitted: list[int] = []
     for rank in arrived.tolist():
         if _give(trainer, rank, admitted, folder, facts):
@@ -162,6 +165,7 @@ def become_member(trainer: Trainer, facts: Mapping[str, object]) -> Path:
             continue
         plan = text["plan"] and Plan.read(text["plan"])
         fabric.set_status(Column.EPOCH, text["numbers"]["progress"]["epoch"])
+        fabric.transport.drop_messages()  # see `_next`
         if not fabric.change_state(fabric.rank, State.ARRIVED, State.TRAINING):
             continue
         fabric.set_status(Column.STEP, 0)
@@ -222,13 +226,20 @@ def _receive(fabric: Fabric, sender: int, like: np.ndarray) -> np.ndarray:
 
 
 def _next(fabric: Fabric, peer: int) -> Message:
+    """Wait for the next message of the present attempt.
+
+    Drop the others: those of earlier attempts, and those to a dead member whose place this replica has. Members send
+    them until they notice the death, and each such message occupies one of the sender's slots.
+    """
+
     def arrived() -> Message | None:
         if fabric.state(fabric.rank) is not State.ARRIVED:
             raise Withdrawn
-        message = fabric.take(Channel.TREE, peer)
-        if message is None or message.header.start == fabric.status[fabric.rank, Column.STEP]:
-            return message
-        message.release()  # of an earlier attempt
+        fabric.transport.drop_messages(OTHERS)
+        while (message := fabric.take(Channel.TREE, peer)) is not None:
+            if message.header.start == fabric.status[fabric.rank, Column.STEP]:
+                return message
+            message.release()
         return None
 
     return fabric.wait(arrived, () if peer == ANY else (peer,), WHAT)
