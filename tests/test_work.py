@@ -316,7 +316,7 @@ def test_a_batch_of_an_earlier_epoch_counts_in_the_epoch_in_which_it_is_trained(
             checkpoint = make_checkpoint(trainer)
             restore(gossiping(), checkpoint)
     checkpoint.state["progress"]["batch"] = 15
-    with pytest.raises(CheckpointError, match="progress.batch is 15"):
+    with pytest.raises(CheckpointError, match=r"progress\.batch is 15"):
         restore(gossiping(), checkpoint)
 
 

@@ -99,8 +99,8 @@ def require_position(at: Progress, batches: int, config: Config, name: str, plan
 
     batches: the number of batches in an epoch. name: what the message calls the progress. planned: where replicas claim
     their batches, the mean number of steps of a replica in the whole run; else 0. `batches` are then those of all
-    replicas, and the epoch does not determine the position of a replica. A batch of an earlier epoch that was handed out
-    again counts in the epoch of the replica that trains it.
+    replicas, and the epoch does not determine the position of a replica. A batch of an earlier epoch that was handed
+    out again counts in the epoch of the replica that trains it.
     """
     position, most = at.step - at.shift, (1 + at.epoch) * batches if planned else batches
     beyond = at.batch > most or (at.batch == most and not at.images)
