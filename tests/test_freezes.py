@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sim_helper import CORES, NEEDS, after, ones, simulate
+from sim_helper import CORES, NEEDS, after, message, ones, simulate
 from toy_replicas import LINK, run
 
 from minidl.comm.cluster import FreezeEvent, parse, uniform
@@ -28,6 +28,19 @@ def test_a_frozen_rank_makes_no_steps_and_then_goes_on() -> None:
 
     results = simulate(work, 3, parse(FROZEN)).results
     assert results == {0: [1.5, 3.0, 4.5], 1: [1.5, 12.0, 13.5], 2: [1.5, 3.0, 4.5]}
+
+
+def test_a_rank_that_is_frozen_while_all_join_again_gets_later_messages() -> None:
+    """Rank 1 waits for rank 0 when it is frozen. Rank 0 joins again at 3 s, and sends it a message at once."""
+
+    def work(fabric: Fabric) -> float:
+        after(fabric, 3.0 if fabric.rank == 0 else 1.0)
+        fabric.join(NEEDS, "layout")
+        if fabric.rank == 0:
+            assert fabric.send(1, ones())
+        return float(message(fabric, 0).sum()) if fabric.rank == 1 else fabric.now()
+
+    assert simulate(work, 3, parse(FROZEN)).results == {0: 3.0, 1: 250.0, 2: 3.0}
 
 
 def test_a_rank_is_suspected_after_the_stall_and_trusted_when_it_wakes() -> None:

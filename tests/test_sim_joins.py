@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sim_helper import CORES, NEEDS, after, ones, simulate
 from minidl.comm.cluster import parse
 from minidl.comm.fabric.base import Channel, Column, Fabric, Header, PeerLost, State
 from minidl.comm.transport.arrivals import beginners
-from minidl.errors import ConfigError
+from minidl.errors import ConfigError, MinidlError
 from minidl.run import checkpoint as files
 from minidl.run.config import Config
 from minidl.run.folder import RunFolder, is_new
@@ -22,6 +23,7 @@ from minidl.simulate import main
 from minidl.training import newcomer
 from minidl.training.playing import _config
 from minidl.training.simulated import SimulatedRun
+from minidl.training.trainer import Trainer
 from minidl.training.vectors import hand_out_text, led
 
 # The model of scenarios: a step takes 8 ms, an epoch of three replicas 16 ms.
@@ -228,6 +230,28 @@ def test_a_stopped_run_with_a_newcomer_goes_on_with_all(tmp_path: Path) -> None:
     assert main(["--resume", str(tmp_path / "run"), "--epochs", "2", "--quiet"]) == 0
     result = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert result["replicas_alive"] == 4 and result["epochs"] == 2
+
+
+def test_the_rest_of_an_epoch_is_divided_again_if_a_newcomer_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 3 joins at the end of epoch 1, and dies in the second step of epoch 2. The others stop, and continue."""
+    seen: Counter[bytes] = Counter()
+    step = Trainer.step
+
+    def counted(self: Trainer, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
+        result = step(self, x, y)
+        seen.update(image.tobytes() for image in x)
+        return result
+
+    monkeypatch.setattr(Trainer, "step", counted)
+    with pytest.raises(MinidlError, match="replica 3 died"):
+        run(tmp_path / "run", "{rank = 3, time = 0.027}", "{rank = 3, time = 0.012}", method="allreduce", epochs=2)
+    assert seen.total() == 48 + 4 * 8
+    config = config_of(tmp_path / "run", method="allreduce", epochs=2)
+    again = SimulatedRun(config, parse(NODES), 3, Signals(), full=True, resume=tmp_path / "run")
+    assert again.go_on({})["replicas_alive"] == 3
+    assert max(seen.values()) == 2 and seen.total() == 2 * 48 - 1, "one image is left over"
 
 
 @pytest.mark.parametrize("options, words", [

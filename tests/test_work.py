@@ -304,6 +304,22 @@ def test_a_refused_settlement_of_another_node_is_not_counted(monkeypatch: pytest
     assert all(0 <= entry["accuracy"] <= 1 for entry in entries)
 
 
+def test_a_batch_of_an_earlier_epoch_counts_in_the_epoch_in_which_it_is_trained() -> None:
+    """Another replica has claimed a batch of epoch 1, and is suspected in epoch 2. So this one trains 1 + 7 batches."""
+    trainer = gossiping()
+    trainer.work.claims, other = ledgers(2)  # type: ignore[attr-defined]
+    claim(other, 14)
+    for entry in trainer.run():
+        if entry["event"] == "step" and entry["step"] == 8:
+            other.revoke(1)
+        if trainer.progress.batch == 8:
+            checkpoint = make_checkpoint(trainer)
+            restore(gossiping(), checkpoint)
+    checkpoint.state["progress"]["batch"] = 15
+    with pytest.raises(CheckpointError, match=r"progress\.batch is 15"):
+        restore(gossiping(), checkpoint)
+
+
 @pytest.mark.parametrize(("wrong", "words"), [
     ({"total": 15}, "work.total is 15; expected 2 epochs of 7 batches"),
     ({"first": 15}, "work.first is 15 of 14"),

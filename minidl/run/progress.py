@@ -99,10 +99,11 @@ def require_position(at: Progress, batches: int, config: Config, name: str, plan
 
     batches: the number of batches in an epoch. name: what the message calls the progress. planned: where replicas claim
     their batches, the mean number of steps of a replica in the whole run; else 0. `batches` are then those of all
-    replicas, and the epoch does not determine the position of a replica.
+    replicas, and the epoch does not determine the position of a replica. A batch of an earlier epoch that was handed
+    out again counts in the epoch of the replica that trains it.
     """
-    position = at.step - at.shift
-    beyond = at.batch > batches or (at.batch == batches and not at.images)
+    position, most = at.step - at.shift, (1 + at.epoch) * batches if planned else batches
+    beyond = at.batch > most or (at.batch == most and not at.images)
     if beyond or at.images > at.batch * (config.batch_size + 1):  # a single image left over joins the last batch
         raise Mismatch(f"{name}.batch is {at.batch}, with {at.images} images; an epoch has {batches} batches of "
                        f"{config.batch_size}")  # fmt: skip
