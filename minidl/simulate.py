@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             given = parse(Options, words)
             check(given)
             if "scenario" in given:
-                return _scenario(given)
+                return _scenario(given, signals)
             if given.get("measure"):
                 allow(given, MEASURING, "--measure, which does not train")
             training = {name: value for name, value in given.items() if name in options(Config)}
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _scenario(given: Mapping[str, Any]) -> int:
+def _scenario(given: Mapping[str, Any], signals: Signals) -> int:
     """Play a scenario; print its description and how it ended."""
     allow(given, IN_A_SCENARIO, "--scenario, which draws all options from its seed")
     prepare(1)
@@ -115,12 +115,16 @@ def _scenario(given: Mapping[str, Any]) -> int:
     seed = given["scenario"]
     if not given.get("quiet"):
         print(draw(seed), flush=True)
+    signals.prepare()  # from now on, there is a folder to remove
     try:
-        print(f"scenario {seed}: {', '.join(play(seed).outcomes)}", flush=True)
+        outcomes = play(seed).outcomes
     except Violation as violation:
+        signals.check()  # a rank may have raised Stopped
         words = " ".join(str(violation).split())
         print(f"minidl: scenario {seed} fails: {printable(words)}; to repeat it: {REPEAT} {seed}", file=sys.stderr)
         return 1
+    signals.check()
+    print(f"scenario {seed}: {', '.join(outcomes)}", flush=True)
     return 0
 
 

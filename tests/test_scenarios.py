@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from launching import eventually
 from planted import BUGS, first_seed
 
 from minidl import simulate
@@ -15,6 +19,13 @@ from minidl.run.config import JOINABLE
 from minidl.training.playing import Violation, draw, play
 from minidl.training.scenario import Death, Freeze, FullDisk, Join, PowerCut, Stop
 
+WAITING = """
+import sys, time
+from minidl import simulate
+from minidl.training.playing import Player
+Player.play = lambda player, part: time.sleep(60)
+sys.exit(simulate.main(["--scenario", "0"]))
+"""
 KINDS = (Death, Freeze, FullDisk, Join, PowerCut, Stop)
 
 
@@ -85,3 +96,17 @@ def test_the_script_continues(tmp_path: Path) -> None:
         done = subprocess.run([*script, str(seeds)], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and f"{seeds} scenarios, 0 failed" in done.stdout, done.stderr
     assert json.loads((tmp_path / "0-of-1.json").read_text())["next"] == 6
+
+
+@pytest.mark.parametrize(("signum", "code", "left"), [(signal.SIGTERM, 143, 0), (signal.SIGKILL, -signal.SIGKILL, 1)])
+def test_the_folder_of_an_ended_process_is_removed(signum: int, code: int, left: int) -> None:
+    """After SIGKILL, the next process that plays a scenario removes it."""
+    place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+    process = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    name = f"minidl-scenario-{process.pid}-*"
+    eventually(lambda: bool([*place.glob(name)]), "there is no folder")
+    process.send_signal(signum)
+    process.communicate(timeout=60)
+    assert process.returncode == code and len([*place.glob(name)]) == left
+    subprocess.run([sys.executable, "-m", "minidl.simulate", "--scenario", "0"], check=True, capture_output=True)
+    assert not [*place.glob(name)]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +55,7 @@ SOMETIMES = 10  # every so many seeds, the slow checks are done
 LONGEST = FOREVER / 100  # virtual seconds: a part that takes longer waits for something that does not come
 EVENTS = 100_000  # in one part
 SECONDS = 60  # of processor time, for one scenario
+FOLDER = "minidl-scenario-"  # a folder's name: this, the number of the process, and random letters
 
 
 class Played:
@@ -89,8 +91,9 @@ def play(seed: int) -> Played:
 
 
 def _play(scenario: Scenario, thorough: bool) -> Played:
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # there, syncing a file to disk takes no time
-    folder = tempfile.TemporaryDirectory(prefix="scenario-", dir=place)
+    place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())  # there, a sync takes no time
+    _remove_old(place)
+    folder = tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-", dir=place)
     with folder as out, _limited(), Disk() as disk, redirect_stderr(io.StringIO()):  # notes of faults
         player = Player(scenario, Path(out) / "run", disk)
         for part in scenario.parts:
@@ -100,6 +103,14 @@ def _play(scenario: Scenario, thorough: bool) -> Played:
             outcome = player.play(Part(scenario.parts[-1].replicas))
             require(outcome == "finished", f"what was saved cannot be continued to its end: {outcome}")
         return player.played
+
+
+@cache
+def _remove_old(place: Path) -> None:
+    """Remove the folders of processes that have been killed."""
+    for path in place.glob(f"{FOLDER}*-*"):
+        if not Path("/proc", path.name.split("-")[2]).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class Player:
