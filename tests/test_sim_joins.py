@@ -285,12 +285,18 @@ deaths = [{rank = 0, time = 0.5}]
 
 
 def test_a_server_without_replicas_takes_no_result() -> None:
-    """Ranks 0 and 1 die before rank 2, the server, has a result."""
+    """Ranks 0 and 1 die before rank 2, the server, has a result. It does not ask them again and again."""
+    asked: list[int] = []
 
     def begins(fabric: Fabric) -> str:
+        def work(leader: int) -> str:
+            asked.append(leader)
+            assert len(asked) == 1
+            return hand_out_text(fabric, f"from {leader}", leader)
+
         fabric.assign((0, 1))
         after(fabric, 1.0)
-        return led(fabric, lambda leader: hand_out_text(fabric, f"from {leader}", leader))
+        return led(fabric, work)
 
     with pytest.raises(PeerLost, match="died while others waited for the result"):
         simulate(begins, 3, parse(events("{rank = 0, time = 0.5}, {rank = 1, time = 0.6}")))
