@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,11 +55,11 @@ class Engine:
         )  # fmt: skip
         workspace = Workspace()
         loss = loss or partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
-        self.gradient = Gradient(model, loss, workspace=workspace, also=self.optimizer.kernels())
-        if config.parts > 1:
-            self.gradient = PartitionedGradient(
-                model, loss, *_cores_and_threads(config.parts), workspace=workspace, also=self.optimizer.kernels()
-            )
+        options: dict[str, Any] = {"workspace": workspace, "also": self.optimizer.kernels()}
+        if config.parts == 1:
+            self.gradient = Gradient(model, loss, **options)
+        else:
+            self.gradient = PartitionedGradient(model, loss, *_cores_and_threads(config.parts), **options)
         self.prediction = Prediction(model, workspace=workspace)
         self.arena: Arena = model.flatten()
         self.statistics: Arena | None = model.statistics
@@ -67,10 +67,10 @@ class Engine:
 
 
 def _cores_and_threads(parts: int) -> tuple[list[Sequence[int]], int]:
-    """Return the cores of each part of this process, and the number of threads of a part. Raises ConfigError if they cannot be divided."""
+    """Return the cores of each part of this replica, and the threads of a part. Raises ConfigError if none fit."""
     if threads() % parts:
-        raise ConfigError(f"parts {parts}: each replica has {count(threads(), 'thread')} here; expected a number of "
-                          "parts that divides it, or other --threads")  # fmt: skip
+        raise ConfigError(f"parts {parts}: this replica has {count(threads(), 'thread')}; expected a number of parts "
+                          "that divides it, or other --threads")  # fmt: skip
     own = cores.own()
     return [cores.share(own, part, parts) for part in range(parts)], threads() // parts
 
