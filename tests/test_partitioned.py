@@ -175,6 +175,23 @@ def test_the_caller_is_told_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> No
     assert calls
 
 
+def test_after_an_interrupt_no_part_computes_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioned, "BEAT", 0.001)
+    gradient, (x, y) = in_parts(model_of("mlp"), 2), batch(4)
+    expected = gradient(x, y)
+    slow = gradient.groups[1].thread.submit(threading.Event().wait, 0.1)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    gradient.waiting = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        gradient(x, y)
+    assert slow.done()
+    gradient.waiting = lambda: None
+    assert gradient(x, y) == expected
+
+
 def test_bad_labels_are_refused_as_without_parts() -> None:
     x, y = batch(6)
     for labels, rows in ((np.where(np.arange(6) == 5, 99, y), x), (y[:5], x), (y, x[:5])):

@@ -218,12 +218,16 @@ class PartitionedGradient(Gradient):
         """Let all groups make the calls of their programs up to `ends`, and average these ranges over the tree."""
         futures: list[Future[None]] = []
         vectors = self.vectors | self.bound
-        for part in reversed(range(len(shares))):  # a part waits for later parts only
-            thread = shares[part].group.thread
-            futures.insert(0, thread.submit(_stage_of_part, part, shares, ends[part], ranges, vectors, list(futures)))
-        while not wait(futures[:1], BEAT).done:
-            self.waiting()
-        futures[0].result()
+        try:
+            for part in reversed(range(len(shares))):  # a part waits for later parts only
+                submit, later = shares[part].group.thread.submit, list(futures)
+                futures.insert(0, submit(_stage_of_part, part, shares, ends[part], ranges, vectors, later))
+            while not wait(futures[:1], BEAT).done:
+                self.waiting()
+            futures[0].result()
+        except BaseException:  # also Ctrl-C: let no part compute while the next gradient begins
+            wait(futures)
+            raise
 
     def _on_tape(self, shares: Sequence[Share]) -> None:
         """Compute the parts one after the other on the tape, with the vectors of their groups."""
