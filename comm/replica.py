@@ -7,6 +7,8 @@
 Training methods (comm/methods) consist of these operations, of arithmetic on other vectors (vectors.py) and of
 communication.
 
+With --parts, groups of cores compute the gradient together (program/partitioned.py). A method does not see the parts.
+
 An engine does the computation. It holds a model, the recorded step (a table of kernel calls) and an optimizer. Normally
 a process has one replica, which uses the model's vectors. In a simulation thousands of replicas share one engine, and
 each has separate vectors. A switch to another replica only replaces a few addresses in the recorded step.
@@ -18,20 +20,24 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minidl import ops, optim
 from minidl.comm.fabric.base import Column, Fabric
+from minidl.comm.launch import cores
 from minidl.comm.vectors import VectorArithmetic
 from minidl.engine.arena import Arena
 from minidl.engine.device import Device, aligned
-from minidl.errors import DivergedError
+from minidl.engine.jit import threads
+from minidl.errors import ConfigError, DivergedError
 from minidl.nn import Module, random_state, set_random_state
+from minidl.program.partitioned import PartitionedGradient
 from minidl.program.replay import Gradient, Loss, Prediction
 from minidl.program.workspace import Workspace
 from minidl.run.config import Config
+from minidl.run.display import count
 from minidl.run.evaluation import first_not_finite
 
 Batch = tuple[np.ndarray, np.ndarray]  # x (B, H, W, C), y (B,)
@@ -49,11 +55,24 @@ class Engine:
         )  # fmt: skip
         workspace = Workspace()
         loss = loss or partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
-        self.gradient = Gradient(model, loss, workspace=workspace, also=self.optimizer.kernels())
+        options: dict[str, Any] = {"workspace": workspace, "also": self.optimizer.kernels()}
+        if config.parts == 1:
+            self.gradient = Gradient(model, loss, **options)
+        else:
+            self.gradient = PartitionedGradient(model, loss, *_cores_and_threads(config.parts), **options)
         self.prediction = Prediction(model, workspace=workspace)
         self.arena: Arena = model.flatten()
         self.statistics: Arena | None = model.statistics
         self.bound: Replica | None = None  # the replica whose vectors are in use; None: the model's vectors
+
+
+def _cores_and_threads(parts: int) -> tuple[list[Sequence[int]], int]:
+    """Return the cores of each part of this replica, and the threads of a part. Raises ConfigError if none fit."""
+    if threads() % parts:
+        raise ConfigError(f"parts {parts}: this replica has {count(threads(), 'thread')}; expected a number of parts "
+                          "that divides it, or other --threads")  # fmt: skip
+    own = cores.own()
+    return [cores.share(own, part, parts) for part in range(parts)], threads() // parts
 
 
 class Mark(NamedTuple):
@@ -76,6 +95,8 @@ class Replica(VectorArithmetic):
 
     def __init__(self, engine: Engine, fabric: Fabric, own: bool = False) -> None:
         self.engine, self.fabric, self.lr, self.own = engine, fabric, engine.config.lr, own
+        if isinstance(engine.gradient, PartitionedGradient):
+            engine.gradient.waiting = fabric.beat
         arena, optimizer, statistics = engine.arena, engine.optimizer, engine.statistics
         self.theta, self.grad, self.state = arena.theta, arena.grad, optimizer.state
         self.statistics = None if statistics is None else statistics.theta

@@ -35,6 +35,8 @@ def test_64_replicas_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=words + r"and 100 GB are free: use fewer --workers or a smaller model"):
         forecast.require_room(fabric(0, [0] * 64), large, "adam", buffers)
     forecast.require_room(fabric(0, [0] * 32 + [1] * 32), large, "adam", buffers)  # 64 GB on each machine
+    with pytest.raises(ConfigError, match=r"32 replicas .* about 167 GB"):  # four parts need eight vectors
+        forecast.require_room(fabric(0, [0] * 32 + [1] * 32), large, "adam", buffers, parts=4)
     forecast.require_room(fabric(1, [0] * 64), large, "adam", buffers)  # only the first rank of a machine checks
     forecast.require_room(fabric(0, [0]), 10**12, "adam", buffers)
 

@@ -1,14 +1,16 @@
 """Finds the MPI job of this process. Reads the environment variables that the launcher sets, and does not import MPI.
 
-    Open MPI's mpiexec      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_SIZE
-    MPICH's mpiexec         PMI_RANK, PMI_SIZE, MPI_LOCALNRANKS (Hydra, which Intel's MPI and MVAPICH use as well)
-    Slurm's srun            SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS); not in batch scripts and shells
+    Open MPI's mpiexec      OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE; ..._LOCAL_RANK, ..._LOCAL_SIZE on a machine
+    MPICH's mpiexec         PMI_RANK, PMI_SIZE; MPI_LOCALRANKID, MPI_LOCALNRANKS on a machine (Hydra, which Intel's MPI
+                            and MVAPICH use as well)
+    Slurm's srun            SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID; not in batch scripts
+                            and shells
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 OPEN_MPI, HYDRA, SRUN = "Open MPI's mpiexec", "MPICH's mpiexec", "srun"
@@ -53,10 +55,18 @@ def recognise(environment: Mapping[str, str] = os.environ) -> MpiJob | None:
 
 def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
     """Return the number of ranks that the launcher started on this machine, or 1 if it does not say."""
-    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"):
-        if (text := environment.get(name, "")).isdecimal() and int(text):
-            return int(text)
-    return 1
+    names = "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"
+    return _first_number(environment, names) or 1
+
+
+def local_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of this rank among those on this machine, from 0, or 0 if the launcher does not say."""
+    return _first_number(environment, ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"))
+
+
+def _first_number(environment: Mapping[str, str], names: Sequence[str]) -> int:
+    """Return the value of the first of these variables that holds a whole number, or 0."""
+    return next((int(text) for name in names if (text := environment.get(name, "")).isdecimal()), 0)
 
 
 def mismatch(job: MpiJob, library: str) -> str | None:

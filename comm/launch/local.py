@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 from minidl import errors, resources
 from minidl.comm import memory
+from minidl.comm.launch.cores import neighbours, share
 from minidl.comm.launch.monitor import Monitor, tell
 from minidl.errors import ConfigError
 
@@ -66,14 +67,14 @@ def run(
     Raises ConfigError if there are too many ranks for this machine, or if a rank cannot be started.
     """
     require_room(ranks)
-    cores = sorted(os.sched_getaffinity(0), key=_where)
+    cores = neighbours(os.sched_getaffinity(0))
     if ranks * max(1, threads) > len(cores) and not quiet:
         tell(f"{ranks} processes of {max(1, threads)} threads on {len(cores)} cores: they will compete for cores")
     each = threads or max(1, resources.cores() // ranks)
     with ProcessGroup(ranks, places) as job:
 
         def start(rank: int) -> None:
-            job.start(rank, [*program, *argv], each, _share(cores, rank, ranks) if rank < ranks else cores)
+            job.start(rank, [*program, *argv], each, share(cores, rank, ranks) if rank < ranks else cores)
 
         for rank in range(ranks):
             start(rank)
@@ -90,22 +91,6 @@ def require_room(ranks: int) -> None:
     if needed > free:
         raise ConfigError(f"{ranks} workers need about {resources.size(needed)} of memory, "
                           f"and {resources.size(free)} are free: use fewer --workers")  # fmt: skip
-
-
-def _share(cores: Sequence[int], rank: int, ranks: int) -> Sequence[int]:
-    """Return the cores for one rank. Ranks share no cores, unless there are fewer cores than ranks."""
-    if ranks > len(cores):
-        return cores
-    return cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]
-
-
-def _where(cpu: int) -> tuple[int, ...]:
-    """Return the sort key (socket, core, number) of a CPU: CPUs that share a core or caches become neighbours."""
-    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-    try:
-        return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text()), cpu
-    except (OSError, ValueError):
-        return 0, cpu, cpu
 
 
 class Places(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -105,17 +106,33 @@ class Program:
 
     def run(self, bases: Mapping[str, int], first: int = 0, last: int | None = None) -> None:
         """Run calls `first` to `last` - 1 (default: all), with each region at the address in `bases`."""
+        self.bind(bases)
+        if first == 0:
+            self.draw()
+        run_calls(self.table, first, len(self.table) if last is None else last)
+
+    def bind(self, bases: Mapping[str, int]) -> None:
+        """Let the next run find each region at the address in `bases`."""
         for name, base in bases.items():
             if self._bases.get(name) != base and name in self._relocations:
                 slots, offsets = self._relocations[name]
                 self._blocks[slots] = offsets + base
             self._bases[name] = base
-        if self._drawn and first == 0:
+
+    def draw(self) -> None:
+        """Draw the random numbers of the next run."""
+        if self._drawn:
             seed, start = random.draw(self._drawn)
             for kind, counters in self._counters.items():
                 for slot, offset in counters:
                     self._blocks[slot] = seed if kind == "seed" else start + offset
-        run_calls(self.table, first, len(self.table) if last is None else last)
+
+    def twin(self) -> Program:
+        """Return a program with the same calls, which another thread may run at the same time on other regions."""
+        twin = copy(self)
+        twin._blocks, twin._bases = self._blocks.copy(), {}
+        twin.table = self.table + np.array([0, address(twin._blocks) - address(self._blocks)])
+        return twin
 
     def final(self, region: str, start: int, stop: int) -> int:
         """Return after how many calls the bytes [start, stop) of a region are final: no later call uses them."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minidl.engine.concurrency import kernel_lock
 from minidl.engine.device import address, aligned
@@ -11,12 +14,15 @@ from minidl.engine.device import address, aligned
 class Workspace:
     """Memory for programs. It grows to the size that the largest program needs.
 
+    allocate: returns a vector of this size and type, which begins on a 64-byte boundary.
+
     lock: held by a thread while a program runs in this memory, and until its results are copied. A step that runs in
         parts (`Gradient.parts`) releases it after each part. In between, the caller must not run other programs.
     """
 
-    def __init__(self) -> None:
-        self._use(aligned(0, np.uint8))
+    def __init__(self, allocate: Callable[[int, DTypeLike], np.ndarray] = aligned) -> None:
+        self.allocate = allocate
+        self._use(allocate(0, np.uint8))
         self.lock = kernel_lock()
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
@@ -24,7 +30,7 @@ class Workspace:
 
     def reserve(self, size: int) -> None:
         if size > self.memory.size:
-            self._use(aligned(size, np.uint8))
+            self._use(self.allocate(size, np.uint8))
 
     def _use(self, memory: np.ndarray) -> None:
         self.memory, self.address = memory, address(memory)

@@ -67,12 +67,12 @@ SHARDS = {
                     "distribution; the smaller ALPHA, the fewer classes",
 }  # fmt: skip
 
-THREADS = limits(min=0, max=4096)
+THREADS, PARTS = limits(min=0, max=4096), limits(min=1, max=4096)
 ABOVE_ZERO, ZERO_OR_MORE, ONE_OR_MORE = limits(above=0), limits(min=0), limits(min=1)
 FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
-FREE = ("data_dir", "threads", "keep", "stall", "workers", "on_death")
+FREE = ("data_dir", "threads", "keep", "stall", "workers", "on_death", "parts")
 LENGTH = ("epochs", "steps")  # a resumed run may become longer
 CLAIMING = ("gossip", "ps")  # methods whose replicas claim their batches
 JOINABLE = (*CLAIMING, "dpsgd", "allreduce", "local-sgd")  # methods of jobs that new replicas may join
@@ -162,6 +162,8 @@ class Config:
     seed: int = option(0, "seed of all random numbers: weights, splits, order and so on", group="run", limits=SEED)
     threads: int = option(0, "threads per process; 0: MINIDL_THREADS or one per core (for several --workers: a share "
                           "of the cores); does not change results", group="run", limits=THREADS)
+    parts: int = option(1, "groups of a replica's cores, each with its own copy of the weights and its part of the "
+                        "batch; a number that divides --threads and --batch-size", group="run", limits=PARTS)
     keep: int = option(2, "number of newest checkpoints kept, besides the best one", group="run", limits=ONE_OR_MORE)
 
     out: str = option("", "the run folder (default: the next free runs/DATA-MODEL-N)", group="command", saved=False)
@@ -191,6 +193,9 @@ class Config:
             if name not in own and not _is_default(name, value):
                 raise ConfigError(no_effect(name, values))
         checked = {name: entry.check(values[name]) for name, entry in own.items()}
+        if checked["batch_size"] % checked["parts"]:
+            raise ConfigError(f"parts {checked['parts']} and batch-size {checked['batch_size']}: expected a batch-size "
+                              "that is a multiple of the parts")  # fmt: skip
         for name in options(Config):
             idle = name not in own or no_effect(name, checked)
             object.__setattr__(self, name, None if idle else checked[name])

@@ -49,7 +49,7 @@ BEST_STEP = {"best_step": schema.whole()}
 SUMMARY = schema.record(_RESULT, BEST_STEP, others=True)
 SUMMARY_OF_REPLICAS = schema.record(_RESULT | _OF_REPLICAS, BEST_STEP, others=True)
 CONTINUES = "continues_to"  # in summary.json: the new length of a run that became longer, such as "20 epochs"
-ADDED = ("on_death",)  # options that config.toml of earlier versions lacks: they have their defaults
+ADDED = ("on_death", "parts")  # options that config.toml of earlier versions lacks: they have their defaults
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 

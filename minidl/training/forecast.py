@@ -25,17 +25,18 @@ def require_memory(ranks: int, parameters: int, images: int) -> None:
                           "use fewer --ranks or a smaller model")  # fmt: skip
 
 
-def require_room(fabric: Fabric, parameters: int, optimizer: str, buffers: BufferSpec) -> None:
+def require_room(fabric: Fabric, parameters: int, optimizer: str, buffers: BufferSpec, parts: int = 1) -> None:
     """Raise ConfigError if this machine has too little memory for its replicas' vectors and messages.
 
     The first rank of each machine checks this, when the model is built and before `fabric.join`. Each replica still
-    needs its gradient and the optimizer's vectors. What a step needs besides depends on the layers and is not counted.
+    needs its gradient and the optimizer's vectors, and each of several parts (--parts) its weights and gradient. What a
+    step needs besides depends on the layers and is not counted.
     """
     here = [rank for rank in range(fabric.began) if fabric.nodes[rank] == fabric.nodes[fabric.rank]]
     if fabric.size == 1 or fabric.rank != here[0]:
         return
     messages = Plan(fabric.size, buffers, fabric.servers, here).used
-    vectors = 1 + len(getattr(optim.OPTIMIZERS[optimizer], "state_names", ()))
+    vectors = 1 + len(getattr(optim.OPTIMIZERS[optimizer], "state_names", ())) + (2 * parts if parts > 1 else 0)
     needed = 4 * parameters * vectors * len(here) + messages
     free = resources.available()
     if needed > free:

@@ -92,7 +92,7 @@ class Session:
             facts = facts_of_run(config, model, dataset)
         else:
             facts = agree_at_start(fabric, config, model, dataset)
-            forecast.require_room(fabric, size, config.optimizer, kind.buffers(size, config))
+            forecast.require_room(fabric, size, config.optimizer, kind.buffers(size, config), config.parts)
         session = cls(config, signals, fabric, dataset, model)
         session.facts = facts
         return session
@@ -156,6 +156,7 @@ class Session:
             self.display.say(self.resumed_at())
         each = "each on average" if isinstance(trainer.work, Claimed) else "each"
         company = "" if output.alone else f" {each}, {config.workers} replicas, {config.method}"
+        company += f", in {config.parts} parts" if config.parts > 1 else ""
         self.display.say(f"{self.what()}, {count(trainer.total_steps, 'step')}{company}")
         self.display.say(legend(config.workers))
 
