@@ -1,0 +1,109 @@
+"""Whole runs of elastic averaging on a simulated cluster: stopped, resumed, and with deaths."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sessions import Sessions
+
+from minidl.run import checkpoint as files
+
+WORKERS = 3
+RUNS: dict[str, dict[str, Any]] = {  # with options, and the number of ranks
+    "easgd": {"method": "easgd", "period": 2},
+    "easgd rank": {"method": "easgd", "center": "rank"},
+    "sync-easgd": {"method": "sync-easgd", "period": 2, "overlap": True},
+    "sync-easgd beside": {"method": "sync-easgd", "center": "beside"},
+    "sync-easgd rank": {"method": "sync-easgd", "center": "rank", "period": 2, "overlap": True},
+    "eamsgd": {"method": "eamsgd", "period": 2},
+    "eamsgd rank": {"method": "eamsgd", "center": "rank", "period": 1},
+}
+EXACT = [name for name in RUNS if "eamsgd" not in name]
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Callable[..., Sessions]:
+    """Return a function that makes a run, each time in a new folder."""
+    number = iter(range(10**6))
+
+    def run(name: str, deaths: dict[int, float] | None = None, ranks: int = WORKERS, **options: Any) -> Sessions:
+        ranks += RUNS[name].get("center") == "rank"
+        return Sessions(tmp_path / f"run-{next(number)}", ranks, deaths or {}, **{"epochs": 2, **RUNS[name], **options})
+
+    return run
+
+
+def vectors(run: Sessions) -> dict[str, bytes]:
+    return {name: vector.tobytes() for name, vector in run.last().vectors.items() if "communication" not in name}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_end_with_the_same_center(sessions: Callable[..., Sessions], name: str) -> None:
+    run = sessions(name)
+    run.check()
+    saved = run.last().vectors
+    centers = {saved[f"{rank}/method.center"].tobytes() for rank in range(WORKERS)}
+    assert len(centers) == 1 and saved["0/method.center"].any()
+    assert len({saved[f"{rank}/theta"].tobytes() for rank in range(WORKERS)}) == WORKERS
+    assert run.summary and run.summary["replicas_alive"] == WORKERS
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(sessions: Callable[..., Sessions], name: str) -> None:
+    whole = sessions(name)
+    run = sessions(name, stop=whole.simulation.time / 2)
+    assert run.summary is None and not run.errors
+    ranks = WORKERS + (RUNS[name].get("center") == "rank")
+    again = Sessions(run.folder, ranks, {})
+    assert again.summary and vectors(again) == vectors(whole)
+
+
+@pytest.mark.parametrize("method", ["easgd", "sync-easgd", "eamsgd"])
+def test_one_replica_goes_on_with_its_center(sessions: Callable[..., Sessions], method: str) -> None:
+    """The last checkpoint of a finished run is deleted, so the run goes on from the one before."""
+    run = sessions(method, ranks=1)
+    expected, last = vectors(run), files.last(run.folder / "checkpoints")
+    assert last and "method.center" in expected and len(files.steps(run.folder / "checkpoints")) == 2
+    shutil.rmtree(last)
+    (run.folder / "summary.json").unlink()
+    assert vectors(run)["method.center"] != expected["method.center"]
+    again = Sessions(run.folder, 1, {})
+    assert again.summary and vectors(again) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_run_goes_on_with_another_number_of_replicas(sessions: Callable[..., Sessions], ranks: int) -> None:
+    """All begin with the average, and so does the center."""
+    run = sessions("sync-easgd", stop=0.02)
+    assert run.summary is None and not run.errors
+    again = Sessions(run.folder, ranks, {})
+    assert again.summary and again.summary["epochs"] == 2
+    assert np.isfinite(next(vector for name, vector in again.last().vectors.items() if "method.center" in name)).all()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_one_dies_at_some_moments(sessions: Callable[..., Sessions], name: str) -> None:
+    """A replica or the center dies: asynchronous replicas go on without a replica. All others stop, and are saved."""
+    moments = sorted(sessions(name).moments)
+    ranks = WORKERS + (RUNS[name].get("center") == "rank")
+    for number, moment in enumerate(moments[len(moments) // 6 :: len(moments) // 5]):
+        victim = (number + ranks - 1) % ranks
+        run = sessions(name, {victim: moment + 1e-9})
+        run.check()
+        if "eamsgd" in name and victim in (1, 2):
+            assert run.summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", range(WORKERS + 1))
+@pytest.mark.parametrize("name", RUNS)
+def test_one_dies_at_every_moment(sessions: Callable[..., Sessions], name: str, victim: int) -> None:
+    if victim == WORKERS and RUNS[name].get("center") != "rank":
+        pytest.skip("there is no such rank")
+    for moment in sorted(sessions(name).moments):
+        sessions(name, {victim: moment + 1e-9}).check()
