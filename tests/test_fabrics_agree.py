@@ -11,7 +11,7 @@ RUN = ["--data", "synthetic:900x6x6x1:4", "--model", "mlp", "--batch-size", "12"
 REPLICAS = 4
 
 
-@pytest.mark.parametrize("method", ["dpsgd --topology ring", "allreduce"])
+@pytest.mark.parametrize("method", ["dpsgd --topology ring", "allreduce", "sync-easgd --overlap", "easgd --period 3"])
 def test_the_same_bits_on_every_fabric(method: str) -> None:
     argv = [*RUN, "--method", *method.split()]
     before = threads()

@@ -135,7 +135,7 @@ class Method(ABC):
         If `local` is a whole step of the optimizer, a period or a trigger may call `exchange` in some steps only.
         """
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Called when the replica's weights are replaced before the first step, and `restore` is not called."""
 
     def on_membership(self, view: View) -> None:

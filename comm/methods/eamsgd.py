@@ -9,8 +9,8 @@
         center ───┬────────────┬─────────
         x_1 ──v──v┴──v──v──v───┴─v──v──v──
 
-This is EAMSGD (Zhang, Choromanska, LeCun: NeurIPS 2015). The momentum stays local. The gradient is computed where the
-momentum alone would carry the weights. The optimizer is sgd, whose velocity m stands for -v / eta:
+This is the EAMSGD of Zhang, Choromanska, LeCun (NeurIPS 2015). The momentum stays local. The gradient is computed where
+the momentum alone would carry the weights. The optimizer is sgd, whose velocity m stands for -v / eta:
 
     m <- mu * m + g(x - eta * mu * m),     x <- x - eta * m
 

@@ -86,7 +86,7 @@ class Elastic(Method):
     def center_of_run(self) -> np.ndarray:
         return self.center
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         self.center[:] = self.replica.theta
 
     def vectors(self) -> dict[str, np.ndarray]:

@@ -8,9 +8,9 @@ r"""Elastic averaging, synchronous: in a step with a pull, all replicas and the 
     d_1 ──┬── d_1+d_3 ─ sum ┼──> c            adds up their pulls, and returns the sum to all
     d_3 ──┘    d_2 ──┘      └──> c
 
-This is Sync EASGD (You, Buluc, Demmel: SC 2017). There, c goes down the tree, and the sum of x_i goes up. Here the sum
-of the pulls goes up and down. It has the same length, and with it every replica keeps a copy of c. So the next pull
-waits for no message, and a rank that dies takes nothing with it. Where the sum is made (--center):
+This is the Sync EASGD of You, Buluc, Demmel (SC 2017). There, c goes down the tree, and the sum of x_i goes up. Here
+the sum of the pulls goes up and down. It has the same length, and with it every replica keeps a copy of c. So the next
+pull waits for no message, and a rank that dies takes nothing with it. Where the sum is made (--center):
 
     rank      in a rank of its own, which does not train              Sync EASGD 1
     beside    at replica 0                                            Sync EASGD 2
@@ -44,7 +44,7 @@ OPTIONS = {
             "beside": "in the process of replica 0",
             "copies": "a copy on every replica",
         },
-        "help": "where the center lives",
+        "help": "where the center lives, and where the pulls are added up",
     },
     "overlap": {"default": False, "help": "exchange with the center while the gradient is computed"},
     "on_death": {"like": "base", "needs": {"center": ["beside", "copies"]}},

@@ -178,7 +178,7 @@ class Restoration:
         if members:
             trainer.replica.theta[:] = self._average
             trainer.replica.touch()
-        trainer.method.begin()
+        trainer.method.restart()
         if members and trainer.fabric.rank == 0:
             trainer.fabric.stats.take_over([_stats(self.checkpoint, rank) for rank in members])
 

@@ -236,7 +236,7 @@ class SimulatedRun:
         fabric.wait(lambda: came or None, others[:1], "its first weights")
         fabric.stats.received(others[0], theta.nbytes)
         trainer.replica.theta[:] = theta
-        trainer.method.begin()
+        trainer.method.restart()
         trainer.progress = Progress(step=at.step, epoch=at.epoch, batch=at.batch)
         trainer.replica.steps = other.replica.steps
 
