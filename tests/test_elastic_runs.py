@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sessions import Sessions
+from test_shutdown import killed
 
 from minidl.run import checkpoint as files
 
@@ -97,6 +98,28 @@ def test_one_dies_at_some_moments(sessions: Callable[..., Sessions], name: str) 
         run.check()
         if "eamsgd" in name and victim in (1, 2):
             assert run.summary
+
+
+# Real processes.
+
+
+@pytest.mark.parametrize(("method", "where"), [
+    ("sync-easgd", "comm.methods.sync_easgd:SyncEASGD.move_center"),
+    ("eamsgd", "comm.methods.elastic:Served.take"),
+])  # fmt: skip
+def test_the_center_is_killed(tmp_path: Path, method: str, where: str) -> None:
+    """The replicas stop and are saved. Their copies of the center are saved, too."""
+    code, lines, errors = killed(tmp_path / "run", 3, [2], where, "--method", method, "--center", "rank")
+    assert code == 2 and not lines and "the others are saved; to continue from their average" in errors
+    last = files.last(tmp_path / "run" / "checkpoints")
+    assert last and {"0/method.center", "1/method.center"} <= files.load(last).vectors.keys()
+
+
+def test_the_replica_with_the_center_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+    options = ["--method", "sync-easgd", "--center", "beside", "--on-death", "continue"]
+    code, [result], errors = killed(tmp_path / "run", 3, [0], "comm.methods.sync_easgd:SyncEASGD.move_center", *options)
+    assert code == 0 and result["replicas_alive"] == 2 and result["epochs"] == 4
+    assert "replica 0 died; the other 2 go on" in errors
 
 
 @pytest.mark.slow

@@ -4,10 +4,8 @@
     v_i <- mu * v_i - eta * g_i(x_i + mu * v_i)        mu = --momentum
     x_i <- x_i + v_i
 
-        x_0 ──┬───v──v──v──┬───v──v──v──┬─        replicas wait for nothing but the center's reply
-           d  │ c        d │ c        d │ c
-        center ───┬────────────┬─────────
-        x_1 ──v──v┴──v──v──v───┴─v──v──v──
+        replica 0    d v  v  v  v  d v  v  v  v  d          v: a step; d: a visit to the center, which lasts until
+        replica 1    d v v v v d v v v v d v v v v          the center's reply. There is nothing else to wait for
 
 This is the EAMSGD of Zhang, Choromanska, LeCun (NeurIPS 2015). The momentum stays local. The gradient is computed where
 the momentum alone would carry the weights. The optimizer is sgd, whose velocity m stands for -v / eta:

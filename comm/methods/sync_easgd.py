@@ -1,12 +1,14 @@
-r"""Elastic averaging, synchronous: in a step with a pull, all replicas and the center pull each other.
+"""Elastic averaging, synchronous: in a step with a pull, all replicas and the center pull each other.
 
     d_i = eta * rho * (x_i - c)              in every tau-th step, tau = --period
     x_i <- x_i - eta * g_i(x_i) - d_i        every step; without d_i in the other steps
     c   <- c + sum_i d_i
 
-               d_0 ──┐      ┌──> c            P replicas talk to the center in log P steps: one tree of messages
-    d_1 ──┬── d_1+d_3 ─ sum ┼──> c            adds up their pulls, and returns the sum to all
-    d_3 ──┘    d_2 ──┘      └──> c
+        d_0 ──┐                   ┌──> c + sum
+        d_1 ──┴─┐               ┌─┴──> c + sum        a tree of messages adds up the pulls, and returns the sum:
+                ├── sum of d_i ─┤                     a replica waits for about log P messages, and not for P
+        d_2 ──┬─┘               └─┬──> c + sum
+        d_3 ──┘                   └──> c + sum
 
 This is the Sync EASGD of You, Buluc, Demmel (SC 2017). There, c goes down the tree, and the sum of x_i goes up. Here
 the sum of the pulls goes up and down. It has the same length, and with it every replica keeps a copy of c. So the next
