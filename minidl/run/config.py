@@ -151,7 +151,7 @@ class Config:
     method: str = option("dpsgd", "how replicas exchange models or gradients", group="method",
                          choices=_abouts("method"))
     max_workers: int = option(0, "places for replicas, also for those that join later (--join); 0: twice the workers "
-                              "with gossip and ps, else the workers",
+                              "with gossip, ps and eamsgd, else the workers",
                               group="method", limits=ZERO_OR_MORE, saved=False,
                               used_with={"method": JOINABLE})
     shards: str = option("iid", "which training images each replica gets", group="method", choices=SHARDS)
