@@ -100,6 +100,20 @@ def test_one_dies_at_some_moments(sessions: Callable[..., Sessions], name: str) 
             assert run.summary
 
 
+@pytest.mark.parametrize("name", [name for name in RUNS if "rank" in name])
+def test_the_only_replica_dies_and_the_center_is_saved(sessions: Callable[..., Sessions], name: str) -> None:
+    half = sessions(name, ranks=1).simulation.time / 2
+    run = sessions(name, {0: half}, ranks=1)
+    assert len(run.errors) == 1 and "all workers have died; the center is saved; to continue" in run.errors[0]
+    still = sessions(name, ranks=1, rho=0.0).last().vectors["0/method.center"]  # without a pull
+    assert not np.array_equal(flat(run.last().weights), still)
+    assert Sessions(run.folder, 2, {}).summary
+
+
+def flat(weights: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([values.reshape(-1) for values in weights.values()])
+
+
 # Real processes.
 
 
