@@ -100,13 +100,9 @@ class Run:
                 run.visits.append(message.sender)
                 return super().answer(message)
 
-            def take(self, *change: Any) -> None:
-                super().take(*change)
-                run.centers.append(self.center.copy())
-
-            def move_center(self) -> None:
-                super().move_center()
-                if self.fabric.rank == 0:
+            def update_center(self, *change: Any) -> None:
+                super().update_center(*change)
+                if change or self.fabric.rank == 0:  # in sync-easgd, all ranks update a copy
                     run.centers.append(self.center.copy())
 
         return Watched

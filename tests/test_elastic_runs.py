@@ -118,8 +118,8 @@ def flat(weights: dict[str, np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("method", "where"), [
-    ("sync-easgd", "comm.methods.sync_easgd:SyncEASGD.move_center"),
-    ("eamsgd", "comm.methods.elastic:Served.take"),
+    ("sync-easgd", "comm.methods.sync_easgd:SyncEASGD.update_center"),
+    ("eamsgd", "comm.methods.elastic:Served.update_center"),
 ])  # fmt: skip
 def test_the_center_is_killed(tmp_path: Path, method: str, where: str) -> None:
     """The replicas stop and are saved. Their copies of the center are saved, too."""
@@ -131,7 +131,8 @@ def test_the_center_is_killed(tmp_path: Path, method: str, where: str) -> None:
 
 def test_the_replica_with_the_center_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
     options = ["--method", "sync-easgd", "--center", "beside", "--on-death", "continue"]
-    code, [result], errors = killed(tmp_path / "run", 3, [0], "comm.methods.sync_easgd:SyncEASGD.move_center", *options)
+    where = "comm.methods.sync_easgd:SyncEASGD.update_center"
+    code, [result], errors = killed(tmp_path / "run", 3, [0], where, *options)
     assert code == 0 and result["replicas_alive"] == 2 and result["epochs"] == 4
     assert "replica 0 died; the other 2 go on" in errors
 

@@ -49,7 +49,7 @@ class EAMSGD(Served):
     def local(self, batch: Batch) -> float:
         if self.due:
             self.visit()
-            self.yield_to_pull()
+            self.apply_pull()
         loss = self.gradient_ahead(batch)
         self.replica.update()
         return loss

@@ -53,7 +53,7 @@ class EASGD(Served):
             self.take_turn()
         self.replica.update()
         if self.pulling:
-            self.yield_to_pull()
+            self.apply_pull()
         return loss
 
     def exchange(self) -> None:

@@ -74,11 +74,11 @@ class Elastic(Method):
         """Whether the next step has a pull."""
         return self.replica.steps % self.config.period == 0
 
-    def stretch(self) -> None:
+    def compute_pull(self) -> None:
         """d_i = eta * rho * (x_i - c)"""
         self.replica.pull(self.replica.theta, self.center, self.weight, out=self.d)
 
-    def yield_to_pull(self) -> None:
+    def apply_pull(self) -> None:
         """x_i <- x_i - d_i. Without a pull (rho = 0), no bit of x_i changes."""
         if self.weight:
             self.replica.axpy(-1.0, self.d, self.replica.theta)
@@ -126,14 +126,14 @@ class Served(Elastic):
     def visit(self) -> None:
         """Give x_i to the center, and compute d_i from c as it was before."""
         if self.is_center:
-            self.stretch()
-            self.take(self.replica.theta, self.weight)
+            self.compute_pull()
+            self.update_center(self.replica.theta, self.weight)
             return
         header = Header(weight=self.weight, round=self.version)
         self.version = self.fabric.call(self.home, (self.replica.theta,), self.center, header).round
-        self.stretch()
+        self.compute_pull()
 
-    def take(self, x: np.ndarray, weight: float) -> None:
+    def update_center(self, x: np.ndarray, weight: float) -> None:
         """At the center: c <- c + weight * (x - c)"""
         self.replica.mix_into(self.center, x, weight)
         self.version += 1
@@ -142,16 +142,16 @@ class Served(Elastic):
         """At the center: return c as the reply, then update c."""
         self.fabric.stats.stale(self.version - message.header.round)
         self.reply[:] = self.center
-        self.take(message.vector, message.header.weight)
+        self.update_center(message.vector, message.header.weight)
         return (self.reply,), Header(round=self.version)
 
     def serve(self) -> None:
         """Answer until all replicas have stopped training. Then send the final center to each of them."""
         self.fabric.serve(self.answer)
-        others = partial(self._tell, Header(round=self.version))
-        self.fabric.wait(others, what="replicas to receive the center")
+        sent = partial(self._send_to_others, Header(round=self.version))
+        self.fabric.wait(sent, what="replicas to receive the center")
 
-    def _tell(self, header: Header) -> bool | None:
+    def _send_to_others(self, header: Header) -> bool | None:
         others = [rank for rank in self.fabric.survivors() if rank != self.fabric.rank]
         return not others or self.fabric.post(Channel.MAIL, others, (self.center,), header) or None
 

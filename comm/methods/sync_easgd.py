@@ -72,14 +72,14 @@ class SyncEASGD(Elastic):
         """x_i <- x_i - eta * g_i(x_i) - d_i"""
         self.pulling = self.due
         if self.pulling:
-            self.stretch()
+            self.compute_pull()
             self.sum[:] = self.d
             self.call_center()
             if self.config.overlap:
                 self.sent = self.fabric.concurrently(self.add_up)
         loss = super().local(batch)
         if self.pulling:
-            self.yield_to_pull()
+            self.apply_pull()
         return loss
 
     def exchange(self) -> None:
@@ -91,7 +91,7 @@ class SyncEASGD(Elastic):
             self.add_up()
         else:
             sent.wait()
-        self.move_center()
+        self.update_center()
         self.interrupted = False
 
     def add_up(self) -> None:
@@ -104,7 +104,7 @@ class SyncEASGD(Elastic):
         group.reduce(self.sum)
         group.broadcast(self.sum, group.ranks[0])
 
-    def move_center(self) -> None:
+    def update_center(self) -> None:
         self.replica.axpy(1.0, self.sum, self.center)
 
     # -- a center in a rank of its own ---------------------------------------------------------------------
@@ -122,7 +122,7 @@ class SyncEASGD(Elastic):
             while self.fabric.wait(self.called, (), "a step with a pull"):
                 self.sum[:] = 0
                 self.add_up()
-                self.move_center()
+                self.update_center()
         except PeerLost:
             return  # the replicas notice it, too: they stop, and are saved
 
