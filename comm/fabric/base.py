@@ -321,7 +321,11 @@ class Fabric:
 
     def allreduce_start(self, vector: np.ndarray) -> Pending[None]:
         """Start a concurrent `allreduce`. Do not use the vector before `wait` of the returned object has returned."""
-        return self.stats.beside(self.start, lambda: self.allreduce(vector))
+        return self.concurrently(lambda: self.allreduce(vector))
+
+    def concurrently(self, work: Callable[[], T]) -> Pending[T]:
+        """Run collectives concurrently with the replica, one function at a time, in the order of the calls."""
+        return self.stats.beside(self.start, work)
 
     def broadcast(self, vector: np.ndarray, root: int = 0) -> None:
         """vector = the vector of rank `root`, on all ranks, servers included."""

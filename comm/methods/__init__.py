@@ -18,6 +18,9 @@ METHODS = {  # name -> file and class
     "dpsgd": "dpsgd.DPSGD",
     "gossip": "gossip.Gossip",
     "ps": "ps.ParameterServer",
+    "easgd": "easgd.EASGD",
+    "sync-easgd": "sync_easgd.SyncEASGD",
+    "eamsgd": "eamsgd.EAMSGD",
 }
 
 

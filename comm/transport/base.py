@@ -68,7 +68,7 @@ class Transport(ABC):
         stats.attach(self.began, self.now)
         self.newcomer = self.stop_wanted = False  # stop_wanted: whether a signal requested a stop
         self.interrupted: Callable[[], bool] = lambda: False  # whether this process has received such a signal
-        self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
+        self.fail_fast = False  # for synchronous methods: the death of any member ends every wait
         self.step = self.paused = 0  # the step begun last; the step after which the members changed last
         self.service: Callable[[], bool] | None = None  # see `Fabric.register`
         self.interrupt: Callable[[], None] | None = None  # `wait` calls it repeatedly: what it raises ends the wait
@@ -347,8 +347,9 @@ class Transport(ABC):
         return self.service is not None and not concurrent() and self.service()
 
     def lost(self, peers: Sequence[int]) -> int | None:
-        """Return a dead rank among the peers, or with `fail_fast` among all replicas; None if all are alive."""
-        return next((peer for peer in (self.replicas if self.fail_fast else peers) if not self.alive(peer)), None)
+        """Return a dead rank among the peers, or with `fail_fast` among all members; None if all are alive."""
+        needed = (*self.replicas, *self.servers) if self.fail_fast else peers
+        return next((peer for peer in needed if not self.alive(peer)), None)
 
     def _tell_stall(self, seconds: float, peers: Sequence[int], what: str) -> None:
         """Print what this rank waits for, and which ranks are silent: they may hold up those that it waits for."""

@@ -64,7 +64,7 @@ class Trainer:
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
         self.replica = Replica(self.engine, self.fabric, own=engine is not None)
-        kind = chosen if self.fabric.size > 1 else Local
+        kind = chosen if self.fabric.size > 1 or chosen.alone else Local
         self.method = kind(self.replica, self.fabric, config)
         self._warm = False  # whether the first step is done: it compiles, so images/s exclude it
         # With --on-death continue: a step that a death interrupted; the progress before the end of an epoch, until all
@@ -154,7 +154,7 @@ class Trainer:
         self.model.train()
         self.engine.gradient.prepare(*self.sampler.first())
         claims.prepare(self.fabric.size)
-        if self.fabric.size > 1:
+        if not isinstance(self.method, Local) or self.fabric.size > 1:
             self.replica.compile_arithmetic()
 
     def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
