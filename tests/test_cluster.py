@@ -147,11 +147,12 @@ tables = st.dictionaries(keys, values, max_size=3)
 @settings(max_examples=50)
 @given(st.dictionaries(keys, values | tables | st.lists(tables, max_size=2), max_size=4))
 def test_any_table_is_a_cluster_or_an_error(top):
-    from minidl.comm.cluster import _Reader, _Wrong
+    from minidl.comm.cluster import _Reader
+    from minidl.comm.cluster_tables import Wrong
 
     try:
         assert isinstance(_Reader(top, "x").cluster(), Cluster)
-    except _Wrong as error:
+    except Wrong as error:
         assert str(error)
 
 
