@@ -10,6 +10,7 @@ import pytest
 
 from bench.papers import sc17
 from bench.papers import sc17_paper as paper
+from bench.papers.sc17_figures import draw
 from bench.papers.sc17_tables import interval, tables
 from minidl.comm.cluster import EXAMPLES, load
 from minidl.comm.methods import METHODS
@@ -58,7 +59,7 @@ def test_each_result_has_a_key_of_its_own_which_changes_with_seeds_and_cluster(t
     assert sc17.named(str(other)).split()[1] != sc17.named("gpu-node-8").split()[1]
 
 
-def test_the_tables_show_what_was_found_beside_the_paper():
+def test_the_tables_and_figures_show_what_was_found_beside_the_paper(tmp_path: Path):
     shares = {"computation": 0.1, "data": 0.02, "update": 0.03, "weights": 0.85}
     results = {
         f"breakdown | c | {paper.ORIGINAL}": {"milliseconds": 80.0, "shares": shares},
@@ -77,6 +78,9 @@ def test_the_tables_show_what_was_found_beside_the_paper():
     assert "| Async SGD | 0 of 1 | not reached |" in text and "| Async EASGD | Async SGD | 1 of 1 | always |" in text
     assert "| GoogLeNet | m | 2 | 1.25 | 80.0% | 96.4% |" in text and "| 4 | 0.500 | 2.00 | 1.57 |" in text
     assert tables({}, 0.988, lambda curve: None) == ""
+    assert [file.suffix for file in draw(results, 0.988, lambda curve: sc17.reached(curve, 0.988), tmp_path)] == [
+        ".svg", ".png"
+    ]  # fmt: skip
 
 
 def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
@@ -88,3 +92,4 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sc17, "breakdown", None)
     sc17.main(["--quick", "--only", "breakdown", "--out", str(tmp_path)])
     assert capsys.readouterr().out.splitlines()[0] == "## Where the time goes: LeNet, 8 replicas"
+    assert (tmp_path / "sc17.svg").read_bytes()[:5] == b"<?xml" and (tmp_path / "sc17.png").stat().st_size > 10_000

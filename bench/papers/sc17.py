@@ -23,12 +23,14 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.papers import sc17_paper as paper
 from bench.papers.costs import DATA_MOVES, WEIGHTS, config_of, run
 from bench.papers.networks import alexnet, googlenet, lenet, vgg19
+from bench.papers.sc17_figures import draw
 from bench.papers.sc17_tables import tables
 from minidl.comm import cluster as clusters
 from minidl.comm.cluster import Cluster, Link
@@ -251,8 +253,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Stopped as stopped:
         stopped.report()
         sys.exit(stopped.code)
-    text = tables(results, args.target, lambda curve: reached(curve, args.target))
+    until = partial(reached, target=args.target)
+    text = tables(results, args.target, until)
     print(text)
+    print("\n" + ", ".join(map(str, draw(results, args.target, until, args.out))))
     if args.write:
         (HERE / "RESULTS-sc17.md").write_text(text + "\n", encoding="utf-8")
     if args.json:

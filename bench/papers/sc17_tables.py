@@ -17,8 +17,8 @@ CONFIDENCE = 0.95
 def tables(results: Mapping[str, Result], target: float, reached: Reached) -> str:
     """Return all tables for which there are results. reached: the time at which a curve reaches the target."""
     times = {title: [reached(result["curve"]) for result in found]
-             for title, found in _by_title(results, "accuracy").items()}  # fmt: skip
-    steps = {title: found[0] for title, found in _by_title(results, "breakdown").items()}
+             for title, found in by_title(results, "accuracy").items()}  # fmt: skip
+    steps = {title: found[0] for title, found in by_title(results, "breakdown").items()}
     written = [_breakdown(steps), _accuracy(times, steps, target), _counterparts(times), _scaling(results),
                _parts(results)]  # fmt: skip
     return "\n\n".join(text for text in written if text)
@@ -35,7 +35,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
 
 
-def _by_title(results: Mapping[str, Result], part: str) -> dict[str, list[Result]]:
+def by_title(results: Mapping[str, Result], part: str) -> dict[str, list[Result]]:
     """Return the results of a part of the comparison, by the title in their keys."""
     found: dict[str, list[Result]] = {}
     for key, result in results.items():
@@ -97,12 +97,18 @@ def _counterparts(times: Mapping[str, list[float | None]]) -> str:
     return _table("Each method against its SGD counterpart", ["method", "counterpart", "seeds it wins", "paper"], rows)
 
 
+def scaled(results: Mapping[str, Result], network: str) -> dict[int, Result]:
+    """Return {number of nodes: result} for a network, ascending."""
+    begin = f"scaling | {network} | "
+    found = {int(key.removeprefix(begin)): result for key, result in results.items() if key.startswith(begin)}
+    return dict(sorted(found.items()))
+
+
 def _scaling(results: Mapping[str, Result]) -> str:
     rows = []
     for network in ("GoogLeNet", "VGG-19"):
-        found = {int(key.split(" | ")[2]): result for key, result in results.items()
-                 if key.startswith(f"scaling | {network} | ")}  # fmt: skip
-        for place, (nodes, result) in enumerate(sorted(found.items())):
+        found = scaled(results, network)
+        for place, (nodes, result) in enumerate(found.items()):
             known = paper.GOOGLENET[0] / paper.GOOGLENET[place] if network == "GoogLeNet" else None
             efficiency = found[1]["seconds"] / result["seconds"]
             rows.append([network, result["method"], str(nodes), f"{result['seconds']:.4g}", f"{efficiency:.1%}",
