@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if key.partition(" | ")[0] in (args.only or PARTS):
                 results[key] = store.get(key, job)
     except Stopped as stopped:
-        stopped.report()
+        print("sc17: stopped; repeat the command to go on", file=sys.stderr)
         sys.exit(stopped.code)
     until = partial(reached, target=args.target)
     text = tables(results, args.target, until)
