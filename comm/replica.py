@@ -104,6 +104,7 @@ class Replica(VectorArithmetic):
         in descending order. At the end, `self.loss` is the loss. Raises DivergedError if the loss is not finite.
         """
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
+        fabric.load(batch[0].nbytes)
         began = fabric.now()
         parts = self.bound_engine().gradient.parts(*batch, cuts)
         if self.own:  # compute all parts now, because other replicas use the engine during the yields below

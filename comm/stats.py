@@ -2,7 +2,7 @@
 
     a replica's time, on the clock      gradient | waiting | mix | update | gradient | waiting | mix | ...
                                         `--------------- the rest is "other" ---------------´
-    wait_fraction                       waiting / (waiting + gradient + update + mix)
+    wait_fraction                       waiting / (waiting + gradient + update + mix + data)
     edges                               for each pair (sender, receiver): bytes, messages
     staleness                           age of a vector when it is mixed in: histogram over 0, 1, 2, 3-4, ... steps
 
@@ -36,7 +36,7 @@ from minidl.errors import ConfigError
 T = TypeVar("T")
 Report = dict[str, Any]
 
-WORK = ("gradient", "update", "mix")
+WORK = ("gradient", "update", "mix", "data")
 NEVER = -1.0  # instead of a time
 BINS = 16  # bins of staleness: 0, 1, 2, 3-4, 5-8, ..., more than 8192 steps
 NUMBERS = (
@@ -133,7 +133,7 @@ class Stats:
         self._spent(WAITING, began, ended)
 
     def worked(self, what: str, began: float, ended: float) -> None:
-        """Count computing time: "gradient", "update" or "mix"; anything else is "other". Spans must not be nested."""
+        """Count working time: one of WORK; anything else is "other". Spans must not be nested."""
         self._spent(_KIND.get(what, OTHER), began, ended)
 
     def _spent(self, kind: int, began: float, ended: float) -> None:

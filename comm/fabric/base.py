@@ -103,6 +103,7 @@ class Fabric:
         self.post, self.take, self.publish, self.latest = (
             transport.post, transport.take, transport.publish, transport.latest,
         )  # fmt: skip
+        self.load = transport.load
         self.reserve, self.reserve_state = transport.reserve, transport.reserve_state
         self.assign, self.change_state = transport.assign, transport.change_state
         self.state, self.alive, self.survivors, self.set_status = (

@@ -194,6 +194,9 @@ class Transport(ABC):
     def elapse(self, what: str, amount: float) -> None:
         """In a simulation, advance the clock by the time of this work. Real clocks advance by themselves."""
 
+    def load(self, nbytes: int) -> None:
+        """In a simulation, advance the clock by what a batch takes besides the gradients of its images."""
+
     def aborted(self) -> bool:
         """Return whether another rank has failed."""
         return False

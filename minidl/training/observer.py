@@ -148,6 +148,7 @@ class Observer:
             "replicas_tested": max(1, len(self.tested)),
             **{name: statistics[name] for name in COUNTED},
             "virtual_seconds_by_kind": statistics["seconds"],
+            "links": self.simulation.network.report(),
             "events": self.simulation.happened,
             "real_seconds": round(perf_counter() - self.real, 3),
         }
