@@ -59,7 +59,6 @@ class Transport(ABC):
         self.began = self.beginners = began or size
         self.replicas: tuple[int, ...] = tuple(range(self.began))
         self.servers: tuple[int, ...] = ()
-        self.beginners = self.began
         self.status = np.zeros((size, len(Column)))  # status table; some transports replace it by shared memory
         self.hosts = [""] * size
         self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
@@ -360,9 +359,8 @@ class Transport(ABC):
         silent = [f"{self.described(rank)} for {age:.0f} s, in step {self.status[rank, Column.STEP]:.0f}"
                   for rank, age in ages.items() if self.alive(rank) and age > seconds / 2]  # fmt: skip
         near = ", ".join(f"{peer} (in step {self.status[peer, Column.STEP]:.0f})" for peer in peers)
-        more = f"no sign of life from {', '.join(silent)}" if silent else f"peers: {near}" if near else ""
-        line = f"minidl: replica {self.rank} has waited {seconds:.0f} s for {what}"
-        tell(f"{line}; {more}" if more else line)
+        more = f"; no sign of life from {', '.join(silent)}" if silent else f"; peers: {near}" if near else ""
+        tell(f"minidl: replica {self.rank} has waited {seconds:.0f} s for {what}{more}")
 
     def described(self, rank: int) -> str:
         """Return the name of a rank, with its host and process."""
