@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ USUAL = 0.9  # P eta rho
 MARGIN = 0.9  # a lowered default is this fraction of the largest stable rho
 ITERATIONS = 20  # of the power iteration, at most
 ENOUGH = 0.01  # it ends when an iteration changes the result by less than this, relative to it
+DIGITS = 3  # of the result
 NEAR = 1e-4  # distance of the two points of a finite difference, relative to |theta|
 
 
@@ -89,6 +91,7 @@ def warning(
             f"allows at most {largest:.3g}")  # fmt: skip
 
 
+@cache
 def limit(kind: str, rate: float, replicas: int, period: int, momentum: float, curvature: float) -> Limit:
     """Return the largest rho that is stable for all curvatures from 0 to this one.
 
@@ -120,29 +123,34 @@ def curvature(replica: Replica, batches: Sequence[Batch]) -> float:
 
         H u = (g(theta + e u) - g(theta - e u)) / 2e,      u <- H u / |H u|,      h = |H u|
 
-    The first direction is the same in each run, so replicas with equal weights and batches get equal results. The
-    replica does not change, except for `grad`. It counts no time and no images. Returns infinity if a gradient is not
-    finite.
+    The first direction is the same in each run, and the result has DIGITS digits. So replicas with equal weights and
+    batches get equal results, also if their processors round differently. The replica does not change, except for
+    `grad`. It counts no time and no images. Returns infinity if a gradient is not finite.
     """
     theta, mark = replica.theta, replica.mark()
     before = theta.copy()
-    near = NEAR * (float(np.linalg.norm(theta)) or 1.0)
+    near = NEAR * (_norm(before) or 1.0)
     direction, found = np.random.default_rng(0).standard_normal(theta.size), 0.0
     try:
         for _ in range(ITERATIONS):
-            direction *= near / np.linalg.norm(direction)
+            direction *= near / _norm(direction)
             direction = (_gradient(replica, mark, batches, before + direction)
                          - _gradient(replica, mark, batches, before - direction)) / (2 * near)  # fmt: skip
-            last, found = found, float(np.linalg.norm(direction))
+            last, found = found, _norm(direction)
             if not math.isfinite(found):
                 return math.inf
-            if abs(found - last) <= ENOUGH * found:
+            if abs(found - last) <= ENOUGH * found:  # also if both are 0
                 break
     finally:
         theta[:] = before
         replica.touch()
         replica.undo(mark)
-    return found
+    return float(f"{found:.{DIGITS}g}")
+
+
+def _norm(vector: np.ndarray) -> float:
+    """Return the Euclidean norm, without a BLAS, which would round differently with another number of threads."""
+    return math.sqrt(float(np.square(vector, dtype=np.float64).sum()))
 
 
 def _gradient(replica: Replica, mark: Mark, batches: Sequence[Batch], theta: np.ndarray) -> np.ndarray:

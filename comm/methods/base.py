@@ -122,6 +122,15 @@ class Method(ABC):
         self.exchange()
         return loss
 
+    def examine(self, curvature: Callable[[], float]) -> tuple[str, str]:
+        """Called by each replica before its first step; a method may choose options that depend on the loss.
+
+        curvature: computes the largest curvature of the loss, at the weights of now, on the first batches of the run.
+        It takes some seconds, and returns about the same on all replicas if they begin with equal weights.
+        Returns a note and a warning, each a line, or "".
+        """
+        return "", ""
+
     def local(self, batch: Batch) -> float:
         """Train on a batch; return its loss. By default: x_i <- x_i - eta * g_i(x_i), a step of the optimizer."""
         loss = self.replica.gradient(batch)

@@ -34,6 +34,7 @@ class EAMSGD(Served):
     synchronous = False
     servers = 1
     alone = True
+    order = "eamsgd"
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)

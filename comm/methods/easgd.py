@@ -38,6 +38,7 @@ TURN = np.zeros(0, np.float32)
 class EASGD(Served):
     servers = 1
     alone = True
+    order = "round robin"
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)

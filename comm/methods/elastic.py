@@ -14,8 +14,9 @@ The methods differ in when d_i reaches the center: all d_i in the same step (syn
 the order of the ranks (easgd.py), or whenever a replica comes (eamsgd.py). With momentum (--momentum), the step of the
 optimizer takes the place of -eta * g_i. The paper calls these variants MSGD and MEASGD.
 
-P replicas pull the center P times as strongly as one, so a constant rho becomes unstable as P grows. The default
-is the rho with P * eta * rho = 0.9, where eta is --lr. It changes if replicas die or join.
+P replicas pull the center P times as strongly as one, so a constant rho becomes unstable as P grows. The default is the
+rho with P * eta * rho = 0.9, where eta is --lr. With sgd it is lowered where the loss is so curved that this rho would
+diverge (stability.py). It changes if replicas die or join.
 
 The steps of a replica are counted from 0, and step t has a pull if tau divides t. So the first step has one. It changes
 nothing, because all begin with equal weights.
@@ -23,10 +24,13 @@ nothing, because all begin with equal weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
+from minidl.comm import stability
 from minidl.comm.fabric.base import Channel, Header, State
 from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Method, Replica, View
 from minidl.run.config import Config
@@ -35,7 +39,8 @@ OPTIONS = {
     "rho": {
         "default": None,
         "min": 0,
-        "help": "strength of the pull between a replica and the center; 0: none (default: 0.9 / (P lr), P replicas)",
+        "help": "strength of the pull between a replica and the center; 0: none (default: 0.9 / (P lr), P replicas, "
+                "or less if that would diverge)",
     },
     "period": {"default": 1, "min": 1, "help": "steps between two exchanges with the center"},
     "center": {
@@ -44,22 +49,55 @@ OPTIONS = {
         "help": "where the center lives",
     },
 }
-USUAL = 0.9  # P * eta * rho
+UNKNOWN = -1.0  # instead of a curvature
+LARGEST = 1e30  # a curvature, instead of infinity: a checkpoint contains no infinity
 
 
 class Elastic(Method):
-    """A replica with a pull. center: c, or what this replica knows of it. d: the pull d_i of the present step."""
+    """A replica with a pull. center: c, or what this replica knows of it. d: the pull d_i of the present step.
+
+    order: in which order replicas visit the center, one of `parabola.KINDS`. curvature: of the loss, (1,) float64.
+    """
+
+    order: ClassVar[str]
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
         self.center, self.d = replica.theta.copy(), np.zeros_like(replica.theta)
+        self.curvature = np.array([UNKNOWN])
         self.pulling = False  # whether the present step has a pull
         self.choose_rho(fabric.view)
 
+    def examine(self, curvature: Callable[[], float]) -> tuple[str, str]:
+        """Choose rho for the curvature of the loss, or warn if the given one may diverge.
+
+        No bound is known for optimizers other than sgd.
+        """
+        config, replicas = self.config, len(self.fabric.view.members)
+        if config.rho == 0 or config.optimizer != "sgd":
+            return "", ""
+        if self.curvature[0] == UNKNOWN:
+            self.curvature[0] = min(curvature(), LARGEST)
+        self.choose_rho(self.fabric.view)
+        note, usual, curved = "", stability.USUAL / (replicas * config.lr), float(self.curvature[0])
+        if config.rho is None:
+            lowered = f", lowered from {usual:.4g}" if self.rho < usual else ""
+            note = (f"rho = {self.rho:.4g}{lowered}: P eta rho = {replicas * config.lr * self.rho:.3g}, and the loss "
+                    f"has an estimated curvature h = {curved:.3g}")  # fmt: skip
+        about = self.order, config.lr, self.rho, replicas, config.period, config.momentum, curved
+        return note, stability.warning(*about) or ""
+
     def choose_rho(self, view: View) -> None:
-        """Set rho: the option, or the default for the present number of replicas."""
-        given: float | None = self.config.rho
-        self.rho = USUAL / (len(view.members) * self.config.lr) if given is None else given
+        """Set rho: the option, or the default for the present number of replicas and the curvature, if it is known."""
+        config, replicas, curved = self.config, len(view.members), float(self.curvature[0])
+        if config.rho is not None:
+            self.rho: float = config.rho
+        elif curved == UNKNOWN:
+            self.rho = stability.USUAL / (replicas * config.lr)
+        else:
+            self.rho = stability.default_rho(
+                replicas, config.lr, curved, config.period, config.momentum, self.order
+            )  # fmt: skip
 
     def on_membership(self, view: View) -> None:
         self.choose_rho(view)
@@ -90,7 +128,11 @@ class Elastic(Method):
         self.center[:] = self.replica.theta
 
     def vectors(self) -> dict[str, np.ndarray]:
-        return {"center": self.center}
+        return {"center": self.center, "curvature": self.curvature}
+
+    def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
+        super().restore(vectors, numbers)
+        self.choose_rho(self.fabric.view)
 
 
 class Served(Elastic):

@@ -57,6 +57,7 @@ CALL = np.zeros(0, np.float32)
 class SyncEASGD(Elastic):
     servers = 1
     alone = True
+    order = "sync"
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)

@@ -62,6 +62,7 @@ class Observer:
                              f"{session.config.workers} simulated replicas, {session.config.method}"
                              f"{forecast.duration(session.config.workers, steps, flops)}")  # fmt: skip
             self.display.say(LEGEND)
+            trainer.note = self.display.say
         rank = session.fabric.rank
         if rank in session.fabric.replicas and not session.fabric.newcomer:
             self.steps += trainer.replica.steps  # of an earlier session

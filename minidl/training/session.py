@@ -158,6 +158,7 @@ class Session:
         company = "" if output.alone else f" {each}, {config.workers} replicas, {config.method}"
         self.display.say(f"{self.what()}, {count(trainer.total_steps, 'step')}{company}")
         self.display.say(legend(config.workers))
+        trainer.note = self.display.say
 
     def begin_together(self) -> None:
         """Compile all kernels, or load them. All ranks leave this function together.

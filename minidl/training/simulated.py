@@ -202,6 +202,11 @@ class SimulatedRun:
         """What all ranks of a full run have in common. It is computed once for all of them."""
         return facts_of_run(self.sessions[0].config, self.parts.model, self.parts.data) if self.full else {}
 
+    @cached_property
+    def curvature(self) -> float:
+        """The curvature of the loss at the beginning. It is estimated once, because all begin with equal weights."""
+        return self.sessions[self.replicas[0]].trainer.estimate_curvature()
+
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
@@ -256,6 +261,7 @@ class SimulatedSession(Session):
             Fabric(transport, simulated.replicas), parts.data, parts.model,
             parts.engine if transport.size > 1 else None,
         )  # fmt: skip
+        self.trainer.curvature = lambda: simulated.curvature
 
     def agree(self) -> None:
         """Compare the options with those of the other ranks, as `Session.of_process` does."""
