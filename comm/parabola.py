@@ -59,11 +59,12 @@ def largest_pull(case: Case) -> float:
 
 def diverges(case: Case, pulls: np.ndarray) -> np.ndarray:
     """Return for each a in `pulls` (A,) whether the method diverges on one of the parabolas, bool (A,)."""
+    growth = 1.2 if case.kind in ("sync", "round robin") else 2.0  # a random order makes the norms fluctuate
     with np.errstate(all="ignore"):  # what diverges may become infinite
         norms = simulate(case, pulls)
         quarter = ROUNDS // 4
         before, after = norms[quarter : 2 * quarter].max(axis=0), norms[3 * quarter :].max(axis=0)
-        return ~(after <= 2 * before).all(axis=1)  # also True for NaN
+        return ~(after <= growth * before).all(axis=1)  # also True for NaN
 
 
 def simulate(case: Case, pulls: np.ndarray) -> np.ndarray:

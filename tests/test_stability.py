@@ -106,6 +106,7 @@ def test_the_simulated_bound_is_between_convergence_and_divergence(kind, number,
 
 
 @given(replicas, steps)
+@example(1, 1.94140625)
 @settings(max_examples=10)
 def test_the_simulation_finds_the_exact_bound(number, step):
     assert largest_pull(Case("sync", number, step)) == pytest.approx(sync_bound(number, step), rel=0.05, abs=0.004)
