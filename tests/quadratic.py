@@ -91,10 +91,10 @@ class Run:
         run = self
 
         class Watched(self.kind):  # type: ignore[misc, name-defined]
-            def visit(self) -> None:
+            def start_visit(self) -> Any:
                 if self.is_center:
                     run.visits.append(self.fabric.rank)
-                super().visit()
+                return super().start_visit()
 
             def answer(self, message: Message) -> Any:
                 run.visits.append(message.sender)

@@ -174,7 +174,7 @@ def test_the_number_of_servers_is_that_of_the_class() -> None:
 
     for name in METHODS:
         choice, kind = declared.choices("method")[name], method(name)
-        assert choice.servers == kind.servers == (name in ("ps", "easgd", "sync-easgd", "eamsgd"))
+        assert choice.servers == kind.servers == (name in ("ps", "easgd", "sync-easgd", "async-easgd", "eamsgd"))
         assert choice.alone == kind.alone == (name in ("easgd", "sync-easgd", "eamsgd"))
 
 

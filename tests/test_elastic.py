@@ -12,7 +12,7 @@ from minidl.errors import ConfigError
 
 P, ETA, RHO = 3, 0.1, 1.2
 RANKS = {"rank": P + 1, "beside": P, "copies": P}  # by --center
-FAMILY = ("easgd", "sync-easgd", "eamsgd")
+FAMILY = ("easgd", "sync-easgd", "async-easgd", "eamsgd")
 Expected = tuple[np.ndarray, list[np.ndarray]]  # x after each step (STEPS, P, n), c after each of its changes
 
 
@@ -41,6 +41,20 @@ def easgd(mu: float, tau: int) -> Expected:
             cs += [] if t % tau else [c]
         xs.append(x.copy())
     return np.array(xs), cs
+
+
+def async_easgd(mu: float, tau: int, visits: list[int]) -> Expected:
+    """A visit is complete when the gradient that is computed meanwhile is."""
+    x, c, v, made, xs, cs = np.tile(START, (P, 1)), START, np.zeros((P, SIZE)), [0] * P, np.zeros((STEPS, P, SIZE)), []
+    for i in visits:
+        d = ETA * RHO * (x[i] - c)
+        c = c + d
+        cs.append(c)
+        for t in range(made[i], min(made[i] + tau, STEPS)):
+            v[i] = mu * v[i] - ETA * gradient(x[i], t, i)
+            x[i] = xs[t, i] = x[i] + v[i] - (d if t == made[i] else 0)
+        made[i] += tau
+    return xs, cs
 
 
 def eamsgd(mu: float, tau: int, visits: list[int]) -> Expected:
@@ -78,6 +92,15 @@ def test_easgd(center: str, overlap: bool, mu: float, tau: int) -> None:
     found = Run("easgd", RANKS[center], rho=RHO, lr=ETA, momentum=mu, period=tau, center=center, overlap=overlap)
     agree(found, easgd(mu, tau))
     assert found.visits == [*range(P)] * len(range(0, STEPS, tau))
+
+
+@pytest.mark.parametrize(("mu", "tau"), [(0.0, 1), (0.9, 1), (0.9, 3)])
+@pytest.mark.parametrize("center", ["rank", "beside"])
+def test_async_easgd(center: str, mu: float, tau: int) -> None:
+    """The center is visited in the order in which the requests arrive."""
+    found = Run("async-easgd", RANKS[center], rho=RHO, lr=ETA, momentum=mu, period=tau, center=center)
+    assert sorted(found.visits) == sorted([*range(P)] * len(range(0, STEPS, tau)))
+    agree(found, async_easgd(mu, tau, found.visits))
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(0.0, 1), (0.9, 1), (0.9, 3)])
@@ -129,6 +152,11 @@ def test_in_the_round_robin_replicas_compute_one_after_the_other() -> None:
                             for overlap in (False, True))  # fmt: skip
     assert np.array_equal(one_by_one.x, together.x) and np.array_equal(one_by_one.c, together.c)
     assert one_by_one.seconds - together.seconds > (P - 1) * STEPS * one_by_one.methods[0].replica.seconds
+
+
+def test_a_visit_to_the_center_is_hidden_behind_the_gradient() -> None:
+    options = dict(rho=RHO, lr=ETA, momentum=0.0, center="rank")
+    assert Run("async-easgd", 2, **options).seconds < Run("eamsgd", 2, period=1, **options).seconds
 
 
 def test_overlap_hides_the_sum_behind_the_gradient() -> None:

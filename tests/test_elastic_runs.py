@@ -22,10 +22,13 @@ RUNS: dict[str, dict[str, Any]] = {  # with options, and the number of ranks
     "sync-easgd": {"method": "sync-easgd", "period": 2, "overlap": True},
     "sync-easgd beside": {"method": "sync-easgd", "center": "beside"},
     "sync-easgd rank": {"method": "sync-easgd", "center": "rank", "period": 2, "overlap": True},
+    "async-easgd": {"method": "async-easgd", "period": 2},
+    "async-easgd rank": {"method": "async-easgd", "center": "rank"},
     "eamsgd": {"method": "eamsgd", "period": 2},
     "eamsgd rank": {"method": "eamsgd", "center": "rank", "period": 1},
 }
-EXACT = [name for name in RUNS if "eamsgd" not in name]
+ASYNCHRONOUS = [name for name in RUNS if "eamsgd" in name or "async" in name]
+EXACT = [name for name in RUNS if name not in ASYNCHRONOUS]
 
 
 @pytest.fixture
@@ -78,7 +81,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(
     assert again.summary and vectors(again) == vectors(whole(name))
 
 
-@pytest.mark.parametrize("method", ["easgd", "sync-easgd", "eamsgd"])
+@pytest.mark.parametrize("method", ["easgd", "sync-easgd", "async-easgd", "eamsgd"])
 def test_one_replica_goes_on_with_its_center(sessions: Callable[..., Sessions], method: str) -> None:
     """The last checkpoint of a finished run is deleted, so the run goes on from the one before."""
     run = sessions(method, ranks=1)
@@ -110,7 +113,7 @@ def test_one_dies_at_some_moments(
     for victim, part in ((WORKERS if "rank" in name else 0, 0.4), (1, 0.5)):
         run = sessions(name, {victim: moments[int(part * len(moments))] + 1e-9})
         run.check()
-        assert (run.summary is not None) == ("eamsgd" in name and victim == 1)
+        assert (run.summary is not None) == (name in ASYNCHRONOUS and victim == 1)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "rank" in name])
@@ -125,6 +128,16 @@ def test_the_only_replica_dies_and_the_center_is_saved(sessions: Callable[..., S
 
 def flat(weights: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([values.reshape(-1) for values in weights.values()])
+
+
+@pytest.mark.parametrize("name", ["async-easgd", "eamsgd"])
+def test_a_newcomer_begins_with_the_center_and_its_rho(sessions: Callable[..., Sessions], name: str) -> None:
+    run = sessions(name, ranks=WORKERS + 1, joins={WORKERS: 0.02}, max_workers=WORKERS + 1, epochs=3)
+    run.check()
+    assert run.summary and run.summary["replicas_alive"] == WORKERS + 1
+    saved = run.last().vectors
+    for vector in ("center", "curvature"):
+        assert len({saved[f"{rank}/method.{vector}"].tobytes() for rank in range(WORKERS + 1)}) == 1
 
 
 # Real processes.

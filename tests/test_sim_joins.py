@@ -231,7 +231,7 @@ def test_a_stopped_run_with_a_newcomer_goes_on_with_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options, words", [
-    ({"method": "local"}, "[[joins]]: expected one of the methods gossip, ps, eamsgd, dpsgd"),
+    ({"method": "local"}, "[[joins]]: expected one of the methods gossip, ps, async-easgd, eamsgd, dpsgd"),
     ({"method": "gossip", "shards": "skewed:0.5"}, "with --shards iid, got gossip"),
 ])  # fmt: skip
 def test_a_run_that_none_can_join(tmp_path: Path, options: dict[str, str], words: str) -> None:

@@ -20,6 +20,7 @@ METHODS = {  # name -> file and class
     "ps": "ps.ParameterServer",
     "easgd": "easgd.EASGD",
     "sync-easgd": "sync_easgd.SyncEASGD",
+    "async-easgd": "async_easgd.AsyncEASGD",
     "eamsgd": "eamsgd.EAMSGD",
 }
 

@@ -11,8 +11,8 @@ The replicas and a center c pull each other, as if springs connected them. With 
         x_2 ──/\/\/\──┘
 
 The methods differ in when d_i reaches the center: all d_i in the same step (sync_easgd.py), one replica at a time in
-the order of the ranks (easgd.py), or whenever a replica comes (eamsgd.py). With momentum (--momentum), the step of the
-optimizer takes the place of -eta * g_i. The paper calls these variants MSGD and MEASGD.
+the order of the ranks (easgd.py), or whenever a replica comes (async_easgd.py, eamsgd.py). With momentum (--momentum),
+the step of the optimizer takes the place of -eta * g_i. The paper calls these variants MSGD and MEASGD.
 
 P replicas pull the center P times as strongly as one, so a constant rho becomes unstable as P grows. The default is the
 rho with P * eta * rho = 0.9, where eta is --lr. With sgd it is lowered where the loss is so curved that this rho would
@@ -165,15 +165,27 @@ class Served(Elastic):
     def is_center(self) -> bool:
         return self.fabric.rank == self.home
 
-    def visit(self) -> None:
-        """Give x_i to the center, and compute d_i from c as it was before."""
+    def start_visit(self) -> Callable[[], None]:
+        """Give x_i to the center. The function that is returned waits for c as it was before, and computes d_i.
+
+        x_i must not change in between.
+        """
         if self.is_center:
             self.compute_pull()
             self.update_center(self.replica.theta, self.weight)
-            return
+            return lambda: None
         header = Header(weight=self.weight, round=self.version)
-        self.version = self.fabric.call(self.home, (self.replica.theta,), self.center, header).round
-        self.compute_pull()
+        reply = self.fabric.call_start(self.home, (self.replica.theta,), self.center, header)
+
+        def finish() -> None:
+            self.version = reply.wait().round
+            self.compute_pull()
+
+        return finish
+
+    def visit(self) -> None:
+        """Give x_i to the center, and compute d_i from c as it was before."""
+        self.start_visit()()
 
     def update_center(self, x: np.ndarray, weight: float) -> None:
         """At the center: c <- c + weight * (x - c)"""
