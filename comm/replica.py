@@ -122,12 +122,16 @@ class Replica(VectorArithmetic):
             self._count(batch)
         self._publish_speed(images, seconds)
 
-    def update(self) -> None:
-        """Make one step of the optimizer at the learning rate `lr`. With --clip, clip the gradient first."""
+    def update(self, theta: np.ndarray | None = None) -> None:
+        """Make one step of the optimizer at the learning rate `lr`. With --clip, clip the gradient first.
+
+        theta: a vector that is updated instead of the replica's weights, for example one that replicas share.
+        """
         with self.fabric.working("update", self.theta.size):
             optimizer = self.bound_engine().optimizer
             optimizer.lr = self.lr
-            optimizer.step()
+            with optimizer.on(theta):
+                optimizer.step()
             self.optimizer_steps = optimizer.steps
         self.steps += 1
 

@@ -41,10 +41,11 @@ class Quadratic(VectorArithmetic):
         self.seconds = self.fabric.now() - began
         return 0.0
 
-    def update(self) -> None:
-        velocity = self.state["velocity"]
+    def update(self, theta: np.ndarray | None = None) -> None:
+        velocity, theta = self.state["velocity"], self.theta if theta is None else theta
         velocity[:] = self.momentum * velocity + self.grad
-        self.theta -= self.lr * velocity
+        theta -= self.lr * velocity
+        self.fabric.elapse("update", SIZE)
         self.steps += 1
 
     def touch(self) -> None:
@@ -66,7 +67,8 @@ class Run:
         self.centers: list[np.ndarray] = []
         self.visits: list[int] = []
         self.methods: dict[int, Any] = {}
-        self.simulation = Simulation(uniform(ranks, 1, **LINK), ranks, 0, flops=1e4)
+        on_one_node = bool(self.kind.buffers(1, self.config).shared)
+        self.simulation = Simulation(uniform(ranks, ranks if on_one_node else 1, **LINK), ranks, 0, flops=1e4)
         self.simulation.run({rank: lambda rank=rank: self.work(rank) for rank in range(ranks)})
         self.seconds, self.c = self.simulation.time, np.array(self.centers)
 

@@ -21,6 +21,8 @@ METHODS = {  # name -> file and class
     "easgd": "easgd.EASGD",
     "sync-easgd": "sync_easgd.SyncEASGD",
     "async-easgd": "async_easgd.AsyncEASGD",
+    "hogwild-easgd": "hogwild_easgd.HogwildEASGD",
+    "hogwild-sgd": "hogwild_sgd.HogwildSGD",
     "eamsgd": "eamsgd.EAMSGD",
 }
 

@@ -230,5 +230,5 @@ class Served(Elastic):
 
 
 __all__ = [
-    "Batch", "BufferSpec", "Channel", "Elastic", "Fabric", "Header", "Replica", "Served", "State", "View",
+    "Batch", "BufferSpec", "Channel", "Elastic", "Fabric", "Header", "Mapping", "Replica", "Served", "State", "View",
 ]  # fmt: skip
