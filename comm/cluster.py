@@ -15,6 +15,12 @@
     [between]                       # the link between nodes; a node's network card sends one message at a time
     alpha = 50e-6
     rate = 10e9
+    [host]                          # the link between a node's host and its devices, if these have their own memory
+    alpha = 10e-6
+    rate = 96e9
+
+With [host], each batch is copied to its device first, and messages between nodes pass through the hosts. A kind of
+device with `host = true` is the host itself, for example for the server of `ps`.
 
 Further tables: [[links]], [stragglers], [[deaths]], [[joins]] and [[freezes]]. A table [[links]] replaces [between] for
 two groups of nodes. `python -m minidl.simulate --measure` writes the table [measured]: the seconds per image for each
@@ -25,16 +31,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from minidl import errors, reading
+from minidl.comm.cluster_tables import Wrong, check_keys, read_table, table_of, tables_of
 from minidl.errors import ConfigError, nearest
 from minidl.reading import Unreadable, blaming
 from minidl.run.options import Limits, limits, option, options
-from minidl.schema import shown
 
 EXAMPLES = Path(errors.__file__).with_name("clusters")  # in the package's folder
 
@@ -55,13 +61,16 @@ def _entry(default: Any, limits: Limits | None = None) -> Any:
 class Device:
     """A kind of device, with either flops or speed.
 
-    flops: FLOP/s. speed: relative to [measured]. memory: bytes/s that updates and mixes reach.
+    flops: FLOP/s. speed: relative to [measured]. memory: bytes/s that updates and mixes reach. batch: seconds that each
+    gradient takes in addition to the time of its images. host: whether it is the host of its node (see [host]).
     """
 
     flops: float = _entry(0.0, POSITIVE)
     speed: float = _entry(0.0, POSITIVE)
     memory: float = _entry(10e9, POSITIVE)
     jitter: float = _entry(0.0, JITTER)
+    batch: float = _entry(0.0, NATURAL)
+    host: bool = _entry(False)
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,7 @@ class Link:
     """A link: a message of n bytes takes alpha + n * beta seconds.
 
     `drop` is the probability that a message between nodes is lost. A lost message is repeated after `timeout` seconds.
+    shared: for [inside] and [host], whether the link of a node carries one message at a time.
     """
 
     alpha: float = _entry(0.0, NATURAL)
@@ -76,6 +86,7 @@ class Link:
     rate: float = _entry(0.0, POSITIVE)  # bit/s, an alternative to beta
     drop: float = _entry(0.0, CHANCE)
     timeout: float = _entry(0.2, POSITIVE)
+    shared: bool = _entry(False)
 
 
 @dataclass(frozen=True)
@@ -146,6 +157,7 @@ class Cluster:
     measured: Mapping[str, float] = field(default_factory=dict)
     repeat: bool = False
     file: str = "cluster"
+    host: Link | None = None
 
     @property
     def size(self) -> int:
@@ -225,13 +237,14 @@ class Cluster:
         return self.measured[work] / device.speed
 
 
-def uniform(ranks: int, per_node: int = 1, **link: float) -> Cluster:
+def uniform(ranks: int, per_node: int = 1, **link: Any) -> Cluster:
     """Return a cluster of equal devices with 10 GFLOP/s, `per_node` on each node.
 
     link: alpha, beta, ... for both [inside] and [between].
     """
     groups = (Group("node", -(-ranks // per_node), ("core",) * per_node),)
     return Cluster(groups, {"core": Device(flops=10e9)}, inside=Link(**link), between=Link(**link))
+
 
 def load(path: str | Path) -> Cluster:
     """Load a cluster from a file. path: a path, or the name of an example that comes with minidl.
@@ -259,12 +272,8 @@ def parse(text: str, file: str = "cluster") -> Cluster:
     """Return the cluster that a TOML text describes. Raises ConfigError, which names `file` and the wrong key."""
     try:
         return _Reader(reading.toml_table(text), file).cluster()
-    except (_Wrong, Unreadable) as error:
+    except (Wrong, Unreadable) as error:
         raise ConfigError(f"cluster file {file!r}: {error}") from None
-
-
-class _Wrong(Exception):
-    """An error in a file, without the file's name."""
 
 
 class _Reader:
@@ -274,127 +283,104 @@ class _Reader:
         self.top, self.file = top, file
 
     def cluster(self) -> Cluster:
-        keys = ("repeat", "devices", "nodes", "inside", "between", "links", "stragglers", *EVENTS, "measured")
-        _check_keys(self.top, keys, "")
-        devices = {name: self.device(name, table) for name, table in _table(self.top, "devices").items()}
-        groups = tuple(self.group(table, devices) for table in _tables(self.top, "nodes"))
+        keys = ("repeat", "devices", "nodes", "inside", "between", "host", "links", "stragglers", *EVENTS, "measured")
+        check_keys(self.top, keys, "")
+        devices = {name: self.device(name, table) for name, table in table_of(self.top, "devices").items()}
+        groups = tuple(self.group(table, devices) for table in tables_of(self.top, "nodes"))
         if not groups:
-            raise _Wrong("no replicas: it has no [[nodes]]")
+            raise Wrong("no replicas: it has no [[nodes]]")
         names = [group.name for group in groups]
         for name, count in Counter(names).items():
             if count > 1:
-                raise _Wrong(f"[[nodes]] name: {name!r} is used twice")
+                raise Wrong(f"[[nodes]] name: {name!r} is used twice")
         devices_in_all = sum(group.count * len(group.devices) for group in groups)
         if devices_in_all > LARGEST:
-            raise _Wrong(f"[[nodes]] have {devices_in_all:,} devices; expected at most {LARGEST:,}")
+            raise Wrong(f"[[nodes]] have {devices_in_all:,} devices; expected at most {LARGEST:,}")
         repeat = self.top.get("repeat", False)
         if not isinstance(repeat, bool):
-            raise _Wrong(f"repeat: expected true or false, got {repeat!r}")
+            raise Wrong(f"repeat: expected true or false, got {repeat!r}")
         cluster = Cluster(
-            groups, devices, self.link(_table(self.top, "inside"), "[inside]"),
-            self.link(_table(self.top, "between"), "[between]") if "between" in self.top else None,
-            self.links(names), _read(Stragglers, _table(self.top, "stragglers"), "[stragglers]"),
-            measured=self.measured(), repeat=repeat, file=self.file, **{key: self.events(key) for key in EVENTS},
+            groups, devices, self.link(table_of(self.top, "inside"), "[inside]"),
+            self.link(table_of(self.top, "between"), "[between]") if "between" in self.top else None,
+            self.links(names), read_table(Stragglers, table_of(self.top, "stragglers"), "[stragglers]"),
+            measured=self.measured(), repeat=repeat, file=self.file, host=self.host(devices),
+            **{key: self.events(key) for key in EVENTS},
         )  # fmt: skip
         self.check_links(cluster)
         return cluster
 
     def device(self, name: str, table: Any) -> Device:
         where = f"[devices.{name}]"
-        device = _read(Device, table, where)
+        device = read_table(Device, table, where)
         if bool(device.flops) == bool(device.speed):
-            raise _Wrong(f"{where} expected flops or speed, {'not both' if device.flops else 'got neither'}")
+            raise Wrong(f"{where} expected flops or speed, {'not both' if device.flops else 'got neither'}")
         return device
 
     def group(self, table: dict[str, Any], devices: Mapping[str, Device]) -> Group:
-        group = _read(Group, {key: table[key] for key in table if key != "devices"}, "[[nodes]]", besides=("devices",))
+        own = {key: value for key, value in table.items() if key != "devices"}
+        group = read_table(Group, own, "[[nodes]]", besides=("devices",))
         where = f"[[nodes]] {group.name!r}"
         if not group.name:
-            raise _Wrong("[[nodes]] name: expected a name")
+            raise Wrong("[[nodes]] name: expected a name")
         names = table.get("devices")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise _Wrong(f"{where} devices: expected a list of kinds of devices, got {names!r}")
+            raise Wrong(f"{where} devices: expected a list of kinds of devices, got {names!r}")
         for name in names:
             if name not in devices:
-                raise _Wrong(f"{where} devices: there is no [devices.{name}].{nearest(name, list(devices))}")
+                raise Wrong(f"{where} devices: there is no [devices.{name}].{nearest(name, list(devices))}")
         return Group(group.name, group.count, tuple(names))
 
     def link(self, table: dict[str, Any], where: str) -> Link:
-        link = _read(Link, table, where)
+        link = read_table(Link, table, where)
         if link.rate and "beta" in table:
-            raise _Wrong(f"{where} expected beta or rate, not both")
-        return Link(link.alpha, 8 / link.rate, 0.0, link.drop, link.timeout) if link.rate else link
+            raise Wrong(f"{where} expected beta or rate, not both")
+        return replace(link, beta=8 / link.rate, rate=0.0) if link.rate else link
+
+    def host(self, devices: Mapping[str, Device]) -> Link | None:
+        if "host" in self.top:
+            return self.link(table_of(self.top, "host"), "[host]")
+        for name, device in devices.items():
+            if device.host:
+                raise Wrong(f"[devices.{name}] host: without a table [host] all devices are hosts; give the table")
+        return None
 
     def links(self, names: list[str]) -> dict[tuple[str, str], Link]:
         found = {}
-        for table in _tables(self.top, "links"):
+        for table in tables_of(self.top, "links"):
             pair = table.get("groups")
             if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
-                raise _Wrong(f"[[links]] groups: expected names of two groups of nodes, got {pair!r}")
+                raise Wrong(f"[[links]] groups: expected names of two groups of nodes, got {pair!r}")
             for name in pair:
                 if name not in names:
-                    raise _Wrong(f"[[links]] groups: there are no nodes {name!r}.{nearest(name, names)}")
+                    raise Wrong(f"[[links]] groups: there are no nodes {name!r}.{nearest(name, names)}")
             link = self.link({key: value for key, value in table.items() if key != "groups"}, f"[[links]] {pair}")
             found[pair[0], pair[1]] = found[pair[1], pair[0]] = link
         return found
 
     def events(self, key: str) -> tuple[Any, ...]:
-        found = tuple(_read(EVENTS[key], table, f"[[{key}]]") for table in _tables(self.top, key))
+        found = tuple(read_table(EVENTS[key], table, f"[[{key}]]") for table in tables_of(self.top, key))
         for event in found:
             if (event.rank == UNSET) == (event.node == ""):
-                raise _Wrong(f"[[{key}]] expected a rank or a node{', not both' if event.node else ''}")
+                raise Wrong(f"[[{key}]] expected a rank or a node{', not both' if event.node else ''}")
         return found
 
     def measured(self) -> dict[str, float]:
         check = options(Device)["flops"]
         found = {}
-        for name, value in _table(self.top, "measured").items():
+        for name, value in table_of(self.top, "measured").items():
             try:
                 found[name] = check.check(value)
             except ConfigError:
-                raise _Wrong(f"[measured] {name!r}: expected seconds per image above 0, got {value!r}") from None
+                raise Wrong(f"[measured] {name!r}: expected seconds per image above 0, got {value!r}") from None
         return found
 
     def check_links(self, cluster: Cluster) -> None:
-        """Raise _Wrong if two nodes have no link: messages are not routed through other nodes."""
+        """Raise Wrong if two nodes have no link: messages are not routed through other nodes."""
         if cluster.between is not None:
             return
         for i, one in enumerate(cluster.groups):
             for other in cluster.groups[i:]:
                 several = one is not other or one.count > 1 or cluster.repeat
                 if several and (one.name, other.name) not in cluster.links:
-                    raise _Wrong(f"nodes {other.name!r} cannot be reached from {one.name!r}: there is no [between], "
+                    raise Wrong(f"nodes {other.name!r} cannot be reached from {one.name!r}: there is no [between], "
                                  f'and no [[links]] with groups = ["{one.name}", "{other.name}"]')  # fmt: skip
-
-
-def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in table:
-        if key not in known:
-            place = f"{where} " if where else ""
-            raise _Wrong(f"{place}unknown key {shown(key)}.{nearest(key, known)} Known: {', '.join(known)}")
-
-
-def _table(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
-    table = tables.get(key, {})
-    if not isinstance(table, dict):
-        raise _Wrong(f"{key}: expected a table [{key}], got {table!r}")
-    return table
-
-
-def _tables(tables: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    found = tables.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(table, dict) for table in found):
-        raise _Wrong(f"{key}: expected tables [[{key}]]")
-    return found
-
-
-def _read(kind: type, table: Any, where: str, besides: tuple[str, ...] = ()) -> Any:
-    """Create an object of a dataclass from a table, and check the values."""
-    if not isinstance(table, dict):
-        raise _Wrong(f"{where} expected a table, got {table!r}")
-    known = {name: entry for name, entry in options(kind).items() if name not in besides}
-    _check_keys(table, (*known, *besides), where)
-    try:
-        return kind(**{key: known[key].check(value) for key, value in table.items()})
-    except ConfigError as error:
-        raise _Wrong(f"{where} {error}") from None

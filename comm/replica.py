@@ -125,6 +125,7 @@ class Replica(VectorArithmetic):
         in descending order. At the end, `self.loss` is the loss. Raises DivergedError if the loss is not finite.
         """
         fabric, images, before, seconds = self.fabric, len(batch[1]), 0.0, 0.0
+        fabric.load(batch[0].nbytes)
         began = fabric.now()
         parts = self.bound_engine().gradient.parts(*batch, cuts)
         if self.own:  # compute all parts now, because other replicas use the engine during the yields below
@@ -142,12 +143,16 @@ class Replica(VectorArithmetic):
             self._count(batch)
         self._publish_speed(images, seconds)
 
-    def update(self) -> None:
-        """Make one step of the optimizer at the learning rate `lr`. With --clip, clip the gradient first."""
+    def update(self, theta: np.ndarray | None = None) -> None:
+        """Make one step of the optimizer at the learning rate `lr`. With --clip, clip the gradient first.
+
+        theta: a vector that is updated instead of the replica's weights, for example one that replicas share.
+        """
         with self.fabric.working("update", self.theta.size):
             optimizer = self.bound_engine().optimizer
             optimizer.lr = self.lr
-            optimizer.step()
+            with optimizer.on(theta):
+                optimizer.step()
             self.optimizer_steps = optimizer.steps
         self.steps += 1
 

@@ -2,7 +2,7 @@
 
     a replica's time, on the clock      gradient | waiting | mix | update | gradient | waiting | mix | ...
                                         `--------------- the rest is "other" ---------------´
-    wait_fraction                       waiting / (waiting + gradient + update + mix)
+    wait_fraction                       waiting / (waiting + gradient + update + mix + data)
     edges                               for each pair (sender, receiver): bytes, messages
     staleness                           age of a vector when it is mixed in: histogram over 0, 1, 2, 3-4, ... steps
 
@@ -36,13 +36,16 @@ from minidl.errors import ConfigError
 T = TypeVar("T")
 Report = dict[str, Any]
 
-WORK = ("gradient", "update", "mix")
+WORK = ("gradient", "update", "mix", "data")
 NEVER = -1.0  # instead of a time
 BINS = 16  # bins of staleness: 0, 1, 2, 3-4, 5-8, ..., more than 8192 steps
+COUNTS = (
+    "bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before", "sends_skipped", "reads_missed",
+    "reads_overlapped",
+)  # fmt: skip
 NUMBERS = (
-    "rank", "elapsed", "waiting", *WORK, "beside_working", "beside_waiting", "bytes_off_the_clock",
-    "messages_off_the_clock", "bytes_before", "messages_before", "sends_skipped", "reads_missed",
-    "staleness_sum", "staleness_max", "ended",
+    "rank", "elapsed", "waiting", *WORK, "beside_working", "beside_waiting", *COUNTS, "staleness_sum", "staleness_max",
+    "ended",
 )  # fmt: skip
 _KIND = {name: number for number, name in enumerate(KINDS)}
 
@@ -72,7 +75,7 @@ class Stats:
             array("q", bytes(8 * size)) for _ in range(4)
         )
         self.busy: set[int] = set()  # the peers to which the last attempt to send failed
-        self.skipped = self.misses = 0
+        self.skipped = self.misses = self.overlaps = 0
         self.ages = [0] * BINS
         self.age_sum = self.age_max = 0.0
         self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # [lane][kind], for lanes MAIN and BESIDE
@@ -117,6 +120,10 @@ class Stats:
         """Count a read that failed because a peer's state changed, or a publication for which no memory was free."""
         self.misses += 1
 
+    def reads_overlapped(self) -> None:
+        """Count a read of a shared vector during which another replica wrote to it (comm/methods/hogwild.py)."""
+        self.overlaps += 1
+
     def stale(self, steps: float) -> None:
         """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it.
 
@@ -133,7 +140,7 @@ class Stats:
         self._spent(WAITING, began, ended)
 
     def worked(self, what: str, began: float, ended: float) -> None:
-        """Count computing time: "gradient", "update" or "mix"; anything else is "other". Spans must not be nested."""
+        """Count working time: one of WORK; anything else is "other". Spans must not be nested."""
         self._spent(_KIND.get(what, OTHER), began, ended)
 
     def _spent(self, kind: int, began: float, ended: float) -> None:
@@ -187,7 +194,7 @@ class Stats:
         numbers = [
             self.rank, elapsed, main[WAITING], *(main[_KIND[what]] for what in WORK),
             sum(beside) - beside[WAITING], beside[WAITING], *apart, *self.before,
-            self.skipped, self.misses, self.age_sum, self.age_max, self.ended,
+            self.skipped, self.misses, self.overlaps, self.age_sum, self.age_max, self.ended,
         ]  # fmt: skip
         return np.concatenate([np.asarray(part, np.float64) for part in (numbers, self.ages, *self._edges())])
 
@@ -232,6 +239,7 @@ class Stats:
         self.apart = [int(total[name]) for name in ("bytes_off_the_clock", "messages_off_the_clock")]
         self.before = [int(total[name]) for name in ("bytes_before", "messages_before")]
         self.skipped, self.misses = int(total["sends_skipped"]), int(total["reads_missed"])
+        self.overlaps = int(total["reads_overlapped"])
         self.ages = np.sum([vector[len(NUMBERS) :][:BINS] for vector in vectors], axis=0).astype(int).tolist()
         self.age_sum, self.age_max = total["staleness_sum"], largest["staleness_max"]
 
@@ -270,7 +278,7 @@ def from_vector(vector: np.ndarray) -> Report:
     seconds: by kind, while the clock ran. beside: seconds of concurrent operations.
     edges: [from, to, bytes, messages] for each peer to which this rank sent. received: the same for each peer that sent
     to this rank.
-    sends_skipped, reads_missed: see the methods of Stats.
+    sends_skipped, reads_missed, reads_overlapped: see the methods of Stats.
     bytes_sent, messages: totals, including the time off the clock and earlier runs with other ranks (`take_over`).
     Raises ConfigError for a length that `Stats.vector` never has.
     """
@@ -287,17 +295,12 @@ def from_vector(vector: np.ndarray) -> Report:
         "rank": rank,
         "bytes_sent": int(sent_bytes.sum() + numbers["bytes_before"]),
         "messages": int(sent.sum() + numbers["messages_before"]),
-        "bytes_before": int(numbers["bytes_before"]),
-        "messages_before": int(numbers["messages_before"]),
-        "bytes_off_the_clock": int(numbers["bytes_off_the_clock"]),
-        "messages_off_the_clock": int(numbers["messages_off_the_clock"]),
+        **{name: int(numbers[name]) for name in COUNTS},
         "elapsed": numbers["elapsed"],
         "ended": numbers["ended"],
         "seconds": seconds,
         "wait_fraction": _wait_fraction(seconds),
         "beside": {"working": numbers["beside_working"], "waiting": numbers["beside_waiting"]},
-        "sends_skipped": int(numbers["sends_skipped"]),
-        "reads_missed": int(numbers["reads_missed"]),
         "staleness": _staleness(ages, numbers["staleness_sum"], numbers["staleness_max"]),
         "edges": [[rank, peer, int(sent_bytes[peer]), int(sent[peer])] for peer in np.flatnonzero(sent).tolist()],
         "received": [
@@ -306,9 +309,7 @@ def from_vector(vector: np.ndarray) -> Report:
     }
 
 
-def merge(
-    reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = (), dead: Collection[int] = ()
-) -> Report:  # fmt: skip
+def merge(reports: Iterable[Mapping[str, Any]], nodes: Sequence[int] = (), dead: Collection[int] = ()) -> Report:
     """Combine the reports of many ranks into one.
 
     Sender and receiver both count the messages of an edge, and the larger count is used. The receiver's count lacks the
@@ -317,8 +318,7 @@ def merge(
     idle_seconds: between a replica's last step and the last step of all, summed over the replicas that are not `dead`.
     A replica without a step is idle from the start of its clock.
     """
-    sums = dict.fromkeys(("bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before",
-                          "sends_skipped", "reads_missed"), 0)  # fmt: skip
+    sums = dict.fromkeys(COUNTS, 0)
     seconds = dict.fromkeys((*WORK, "waiting", "other"), 0.0)
     beside = dict.fromkeys(("working", "waiting"), 0.0)
     edges: dict[tuple[int, int], tuple[int, int]] = {}

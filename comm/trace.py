@@ -30,8 +30,8 @@ import numpy as np
 
 from minidl.errors import ConfigError
 
-KINDS = ("waiting", "gradient", "update", "mix", "other", "sent", "received")
-WAITING, GRADIENT, UPDATE, MIX, OTHER, SENT, RECEIVED = range(7)
+KINDS = ("waiting", "gradient", "update", "mix", "data", "other", "sent", "received")
+WAITING, GRADIENT, UPDATE, MIX, DATA, OTHER, SENT, RECEIVED = range(8)
 LANES = ("", ", beside", ", messages")  # a replica's threads in the timeline: main, concurrent operations, messages
 MAIN, BESIDE, MESSAGES = range(3)
 

@@ -52,6 +52,16 @@ class VectorArithmetic:
                 add.accumulate(scaled, some_y)
         self._changed(y)
 
+    def pull(self, x: np.ndarray, center: np.ndarray, weight: float, out: np.ndarray) -> None:
+        """out <- weight * (x - center). `out` may share the memory of neither."""
+        _check_lengths(x, center)
+        _check_lengths(x, out)
+        add = _table().elementwise
+        with self.fabric.working("mix", x.size):
+            add.subtract(x, center, out)
+            add.affine(out, float(weight), UNCHANGED, out)
+        self._changed(out)
+
     def elastic(self, x: np.ndarray, center: np.ndarray, weight: float) -> None:
         """Pull two vectors towards each other (Zhang, Choromanska, LeCun: NeurIPS 2015). Their sum stays the same.
 
@@ -84,6 +94,7 @@ class VectorArithmetic:
         self.scale(x, 1.0)
         self.axpy(0.0, x, y)
         self.elastic(x, y, 0.0)
+        self.pull(x, y, 0.0, np.empty_like(x))
         self.drift(x, y)
 
     def _changed(self, vector: np.ndarray) -> None:

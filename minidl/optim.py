@@ -7,7 +7,8 @@ parameters: they update segments [start, stop) of the vectors, with a rate and a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -65,6 +66,16 @@ class Optimizer:
     def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
         """Make `step` update these vectors, which have the arena's layout, for one replica (comm/replica.py)."""
         self.bound, self.state = {"theta": theta, "grad": grad}, state
+
+    @contextmanager
+    def on(self, theta: np.ndarray | None) -> Iterator[None]:
+        """Let `step` update this vector inside a `with` block. None: there is no other vector than before."""
+        before = self.bound
+        self.bound = before if theta is None else {**before, "theta": theta}
+        try:
+            yield
+        finally:
+            self.bound = before
 
     @property
     def theta(self) -> np.ndarray:

@@ -27,7 +27,8 @@ from minidl.train import read_config
 
 DESCRIPTION = "Train a neural network on a simulated cluster, with a virtual clock."
 EXAMPLES = """
-clusters that come with minidl: uniform, two-racks, stragglers; or write your own
+clusters that come with minidl: uniform, two-racks, stragglers, gpu-node-8, gpu-node-4,
+knl-aries, infiniband-fdr, ethernet-10g, workstation, two-offices; or write your own
 (see comm/cluster.py)
 
 examples:

@@ -121,12 +121,12 @@ def read_config(given: Mapping[str, Any], simulated: bool = False) -> Config:
 def processes(config: Config) -> int:
     """Return the number of processes to start: replicas and servers."""
     workers = config.workers or number("MINIDL_WORKERS") or min(2, cores())
-    return workers + declared.choices("method")[config.method].servers
+    return workers + declared.servers(config.method, config.center)
 
 
 def places(config: Config, ranks: int) -> local.Places:
     """Return the places of a job that begins with this number of ranks. Raises ConfigError if there are too many."""
-    servers = declared.choices("method")[config.method].servers
+    servers = declared.servers(config.method, config.center)
     workers = ranks - servers
     if config.max_workers:
         if config.max_workers < workers:

@@ -97,6 +97,9 @@ def test_measured_seconds_are_divided_by_the_speed():
     (("[between]", "[measured]\nx = 0\n[between]"), r"\[measured\] 'x': expected seconds per image above 0, got 0"),
     (("[devices.cpu]", "repeat = 1\n[devices.cpu]"), "repeat: expected true or false, got 1"),
     (("[inside]", "[inside"), "not readable as TOML"),
+    (("jitter", "host = true\njitter"), r"\[devices.gpu\] host: without a table \[host\] all devices are hosts"),
+    (("jitter", "batch = -1\njitter"), r"\[devices.gpu\] batch: expected a number of 0 or more"),
+    (("[inside]", "[host]\nshared = 1\n[inside]"), r"\[host\] shared: expected true or false"),
     ((GOOD, ""), r"no replicas: it has no \[\[nodes\]\]"),
     ((GOOD, "nodes = 3"), r"nodes: expected tables \[\[nodes\]\]"),
     ((GOOD, "devices = 3"), r"devices: expected a table \[devices\], got 3"),
@@ -121,9 +124,10 @@ def test_ranks_that_do_not_fit():
 
 def test_the_examples(tmp_path):
     names = sorted(file.stem for file in EXAMPLES.glob("*.toml"))
-    assert names == ["stragglers", "two-racks", "uniform"]
+    assert names == ["ethernet-10g", "gpu-node-4", "gpu-node-8", "infiniband-fdr", "knl-aries", "stragglers",
+                     "two-offices", "two-racks", "uniform", "workstation"]  # fmt: skip
     for name in names:
-        assert load(name).place(8).nodes
+        assert load(name).place(4).nodes
     assert load(EXAMPLES / "uniform.toml").place(1000).nodes[-1] == 999
     with pytest.raises(ConfigError, match=r"no cluster file 'unifrom'. Did you mean 'uniform'\? Examples .*two-racks"):
         load("unifrom")
@@ -147,11 +151,12 @@ tables = st.dictionaries(keys, values, max_size=3)
 @settings(max_examples=50)
 @given(st.dictionaries(keys, values | tables | st.lists(tables, max_size=2), max_size=4))
 def test_any_table_is_a_cluster_or_an_error(top):
-    from minidl.comm.cluster import _Reader, _Wrong
+    from minidl.comm.cluster import _Reader
+    from minidl.comm.cluster_tables import Wrong
 
     try:
         assert isinstance(_Reader(top, "x").cluster(), Cluster)
-    except _Wrong as error:
+    except Wrong as error:
         assert str(error)
 
 

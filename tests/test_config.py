@@ -79,8 +79,8 @@ def test_changing_model_optimizer_or_data_discards_their_values_in_a_file() -> N
     (["--method", "dpsgd", "--mix", "mass"], "mix is an option of the method gossip, not of dpsgd: leave it out"),
     (["--mix", "half"], "mix is an option of the method gossip, not of dpsgd"),
     (["--method", "allreduce", "--topology", "ring"], "topology is an option of the methods dpsgd, gossip, not of a"),
-    (["--method", "local", "--period", "4"], "period is an option of the methods local-sgd, gossip, not of local"),
-    (["--method", "gossip", "--overlap"], "overlap is an option of the method dpsgd, not of gossip"),
+    (["--method", "local", "--period", "4"], "period is an option of the methods local-sgd, gossip, easgd,"),
+    (["--method", "gossip", "--overlap"], "overlap is an option of the methods dpsgd, easgd, sync-easgd, not of g"),
     (["--method", "ps", "--velocity", "mixed"], "velocity is an option of the methods local-sgd, dpsgd, gossip,"),
     (["--bucket", "2"], "bucket is an option of the method allreduce, not of dpsgd"),
     (["--optimizer", "adam", "--momentum", "0.5"], "momentum is an option of the optimizers sgd, nesterov, sgdw, lar"),
@@ -143,7 +143,7 @@ def test_any_choice_takes_its_own_options_and_refuses_others(draw: st.DataObject
         assert name.replace("_", "-") in str(error)
     else:
         assert getattr(config, name) == value or name in NAMES
-        assert from_toml(to_toml(config)).keys() >= ({name} if value != "" else set())
+        assert from_toml(to_toml(config)).keys() >= ({name} if value not in ("", None) else set())
 
 
 def test_a_new_method_needs_only_a_file_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,19 @@ def test_the_number_of_servers_is_that_of_the_class() -> None:
     from minidl.comm.methods import METHODS, method
 
     for name in METHODS:
-        assert declared.choices("method")[name].servers == method(name).servers == (name == "ps")
+        choice, kind = declared.choices("method")[name], method(name)
+        assert choice.servers == kind.servers == (name in ("ps", "easgd", "sync-easgd", "async-easgd", "eamsgd"))
+        assert choice.alone == kind.alone == ("easgd" in name or "hogwild" in name or name == "eamsgd")
+
+
+def test_elastic_averaging_has_a_server_only_if_its_center_has_a_rank() -> None:
+    from minidl.comm.methods import method
+
+    for name, center, servers in (("easgd", "rank", 1), ("easgd", "beside", 0), ("sync-easgd", "copies", 0)):
+        config = resolve({"method": name, "center": center})
+        assert declared.servers(name, config.center) == servers
+        assert method(name).roles(4, config) == (tuple(range(4 - servers)), tuple(range(4 - servers, 4)))
+    assert declared.servers("ps", resolve({"method": "ps"}).center) == 1
 
 
 def test_every_declared_option_is_used(root: Path) -> None:

@@ -10,7 +10,10 @@ RUN = ["--data", "synthetic:900x6x6x1:4", "--model", "mlp", "--batch-size", "12"
 REPLICAS = 4
 
 
-@pytest.mark.parametrize(("method", "count"), [("dpsgd --topology ring", 2), ("allreduce", 1)])
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [("dpsgd --topology ring", 2), ("allreduce", 1), ("sync-easgd --overlap", 2), ("easgd --period 3", 1)],
+)
 def test_the_same_bits_on_every_fabric(method: str, count: int) -> None:
     """count: the threads of each process. The simulation has one thread, so two threads must compute the same bits."""
     argv = [*RUN, "--method", *method.split()]

@@ -170,7 +170,7 @@ def test_fit_and_join_name_their_options() -> None:
     for call in (lambda **given: fit(model, (x, y), **given), lambda **given: minidl.join(model, **given)):
         with pytest.raises(ConfigError, match=r"unknown option 'methd'\. Did you mean 'method'\?"):
             call(methd="gossip")
-        with pytest.raises(ConfigError, match="period is an option of the methods local-sgd, gossip, not of allreduce"):
+        with pytest.raises(ConfigError, match=r"period is an option of the methods local-sgd, .*, not of allreduce"):
             call(method="allreduce", period=2)
         with pytest.raises(ConfigError, match="workers is no option here: the launcher determines"):
             call(workers=2)

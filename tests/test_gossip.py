@@ -247,12 +247,13 @@ def test_saved_state_restores_mass_and_count() -> None:
     assert other.begun == method.begun
 
 
-@pytest.mark.parametrize("call", ["elastic", "drift", "axpy", "mix_into", "scale"])
+@pytest.mark.parametrize("call", ["elastic", "drift", "axpy", "mix_into", "scale", "pull"])
 def test_vectors_of_different_lengths_are_refused(call: str) -> None:
     arithmetic = VectorArithmetic()
     arithmetic.fabric = Fabric(LoopbackTransport())
     x, y = np.arange(4, dtype=np.float32), np.ones(6, np.float32)
-    arguments = {"elastic": (x, y, 0.5), "drift": (x, y), "axpy": (0.5, x, y), "mix_into": (x, y, 0.5)}
+    arguments = {"elastic": (x, y, 0.5), "drift": (x, y), "axpy": (0.5, x, y), "mix_into": (x, y, 0.5),
+                 "pull": (x, y, 0.5, x)}  # fmt: skip
     with pytest.raises(MinidlError, match="vectors of 4 and 6 elements"):
         getattr(arithmetic, call)(*arguments.get(call, (x, 2.0, y)))
     assert x.tolist() == [0, 1, 2, 3] and (y == 1).all()

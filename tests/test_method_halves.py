@@ -121,6 +121,10 @@ def test_arithmetic_agrees_with_float64(size: int) -> None:
     np.testing.assert_allclose(x, wide - 0.3 * (wide - other), **close)
     np.testing.assert_allclose(y, other + 0.3 * (wide - other), **close)
     np.testing.assert_allclose(x.astype(np.float64) + y, wide + other, **close)
+    x, y = pair()
+    out = np.full_like(x, np.nan)
+    replica.pull(x, y, 0.3, out)
+    np.testing.assert_allclose(out, 0.3 * (x.astype(np.float64) - y), **close)
 
 
 def test_the_sign_of_zero_survives_scaling() -> None:
@@ -130,7 +134,7 @@ def test_the_sign_of_zero_survives_scaling() -> None:
     assert np.array_equal(np.signbit(vector), [True, False, False])
 
 
-@pytest.mark.parametrize("operation", ["mix_into", "scale", "axpy", "elastic"])
+@pytest.mark.parametrize("operation", ["mix_into", "scale", "axpy", "elastic", "pull"])
 def test_arithmetic_on_the_weights_marks_them_as_changed(operation: str) -> None:
     """Kernels compute other forms of the weights again if the arena's version has increased."""
     replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), Fabric(LoopbackTransport()), own=True)
@@ -138,6 +142,7 @@ def test_arithmetic_on_the_weights_marks_them_as_changed(operation: str) -> None
     calls: dict[str, tuple[Any, ...]] = {
         "mix_into": (replica.theta, other, 0.5), "scale": (replica.theta, 0.5),
         "axpy": (0.5, other, replica.theta), "elastic": (other, replica.theta, 0.5),
+        "pull": (other, other.copy(), 0.5, replica.theta),
     }  # fmt: skip
     before = arena.version
     getattr(replica, operation)(*calls[operation])

@@ -52,7 +52,9 @@ class Diary:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("velocity", ["local", "mixed"])
 def test_one_replica_is_plain_sgd(name: str, velocity: str) -> None:
-    options = dict(MOMENTUM, velocity=velocity, period=2)
+    if name == "eamsgd":
+        pytest.skip("Nesterov's momentum is not that of sgd: see test_elastic.py")
+    options = dict(MOMENTUM, velocity=velocity, period=2, rho=0.0)
     trained = run(name, 2 if name == "ps" else 1, 5, **options)
     plain = alone(5, **MOMENTUM)
     assert np.array_equal(trained.methods[0].replica.theta, plain.theta)
@@ -268,7 +270,7 @@ def runs() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("options", runs(), ids=lambda o: "-".join(o.values()))
 def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
     """A repeated run of 6 steps is bit-identical, and so is a repeated run of 3 steps that is resumed for 3 more.
-    Except with gossip and ps, the resumed run is also bit-identical to the run of 6 steps."""
+    Except with asynchronous methods, the resumed run is also bit-identical to the run of 6 steps."""
     options = {**MOMENTUM, "period": 2, **options}
     name = options.pop("name")
     first = run(name, 4, 6, **options)
@@ -276,7 +278,7 @@ def test_a_run_is_repeated_and_resumed_exactly(options: dict[str, Any]) -> None:
     half = run(name, 4, 3, **options)
     second = run(name, 4, 6, start=half, **options)
     assert same(second, run(name, 4, 6, start=half, **options))
-    if name not in ("gossip", "ps"):  # after a resume, gossip and ps mix in another order
+    if name not in ("gossip", "ps", "async-easgd", "eamsgd"):  # after a resume, these exchange in another order
         assert same(first, second)
 
 

@@ -57,7 +57,7 @@ def test_time_by_kind() -> None:
     stats.start()
     clock.time = 52
     report = stats.report()
-    assert report["seconds"] == {"gradient": 4, "update": 2, "mix": 1, "waiting": 1, "other": 6}
+    assert report["seconds"] == {"gradient": 4, "update": 2, "mix": 1, "data": 0, "waiting": 1, "other": 6}
     assert report["elapsed"] == 14
     assert report["wait_fraction"] == 1 / 8
 

@@ -93,7 +93,8 @@ def run(
     kind, group = method(name), Group()
     replicas = kind.roles(ranks, config).replicas
     saved = start if isinstance(start, Group) else None
-    place = uniform(ranks, cluster, **LINK) if isinstance(cluster, int) else cluster
+    per_node = ranks if kind.buffers(1, config).shared else cluster
+    place = uniform(ranks, per_node, **LINK) if isinstance(per_node, int) else cluster
     simulation = Simulation(place, ranks, config.seed, flops=1e4)
     counts = [steps] * ranks if isinstance(steps, int) else steps
 

@@ -103,6 +103,7 @@ class Fabric:
         self.post, self.take, self.publish, self.latest = (
             transport.post, transport.take, transport.publish, transport.latest,
         )  # fmt: skip
+        self.load = transport.load
         self.reserve, self.reserve_state = transport.reserve, transport.reserve_state
         self.assign, self.change_state = transport.assign, transport.change_state
         self.state, self.alive, self.survivors, self.set_status = (
@@ -321,7 +322,11 @@ class Fabric:
 
     def allreduce_start(self, vector: np.ndarray) -> Pending[None]:
         """Start a concurrent `allreduce`. Do not use the vector before `wait` of the returned object has returned."""
-        return self.stats.beside(self.start, lambda: self.allreduce(vector))
+        return self.concurrently(lambda: self.allreduce(vector))
+
+    def concurrently(self, work: Callable[[], T]) -> Pending[T]:
+        """Run collectives concurrently with the replica, one function at a time, in the order of the calls."""
+        return self.stats.beside(self.start, work)
 
     def broadcast(self, vector: np.ndarray, root: int = 0) -> None:
         """vector = the vector of rank `root`, on all ranks, servers included."""

@@ -18,6 +18,12 @@ METHODS = {  # name -> file and class
     "dpsgd": "dpsgd.DPSGD",
     "gossip": "gossip.Gossip",
     "ps": "ps.ParameterServer",
+    "easgd": "easgd.EASGD",
+    "sync-easgd": "sync_easgd.SyncEASGD",
+    "async-easgd": "async_easgd.AsyncEASGD",
+    "hogwild-easgd": "hogwild_easgd.HogwildEASGD",
+    "hogwild-sgd": "hogwild_sgd.HogwildSGD",
+    "eamsgd": "eamsgd.EAMSGD",
 }
 
 

@@ -64,13 +64,16 @@ class Method(ABC):
         others go on together (--on-death).
     lockstep: after a step all replicas have the same weights, and the same vectors of the optimizer and the method. If
         a death interrupts a step that some of them have completed, the others take their vectors.
-    servers: the number of ranks that do not train, but answer requests of replicas. Write it as a plain number in the
-        class: the command line reads it without importing the file (run/declared.py).
+    servers: the number of ranks that do not train, but serve the replicas; with the option --center only if it is
+        `rank`. alone: whether a single replica, without others, trains with this method; otherwise it trains with
+        Local. Write both as plain values in the class: the command line reads them without importing the file
+        (run/declared.py).
     """
 
     synchronous: ClassVar[bool] = True
     lockstep: ClassVar[bool] = False
     servers: ClassVar[int] = 0
+    alone: ClassVar[bool] = False
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         self.replica, self.fabric, self.config = replica, fabric, config
@@ -79,7 +82,8 @@ class Method(ABC):
     @classmethod
     def roles(cls, ranks: int, config: Config) -> Roles:
         """Return the roles of a job's ranks: the last ones are servers. A subclass may refuse too few (ConfigError)."""
-        return Roles(tuple(range(ranks - cls.servers)), tuple(range(ranks - cls.servers, ranks)))
+        replicas = ranks - (cls.servers if config.center in (None, "rank") else 0)
+        return Roles(tuple(range(replicas)), tuple(range(replicas, ranks)))
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
@@ -118,6 +122,15 @@ class Method(ABC):
         self.exchange()
         return loss
 
+    def examine(self, curvature: Callable[[], float]) -> tuple[str, str]:
+        """Called by each replica before its first step; a method may choose options that depend on the loss.
+
+        curvature: computes the largest curvature of the loss, at the weights of now, on the first batches of the run.
+        It takes some seconds, and returns about the same on all replicas if they begin with equal weights.
+        Returns a note and a warning, each a line, or "".
+        """
+        return "", ""
+
     def local(self, batch: Batch) -> float:
         """Train on a batch; return its loss. By default: x_i <- x_i - eta * g_i(x_i), a step of the optimizer."""
         loss = self.replica.gradient(batch)
@@ -130,6 +143,9 @@ class Method(ABC):
 
         If `local` is a whole step of the optimizer, a period or a trigger may call `exchange` in some steps only.
         """
+
+    def restart(self) -> None:
+        """Called when the replica's weights are replaced before the first step, and `restore` is not called."""
 
     def on_membership(self, view: View) -> None:
         """Called before a step if the members have changed since the last step.
@@ -182,6 +198,10 @@ class Method(ABC):
 
     def accepted(self, vectors: Mapping[str, np.ndarray]) -> None:
         """Called when a newcomer has taken what `offer` returned. Nothing has changed in between."""
+
+    def center_of_run(self) -> np.ndarray | None:
+        """Return the center (n,), if the method has one that is neither theta nor the average of all replicas."""
+        return None
 
     def stale(self, message: Message) -> None:
         """Count the staleness of a message: the number of steps that the sender has completed since sending it."""

@@ -59,7 +59,6 @@ class Transport(ABC):
         self.began = self.beginners = began or size
         self.replicas: tuple[int, ...] = tuple(range(self.began))
         self.servers: tuple[int, ...] = ()
-        self.beginners = self.began
         self.status = np.zeros((size, len(Column)))  # status table; some transports replace it by shared memory
         self.hosts = [""] * size
         self.heard = [0.0] * size  # time of each peer's last sign of life that reached this rank
@@ -68,7 +67,7 @@ class Transport(ABC):
         stats.attach(self.began, self.now)
         self.newcomer = self.stop_wanted = False  # stop_wanted: whether a signal requested a stop
         self.interrupted: Callable[[], bool] = lambda: False  # whether this process has received such a signal
-        self.fail_fast = False  # for synchronous methods: the death of any replica ends every wait
+        self.fail_fast = False  # for synchronous methods: the death of any member ends every wait
         self.step = self.paused = 0  # the step begun last; the step after which the members changed last
         self.service: Callable[[], bool] | None = None  # see `Fabric.register`
         self.interrupt: Callable[[], None] | None = None  # `wait` calls it repeatedly: what it raises ends the wait
@@ -193,6 +192,9 @@ class Transport(ABC):
 
     def elapse(self, what: str, amount: float) -> None:
         """In a simulation, advance the clock by the time of this work. Real clocks advance by themselves."""
+
+    def load(self, nbytes: int) -> None:
+        """In a simulation, advance the clock by what a batch takes besides the gradients of its images."""
 
     def aborted(self) -> bool:
         """Return whether another rank has failed."""
@@ -347,8 +349,9 @@ class Transport(ABC):
         return self.service is not None and not concurrent() and self.service()
 
     def lost(self, peers: Sequence[int]) -> int | None:
-        """Return a dead rank among the peers, or with `fail_fast` among all replicas; None if all are alive."""
-        return next((peer for peer in (self.replicas if self.fail_fast else peers) if not self.alive(peer)), None)
+        """Return a dead rank among the peers, or with `fail_fast` among all members; None if all are alive."""
+        needed = (*self.replicas, *self.servers) if self.fail_fast else peers
+        return next((peer for peer in needed if not self.alive(peer)), None)
 
     def _tell_stall(self, seconds: float, peers: Sequence[int], what: str) -> None:
         """Print what this rank waits for, and which ranks are silent: they may hold up those that it waits for."""
@@ -356,9 +359,8 @@ class Transport(ABC):
         silent = [f"{self.described(rank)} for {age:.0f} s, in step {self.status[rank, Column.STEP]:.0f}"
                   for rank, age in ages.items() if self.alive(rank) and age > seconds / 2]  # fmt: skip
         near = ", ".join(f"{peer} (in step {self.status[peer, Column.STEP]:.0f})" for peer in peers)
-        more = f"no sign of life from {', '.join(silent)}" if silent else f"peers: {near}" if near else ""
-        line = f"minidl: replica {self.rank} has waited {seconds:.0f} s for {what}"
-        tell(f"{line}; {more}" if more else line)
+        more = f"; no sign of life from {', '.join(silent)}" if silent else f"; peers: {near}" if near else ""
+        tell(f"minidl: replica {self.rank} has waited {seconds:.0f} s for {what}{more}")
 
     def described(self, rank: int) -> str:
         """Return the name of a rank, with its host and process."""

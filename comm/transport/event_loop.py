@@ -20,6 +20,7 @@ from minidl.comm.transport.base import Transport
 from minidl.comm.transport.freezes import Freezes
 from minidl.comm.transport.in_flight import InFlight, Memory
 from minidl.comm.transport.messages import ANY, BufferSpec, Channel, Column, State
+from minidl.comm.transport.network import Network
 from minidl.errors import MinidlError
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class EventLoop:
                  for device in set(place.devices)}  # fmt: skip
         self.image_seconds = [costs[device] for device in place.devices]
         self.chance = np.random.default_rng([seed, ranks])  # decides which messages are lost
-        self.card_free = [0.0] * len(place.groups)  # time at which each node's network card is free
+        self.network = Network(self, cluster, place)
         # All ranks share these objects: a copy for each of thousands of ranks would take too much memory.
         self.status = np.zeros((ranks, len(Column)))
         self.heard = [0.0] * ranks
@@ -329,21 +330,11 @@ class EventLoop:
 
     def link(self, one: int, other: int) -> Link:
         """Return the link between two ranks."""
-        a, b = self.place.nodes[one], self.place.nodes[other]
-        return self.cluster.inside if a == b else self.cluster.link(self.place.groups[a], self.place.groups[b])
+        return self.network.link(one, other)
 
     def transfer(self, sender: int, receiver: int, size: int, arrive: Callable[..., None], *arguments: Any) -> None:
         """Call `arrive` when `size` bytes have reached the receiver."""
-        link, node = self.link(sender, receiver), self.place.nodes[sender]
-        if node == self.place.nodes[receiver]:
-            self.at(self.time + link.alpha + size * link.beta, arrive, *arguments)
-            return
-        sent = max(self.time, self.card_free[node]) + size * link.beta
-        self.card_free[node] = sent
-        if link.drop and self.chance.random() < link.drop:
-            self.at(sent + link.timeout, self.transfer, sender, receiver, size, arrive, *arguments)
-        else:
-            self.at(sent + link.alpha, arrive, *arguments)
+        self.network.transfer(sender, receiver, size, arrive, *arguments)
 
     def send(self, message: InFlight) -> None:
         """Transfer a message to each of its receivers."""

@@ -118,7 +118,7 @@ class Header(NamedTuple):
     """The header of a message: the numbers that are sent with a vector."""
 
     start: int = 0  # the vector begins with theta[start]
-    weight: float = 1.0  # mass of push-sum, or the learning rate for a parameter server
+    weight: float = 1.0  # mass of push-sum, the learning rate for a parameter server, or eta * rho for a center
     clock: float = 0.0  # number of images that the sender has trained on
     round: int = 0  # number of steps of the sender, or of a server's model; in `Fabric.gather`, 1 if fail_fast, else 0
     marker: bool = False  # whether this is the sender's last message (`Fabric.drain`)

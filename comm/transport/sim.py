@@ -15,12 +15,12 @@ scheduled. So runs with the same seed are bit-identical.
 
 The arithmetic is real. Durations are computed from the description of the cluster (cluster.py):
 
-    gradient        images * seconds per image * jitter * straggler factor. The arithmetic is done at the beginning of
-                    this time.
+    batch           with [host], the time of a message from the host to the device. It counts as "data".
+    gradient        the device's fixed time, then images * seconds per image * jitter * straggler factor. The arithmetic
+                    is done at the beginning of this last part.
     update, mix     elements * bytes moved per element / memory bandwidth of the device
-    message         alpha + n * beta, for n bytes. Between nodes, the message occupies the network card of the sender's
-                    node for n * beta, and the card sends one message at a time. Inside a node there is no queue. A lost
-                    message passes through the card again after the link's timeout.
+    message         alpha + n * beta, for n bytes, on each link that it crosses; before that, it waits until the link is
+                    free (network.py). Inside a node, only links with `shared = true` have a queue.
     published data  inside a node, `latest` takes alpha + n * beta. Between nodes, the request takes alpha, and the
                     reply takes the time of a message.
     the rest        no time. This includes Python, the status table, and releases of messages.
@@ -284,6 +284,18 @@ class SimTransport(Joining):
     def close(self) -> None:
         if self.state(self.rank) < State.FINISHED:  # else the others read the leader's last state
             self.set_status(STATE, State.FINISHED)
+
+    def load(self, nbytes: int) -> None:
+        """Let the time pass that a batch takes: its copy to the device, and the fixed time of a gradient."""
+        self._check_here()
+        simulation, began = self.simulation, self.now()
+        if simulation.cluster.host is not None:
+            self._sleep(simulation.network.load(self.rank, nbytes))
+            self.stats.worked("data", began, self.now())
+        if fixed := simulation.place.devices[self.rank].batch:
+            began = self.now()
+            self._sleep(fixed)
+            self.stats.worked("gradient", began, self.now())
 
     def fence(self, peer: int) -> None:
         if self.suspected(peer) and self.trust[peer] != Trust.CONDEMNED:

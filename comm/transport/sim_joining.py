@@ -45,7 +45,8 @@ class Joining(PublishedStates):
         for name, elements in buffers.shared:
             nodes = len(simulation.place.groups)
             if nodes > 1:
-                raise ConfigError(f"shared vector {name!r}: ranks on {nodes} nodes share no memory")
+                raise ConfigError(f"this method needs memory that all replicas share, and ranks on {nodes} nodes "
+                                  "share no memory: run it on one node")  # fmt: skip
             simulation.vectors.setdefault(name, np.zeros(elements, np.float32))
 
     def _leave(self) -> None:

@@ -75,7 +75,8 @@ class PublishedStates(Rank):
         self.seen[peer] = number
         self.stats.received(peer, vector.nbytes)
         if owner.nodes[peer] == self.nodes[self.rank]:
-            self._sleep(simulation.cluster.inside.alpha + vector.nbytes * simulation.cluster.inside.beta)
+            link = simulation.link(self.rank, peer)
+            self._sleep(link.alpha + vector.nbytes * link.beta)
         return Message(peer, vector, header, lambda: None)
 
     def _answer(self, peer: int) -> None:

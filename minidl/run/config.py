@@ -74,7 +74,7 @@ FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
 FREE = ("data_dir", "threads", "keep", "stall", "workers", "on_death", "parts")
 LENGTH = ("epochs", "steps")  # a resumed run may become longer
-CLAIMING = ("gossip", "ps")  # methods whose replicas claim their batches
+CLAIMING = ("gossip", "ps", "async-easgd", "eamsgd")  # methods whose replicas claim their batches
 JOINABLE = (*CLAIMING, "dpsgd", "allreduce", "local-sgd")  # methods of jobs that new replicas may join
 OWN_MODEL = "FILE.py:FUNCTION"
 
@@ -151,7 +151,7 @@ class Config:
     method: str = option("dpsgd", "how replicas exchange models or gradients", group="method",
                          choices=_abouts("method"))
     max_workers: int = option(0, "places for replicas, also for those that join later (--join); 0: twice the workers "
-                              "with gossip and ps, else the workers",
+                              f"with {', '.join(CLAIMING)}, else the workers",
                               group="method", limits=ZERO_OR_MORE, saved=False,
                               used_with={"method": JOINABLE})
     shards: str = option("iid", "which training images each replica gets", group="method", choices=SHARDS)
@@ -247,8 +247,9 @@ def no_effect(name: str, values: Mapping[str, Any]) -> str:
 def unused(name: str, values: Mapping[str, Any]) -> str:
     """Return why an option changes nothing, or "" if it has an effect. `resolve` refuses it, except in a file."""
     entry = options_of(values)[name]
+    alone = "." in entry.group and declared.choices("method")[values["method"]].alone  # it trains a single replica
     of_replicas = entry.group.partition(".")[0] == "method" and name not in ("method", "workers")
-    if of_replicas and values["workers"] == 1:
+    if of_replicas and not alone and values["workers"] == 1:
         return f"{entry.words} has an effect only with several replicas, and there is one: leave it out"
     return unmet(entry, values, entry.used_with)
 

@@ -5,20 +5,22 @@
         "velocity": {"like": "momentum", "choices": {"local": "it stays local", "mixed": "it is averaged too"}},
     }
 
-    default     its type is the option's type
+    default     its type is the option's type. None: the method chooses the value, as `help` says; a number is expected
     help        what the option does
     choices     {value or form: its meaning}; a form contains capital letters, such as torus:RxC
     min, max, above, below      the limits of a number
-    needs       {other option: value}: the option has an effect only if the other option has this value
+    needs       {other option: value, or list of values}: the option has an effect only with such a value of the other
     instead_of  the option that has no effect if this one is set
     like        the name of a model, an optimizer or a file in comm/methods that declares the same option: that
                 declaration applies here, too, except for the keys that are given here
 
 Each method is a file with OPTIONS, a docstring and a class. A second literal, PRESET, is optional: {option: value} for
 options that all methods take, such as lr; a user's own values override them. The class of a method with servers states
-their number: `servers = 1`. models.py declares all models, and optim.py all optimizers: in these two files, the keys of
-OPTIONS and ABOUT are the names of the models and optimizers. One key is a form: FILE.py:FUNCTION stands for all models
-from users' files.
+their number: `servers = 1`. If such a method has the option --center, it has servers only with --center rank. A class
+with `alone = True` also trains a single replica, without others.
+
+models.py declares all models, and optim.py all optimizers: in these two files, the keys of OPTIONS and ABOUT are the
+names of the models and optimizers. One key is a form: FILE.py:FUNCTION stands for all models from users' files.
 
 The files are parsed, but not imported, so --help needs neither NumPy nor the methods. The closing bracket of a literal
 must be at the beginning of a line. A new method needs its file and a line in comm/methods/__init__.py.
@@ -45,7 +47,7 @@ class Choice(NamedTuple):
     """A model, an optimizer or a method.
 
     about: one line. papers: the sentences of its docstring that cite papers. preset: its values of options that are not
-    given. servers: the number of servers of a method.
+    given. servers: the number of servers of a method. alone: whether a method also trains a single replica.
     """
 
     about: str
@@ -53,6 +55,7 @@ class Choice(NamedTuple):
     options: Mapping[str, Option]
     preset: Mapping[str, Any] = MappingProxyType({})
     servers: int = 0
+    alone: bool = False
 
 
 @cache
@@ -68,8 +71,14 @@ def choices(chooser: str) -> dict[str, Choice]:
         module = f"{METHODS}.{file}"
         about, papers = described(_text(module).split('"""')[1])
         own = _options(f"{chooser}.{name}", _literal(module, "OPTIONS"), {})
-        found[name] = Choice(about, papers, own, _literal(module, "PRESET", optional=True), _servers(module, word))
+        preset = _literal(module, "PRESET", optional=True)
+        found[name] = Choice(about, papers, own, preset, *_of_class(module, word))
     return found
+
+
+def servers(method: str, center: str | None) -> int:
+    """Return the number of servers of a run. center: the value of --center; None: the method does not take it."""
+    return choices("method")[method].servers if center in (None, "rank") else 0
 
 
 def choice_of(chooser: str, value: str) -> str:
@@ -117,12 +126,13 @@ def _literal(module: str, name: str, optional: bool = False) -> Any:
     return ast.literal_eval(found[1]) if found else {}
 
 
-def _servers(module: str, name: str) -> int:
-    """Return the number that the class of this name assigns to `servers`; 0 if it assigns none."""
+def _of_class(module: str, name: str) -> tuple[int, bool]:
+    """Return what the class of this name assigns to `servers` and `alone`; 0 and False if it assigns nothing."""
     body = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", _text(module), re.MULTILINE | re.DOTALL)
     assert body, f"{module} has no class {name}"
     found = re.search(r"^    servers = ([0-9]+)$", body[0], re.MULTILINE)
-    return int(found[1]) if found else 0
+    alone = re.search(r"^    alone = True$", body[0], re.MULTILINE)
+    return int(found[1]) if found else 0, alone is not None
 
 
 def described(docstring: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -117,7 +117,8 @@ def _declared(command: Command, chooser: str) -> Iterator[str]:
             if same == name:
                 yield from _line(entry)
             else:
-                yield from _row(_usage(entry), f"as for {same} (default: {_text(entry.default)})")
+                default = "" if entry.default is None else f" (default: {_text(entry.default)})"
+                yield from _row(_usage(entry), f"as for {same}{default}")
 
 
 def _others(chooser: str, names: Iterable[str]) -> str:
@@ -143,7 +144,7 @@ def _option(known: Mapping[str, Option], entry: Option) -> Iterator[str]:
     seen: dict[tuple[str, ...], list[str]] = {}
     for name in names:
         own = declared.choices(entry.group)[name].options[entry.name]
-        condition = "".join(f" with --{other} {needed}" for other, needed in own.needs.items())
+        condition = "".join(f" with --{other} {_values(needed)}" for other, needed in own.needs.items())
         seen.setdefault(tuple(_details(replace(own, needs={}))), []).append(name + condition)
     for lines, those in seen.items():
         yield from (*_wrapped(f"for --{entry.group} {', '.join(those)}:"), *lines)
@@ -180,8 +181,11 @@ def _details(entry: Option) -> Iterator[str]:
     for choice, meaning in meanings.items():
         yield from _row("      " + choice, meaning)
     for other, needed in {**entry.needs, **entry.used_with}.items():
-        words = needed if isinstance(needed, str) else ", ".join(needed)
-        yield from _row("", f"only with --{other} {words}")
+        yield from _row("", f"only with --{other} {_values(needed)}")
+
+
+def _values(needed: str | Sequence[str]) -> str:
+    return needed if isinstance(needed, str) else ", ".join(needed)
 
 
 def _line(entry: Option) -> Iterator[str]:
@@ -195,7 +199,7 @@ def _usage(entry: Option) -> str:
 
 def _sentence(entry: Option, with_choices: bool) -> str:
     text = entry.help + (f": {', '.join(entry.choices)}" if entry.choices and with_choices else "")
-    default = "" if entry.kind is bool else _text(entry.default)
+    default = "" if entry.kind is bool or entry.default is None else _text(entry.default)
     return text + (f" (default: {default})" if default else "")
 
 

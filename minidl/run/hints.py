@@ -104,11 +104,11 @@ def meant(bare: str, known: Mapping[str, Collection[str]]) -> str:
         found = ["--" + other for other in others if other in known]
         if bare in names.split() and found:
             return "' or '".join(found)
+    reasons = " ".join(REASONS).split()
     for words, choices in known.items():
-        if bare in choices:
+        if bare in choices and bare not in reasons:
             return f"--{words} {bare}"
     from difflib import get_close_matches  # here, because --help does not need it
 
-    reasons = " ".join(REASONS).split()
     close = get_close_matches(bare, known, n=1, cutoff=0.85 if bare in reasons else 0.65)
     return "--" + close[0] if close else ""

@@ -62,7 +62,8 @@ class Option:
     group: the topic of --help, and the section of the configuration file, such as method, or method.gossip.
     choices: the allowed values or forms (see WORDS), each with its meaning or ""; empty: all values.
     saved: written to config.toml; False for options of a single command, such as --quiet.
-    needs: {other option: value or form}: this option has an effect only if the other one has this value.
+    needs: {other option: value or form, or a list of them}: this option has an effect only if the other one has such
+        a value.
     used_with: {other option: values or forms}: likewise, but an option without effect is refused only on the command
         line. In a file it is allowed, and keeps its value.
     instead_of: the name of another option, which has no effect if this one is neither 0 nor False.
@@ -76,7 +77,7 @@ class Option:
     choices: Mapping[str, str]
     limits: Limits | None
     saved: bool
-    needs: Mapping[str, str]
+    needs: Mapping[str, str | Sequence[str]]
     used_with: Mapping[str, Sequence[str]]
     instead_of: str
 
@@ -102,7 +103,12 @@ class Option:
         return text
 
     def check(self, value: Any) -> Any:
-        """Convert a value to the option's kind. Raises ConfigError if its type is wrong, or if it is not allowed."""
+        """Convert a value to the option's kind. Raises ConfigError if its type is wrong, or if it is not allowed.
+
+        None is allowed if it is the default.
+        """
+        if value is None and self.default is None:
+            return None
         if self.kind is tuple:
             return self._check_words(value)
         if self.kind is float and type(value) is int:
@@ -193,10 +199,14 @@ def option(default: Any, help: str, *, group: str, **more: Any) -> Any:
 
 
 def declared(name: str, group: str, default: Any, help: str, **more: Any) -> Option:
-    """Return an option that the file of a model, an optimizer or a method declares in OPTIONS (see declared.py)."""
+    """Return an option that the file of a model, an optimizer or a method declares in OPTIONS (see declared.py).
+
+    default: None means that the option is a number, and that the method chooses it if it is not given.
+    """
     bounds = {bound: more.pop(bound) for bound in ("min", "max", "above", "below") if bound in more}
     more = dict(choices={}, needs={}, used_with={}, instead_of="") | more
-    return Option(name, type(default), default, help, group, limits=limits(**bounds), saved=True, **more)
+    kind = float if default is None else type(default)
+    return Option(name, kind, default, help, group, limits=limits(**bounds), saved=True, **more)
 
 
 @cache

@@ -20,7 +20,7 @@ LEGEND = ("loss, accuracy: on training images, means of all replicas; test: accu
           "distance: consensus distance")  # fmt: skip
 PRINTED = 10  # about so many epochs are printed; metrics.jsonl has all of them
 COUNTED = ("bytes_sent", "messages", "bytes_between_nodes", "wait_fraction", "idle_seconds", "staleness",
-           "sends_skipped", "reads_missed")  # fmt: skip
+           "sends_skipped", "reads_missed", "reads_overlapped")  # fmt: skip
 
 
 class Observer:
@@ -62,6 +62,7 @@ class Observer:
                              f"{session.config.workers} simulated replicas, {session.config.method}"
                              f"{forecast.duration(session.config.workers, steps, flops)}")  # fmt: skip
             self.display.say(LEGEND)
+            trainer.note = self.display.say
         rank = session.fabric.rank
         if rank in session.fabric.replicas and not session.fabric.newcomer:
             self.steps += trainer.replica.steps  # of an earlier session
@@ -148,6 +149,7 @@ class Observer:
             "replicas_tested": max(1, len(self.tested)),
             **{name: statistics[name] for name in COUNTED},
             "virtual_seconds_by_kind": statistics["seconds"],
+            "links": self.simulation.network.report(),
             "events": self.simulation.happened,
             "real_seconds": round(perf_counter() - self.real, 3),
         }

@@ -76,6 +76,8 @@ def restore_replica(trainer: Trainer, saved: ReplicaState) -> None:
             _require_like(own.numbers["method"], of_method)
             vectors = {n.removeprefix(METHOD): v for n, v in saved.vectors.items() if n.startswith(METHOD)}
             trainer.method.restore(vectors, of_method)
+        else:
+            trainer.method.restart()
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the state of the method {trainer.config.method} is not as expected: {error}") from None
     trainer.engine.arena.touch()

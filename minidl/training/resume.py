@@ -15,6 +15,7 @@ from minidl.comm.stats import from_vector
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.reading import blaming
+from minidl.run.array_writer import layouts
 from minidl.run.checkpoint import Checkpoint, layouts_of, require_finite
 from minidl.run.checkpoint_state import RESUMABLE
 from minidl.run.config import FREE, LENGTH, Config, resolve
@@ -22,7 +23,7 @@ from minidl.run.config_file import from_toml, saved, to_toml
 from minidl.run.model_file import is_own
 from minidl.run.progress import BEST, Progress, length, require_position
 from minidl.schema import LARGEST, Mismatch, named
-from minidl.training.replica_state import METHOD, ReplicaState, mean_and_distance, restore_replica
+from minidl.training.replica_state import METHOD, ReplicaState, mean_and_distance, restore_replica, without_method
 from minidl.training.trainer import Trainer
 from minidl.training.work import Claimed
 
@@ -35,6 +36,8 @@ def make_checkpoint(trainer: Trainer, states: Sequence[ReplicaState] = ()) -> Ch
     states: with several replicas, the states to save. The saved weights are those of the model: usually the average.
     """
     vectors = trainer.replica.bound_engine().optimizer.state_dict()[0]
+    if trainer.fabric.size == 1:
+        vectors |= {METHOD + name: vector for name, vector in trainer.method.vectors().items()}
     if states:
         vectors = {f"{one.rank}/{name}": vector for one in states for name, vector in one.vectors.items()}
         vectors |= {f"{one.rank}/{STATS}": one.stats for one in states if one.stats is not None}
@@ -137,7 +140,8 @@ class Restoration:
         trainer.replica.take_model()
         if self.same and not self.members:
             vectors = {name: _vector(checkpoint, name) for name in checkpoint.vectors}
-            trainer.engine.optimizer.load_state_dict(vectors, state["optimizer"])
+            trainer.engine.optimizer.load_state_dict(without_method(vectors), state["optimizer"])
+            _restore_method(trainer, {name: vectors[name] for name in vectors.keys() - without_method(vectors).keys()})
             set_random_state(state["random"])
             trainer.replica.steps = trainer.progress.step
         elif self.same:
@@ -176,6 +180,7 @@ class Restoration:
         if members:
             trainer.replica.theta[:] = self._average
             trainer.replica.touch()
+        trainer.method.restart()
         if members and trainer.fabric.rank == 0:
             trainer.fabric.stats.take_over([_stats(self.checkpoint, rank) for rank in members])
 
@@ -266,6 +271,16 @@ def _vector(checkpoint: Checkpoint, name: str) -> np.ndarray:
     vector = checkpoint.vectors[name]
     require_finite({name: vector})
     return vector
+
+
+def _restore_method(trainer: Trainer, vectors: dict[str, np.ndarray]) -> None:
+    """Restore the method of a single replica. Raises CheckpointError if the vectors are not those of the method."""
+    own = {METHOD + name: vector for name, vector in trainer.method.vectors().items()}
+    if layouts(vectors) != layouts(own):
+        raise CheckpointError(f"the vectors of the method in the checkpoint are not those of {trainer.config.method}: "
+                              "it is from another method or model")  # fmt: skip
+    trainer.method.restore({name.removeprefix(METHOD): vector for name, vector in vectors.items()},
+                           trainer.method.numbers())  # fmt: skip
 
 
 def _stats(checkpoint: Checkpoint, rank: int) -> np.ndarray:

@@ -159,6 +159,7 @@ class Session:
         company += f", in {config.parts} parts" if config.parts > 1 else ""
         self.display.say(f"{self.what()}, {count(trainer.total_steps, 'step')}{company}")
         self.display.say(legend(config.workers))
+        trainer.note = self.display.say
 
     def begin_together(self) -> None:
         """Compile all kernels, or load them. All ranks leave this function together.
@@ -275,21 +276,22 @@ class Session:
 
 
 def chosen(config: Config, ranks: int) -> tuple[type[Method], tuple[int, ...]]:
-    """Return the class of the method, which is Local for one rank, and the ranks that train; the others are servers.
+    """Return the class with which the ranks train, and those that train; the others are servers.
 
     Raises ConfigError for contradictory options, also with one rank, and if the method needs more ranks.
     """
     kind = method(config.method)
     kind.buffers(1, config)
-    replicas = kind.roles(ranks, config).replicas
+    replicas, servers = kind.roles(ranks, config)
     if not replicas:
-        raise ConfigError(f"{ranks} ranks: {config.method} needs {kind.servers} as servers, and replicas")
+        raise ConfigError(f"{ranks} ranks: {config.method} needs {len(servers)} as servers, and replicas")
     return kind_of(config, ranks), replicas
 
 
 def kind_of(config: Config, ranks: int) -> type[Method]:
-    """Return the class of the method, which is Local for one rank."""
-    return method(config.method) if ranks > 1 else Local
+    """Return the class with which the ranks train: Local for a single one, unless the method is also for one."""
+    found = method(config.method)
+    return found if ranks > 1 or found.alone else Local
 
 
 def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dataset, nn.Module]:

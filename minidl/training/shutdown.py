@@ -120,6 +120,7 @@ def serve(output: RunOutput) -> None:
     If all replicas die, save the center (the server's weights) and raise MinidlError.
     """
     fabric, trainer, at = output.fabric, output.trainer, output.trainer.progress
+    fabric.fail_fast = False  # a server goes on until all replicas have stopped
     trainer.method.serve()
     over = lambda: not fabric.survivors() or _one_of(LAST_STATES, fabric.state(fabric.leader)) or None  # noqa: E731
     fabric.wait(over, (), "the end of the run", TESTING)
@@ -127,7 +128,8 @@ def serve(output: RunOutput) -> None:
         return
     begun = fabric.status[list(fabric.replicas), Column.STEP]
     trainer.work.estimate(at, max(0, int(np.mean(begun)) - 1))
-    with averaged(trainer, trainer.replica.theta):  # estimates batch norm statistics, which a server lacks
+    center = trainer.method.center_of_run()
+    with averaged(trainer, trainer.replica.theta if center is None else center):  # estimates batch norm statistics
         output.write(make_checkpoint(trainer))
     raise MinidlError(f"all workers have died; the center is saved; to continue from it: {output.command}")
 

@@ -24,13 +24,13 @@ from typing import Any
 
 from minidl.comm import cluster as clusters
 from minidl.comm.fabric.base import Column, Fabric, PeerLost, State
-from minidl.comm.methods import method
 from minidl.comm.replica import Engine
 from minidl.comm.transport.sim import Simulation
 from minidl.data import Dataset
 from minidl.errors import MinidlError
 from minidl.nn import Module, random_state, set_random_state
 from minidl.run import checkpoint as files
+from minidl.run import declared
 from minidl.run.config import JOINABLE, Config
 from minidl.run.evaluation import Score
 from minidl.run.folder import CLUSTER, RunFolder, resuming
@@ -79,7 +79,7 @@ def resume(config: Config, given: Mapping[str, Any], folder: Path, signals: Sign
 
 def ranks_of(config: Config) -> int:
     """Return the number of ranks of a run: its replicas, and the servers of its method."""
-    return config.workers + method(config.method).servers
+    return config.workers + declared.servers(config.method, config.center)
 
 
 class Parts:
@@ -202,6 +202,11 @@ class SimulatedRun:
         """What all ranks of a full run have in common. It is computed once for all of them."""
         return facts_of_run(self.sessions[0].config, self.parts.model, self.parts.data) if self.full else {}
 
+    @cached_property
+    def curvature(self) -> float:
+        """The curvature of the loss at the beginning. It is estimated once, because all begin with equal weights."""
+        return self.sessions[self.replicas[0]].trainer.estimate_curvature()
+
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
@@ -256,6 +261,7 @@ class SimulatedSession(Session):
             Fabric(transport, simulated.replicas), parts.data, parts.model,
             parts.engine if transport.size > 1 else None,
         )  # fmt: skip
+        self.trainer.curvature = lambda: simulated.curvature
 
     def agree(self) -> None:
         """Compare the options with those of the other ranks, as `Session.of_process` does."""

@@ -39,7 +39,8 @@ def summarise(
         "consensus_distance": replicas.distance,
         "images_per_second": round(sum(result["speed"] for result in results), 1),
         **{name: statistics[name] for name in ("bytes_sent", "messages", "wait_fraction", "bytes_between_nodes",
-                                               "idle_seconds", "staleness", "sends_skipped", "reads_missed", "edges")},
+                                               "idle_seconds", "staleness", "sends_skipped", "reads_missed",
+                                               "reads_overlapped", "edges")},
         **worked(output.trainer),
     }  # fmt: skip
 

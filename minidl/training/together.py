@@ -64,6 +64,7 @@ class Together:
         fabric, trainer = self.fabric, self.trainer
         begin_together(fabric, trainer.prepare)
         if fabric.rank not in fabric.replicas:
+            fabric.fail_fast = False  # a server goes on until all replicas have stopped
             trainer.method.serve()
         else:
             try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidl import schedules
-from minidl.comm import claims
+from minidl.comm import claims, stability
 from minidl.comm.fabric.base import Fabric, Pause, PeerLost
 from minidl.comm.methods import method
 from minidl.comm.methods.local import Local
@@ -18,7 +18,7 @@ from minidl.comm.replica import Engine, Mark, Replica
 from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.data import Dataset
 from minidl.data.sampler import Sampler
-from minidl.errors import DivergedError
+from minidl.errors import DivergedError, tell
 from minidl.nn import Module, set_random_state
 from minidl.run.config import Config
 from minidl.run.evaluation import evaluate
@@ -27,6 +27,8 @@ from minidl.run.signals import Stopped
 from minidl.training.work import Claimed, work_of
 
 Entry = dict[str, Any]  # a line of metrics.jsonl
+PIECES = 2  # of the run's batches, on which the curvature of the loss is estimated
+PATIENCE = 60.0  # seconds without a sign of life meanwhile
 
 
 class InFlight(NamedTuple):
@@ -64,8 +66,11 @@ class Trainer:
         if self.sampler.place:  # replicas have different dropout masks
             set_random_state({"seed": self.sampler.seed, "offset": 0})
         self.replica = Replica(self.engine, self.fabric, own=engine is not None)
-        kind = chosen if self.fabric.size > 1 else Local
+        kind = chosen if self.fabric.size > 1 or chosen.alone else Local
         self.method = kind(self.replica, self.fabric, config)
+        self.curvature: Callable[[], float] = self.estimate_curvature
+        self.note: Callable[[str], None] = lambda line: None  # called with a line about the method, in each replica
+        self._examined = False  # whether the method has seen the loss
         self._warm = False  # whether the first step is done: it compiles, so images/s exclude it
         # With --on-death continue: a step that a death interrupted; the progress before the end of an epoch, until all
         # replicas have ended it.
@@ -122,6 +127,7 @@ class Trainer:
         died.
         """
         now, stats = self.fabric.now, self.fabric.stats
+        self._examine()
         began = now() - self.progress.seconds
         while not self.finished:
             paused = False
@@ -154,8 +160,27 @@ class Trainer:
         self.model.train()
         self.engine.gradient.prepare(*self.sampler.first())
         claims.prepare(self.fabric.size)
-        if self.fabric.size > 1:
+        if not isinstance(self.method, Local) or self.fabric.size > 1:
             self.replica.compile_arithmetic()
+
+    def _examine(self) -> None:
+        """Let the method choose what depends on the loss, before the first step. The leader reports what it chose."""
+        if self._examined:
+            return
+        self._examined, fabric = True, self.fabric
+        note, warning = self.method.examine(self.curvature)
+        if fabric.rank == fabric.leader:
+            if note:
+                self.note(note)
+            if warning and not self.config.quiet:
+                tell(f"minidl: {warning}")
+
+    def estimate_curvature(self) -> float:
+        """Return the largest curvature of the loss at the weights of now, on the first pieces of the run."""
+        self.model.train()
+        with self.fabric.busy(PATIENCE):
+            pieces = range(min(PIECES, self.sampler.pieces))
+            return stability.curvature(self.replica, [self.sampler.piece(number) for number in pieces])
 
     def step(self, x: np.ndarray, y: np.ndarray) -> tuple[float, int]:
         """Make one step on a batch x (B, H, W, C), y (B,); return its mean loss and the number of correct answers."""

@@ -1,0 +1,151 @@
+"""Elastic averaging, synchronous: in a step with a pull, all replicas and the center pull each other.
+
+    d_i = eta * rho * (x_i - c)              in every tau-th step, tau = --period
+    x_i <- x_i - eta * g_i(x_i) - d_i        every step; without d_i in the other steps
+    c   <- c + sum_i d_i
+
+        d_0 ──┐                   ┌──> c + sum
+        d_1 ──┴─┐               ┌─┴──> c + sum        a tree of messages adds up the pulls, and returns the sum:
+                ├── sum of d_i ─┤                     a replica waits for about log P messages, and not for P
+        d_2 ──┬─┘               └─┬──> c + sum
+        d_3 ──┘                   └──> c + sum
+
+This is the Sync EASGD of You, Buluc, Demmel (SC 2017). There, c goes down the tree, and the sum of x_i goes up. Here
+the sum of the pulls goes up and down. It has the same length, and with it every replica keeps a copy of c. So the next
+pull waits for no message, and a rank that dies takes nothing with it. Where the sum is made (--center):
+
+    rank      in a rank of its own, which does not train              Sync EASGD 1
+    beside    at replica 0                                            Sync EASGD 2
+    copies    on all replicas, by the all-reduce of the fabric: for long vectors on more than two nodes, each node
+              adds up a part of the vectors
+
+--overlap begins the sum before the gradient, and ends it afterwards (Sync EASGD 3). This changes no bit, because d_i
+does not depend on g_i.
+
+    gradient   [ g_i(x_i)                      ]
+    sum          [ d_i up ][ sum down ]          then: x_i <- x_i - eta * g_i - d_i,  c <- c + sum
+
+The order of the sum is fixed, so its bits depend neither on timing nor on the transport.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minidl.comm.fabric.base import PeerLost, Pending
+from minidl.comm.methods.elastic import Batch, BufferSpec, Channel, Elastic, Fabric, Header, Replica, State, View
+from minidl.run.config import Config
+
+OPTIONS = {
+    "rho": {"like": "elastic"},
+    "period": {"like": "elastic"},
+    "center": {
+        "default": "copies",
+        "choices": {
+            "rank": "in a rank of its own, which does not train",
+            "beside": "in the process of replica 0",
+            "copies": "a copy on every replica",
+        },
+        "help": "where the center lives, and where the pulls are added up",
+    },
+    "overlap": {"default": False, "help": "exchange with the center while the gradient is computed"},
+    "on_death": {"like": "base", "needs": {"center": ["beside", "copies"]}},
+}
+CALL = np.zeros(0, np.float32)
+
+
+class SyncEASGD(Elastic):
+    servers = 1
+    alone = True
+    order = "sync"
+
+    def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
+        super().__init__(replica, fabric, config)
+        self.sum = np.zeros_like(replica.theta)
+        self.sent: Pending[None] | None = None  # with --overlap: the sum in progress
+        self.interrupted = False  # whether a death has interrupted the last sum
+
+    @classmethod
+    def buffers(cls, size: int, config: Config) -> BufferSpec:
+        return BufferSpec(nbytes=8, mail=1) if config.center == "rank" else BufferSpec()
+
+    def local(self, batch: Batch) -> float:
+        """x_i <- x_i - eta * g_i(x_i) - d_i"""
+        self.pulling = self.due
+        if self.pulling:
+            self.compute_pull()
+            self.sum[:] = self.d
+            self.call_center()
+            if self.config.overlap:
+                self.sent = self.fabric.concurrently(self.add_up)
+        loss = super().local(batch)
+        if self.pulling:
+            self.apply_pull()
+        return loss
+
+    def exchange(self) -> None:
+        """c <- c + sum_i d_i"""
+        if not self.pulling:
+            return
+        self.interrupted, sent, self.sent = True, self.sent, None
+        if sent is None:
+            self.add_up()
+        else:
+            sent.wait()
+        self.update_center()
+        self.interrupted = False
+
+    def add_up(self) -> None:
+        """sum = sum_i d_i, on all ranks"""
+        fabric, center = self.fabric, self.config.center
+        if center == "copies":
+            fabric.allreduce(self.sum)
+            return
+        group = fabric.group(fabric.replicas if center == "beside" else (*fabric.servers, *fabric.replicas))
+        group.reduce(self.sum)
+        group.broadcast(self.sum, group.ranks[0])
+
+    def update_center(self) -> None:
+        self.replica.axpy(1.0, self.sum, self.center)
+
+    # -- a center in a rank of its own ---------------------------------------------------------------------
+
+    def call_center(self) -> None:
+        """Replica 0 tells the center that a step with a pull begins."""
+        fabric, center = self.fabric, self.fabric.servers
+        if center and fabric.rank == fabric.replicas[0]:
+            called = lambda: fabric.post(Channel.MAIL, center, (CALL,), Header(round=self.replica.steps)) or None  # noqa: E731
+            fabric.wait(called, center, "the center")
+
+    def serve(self) -> None:
+        """Take part in each sum, until all replicas have stopped training or one has died."""
+        try:
+            while self.fabric.wait(self.called, (), "a step with a pull"):
+                self.sum[:] = 0
+                self.add_up()
+                self.update_center()
+        except PeerLost:
+            return  # the replicas notice it, too: they stop, and are saved
+
+    def called(self) -> bool | None:
+        """Return True if a step with a pull begins, False if all replicas have stopped training, else None."""
+        fabric = self.fabric
+        stopped = all(fabric.state(rank) >= State.PAUSED for rank in fabric.replicas)
+        message = fabric.take(Channel.MAIL)
+        if message is not None:
+            message.release()
+            return True
+        return False if stopped else None
+
+    # -- deaths --------------------------------------------------------------------------------------------
+
+    def on_membership(self, view: View) -> None:
+        """Continue with the center of the first member: a death may have interrupted a sum on some of them only."""
+        super().on_membership(view)
+        self.fabric.group(self.fabric.replicas).broadcast(self.center, self.fabric.replicas[0])
+
+    def known_steps(self) -> int:
+        """Return the step of the last sum: what a dead replica has trained since then is lost."""
+        last = max(0, self.replica.steps - 1)
+        last -= last % self.config.period
+        return max(0, last - self.config.period * self.interrupted)
