@@ -1,4 +1,4 @@
-"""Make the pictures of README.md and docs/decentralised.md. Their numbers come from minidl's own code.
+"""Make the pictures of README.md, docs/decentralised.md and docs/elastic.md. Their numbers come from minidl's own code.
 
     python docs/figures.py          writes docs/*.svg
 
@@ -69,6 +69,20 @@ def train(name: str, steps: int = 300, size: int = 16) -> np.ndarray:
         x = graph.mix(x - eta * gradient, step)
         distances.append(consensus_distance(x))
     return np.array(distances)
+
+
+def springs(replicas: int, steps: int = 3, pull: float = 0.3) -> np.ndarray:
+    """Return the values of P replicas and, in the last column, of their center, (steps + 1, P + 1).
+
+    In each step, springs pull all replicas and the center, which starts at 0. There are no gradients.
+    """
+    x, c = np.linspace(0.5, 1.5, replicas), 0.0
+    values = [[*x, c]]
+    for _ in range(steps):
+        d = pull * (x - c)
+        x, c = x - d, c + d.sum()
+        values.append([*x, c])
+    return np.array(values)
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -160,11 +174,26 @@ def consensus() -> str:
     return page(900, 312, "Consensus distance over time: it depends on the topology and on eta", *parts)
 
 
+def elastic() -> str:
+    """Draw replicas and their center, step by step: the same rho with 2, 4 and 8 replicas."""
+    words = {2: "the center follows", 4: "the center swings", 8: "the center jumps farther and farther"}
+    parts = []
+    for number, (replicas, below) in enumerate(words.items()):
+        values = springs(replicas)
+        plot = Plot(50 + 290 * number, 60, 240, 170, (0, len(values) - 1), (-2, 6))
+        parts.append(plot.axes(f"{replicas} replicas", below, "step", range(len(values)), range(-2, 7, 2)))
+        parts += [plot.curve(column, BLUE) for column in values.T[:-1]]
+        parts.append(plot.curve(values.T[-1], RED, 2.5))
+    title = "Replicas (blue) and center (red) with a = 0.3: stable with 2 and 4 replicas, but not with 8"
+    return page(900, 282, title, *parts)
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "replicas.svg": replicas,
     "mixing.svg": mixing,
     "push-sum.svg": push_sum,
     "consensus-distance.svg": consensus,
+    "elastic.svg": elastic,
 }
 
 

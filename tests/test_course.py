@@ -1,13 +1,15 @@
-"""The examples in docs/decentralised.md print what the page shows."""
+"""The examples in the courses of docs/ print what the pages show."""
 
 from __future__ import annotations
 
 import doctest
 from pathlib import Path
 
+import pytest
 
-def test_examples() -> None:
-    page = Path(__file__).parent.parent / "docs" / "decentralised.md"
-    result = doctest.testfile(str(page), module_relative=False)
+
+@pytest.mark.parametrize("page", ["decentralised.md", "elastic.md"])
+def test_examples(page: str) -> None:
+    result = doctest.testfile(str(Path(__file__).parent.parent / "docs" / page), module_relative=False)
     assert result.attempted > 10
     assert result.failed == 0

@@ -35,6 +35,7 @@ def test_a_picture_shows_the_numbers_of_today(name: str) -> None:
 @pytest.mark.parametrize(("page", "names"), [
     ("README.md", ["replicas.svg"]),
     ("docs/decentralised.md", ["mixing.svg", "push-sum.svg", "consensus-distance.svg"]),
+    ("docs/elastic.md", ["elastic.svg"]),
 ])  # fmt: skip
 def test_the_pages_show_the_pictures(page: str, names: list[str]) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -55,3 +56,11 @@ def test_what_the_course_says_about_the_pictures() -> None:
     assert found["complete"].max() < 1e-9 and found["torus"][50:150].max() < found["ring"][50:150].min()
     for distances in (found["ring"], found["torus"]):  # the distance is nearly proportional to eta
         assert distances[250:].mean() < 0.35 * distances[50:150].mean()
+
+
+def test_what_the_course_says_about_springs() -> None:
+    """The distance of the mean of the replicas from the center is multiplied by 1 - (1 + P) a in each step."""
+    for replicas, factor in ((2, 0.1), (4, -0.5), (8, -1.7)):
+        values = figures.springs(replicas)
+        distances = values[:, :-1].mean(axis=1) - values[:, -1]
+        np.testing.assert_allclose(distances, factor ** np.arange(4), atol=1e-12)
