@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CHUNK = 100  # seeds between two notes of the progress
+SAMPLE = 97  # seeds between two times; not 100, because every tenth seed is played twice
 LONGEST = 1000  # the largest seed with which a planted bug must be found
 
 
@@ -44,7 +45,7 @@ def run(first: int, step: int, seeds: int, path: Path) -> None:
         except Violation as violation:
             noted["failed"][str(seed)] = str(violation)
             print(f"scenario {seed}: {violation}", file=sys.stderr, flush=True)
-        if seed // step % CHUNK == 0:
+        if seed // step % SAMPLE == 0:
             noted["milliseconds"].append(round(1e3 * (time.process_time() - began), 1))
         seed += step
         if seed // step % CHUNK == 0 or seed >= seeds:

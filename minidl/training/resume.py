@@ -117,7 +117,8 @@ class Restoration:
                                   f"{is_now[1]} are fewer")  # fmt: skip
         alike = list(self.members) == list(trainer.fabric.replicas) if members else trainer.fabric.size == 1
         # Whether the replicas are the same as before. If others have joined and died, the work was divided among more.
-        self.same = alike and then.workers == now.workers == state.get("work", {}).get("replicas", then.workers)
+        parts = trainer.sampler.replicas
+        self.same = alike and then.workers == now.workers and state.get("work", {}).get("replicas", parts) == parts
         if (self.same or claimed) and self.batches != trainer.work.own_batches:
             raise CheckpointError(f"an epoch had {self.batches} batches, and now has {trainer.work.own_batches}: the "
                                   "data set has changed")  # fmt: skip
