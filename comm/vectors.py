@@ -35,6 +35,13 @@ class VectorArithmetic:
             _table().mix.mix(target, other, float(weight))
         self._changed(target)
 
+    def copy(self, vector: np.ndarray, out: np.ndarray) -> None:
+        """out <- vector"""
+        _check_lengths(vector, out)
+        with self.fabric.working("mix", vector.size):
+            out[:] = vector
+        self._changed(out)
+
     def scale(self, vector: np.ndarray, factor: float, out: np.ndarray | None = None) -> None:
         """out <- factor * vector; by default, out is the vector itself."""
         out = vector if out is None else out

@@ -159,14 +159,14 @@ class Group:
             with self._receive(child) as message:
                 self._add(wire, message.vector, part)
         if family.parent:
-            self._send(family.parent, wire.sent(part))
+            self._send(family.parent, self._sent(wire, part))
 
     def _down(self, part: np.ndarray, family: Family, wire: Wire) -> None:
         if not family.parent:
-            self._send(family.children, wire.sent(part))
+            self._send(family.children, self._sent(wire, part))
         for parent in family.parent:
             with self._receive(parent) as message:
-                data = wire.copy(message.vector, part)
+                data = self._copy(wire, message.vector, part)
             self._send(family.children, data)
 
     def _exchange_shares(self, vector: np.ndarray, wire: Wire) -> None:
@@ -184,17 +184,17 @@ class Group:
         for turn in rounds:
             for to, source in zip(others, reversed(others)):
                 for part in shares[to][turn : turn + 1]:
-                    self._send((heads[to],), wire.sent(part))
+                    self._send((heads[to],), self._sent(wire, part))
                 for part in own[turn : turn + 1]:
                     with self._receive(heads[source]) as message:
                         self._add(wire, message.vector, part)
         for turn in rounds:
             for part in own[turn : turn + 1]:
-                self._send([heads[to] for to in others], wire.sent(part))
+                self._send([heads[to] for to in others], self._sent(wire, part))
             for source in reversed(others):
                 for part in shares[source][turn : turn + 1]:
                     with self._receive(heads[source]) as message:
-                        wire.copy(message.vector, part)
+                        self._copy(wire, message.vector, part)
 
     def _go_round(self, vector: np.ndarray, wire: Wire) -> None:
         """vector = the sum of the vectors of all ranks, along a ring.
@@ -218,10 +218,11 @@ class Group:
             return found
 
         for turn in range(count - 1):
-            step(map(wire.sent, shares[(at - turn) % count]), shares[(at - turn - 1) % count], partial(self._add, wire))
-        data = [wire.sent(part) for part in shares[(at + 1) % count]]
+            own, received = shares[(at - turn) % count], shares[(at - turn - 1) % count]
+            step(map(partial(self._sent, wire), own), received, partial(self._add, wire))
+        data = [self._sent(wire, part) for part in shares[(at + 1) % count]]
         for turn in range(count - 1):
-            data = step(iter(data), shares[(at - turn) % count], wire.copy)
+            data = step(iter(data), shares[(at - turn) % count], partial(self._copy, wire))
 
     # -- copies --------------------------------------------------------------------------------------------
 
@@ -296,6 +297,18 @@ class Group:
         """part <- part + what was received"""
         wire.add(received, part)
         self.transport.elapse("sum", part.size)
+
+    def _sent(self, wire: Wire, part: np.ndarray) -> np.ndarray:
+        """Return what this rank sends for a part."""
+        data = wire.sent(part)
+        self.transport.elapse("sum", part.size, wire.sending)
+        return data
+
+    def _copy(self, wire: Wire, received: np.ndarray, part: np.ndarray) -> np.ndarray:
+        """part <- what was received. Returns what this rank sends on."""
+        data = wire.copy(received, part)
+        self.transport.elapse("sum", part.size, wire.copying)
+        return data
 
     def _send(self, peers: Sequence[int], part: np.ndarray) -> None:
         if peers:

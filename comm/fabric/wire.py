@@ -14,7 +14,13 @@ from minidl.engine.device import address
 
 
 class Wire:
-    """Vectors are sent as they are. `part` is a contiguous part of the vector of a collective."""
+    """Vectors are sent as they are. `part` is a contiguous part of the vector of a collective.
+
+    sending, copying: the passes of `sent` and `copy` over a part, for a simulated clock. `add` is one pass. What is
+    received as it is needs none: a message ends where it is needed.
+    """
+
+    sending = copying = 0
 
     def sent(self, part: np.ndarray) -> np.ndarray:
         """Return what this rank sends for a part. The part becomes what receivers read from it."""
@@ -35,6 +41,8 @@ class Coded(Wire):
 
     start: the place in the vectors of `feedback` where this vector begins.
     """
+
+    sending, copying = 3, 1  # add what was lost, encode, decode; decode
 
     def __init__(self, feedback: Feedback, vector: np.ndarray, start: int, key: int) -> None:
         self.feedback, self.codec, self.key = feedback, feedback.codec, key
