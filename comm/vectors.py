@@ -1,4 +1,4 @@
-"""Arithmetic on flat vectors: what methods compute with, besides a replica's gradient and update.
+"""Arithmetic on flat vectors, and copies: what methods compute with, besides a replica's gradient and update.
 
 Every operation uses kernels of the device's table. It counts as "mix" in the statistics, and a simulated clock advances
 by its time. Long vectors are processed in pieces, so an intermediate result needs little memory.

@@ -39,8 +39,11 @@ def page(found: Findings, text: str) -> str:
 - Original EASGD overlaps the gradient of a replica with the visits of the others (`--overlap`). Without this, at most
   1/8 of a replica's time would be computation, whatever the links: a row shows it.
 - The vector that the replicas of the Hogwild methods share is in the host's memory: each read and write crosses the
-  host link, after those of other replicas. The additions of a sum take the time of the device's memory. Codecs take no
-  time.
+  host link, after those of other replicas.
+- Each pass over a vector takes the time of its bytes in the device's memory, and of the start of a kernel: updates,
+  mixes, copies, the additions of a sum, codes. The rule is the same for all methods.
+- In Async SGD and Async MSGD the server applies gradients as they come (`--staleness ignore`), as in the paper. By
+  default, minidl's server divides the rate by the age of a gradient, which is another algorithm.
 
 ![Where the time goes, the time to the accuracy, weak scaling](sc17.svg)
 
