@@ -18,19 +18,19 @@ from minidl.comm.vectors import VectorArithmetic
 KERNEL, MIX, UPDATE = 0.5, 3.0, 5.0  # 250 elements: 12 or 20 bytes of each, at 1000 bytes/s
 PASS = KERNEL + MIX
 PAIR = """
-devices.gpu = {flops = 1e6, memory = 1000, kernel = 0.5, additions = true}
+devices.gpu = {flops = 1e12, memory = 1000, kernel = 0.5, additions = true}
 nodes = [{name = "node", devices = ["gpu", "gpu"]}]
 inside = {alpha = 0.25, beta = 1e-3}
 """  # a message of 1000 bytes takes 1.25 s, its code in bfloat16 0.75 s
 HOST = """
-devices.gpu = {flops = 1e6, memory = 1000, kernel = 0.5}
-devices.cpu = {flops = 1e6, memory = 4000, kernel = 0.125, host = true}
+devices.gpu = {flops = 1e12, memory = 1000, kernel = 0.5}
+devices.cpu = {flops = 1e12, memory = 4000, kernel = 0.125, host = true}
 nodes = [{name = "node", devices = ["gpu", "cpu"]}]
 inside = {}
 host = {alpha = 0.25, beta = 1e-3, shared = true}
 """
 TO_HOST = 1.25
-ONE_LAYER = Network("one layer", (Layer(250, 0),), 0)
+ONE_LAYER = Network("one layer", (Layer(250, 1),), 1)  # the gradient of an image takes 6e-12 s, and the image has 4 bytes
 
 
 class Vectors(VectorArithmetic):
@@ -102,12 +102,12 @@ def test_a_step_of_easgd_with_a_center_on_the_host():
     """A message; the host copies the center for the reply; while the reply moves, it updates the center."""
     found = run("easgd", {"center": "rank", "momentum": 0.0}, 1, parse(HOST), ONE_LAYER, 1, 1)
     host = 0.125 + MIX / 4
-    batch = 0.25  # without bytes
+    batch = 0.25 + 4e-3
     assert found.seconds == pytest.approx(TO_HOST + 2 * host + TO_HOST + PASS + batch + KERNEL + UPDATE + PASS)
 
 
 def test_steps_of_ps_and_hogwild():
-    batch, update = 0.25, KERNEL + UPDATE
+    batch, update = 0.25 + 4e-3, KERNEL + UPDATE
     on_host = 0.125 + UPDATE / 4
     found = run("ps", {"momentum": 0.0}, 1, parse(HOST), ONE_LAYER, 1, 1)
     assert found.seconds == pytest.approx(batch + TO_HOST + on_host + TO_HOST)
