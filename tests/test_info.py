@@ -141,3 +141,33 @@ def test_the_commands_are_those_that_are_installed(root: Path, capsys: pytest.Ca
         assert (root / (module.replace(".", "/") + ".py")).exists() or (root / module.replace(".", "/")).is_dir()
     assert commands(["trian"]) == 2 and commands(["train"]) == 2
     assert "expected python -m minidl.NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("minidl-train --method goss", {"gossip"}),
+        ("minidl-train --valid", {"--validation"}),
+        ("minidl-simulate --rank", {"--ranks"}),
+        ("minidl-train --evaluate fil", {"file"}),
+    ],
+)
+def test_a_shell_completes(words: str, expected: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("shtab")
+    assert commands(["--completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "file").touch()
+    name = words.partition(" ")[0]
+    ask = f"""source ./script
+    function=$(complete -p {name} | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+    COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+    $function {name} "${{COMP_WORDS[$COMP_CWORD]}}" "${{COMP_WORDS[$COMP_CWORD - 1]}}"
+    printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True)
+    assert set(done.stdout.split()) == expected, done.stderr
+
+
+def test_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands(["--completion", "fish"]) == 2 and commands(["--completion"]) == 2
+    assert "expected one of bash, zsh, tcsh" in capsys.readouterr().err
