@@ -32,7 +32,7 @@ RATES = "rates-sc17.json"  # the learning rate of each row, and what --tune foun
 KNL = "knl-aries"  # the cluster of weak scaling and of parts
 STEPS, FITTING_STEPS = 24, 12
 NETWORKS = {"GoogLeNet": googlenet, "VGG-19": vgg19}
-GRID = tuple(float(f"{0.1 * 2 ** (k / 2):.3g}") for k in range(-12, 7))  # of learning rates, with a factor of sqrt(2)
+GRID = tuple(float(f"{0.1 * 2 ** (k / 2):.3g}") for k in range(-14, 7))  # of learning rates, with a factor of sqrt(2)
 TUNING_SEEDS = (1000, 1001)  # which no other table uses
 SCALED = {"Sync EASGD": {"center": "copies", "overlap": True}, paper.OWN: paper.OWN_OPTIONS}
 

@@ -54,7 +54,8 @@ def page(found: Findings, text: str) -> str:
 `--tune` searches one grid with a factor of sqrt(2) for every method, baselines included, on `{search["cluster"]}` with
 the seeds {" and ".join(map(str, search["seeds"]))}, which no other table uses: from an earlier rate upward, else
 downward, while the accuracy grows. The accuracy is the mean of these seeds, and of the tests after
-{search["images"] * 2 // 3:,} and {search["images"]:,} images. Sync EASGD 1 and 3 have the bits of Sync EASGD 2.
+{search["images"] * 2 // 3:,} and {search["images"]:,} images. "Diverged": with at least one of the seeds the loss
+became infinite. Sync EASGD 1 and 3 have the bits of Sync EASGD 2.
 
 {tuning()}
 """
