@@ -201,7 +201,7 @@ def test_with_no_exchange_left_out_the_bits_are_those_of_the_method(name: str) -
     if name == "gossip layers":
         pytest.skip("without --adaptive the layers take turns")
     cluster = uniform(5, 1, **LINK)
-    free = replace(cluster, devices={"core": replace(cluster.devices["core"], memory=np.inf)})  # a trigger takes no time
+    free = replace(cluster, devices={"core": replace(cluster.devices["core"], memory=np.inf)})  # a trigger is free
     found, plain = (train(name, 12, cluster=free, **options) for options in (
         {"adaptive": "drift", "adaptive_after": 100}, {}))  # fmt: skip
     np.testing.assert_array_equal(found.theta([0, 1, 2, 3]), plain.theta([0, 1, 2, 3]))
