@@ -105,9 +105,9 @@ def to_one(x: np.ndarray, step: int, replica: int) -> np.ndarray:
     return np.linspace(1.0, 4.0, SIZE) * (x - 1)
 
 
-def forgetful(self: DifferenceCodes, vector: np.ndarray, known: np.ndarray, key: int) -> np.ndarray:
+def forgetful(self: DifferenceCodes, vector: np.ndarray, known: np.ndarray, code: np.ndarray, key: int) -> np.ndarray:
     """A sender that forgets what its codes lose."""
-    code = honest(self, vector, known, key)
+    honest(self, vector, known, code, key)
     known[:] = vector
     return code
 
