@@ -95,9 +95,9 @@ def test_codes_of_a_sum_are_passes(ring: bool, code: bool):
 
 
 def test_a_step_of_sync_easgd():
-    """Pull, copy, update, apply the pull; the sum: a message, an addition, a message; then the center."""
+    """Pull, update, apply the pull; the sum: a message, an addition, a message; then the center."""
     found = run("sync-easgd", {"center": "beside", "momentum": 0.0}, 2, parse(PAIR), ONE_LAYER, 1, 1)
-    assert found.seconds == pytest.approx(4 * PASS + KERNEL + UPDATE + MESSAGE + PASS + MESSAGE)
+    assert found.seconds == pytest.approx(3 * PASS + KERNEL + UPDATE + MESSAGE + PASS + MESSAGE)
 
 
 def test_a_step_of_easgd_with_a_center_on_the_host():
