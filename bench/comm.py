@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -204,21 +204,13 @@ def timed(
 ) -> tuple[float | None, float]:  # fmt: skip
     """Run training; return (seconds until the average reaches the target, None if never; accuracy at the end)."""
     reached, final = until(start, argv, target, every, args)
-    return (reached.seconds if reached else None), final
-
-
-class Reached(NamedTuple):
-    """When the target was reached: seconds, steps of a replica, and the bytes that were sent between nodes."""
-
-    seconds: float
-    steps: int
-    bytes: int
+    return (reached[0] if reached else None), final
 
 
 def until(
     start: Callable[[dict[str, Any]], jobs.Found], argv: list[str], target: float, every: int, args: argparse.Namespace,
-) -> tuple[Reached | None, float]:  # fmt: skip
-    """Run training; return (when the average reaches the target, None if never; accuracy at the end).
+) -> tuple[tuple[float, int] | None, float]:  # fmt: skip
+    """Run training; return ((seconds, steps of a replica) until the target, None if never; accuracy at the end).
 
     start: a function that runs the job with given options. every: number of steps between two copies of a replica's
     weights. The k-th average is that of the replicas' k-th copies. Its time runs from the first step of any replica
@@ -231,9 +223,8 @@ def until(
         began, reached = min(rank["began"] for rank in ranks), None
         for k in range(min(map(len, copies))):
             if test([copy[k] for copy in copies]) >= target:
-                seconds, between = max(rank["times"][k] for rank in ranks), sum(rank["between"][k] for rank in ranks)
-                reached = Reached(seconds - began, (k + 1) * every, between)
-                print(f"    reached after {reached.steps} steps of {len(ranks)} replicas", flush=True)
+                reached = max(rank["times"][k] for rank in ranks) - began, (k + 1) * every
+                print(f"    reached after {reached[1]} steps of {len(ranks)} replicas", flush=True)
                 break
         return reached, test([copy[-1] for copy in copies])
 
