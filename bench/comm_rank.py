@@ -149,7 +149,10 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
 
 
 class StepRecorder:
-    """Records each step's loss. At intervals of `every` steps (0: never): time, weights, bytes sent to other nodes."""
+    """Records each step's loss. At intervals of `every` steps (0: never): time, weights, bytes sent to other nodes.
+
+    On a single node the bytes are those to all ranks.
+    """
 
     def __init__(self, trainer: Trainer, every: int = 0) -> None:
         self.losses: list[str] = []
@@ -158,6 +161,7 @@ class StepRecorder:
         self.ends: list[float] = []  # time at the end of each step
         step, fabric = trainer.method.step, trainer.replica.fabric
         others = [rank for rank in range(fabric.size) if fabric.nodes[rank] != fabric.nodes[fabric.rank]]
+        others = others or list(range(fabric.size))
 
         def recorded(batch: Any) -> float:
             self.began = self.began or time.monotonic()

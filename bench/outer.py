@@ -60,7 +60,8 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         quick = args.quick
         self.steps, period = (20, 10) if quick else (500, PERIOD)
-        self.rates, self.tuning, self.paired = (RATES[1:], TUNING[:1], PAIRED[:2]) if quick else (RATES, TUNING, PAIRED)
+        chosen = (RATES[1:], TUNING[:1], PAIRED[:2]) if quick else (RATES, args.tuning, PAIRED)
+        self.rates, self.tuning, self.paired = chosen
         task = "--data digits --model mlp --batch-size 16" if quick else (
             f"--data fashion-mnist --data-dir {args.data_dir} --model {args.model} --batch-size 64")  # fmt: skip
         self.common = [*task.split(), "--ranks", str(RANKS), "--quiet", "--json"]
@@ -129,6 +130,7 @@ def main() -> None:
     parser = measure.arguments(__doc__)
     parser.add_argument("--data-dir", type=Path, default=Path(__file__).parent.parent.parent / "shared" / "data")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--tuning", nargs="+", type=int, default=TUNING, help="seeds with which the rate is chosen")
     parser.add_argument("--model", choices=("lenet", "mlp"), default="lenet")
     parser.add_argument("--out", type=Path, default=Path("runs/outer"), help="folder of the results")
     args = parser.parse_args()
