@@ -19,7 +19,7 @@ from .quads import QUAD, blocks, first, load, store, whole
 from .reference import __all__ as __all__
 
 
-def binary(function: Callable[[Any, Any], Any]) -> Any:
+def binary(name: str, function: Callable[[Any, Any], Any]) -> Any:
     """Return out[i] = function(a[i], b[i]) as a function of (a, b, out)."""
     of_numbers = device(function)
 
@@ -32,7 +32,7 @@ def binary(function: Callable[[Any, Any], Any]) -> Any:
             x[j] = of_numbers(x[j], y[j])
         store(out, i, n, whole, x)
 
-    _kernel.__name__ = function.__name__
+    _kernel.__name__ = name
     compute = kernel()(_kernel)
 
     def run(a: ndarray, b: ndarray, out: ndarray) -> None:
@@ -41,7 +41,7 @@ def binary(function: Callable[[Any, Any], Any]) -> Any:
     return run
 
 
-def unary(function: Callable[[Any], Any]) -> Any:
+def unary(name: str, function: Callable[[Any], Any]) -> Any:
     """Return out[i] = function(x[i]) as a function of (x, out)."""
     of_number = device(function)
 
@@ -53,7 +53,7 @@ def unary(function: Callable[[Any], Any]) -> Any:
             v[j] = of_number(v[j])
         store(out, i, n, whole, v)
 
-    _kernel.__name__ = function.__name__
+    _kernel.__name__ = name
     compute = kernel()(_kernel)
 
     def run(x: ndarray, out: ndarray) -> None:
@@ -62,17 +62,17 @@ def unary(function: Callable[[Any], Any]) -> Any:
     return run
 
 
-add = binary(lambda v, w: v + w)
-subtract = binary(lambda v, w: v - w)
-multiply = binary(lambda v, w: v * w)
-divide = binary(lambda v, w: v / w)
-maximum = binary(lambda v, w: v if v >= w or v != v else w)
+add = binary("add", lambda v, w: v + w)
+subtract = binary("subtract", lambda v, w: v - w)
+multiply = binary("multiply", lambda v, w: v * w)
+divide = binary("divide", lambda v, w: v / w)
+maximum = binary("maximum", lambda v, w: v if v >= w or v != v else w)
 
-copy = unary(lambda v: v)
-exp = unary(lambda v: math.exp(v))
-log = unary(lambda v: math.log(v))
-sqrt = unary(lambda v: math.sqrt(v))
-absolute = unary(lambda v: abs(v))
+copy = unary("copy", lambda v: v)
+exp = unary("exp", lambda v: math.exp(v))
+log = unary("log", lambda v: math.log(v))
+sqrt = unary("sqrt", lambda v: math.sqrt(v))
+absolute = unary("absolute", lambda v: abs(v))
 
 
 @kernel()

@@ -19,7 +19,7 @@ from ..elementwise.quads import QUAD, blocks, first, load, store, whole
 from ..reduce.block_sum import THREADS, WARPS, block_sum
 from .reference import __all__ as __all__
 
-NORM_BLOCKS = 256  # of `norms`: always the same number, so that sums have the same order on each GPU
+NORM_BLOCKS = THREADS  # of `norms`: the same number on each GPU, so that sums have the same order; a thread adds one
 
 
 @device

@@ -17,8 +17,11 @@ WARPS = THREADS // WARP
 @device
 def warp_sum(value: Any) -> Any:
     """Return the sum over the warp, to each of its threads."""
-    for distance in (16, 8, 4, 2, 1):
-        value += cuda.shfl_xor_sync(ALL, value, distance)
+    value += cuda.shfl_xor_sync(ALL, value, 16)
+    value += cuda.shfl_xor_sync(ALL, value, 8)
+    value += cuda.shfl_xor_sync(ALL, value, 4)
+    value += cuda.shfl_xor_sync(ALL, value, 2)
+    value += cuda.shfl_xor_sync(ALL, value, 1)
     return value
 
 

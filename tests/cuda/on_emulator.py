@@ -68,27 +68,23 @@ def launched(folder: str, kernel: str, dtype: str) -> set[tuple[Kernel, tuple[An
 
 
 @contextmanager
-def mutated(folder: str, file: str, old: str, new: str) -> Iterator[None]:
-    """Replace a piece of a file under kernels/, and let the module cuda.py of the folder use it.
+def mutated(folder: str, file: str, old: str, new: str) -> Iterator[ModuleType]:
+    """Replace a piece of a file under kernels/. Yield the module cuda.py of the folder, which uses the changed file.
 
     old must occur in the file exactly once.
     """
-    names = [f"minidl.kernels.{file.removesuffix('.py').replace('/', '.')}", f"minidl.kernels.{folder}.cuda"]
-    before = {name: sys.modules[name] for name in names}
     source = (ROOT / "kernels" / file).read_text(encoding="utf-8")
     assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {file}"
+    before = dict(sys.modules)
+    changed = ModuleType(f"minidl.kernels.{file.removesuffix('.py').replace('/', '.')}")
+    changed.__package__ = changed.__name__.rpartition(".")[0]
+    for name in [name for name in before if name.startswith(f"minidl.kernels.{folder}.cuda")]:
+        del sys.modules[name]  # imported again below, or by the changed file
+    sys.modules[changed.__name__] = changed
     try:
-        _execute(names[0], source.replace(old, new))
-        if names[1] != names[0]:
-            _execute(names[1], (ROOT / "kernels" / folder / "cuda.py").read_text(encoding="utf-8"))
-        yield
+        exec(compile(source.replace(old, new), changed.__name__, "exec"), vars(changed))
+        yield module(folder, "cuda")
     finally:
+        for name in set(sys.modules) - set(before):
+            del sys.modules[name]
         sys.modules.update(before)
-
-
-def _execute(name: str, source: str) -> None:
-    """Replace a module by one with this source."""
-    changed = ModuleType(name)
-    changed.__package__ = name.rpartition(".")[0]
-    sys.modules[name] = changed
-    exec(compile(source, name, "exec"), vars(changed))

@@ -33,11 +33,10 @@ def test_each_byte_is_transferred_once(folder: str, kernel: str) -> None:
     emulator = Emulator(counting=True)
     run(folder, kernel, arguments, reference(folder, kernel, arguments), emulator)
     assert emulator.counts is not None
-    large = [cost for (_, array, _, _), cost in emulator.counts.costs.items() if cost.requests > size // 1024]
     ideal = 4 * size * sum(MEMORY_BOUND[folder, kernel])
-    transferred = 32 * sum(cost.units for (*_, nbytes), cost in emulator.counts.costs.items() if nbytes == 16)
-    assert large
-    assert 0.95 * ideal < transferred <= LARGEST_WASTE * ideal
+    costs = emulator.counts.costs.items()  # starts, stops, lr and weight_decay have elements of 8 bytes
+    transferred = 32 * sum(cost.units for (*_, nbytes), cost in costs if nbytes != 8)
+    assert ideal <= transferred <= LARGEST_WASTE * ideal
 
 
 @pytest.mark.parametrize("cc", TARGETS)
@@ -64,7 +63,7 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("optim", "norms", "optim/cuda.py", "max(get(starts, s), begin)", "begin"),
     ("optim", "norms", "reduce/block_sum.py", "    cuda.syncthreads()\n    total", "    total"),
     ("optim", "norms", "reduce/block_sum.py", "    cuda.syncthreads()  # the previous sum has been read\n", ""),
-    ("optim", "norms", "reduce/block_sum.py", "(16, 8, 4, 2, 1)", "(16, 8, 4, 2)"),
+    ("optim", "norms", "reduce/block_sum.py", "shfl_xor_sync(ALL, value, 4)", "shfl_xor_sync(ALL, value, 2)"),
     ("optim", "lars", "optim/cuda.py", "if adapt[s]:", "if not adapt[s]:"),
 ]
 

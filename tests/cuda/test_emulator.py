@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from minidl.engine.cuda import Kernel, cuda, kernel, launch, launch_with
 from minidl.engine.cuda_memory import commit, copy, copy_16, copy_if, get, load4, put, store4, wait_all, wait_but_one
+from minidl.engine.device import aligned
 
 N = 64  # threads of a block
 
@@ -24,7 +25,9 @@ def run(function: Any, *arguments: Any, blocks: int = 1, threads: int = N, **opt
 
 
 def numbers(size: int = N) -> ndarray:
-    return np.arange(size, dtype=np.float32)
+    found = aligned(size, np.float32)
+    found[:] = np.arange(size)
+    return found
 
 
 # -- correct kernels --------------------------------------------------------------------------------------------------
@@ -88,8 +91,10 @@ def test_shuffles() -> None:
     def total(x: ndarray, out: ndarray) -> None:
         i = int32(cuda.threadIdx.x)
         v = x[i]
-        for distance in (16, 8, 4, 2, 1):
+        distance = 16
+        while distance > 0:
             v += cuda.shfl_xor_sync(0xFFFFFFFF, v, distance)
+            distance //= 2
         out[i] = v + cuda.shfl_down_sync(0xFFFFFFFF, x[i], 1)
 
     out, x = np.zeros(N, np.float32), numbers()
@@ -345,7 +350,7 @@ def test_sectors_are_counted() -> None:
         put(out, i, get(x, i * step))
 
     for step, sectors in ((1, 8), (2, 16), (8, 64)):
-        counts = run(strided, numbers(8 * N), np.zeros(N, np.float32), step, counting=True).counts
+        counts = run(strided, numbers(8 * N), numbers(), step, counting=True).counts
         assert isinstance(counts, Counts)
         assert counts.global_bytes() == 32 * (sectors + 8)
 
