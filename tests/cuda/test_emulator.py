@@ -15,6 +15,7 @@ from minidl.engine.cuda_memory import commit, copy, copy_16, copy_if, get, load4
 from minidl.engine.device import aligned
 
 N = 64  # threads of a block
+TWICE = 2 * N
 
 
 def run(function: Any, *arguments: Any, blocks: int = 1, threads: int = N, **options: Any) -> Emulator:
@@ -67,7 +68,7 @@ def test_branches_and_loops_that_differ_between_threads() -> None:
 @pytest.mark.parametrize("newest_first", [False, True])
 def test_copies_arrive_when_they_are_waited_for(newest_first: bool) -> None:
     def two_groups(x: ndarray, out: ndarray) -> None:
-        s = cuda.shared.array(2 * N, float32, 16)
+        s = cuda.shared.array(TWICE, float32, 16)
         i = int32(cuda.threadIdx.x)
         copy(s, i, x, i)
         commit()
@@ -299,7 +300,7 @@ def test_fma_is_rounded_once() -> None:
     a = np.float32(1 + 2**-12)
     assert arithmetic.fused(a, a, np.float32(-1), "rn") == np.float32(2**-11 + 2**-24)
     assert a * a - np.float32(1) != np.float32(2**-11 + 2**-24)
-    third = [arithmetic.round_to_float32(np.float64(1) / 3, mode) for mode in ("rm", "rn", "rp")]
+    third = [float(arithmetic.round_to_float32(np.float64(1) / 3, mode)) for mode in ("rm", "rn", "rp")]
     assert third[0] < 1 / 3 < third[2] == third[1]
 
 

@@ -26,6 +26,7 @@ Operand = Callable[["State"], Any]
 
 SPECIAL = re.compile(r"%(tid|ctaid|ntid|nctaid)\.([xyz])")
 ADDRESS = re.compile(r"\[([\w$%.]+)(?:\s*\+\s*(-?\d+))?\]")
+ALL = 0xFFFFFFFF  # threads of a warp
 INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)")
 FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})")
 
@@ -273,15 +274,18 @@ def _copy(t: _Translation) -> Action:
 
 
 def _shuffle(t: _Translation) -> Action:
-    if t.parts[1] != "sync" or t.operands[-1] not in ("-1", "0xffffffff"):
+    if t.parts[1] != "sync":
         raise t.unsupported()
     target = t.operands[0].split("|")[0]
-    value, distance, clamp = t.operand(t.operands[1]), t.operand(t.operands[2], np.uint32), int(t.operands[3])
+    value = t.operand(t.operands[1])
+    distance, clamp, mask = (t.operand(text, np.uint32) for text in t.operands[2:])
 
     def run(state: State) -> None:
         check_whole(state.threads(), "a shuffle")
+        if (mask(state) != ALL).any():
+            raise KernelError("a shuffle in which not all threads of the warp take part")
         values, distances = (np.broadcast_to(x(state), state.threads().shape) for x in (value, distance))
-        state.write(target, shuffle(t.parts[2], values, distances, clamp))
+        state.write(target, shuffle(t.parts[2], values, distances, int(np.max(clamp(state)))))
 
     return run
 

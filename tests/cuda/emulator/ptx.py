@@ -18,6 +18,7 @@ TYPES = {
 }  # fmt: skip
 REGISTERS = {  # the prefix of a register's name -> the type in which the emulator keeps it
     "%p": np.bool_, "%rs": np.uint16, "%r": np.uint32, "%rd": np.uint64, "%f": np.float32, "%fd": np.float64,
+    "%temp": np.uint32,  # a result that nothing uses
 }  # fmt: skip
 ENDS_BLOCK = {"bra", "bar", "ret", "exit"}
 
@@ -110,7 +111,7 @@ def registers_in(operand: str) -> list[str]:
 
 def register_type(name: str) -> type:
     """Return the type in which the emulator keeps this register."""
-    match = re.fullmatch(r"(%[a-z]+)\d+", name)
+    match = re.fullmatch(r"(%[a-z]+)\d*", name)
     if match is None or match[1] not in REGISTERS:
         raise Unsupported(f"register {name}")
     return REGISTERS[match[1]]
