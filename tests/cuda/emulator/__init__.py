@@ -9,7 +9,7 @@ is written; copies in the background that are not waited for; barriers that not 
 of a warp. It counts sectors of global memory and wavefronts of shared memory (`Emulator.counts`).
 
 Limits:
-- It knows the instructions that minidl's kernels need (instructions.py), and raises Unsupported for any other. There are
+- It knows the instructions that minidl's kernels need (instructions.py), and raises Unsupported for others. There are
   no functions (so no powers of float64 numbers), no local memory, no atomics, no constant memory, no named barriers, no
   blocks that are not whole warps.
 - Threads of a warp need a barrier, too, before they read each other's writes (CUDA would also allow syncwarp).
