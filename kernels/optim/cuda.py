@@ -159,7 +159,7 @@ def _local_rate(weight_decay: float, trust: float, theta_square: float, grad_squ
     return trust * theta_norm / (grad_norm + weight_decay * theta_norm)
 
 
-@kernel(blocks_per_sm=4)  # otherwise the local rate takes more registers
+@kernel()
 def _lars(
     theta: ndarray, grad: ndarray, velocity: ndarray, starts: ndarray, stops: ndarray, lr: ndarray,
     weight_decay: ndarray, adapt: ndarray, momentum: float, trust: float, theta_squares: ndarray,
