@@ -3,7 +3,8 @@
     @device            a function of one thread, compiled into the kernels that call it
     @kernel(...)       a kernel, with the size of its blocks
     launch(k, blocks, ...)    what the functions of kernels/<op>/cuda.py call
-    compiled(k, types, cc)    PTX and machine code, made without a GPU or a driver
+    compiled(k, types, cc)    machine code, made without a GPU or a driver
+    to_ptx(k, types, cc)      the step before it, NVIDIA's assembly language for all GPUs
 
 Kernels see arrays as vectors: `launch` passes each array as a flat one, and shapes as numbers. So a kernel has one
 signature for each type of number. An int becomes an int32, a float a float64, and a NumPy scalar keeps its type.
@@ -140,8 +141,8 @@ _compiling = threading.Lock()
 
 
 @cache
-def compiled(kernel: Kernel, signature: tuple[Any, ...], cc: tuple[int, int]) -> Compiled:
-    """Compile a kernel for arguments of these types (`types_of`) and a compute capability, such as (8, 0)."""
+def to_ptx(kernel: Kernel, signature: tuple[Any, ...], cc: tuple[int, int]) -> str:
+    """Translate a kernel for arguments of these types (`types_of`) and a compute capability, such as (8, 0)."""
     with _compiling:
         before = dispatcher.get_current_device  # Numba asks the driver for the compute capability of device functions
         dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
@@ -152,6 +153,13 @@ def compiled(kernel: Kernel, signature: tuple[Any, ...], cc: tuple[int, int]) ->
             )  # fmt: skip
         finally:
             dispatcher.get_current_device = before
+    return str(ptx)
+
+
+@cache
+def compiled(kernel: Kernel, signature: tuple[Any, ...], cc: tuple[int, int]) -> Compiled:
+    """Compile a kernel: the parameters of `to_ptx`."""
+    ptx = to_ptx(kernel, signature, cc)
     options = LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}", ptxas_options=["-v"])
     linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
     cubin, log = linker.link("cubin"), linker.get_info_log()
@@ -166,5 +174,5 @@ def compiled(kernel: Kernel, signature: tuple[Any, ...], cc: tuple[int, int]) ->
         registers=number(r"Used (\d+) registers"),
         stack=number(r"(\d+) bytes stack frame"),
         spills=number(r"(\d+) bytes spill"),
-        shared=number(r"(\d+) bytes smem"),
+        shared=sum(int(size) for size in re.findall(r"\.shared .*\.b8 \w+\[(\d+)\];", ptx)),
     )  # fmt: skip

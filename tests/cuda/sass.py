@@ -61,8 +61,28 @@ class Sass:
         return _count(body, base) / len(body) if body else 0.0
 
     def widths(self, base: str) -> Counter[int]:
-        """Return how many loads or stores of which width (bits) the main loop has, as in widths("LDS")."""
-        return Counter(width(operation) for operation in self.main_loop() if operation.base == base)
+        """Return how many loads or stores of which width (bits) the main loop has, as in widths("LDS").
+
+        "LDS RZ, [RZ]" loads nothing: the assembler puts it between a barrier and copies in the background.
+        """
+        loads = (o for o in self.main_loop() if o.base == base and not o.operands.startswith("RZ"))
+        return Counter(width(operation) for operation in loads)
+
+    def register_conflicts(self) -> int:
+        """Return how many multiply-adds of the main loop wait for a register.
+
+        There are two banks, for even and odd numbers. Each delivers two operands per cycle, so a conflict has three
+        different registers of one bank. Operands that the previous instruction marked for reuse need no bank.
+        """
+        conflicts, kept = 0, set[tuple[int, str]]()
+        for operation in self.main_loop():
+            operands = [part.strip().lstrip("-") for part in operation.operands.split(",")[1:4]]
+            if operation.base == "FFMA":
+                read = {o.split(".")[0] for slot, o in enumerate(operands) if (slot, o.split(".")[0]) not in kept}
+                numbers = {int(name[1:]) for name in read if re.fullmatch(r"R\d+", name)}
+                conflicts += len(numbers) == 3 and len({number % 2 for number in numbers}) == 1
+            kept = {(slot, o.split(".")[0]) for slot, o in enumerate(operands) if o.endswith(".reuse")}
+        return conflicts
 
     def blocks_per_sm(self) -> int:
         """Return how many blocks an SM can hold, as far as registers and shared memory limit it."""

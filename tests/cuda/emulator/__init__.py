@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl.engine.cuda import Grid, Kernel, compiled, types_of
+from minidl.engine.cuda import Grid, Kernel, to_ptx, types_of
 
 from .checks import KernelError
 from .counts import Counts, wavefronts
@@ -54,7 +54,7 @@ class Emulator:
 
     def __call__(self, kernel: Kernel, grid: Grid, arguments: tuple[Any, ...]) -> None:
         self.launched.append(kernel.name)
-        ptx = compiled(kernel, types_of(arguments), self.cc).ptx
+        ptx = to_ptx(kernel, types_of(arguments), self.cc)
         run(ptx, grid, kernel.threads, arguments, self.order, self.fuse, self.counts)
 
 

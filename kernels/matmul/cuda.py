@@ -1,0 +1,62 @@
+"""Matrix products on a GPU: a tile of out for each block of threads (cuda_tile.py), and the choice of the tile.
+
+Each sum is computed by a single thread, which adds the products in the order of k. So bits do not depend on the GPU,
+nor on the order of blocks. A narrow output gets narrow tiles: with the widest one, most threads would compute zeros.
+"""
+
+from __future__ import annotations
+
+from numpy import ndarray
+
+from minidl.engine.cuda import launch
+from minidl.engine.device import address
+
+from .cuda_tile import Tile, product
+from .reference import __all__ as __all__
+
+TILES = {  # bytes of an element -> tiles, from narrow to wide
+    4: (Tile(512, 8, 4, 4), Tile(256, 16, 4, 4), Tile(256, 32, 8, 4), Tile(128, 64, 8, 4), Tile(128, 128, 8, 8)),
+    8: (Tile(256, 16, 4, 4), Tile(128, 32, 4, 4), Tile(64, 64, 4, 4)),
+}
+
+
+def nn_scratch(rows: int, columns: int, depth: int) -> int:
+    """Return the number of elements of scratch: here 0."""
+    return 0
+
+
+nt_scratch = tn_scratch = nn_scratch
+
+
+def choose_tile(columns: int, item: int) -> Tile:
+    """Return the narrowest tile with enough columns, or else the widest. item: bytes of an element."""
+    return next((tile for tile in TILES[item] if tile.columns >= columns), TILES[item][-1])
+
+
+def _wide(vector: int, *arrays: ndarray) -> bool:
+    """Return whether each row of these matrices begins at a multiple of 16 bytes. vector: elements in 16 bytes."""
+    return all(address(x) % 16 == 0 and x.shape[-1] % vector == 0 for x in arrays)
+
+
+def _product(
+    a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray, a_along: bool, b_along: bool
+) -> None:
+    (rows, columns), item = out.shape, out.itemsize
+    tile = choose_tile(columns, item)
+    depth = a.shape[1] if a_along else a.shape[0]
+    across = [x for x, is_along in ((a, a_along), (b, b_along)) if not is_along]
+    compute = product(tile, a_along, b_along, _wide(4, out, *across), item)
+    blocks = -(-rows // tile.rows), -(-columns // tile.columns)
+    launch(compute, blocks, a, b, bias, relu, out, rows, columns, depth, a.shape[1], b.shape[1])
+
+
+def nn(a: ndarray, b: ndarray, bias: ndarray, relu: bool, scratch: ndarray, out: ndarray) -> None:
+    _product(a, b, bias, relu, out, a_along=True, b_along=False)
+
+
+def nt(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
+    _product(a, b, scratch[:0], False, out, a_along=True, b_along=True)
+
+
+def tn(a: ndarray, b: ndarray, scratch: ndarray, out: ndarray) -> None:
+    _product(a, b, scratch[:0], False, out, a_along=False, b_along=False)

@@ -1,0 +1,110 @@
+"""Copies tiles of a and b from global to shared memory, in the background (cp.async).
+
+A tile is DEPTH deep and `length` wide. Shared memory holds its element (k, i) at k * stride + i; i counts rows of a or
+columns of b. Elements outside the matrix become 0, so the sums need no bounds. There are three ways to copy a tile:
+
+- `across`: i is contiguous in global memory, too (b in nn and tn, a in tn). A copy has 16 bytes. This needs an address
+  and a width of the matrix that are multiples of 16 bytes.
+- `elements`: the same for any width. A copy has one element; neighbouring threads copy neighbours.
+- `along`: k is contiguous in global memory (a in nn and nt, b in nt). The tile is transposed on its way: a thread
+  copies four successive k of one i.
+
+Each returns (stride, first, fetch, fetch_part):
+
+    k, i = first(thread)                                       the thread's first element in the tile
+    fetch(shared, to, source, at, step, k, i, size, depth)     copy the thread's elements of a tile
+
+to and at are the indices of the first element in shared and in global memory. step leads from k to k + 1 in global
+memory, for `along` from i to i + 1. Only elements with i < size are in the matrix. fetch_part copies a tile of which
+only k < depth are in the matrix; `fetch` ignores depth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy import ndarray
+
+from minidl.engine.cuda import device
+from minidl.engine.cuda_memory import copy_16_if, copy_if
+
+THREADS = 256
+DEPTH = 8  # k in a tile
+SUCCESSIVE = 4  # k that a thread copies in `along`
+PADDING = 4  # elements after a row of a tile that is transposed: a warp then writes to 32 different banks
+Loader = tuple[int, Any, Any, Any]
+
+
+def across(length: int, item: int) -> Loader:
+    """item: bytes of an element"""
+    vector = 16 // item
+    lanes = length // vector  # threads that copy one k
+    rows = THREADS // lanes  # k that all threads copy at once
+    copies = -(-DEPTH // rows)
+
+    @device
+    def first(thread: int) -> tuple[int, int]:
+        return thread // lanes, thread % lanes * vector
+
+    def fetches(part: bool) -> Any:
+        @device
+        def fetch(
+            shared: ndarray, to: int, source: ndarray, at: int, step: int, k: int, i: int, size: int, depth: int
+        ) -> None:
+            if rows <= DEPTH or k < DEPTH:
+                for j in range(copies):
+                    wanted = i < size and (not part or k + rows * j < depth)
+                    copy_16_if(shared, to + rows * length * j, source, at + rows * step * j, wanted)
+
+        return fetch
+
+    return length, first, fetches(False), fetches(True)
+
+
+def elements(length: int, item: int) -> Loader:
+    lanes = min(32, length)
+    copies = length // lanes
+
+    @device
+    def first(thread: int) -> tuple[int, int]:
+        return thread // lanes, thread % lanes
+
+    def fetches(part: bool) -> Any:
+        @device
+        def fetch(
+            shared: ndarray, to: int, source: ndarray, at: int, step: int, k: int, i: int, size: int, depth: int
+        ) -> None:
+            if lanes == 32 or k < DEPTH:
+                for j in range(copies):
+                    wanted = i + lanes * j < size and (not part or k < depth)
+                    copy_if(shared, to + lanes * j, source, at + lanes * j, wanted)
+
+        return fetch
+
+    return length, first, fetches(False), fetches(True)
+
+
+def along(length: int, item: int) -> Loader:
+    stride = length + PADDING
+    lanes = DEPTH // SUCCESSIVE  # threads that copy one i
+    columns = THREADS // lanes  # i that all threads copy at once
+    copies = -(-length // columns)
+
+    @device
+    def first(thread: int) -> tuple[int, int]:
+        return thread % lanes * SUCCESSIVE, thread // lanes
+
+    def fetches(part: bool) -> Any:
+        @device
+        def fetch(
+            shared: ndarray, to: int, source: ndarray, at: int, step: int, k: int, i: int, size: int, depth: int
+        ) -> None:
+            if columns <= length or i < length:
+                for j in range(copies):
+                    for q in range(SUCCESSIVE):
+                        wanted = i + columns * j < size and (not part or k + q < depth)
+                        copy_if(shared, to + stride * q + columns * j, source, at + q + columns * step * j, wanted)
+
+        return fetch
+
+    return stride, first, fetches(False), fetches(True)

@@ -1,0 +1,208 @@
+"""The kernel of all matrix products on a GPU: out (M, N) = a (M, K) @ b (K, N), in tiles whose sums stay in registers.
+
+A block of 256 threads computes a tile of out, ROWS x COLUMNS; a thread computes ROWS x COLUMNS / 256 of it. For each
+DEPTH k, tiles of a and b are copied to shared memory (cuda_loader.py), one tile ahead of the sums: while the threads
+multiply tile t, the copies of tile t + 1 are on their way. Shared memory has two halves that are used in turn, and the
+loop over tiles contains both turns, so that all addresses in it are constants plus one register.
+
+For each k, a thread loads 8 (or 4) numbers of a and of b, 16 bytes at a time, and does 8 x 8 multiply-adds with them:
+
+    b: 4 numbers, and 4 more half a tile to the right      [ b0 b1 b2 b3 | b4 b5 b6 b7 ]
+    a: 4 numbers, and 4 more half a tile below   a0 .. a7  [ 64 sums in registers      ]     sums[i, j] += a_i b_j
+
+The threads of a warp lie in a Z curve: neighbours share rows or columns, so a warp's load needs few different words.
+The first tile takes the k that are left over after whole tiles, so that the loop needs no bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from numba import int32
+from numpy import ndarray
+
+from minidl.engine.cuda import Kernel, cuda, device, kernel
+from minidl.engine.cuda_memory import commit, get, load4, put, store4, wait_all
+
+from .cuda_loader import DEPTH, THREADS, across, along, elements
+
+VECTOR = 4  # numbers that are loaded together
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of out: rows x columns for a block, height x width of it for each of its THREADS threads."""
+
+    rows: int
+    columns: int
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        assert self.rows // self.height * (self.columns // self.width) == THREADS
+
+
+def positions(threads_across: int) -> Any:
+    """Return a function of a thread's number: its (row, column) among the threads of a tile.
+
+    A warp is 4 x 8 threads, or 8 x 4 or 16 x 2 if so few lie side by side. Bits of a thread's number within its warp
+    belong alternately to its column and its row: this is a Z curve.
+    """
+    wide = min(8, threads_across)
+    warps = threads_across // wide  # side by side
+    high = 32 // wide
+
+    @device
+    def position(thread: int) -> tuple[int, int]:
+        warp, lane = thread >> 5, thread & 31
+        if wide == 8:
+            x, y = lane & 1 | lane >> 1 & 2 | lane >> 2 & 4, lane >> 1 & 1 | lane >> 2 & 2
+        elif wide == 4:
+            x, y = lane & 1 | lane >> 1 & 2, lane >> 1 & 1 | lane >> 2 & 6
+        else:
+            x, y = lane & 1, lane >> 1
+        return int32(warp // warps * high + y), int32(warp % warps * wide + x)
+
+    return position
+
+
+def fragments(length: int, count: int) -> Any:
+    """Return a function that loads a thread's numbers for one k: 4, or 8 of which half lie half a tile further."""
+    further = length // 2
+
+    @device
+    def load(numbers: ndarray, shared: ndarray, at: int) -> None:
+        numbers[0], numbers[1], numbers[2], numbers[3] = load4(shared, at)
+        if count == 2 * VECTOR:
+            numbers[4], numbers[5], numbers[6], numbers[7] = load4(shared, at + further)
+
+    return load
+
+
+@cache
+def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> Kernel:
+    """Return the kernel for a tile. a_along, b_along: whether a's and b's numbers for successive k are neighbours.
+
+    wide: the other matrices, and out, are accessed by 16 bytes. item: bytes of an element.
+    """
+    ROWS, COLUMNS, HEIGHT, WIDTH = tile.rows, tile.columns, tile.height, tile.width
+    loader = across if wide else elements
+    A_STRIDE, first_a, fetch_a, fetch_part_a = (along if a_along else loader)(ROWS, item)
+    B_STRIDE, first_b, fetch_b, fetch_part_b = (along if b_along else loader)(COLUMNS, item)
+    A_HALF, B_HALF = DEPTH * A_STRIDE, DEPTH * B_STRIDE  # elements
+    A_SIZE, B_SIZE = 2 * A_HALF, 2 * B_HALF
+    position = positions(COLUMNS // WIDTH)
+    load_a, load_b = fragments(ROWS, HEIGHT), fragments(COLUMNS, WIDTH)
+
+    @device
+    def step(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+        """Add the products of one k."""
+        load_a(p, sa, at_a)
+        load_b(q, sb, at_b)
+        for i in range(HEIGHT):
+            for j in range(WIDTH):
+                sums[i, j] += p[i] * q[j]
+
+    @device
+    def multiply(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
+        """Add the products of one tile. The steps are written out, since the compiler would not unroll a loop."""
+        step(sums, p, q, sa, sb, at_a, at_b)
+        step(sums, p, q, sa, sb, at_a + A_STRIDE, at_b + B_STRIDE)
+        step(sums, p, q, sa, sb, at_a + 2 * A_STRIDE, at_b + 2 * B_STRIDE)
+        step(sums, p, q, sa, sb, at_a + 3 * A_STRIDE, at_b + 3 * B_STRIDE)
+        step(sums, p, q, sa, sb, at_a + 4 * A_STRIDE, at_b + 4 * B_STRIDE)
+        step(sums, p, q, sa, sb, at_a + 5 * A_STRIDE, at_b + 5 * B_STRIDE)
+        step(sums, p, q, sa, sb, at_a + 6 * A_STRIDE, at_b + 6 * B_STRIDE)
+        step(sums, p, q, sa, sb, at_a + 7 * A_STRIDE, at_b + 7 * B_STRIDE)
+
+    def product(
+        a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray,
+        rows: int, columns: int, depth: int, a_step: int, b_step: int,
+    ) -> None:  # fmt: skip
+        sa, sb = cuda.shared.array(A_SIZE, a.dtype, 16), cuda.shared.array(B_SIZE, a.dtype, 16)
+        sums = cuda.local.array((HEIGHT, WIDTH), a.dtype)
+        p, q = cuda.local.array(HEIGHT, a.dtype), cuda.local.array(WIDTH, a.dtype)
+        zero = a.dtype.type(0)
+        for i in range(HEIGHT):
+            for j in range(WIDTH):
+                sums[i, j] = zero
+        thread = int32(cuda.threadIdx.x)
+        y, x = position(thread)
+        row0, column0 = int32(cuda.blockIdx.x * ROWS), int32(cuda.blockIdx.y * COLUMNS)
+        if depth > 0:
+            ak, ai = first_a(thread)
+            bk, bi = first_b(thread)
+            a_size, b_size = int32(rows - row0), int32(columns - column0)
+            if a_along:
+                a_at, a_next = int32((row0 + ai) * a_step + ak), int32(DEPTH)
+            else:
+                a_at, a_next = int32(ak * a_step + row0 + ai), int32(DEPTH * a_step)
+            if b_along:
+                b_at, b_next = int32((column0 + bi) * b_step + bk), int32(DEPTH)
+            else:
+                b_at, b_next = int32(bk * b_step + column0 + bi), int32(DEPTH * b_step)
+            to_a, to_b = int32(ak * A_STRIDE + ai), int32(bk * B_STRIDE + bi)
+            at_a, at_b = int32(y * VECTOR), int32(x * VECTOR)
+            part = int32((depth - 1) % DEPTH + 1)
+            fetch_part_a(sa, to_a, a, a_at, a_step, ak, ai, a_size, part)
+            fetch_part_b(sb, to_b, b, b_at, b_step, bk, bi, b_size, part)
+            commit()
+            a_at = int32(a_at + (part if a_along else part * a_step))
+            b_at = int32(b_at + (part if b_along else part * b_step))
+            tiles = int32((depth - part) // DEPTH)  # after the first
+            turns = int32(tiles >> 1)
+            while turns > 0:
+                turns = int32(turns - 1)
+                wait_all()
+                cuda.syncthreads()
+                fetch_a(sa, to_a + A_HALF, a, a_at, a_step, ak, ai, a_size, DEPTH)
+                fetch_b(sb, to_b + B_HALF, b, b_at, b_step, bk, bi, b_size, DEPTH)
+                commit()
+                multiply(sums, p, q, sa, sb, at_a, at_b)
+                a_at = int32(a_at + a_next)
+                b_at = int32(b_at + b_next)
+                wait_all()
+                cuda.syncthreads()
+                fetch_a(sa, to_a, a, a_at, a_step, ak, ai, a_size, DEPTH)
+                fetch_b(sb, to_b, b, b_at, b_step, bk, bi, b_size, DEPTH)
+                commit()
+                multiply(sums, p, q, sa, sb, at_a + A_HALF, at_b + B_HALF)
+                a_at = int32(a_at + a_next)
+                b_at = int32(b_at + b_next)
+            wait_all()
+            cuda.syncthreads()
+            if tiles & 1:
+                fetch_a(sa, to_a + A_HALF, a, a_at, a_step, ak, ai, a_size, DEPTH)
+                fetch_b(sb, to_b + B_HALF, b, b_at, b_step, bk, bi, b_size, DEPTH)
+                commit()
+                multiply(sums, p, q, sa, sb, at_a, at_b)
+                wait_all()
+                cuda.syncthreads()
+                at_a, at_b = int32(at_a + A_HALF), int32(at_b + B_HALF)
+            multiply(sums, p, q, sa, sb, at_a, at_b)
+        if bias.size > 0 or relu:
+            for j in range(WIDTH):
+                n = int32(column0 + x * VECTOR + j % VECTOR + j // VECTOR * (COLUMNS // 2))
+                summand = get(bias, n) if bias.size > 0 and n < columns else zero
+                for i in range(HEIGHT):
+                    total = sums[i, j] + summand
+                    sums[i, j] = zero if relu and total < zero else total
+        for i in range(HEIGHT):
+            m = int32(row0 + y * VECTOR + i % VECTOR + i // VECTOR * (ROWS // 2))
+            if m < rows:
+                for half in range(WIDTH // VECTOR):
+                    n = int32(column0 + x * VECTOR + half * (COLUMNS // 2))
+                    j = half * VECTOR
+                    if wide:
+                        if n < columns:
+                            store4(
+                                out, m * columns + n, (sums[i, j], sums[i, j + 1], sums[i, j + 2], sums[i, j + 3])
+                            )
+                    else:
+                        for more in range(VECTOR):
+                            if n + more < columns:
+                                put(out, m * columns + n + more, sums[i, j + more])
+
+    return kernel(THREADS, blocks_per_sm=2)(product)

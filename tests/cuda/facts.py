@@ -1,0 +1,135 @@
+"""Prints the tables of the lessons' GPU ladders: facts from machine code and emulation, and predicted limits.
+
+    python tests/cuda/facts.py matmul
+
+Two figures are for A100 and H100 (compute capability 8.0 and 9.0). FFMA: share of multiply-adds among the instructions
+of the main loop. Wavefronts: for each load from shared memory. Bytes: sectors of global memory that the warps request,
+over the bytes of the matrices. The limit is a share of the GPU's highest multiply-add rate. It is PREDICTED from the
+main loop, not measured. The slowest of three units sets it:
+
+- An SM quarter starts an instruction per cycle. One whose three operands lie in one bank of registers takes two.
+- Its FP32 units need 32 / lanes cycles for a multiply-add of a warp.
+- The four quarters share one memory, which is shared memory and first-level cache. It delivers a wavefront of shared
+  memory, or four sectors of global memory, per cycle.
+
+Latencies, the second-level cache and DRAM are not part of it, nor SMs without work at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from emulator import Emulator
+from emulator.counts import Cost
+from sass import Sass, read
+
+from minidl.engine.cuda import Grid, Kernel, launch_with, types_of
+
+LANES = {(8, 0): 16, (9, 0): 32}  # FP32 units of an SM quarter: A100, H100
+QUARTERS, SECTORS = 4, 4  # of an SM; per cycle
+
+
+@dataclass(frozen=True)
+class Facts:
+    code: list[Sass]  # for each GPU
+    loads: float  # wavefronts per load from shared memory
+    stores: float  # wavefronts per store or copy to shared memory
+    sectors: float  # per access to global memory
+    bytes_ratio: float
+
+    def limit(self, sass: Sass) -> float:
+        """Return the predicted share of the GPU's multiply-add rate."""
+        names = Counter(operation.base for operation in sass.main_loop())
+        pipe = names["FFMA"] * 32 / LANES[sass.cc]
+        starts = names.total() + sass.register_conflicts()
+        loads, stores = sass.widths("LDS").total(), names["STS"] + names["LDGSTS"]
+        sectors = (names["LDG"] + names["LDGSTS"]) * self.sectors
+        memory = QUARTERS * (loads * self.loads + stores * self.stores + sectors / SECTORS)
+        return pipe / max(pipe, starts, memory) if pipe else 0.0
+
+    def row(self) -> str:
+        def each(describe: Callable[[Sass], str]) -> str:
+            return " / ".join(dict.fromkeys(describe(sass) for sass in self.code))  # once if they are the same
+
+        cells = (
+            each(lambda sass: f"{100 * sass.share():.1f}%"),
+            each(lambda sass: ", ".join(f"{n} x {bits}" for bits, n in sorted(sass.widths("LDS").items())) or "none"),
+            each(lambda sass: str(sass.compiled.registers)),
+            each(lambda sass: str(sass.compiled.spills)),
+            f"{self.loads:.1f}",
+            f"{self.bytes_ratio:.1f}",
+            each(lambda sass: f"{100 * self.limit(sass):.0f}%"),
+        )
+        return " | ".join(cells)
+
+
+def facts(step: Callable[..., None], arguments: tuple[Any, ...]) -> Facts:
+    """Run a step of a ladder on the emulator, and read its machine code."""
+    code: list[Sass] = []
+    emulator = Emulator(fuse=False, counting=True)
+
+    def launcher(kernel: Kernel, grid: Grid, values: tuple[Any, ...]) -> None:
+        code.extend(read(kernel, types_of(values), cc) for cc in LANES)
+        emulator(kernel, grid, values)
+
+    with launch_with(launcher):
+        step(*arguments)
+    assert emulator.counts is not None
+    counts = emulator.counts
+    loads, stores = counts.shared("read").values(), counts.shared("written").values()
+    reads = [cost for (_, array, does, _), cost in counts.costs.items() if array != "shared" and does == "read"]
+    ratio = counts.global_bytes() / sum(a.nbytes for a in arguments if isinstance(a, np.ndarray))
+    return Facts(code, _mean(loads), _mean(stores), _mean(reads), ratio)
+
+
+def _mean(costs: Iterable[Cost]) -> float:
+    """Return the wavefronts or sectors per access of a warp."""
+    costs = list(costs)
+    return sum(cost.units for cost in costs) / max(1, sum(cost.requests for cost in costs))
+
+
+Case = tuple[str, Callable[..., None], tuple[Any, ...]]  # a name, a function, its arguments
+
+
+def matmul() -> Iterator[Case]:
+    """Yield the steps of the ladder, then the products of cuda.py: all forms, an odd width, and narrow tiles."""
+    from minidl.kernels.matmul import cuda as products
+    from minidl.kernels.matmul.cuda_ladder import RUNGS
+
+    random = np.random.default_rng(0)
+    rows, depth = 256, 128
+
+    def matrix(*shape: int) -> np.ndarray:
+        return random.standard_normal(shape, np.float32)
+
+    for name, step in RUNGS.items():
+        yield name, step, (matrix(rows, depth), matrix(depth, 256), matrix(rows, 256))
+    none = matrix(0)
+    for columns in (256, 255, 64, 32, 16, 8):
+        across, along, out = matrix(depth, columns), matrix(columns, depth), matrix(rows, columns)
+        yield f"nn, {columns} columns", products.nn, (matrix(rows, depth), across, none, False, none, out)
+        if columns > 64:
+            yield f"nt, {columns} columns", products.nt, (matrix(rows, depth), along, none, out)
+            yield f"tn, {columns} columns", products.tn, (matrix(depth, rows), across, none, out)
+
+
+LADDERS = {"matmul": matmul}
+
+
+def main() -> None:
+    print("| step | FFMA | loads of shared memory, bits | registers | spills | wavefronts | bytes | predicted limit |")
+    print("|" + " --- |" * 8)
+    for name, step, arguments in LADDERS[sys.argv[1]]():
+        print(f"| {name} | {facts(step, arguments).row()} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
