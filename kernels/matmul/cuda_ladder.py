@@ -18,6 +18,7 @@ from minidl.engine.cuda_memory import get, load4, put
 from . import cuda as fast
 
 SIDE = 16  # of a square of 256 threads
+SQUARE = SIDE * SIDE
 
 
 @device
@@ -62,7 +63,7 @@ def _element(matrix: ndarray, i: int, j: int, height: int, width: int) -> float:
 
 @kernel()
 def _shared_tiles(a: ndarray, b: ndarray, out: ndarray, rows: int, columns: int, depth: int) -> None:
-    sa, sb = cuda.shared.array(SIDE * SIDE, float32), cuda.shared.array(SIDE * SIDE, float32)
+    sa, sb = cuda.shared.array(SQUARE, float32), cuda.shared.array(SQUARE, float32)
     y, x = int32(cuda.threadIdx.x // SIDE), int32(cuda.threadIdx.x % SIDE)
     m, n = int32(cuda.blockIdx.x * SIDE + y), int32(cuda.blockIdx.y * SIDE + x)
     total = float32(0)
@@ -83,11 +84,12 @@ def shared_tiles(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 
 ROWS, COLUMNS, DEPTH, HEIGHT = 64, 32, 8, 8  # the tile of `one_column`: a thread computes HEIGHT numbers of a column
+A_SIZE, B_SIZE = ROWS * DEPTH, DEPTH * COLUMNS
 
 
 @kernel()
 def _one_column(a: ndarray, b: ndarray, out: ndarray, rows: int, columns: int, depth: int) -> None:
-    sa, sb = cuda.shared.array(ROWS * DEPTH, float32), cuda.shared.array(DEPTH * COLUMNS, float32)
+    sa, sb = cuda.shared.array(A_SIZE, float32), cuda.shared.array(B_SIZE, float32)
     sums = cuda.local.array(HEIGHT, float32)
     for i in range(HEIGHT):
         sums[i] = 0
@@ -117,6 +119,7 @@ def one_column(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 
 WIDE, EIGHT = 128, 8  # the tile of the last steps: 128 x 128; a thread computes 8 x 8
+SIZE = WIDE * DEPTH
 
 
 @device
@@ -129,7 +132,7 @@ def _store(out: ndarray, sums: ndarray, m0: int, n0: int, rows: int, columns: in
 
 @kernel(blocks_per_sm=2)
 def _eight_by_eight(a: ndarray, b: ndarray, out: ndarray, rows: int, columns: int, depth: int) -> None:
-    sa, sb = cuda.shared.array(WIDE * DEPTH, float32), cuda.shared.array(DEPTH * WIDE, float32)
+    sa, sb = cuda.shared.array(SIZE, float32), cuda.shared.array(SIZE, float32)
     sums = cuda.local.array((EIGHT, EIGHT), float32)
     p, q = cuda.local.array(EIGHT, float32), cuda.local.array(EIGHT, float32)
     for i in range(EIGHT):
@@ -162,7 +165,7 @@ def eight_by_eight(a: ndarray, b: ndarray, out: ndarray) -> None:
 
 @kernel(blocks_per_sm=2)
 def _vector_loads(a: ndarray, b: ndarray, out: ndarray, rows: int, columns: int, depth: int) -> None:
-    sa, sb = cuda.shared.array(DEPTH * WIDE, float32, 16), cuda.shared.array(DEPTH * WIDE, float32, 16)
+    sa, sb = cuda.shared.array(SIZE, float32, 16), cuda.shared.array(SIZE, float32, 16)
     sums = cuda.local.array((EIGHT, EIGHT), float32)
     p, q = cuda.local.array(EIGHT, float32), cuda.local.array(EIGHT, float32)
     for i in range(EIGHT):
