@@ -38,9 +38,7 @@ def _wide(vector: int, *arrays: ndarray) -> bool:
     return all(address(x) % 16 == 0 and x.shape[-1] % vector == 0 for x in arrays)
 
 
-def _product(
-    a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray, a_along: bool, b_along: bool
-) -> None:
+def _product(a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray, a_along: bool, b_along: bool) -> None:
     (rows, columns), item = out.shape, out.itemsize
     tile = choose_tile(columns, item)
     depth = a.shape[1] if a_along else a.shape[0]

@@ -197,9 +197,7 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> 
                     j = half * VECTOR
                     if wide:
                         if n < columns:
-                            store4(
-                                out, m * columns + n, (sums[i, j], sums[i, j + 1], sums[i, j + 2], sums[i, j + 3])
-                            )
+                            store4(out, m * columns + n, (sums[i, j], sums[i, j + 1], sums[i, j + 2], sums[i, j + 3]))
                     else:
                         for more in range(VECTOR):
                             if n + more < columns:
