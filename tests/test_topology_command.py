@@ -66,7 +66,7 @@ def test_without_matplotlib_there_is_still_a_table(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["ring", "3"]) == 0
     out = capsys.readouterr().out
-    assert "spectral gap       1\n" in out and out.endswith("pip install 'minidl[plot]'\n")
+    assert "spectral gap       1\n" in out and out.endswith("pip install 'minidl[report]'\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,7 @@ from minidl.errors import ConfigError
 from minidl.run.config import FREE, LENGTH
 from minidl.run.shares import Worker, parse_workers
 
-WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "resume", "json", "quiet", "trace")
+WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "resume", "json", "quiet", "trace", "no_report")
 # With --evaluate of a run. --model only names the file of a model again.
 OF_A_RUN = ("evaluate", "model", "model_hash", "data", "data_dir", "layout", "threads", "json", "quiet")
 OF_A_FILE = (*OF_A_RUN, "conv", "validation", "seed", "config")  # with --evaluate of other weights
