@@ -126,6 +126,33 @@ def summary(folder: Path) -> Case:
         "utf-8", "surrogatepass"), read)  # fmt: skip
 
 
+def report(folder: Path) -> Case:
+    from minidl.report import data, replicas, run_page
+
+    parts = {
+        "history.jsonl": {"event": "members", "when": 1.0, "members": [0, 1], "images_per_second": [5.0], "step": 3,
+                          "seconds": 1.0, "versions": {"numba": "1"}, "why": "x", "epoch": 1, "epochs": 2},
+        "metrics.jsonl": {"event": "epoch", "step": 5, "epoch": 1, "loss": 0.5, "lr": 0.1, "seconds": 1.0},
+        "summary.json": {"test_accuracy": 0.9, "edges": [[0, 1, 9, 1]],
+                         "traffic": {"ranks_per_cell": 1, "bytes": [[1]]},
+                         "replicas": [{"rank": 0, "accuracy": None, "images_per_second": 1.0, "seconds": {"mix": 1.0},
+                                       "bytes_sent": 3}]},
+    }  # fmt: skip
+
+    def case(rng: random.Random) -> Callable[[], object]:
+        (folder / "config.toml").write_text(f"seed = {rng.choice(TOML_TOKENS)}", errors="ignore")
+        for name, value in parts.items():
+            content = (mutated_json(rng, value) if rng.random() < 0.7 else json.dumps(value)) + "\n"
+            (folder / name).write_bytes(content.encode("utf-8", "surrogatepass"))
+        return read
+
+    def read() -> None:
+        run = data.read(folder)
+        run_page.what(run), run_page.ending(run), run_page.lines_of(run, "loss"), replicas.matrix_of(run), run.repeat
+
+    return case
+
+
 def invitation(folder: Path) -> Case:
     from minidl.comm.launch.join import read
 
@@ -354,6 +381,7 @@ PARSERS: dict[str, Callable[[Path], Case]] = {
     "cluster.toml": cluster_toml,
     "metrics.jsonl": metrics,
     "summary.json": summary,
+    "report": report,
     "job.json": invitation,
     "edge list": edge_list,
     "graph.json": graph_json,

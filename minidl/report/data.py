@@ -209,7 +209,7 @@ def _lines(found: RunData, name: str, kind: schema.Kind, thin: bool = False) -> 
                     found.missing.append(f"{name} is too long: only its first {LONGEST_METRICS:,} bytes are shown.")
                     break
                 number += 1
-                if every > 1 and number % every and b'"step", "step"' in line:
+                if every > 1 and number % every and b'"event": "step"' in line:
                     continue
                 try:
                     entry = json_value(line.decode("utf-8", "replace"))

@@ -83,9 +83,9 @@ def thinned(points: Points) -> np.ndarray:
 
 
 def curves(
-    axes: Any, lines: Mapping[str, Points], x: str, y: str, best: tuple[float, float] | None = None, percent: bool = False
+    axes: Any, lines: Mapping[str, Points], x: str, y: str, best: Sequence[float] = (), percent: bool = False
 ) -> None:
-    """Draw lines by name. best: a point to mark."""
+    """Draw lines by name. best: the x and y of a point to mark, or nothing."""
     for number, (name, points) in enumerate(lines.items()):
         xy = thinned(points)
         dots = "o" if len(xy) < 25 else ""

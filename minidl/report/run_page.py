@@ -159,10 +159,10 @@ def draw_learning(run: RunData, drawn: Figures, what: str, found: Any, by_time: 
 
 def lines_of(
     run: RunData, what: str, factor: float = 1.0, by_time: bool = False
-) -> tuple[dict[str, list[tuple[float, float]]], tuple[float, float] | None]:  # fmt: skip
-    """Return curves of the loss or the accuracy, and the point of the best validation accuracy, or None."""
+) -> tuple[dict[str, list[tuple[float, float]]], tuple[float, ...]]:
+    """Return curves of the loss or the accuracy, and the point of the best validation accuracy, or ()."""
     lines: dict[str, list[tuple[float, float]]] = {}
-    best = None
+    best: tuple[float, ...] = ()
     tested = "accuracy_average" if what == "accuracy" else "loss_average"
     for name, key in (("train", what), ("validation", f"validation_{what}"), ("test, average of all", tested)):
         entries = [entry for entry in run.curve(key) if not by_time or seconds_of(entry) is not None]
