@@ -129,26 +129,17 @@ def summary(folder: Path) -> Case:
 def report(folder: Path) -> Case:
     from minidl.report import data, replicas, run_page
 
-    parts = {
-        "history.jsonl": {"event": "members", "when": 1.0, "members": [0, 1], "images_per_second": [5.0], "step": 3,
-                          "seconds": 1.0, "versions": {"numba": "1"}, "why": "x", "epoch": 1, "epochs": 2},
-        "metrics.jsonl": {"event": "epoch", "step": 5, "epoch": 1, "loss": 0.5, "lr": 0.1, "seconds": 1.0},
-        "summary.json": {"test_accuracy": 0.9, "edges": [[0, 1, 9, 1]],
-                         "traffic": {"ranks_per_cell": 1, "bytes": [[1]]},
-                         "replicas": [{"rank": 0, "accuracy": None, "images_per_second": 1.0, "seconds": {"mix": 1.0},
-                                       "bytes_sent": 3}]},
+    values: dict[str, object] = {
+        "history.jsonl": {"event": "members", "when": 1.0, "members": [0, 1], "versions": {"numba": "1"}},
+        "metrics.jsonl": {"event": "epoch", "step": 5, "epoch": 1, "loss": 0.5, "seconds": 1.0},
+        "summary.json": {"edges": [[0, 1, 9, 1]], "traffic": {"ranks_per_cell": 1, "bytes": [[1]]}},
     }  # fmt: skip
 
     def case(rng: random.Random) -> Callable[[], object]:
-        (folder / "config.toml").write_text(f"seed = {rng.choice(TOML_TOKENS)}", errors="ignore")
-        for name, value in parts.items():
-            content = (mutated_json(rng, value) if rng.random() < 0.7 else json.dumps(value)) + "\n"
-            (folder / name).write_bytes(content.encode("utf-8", "surrogatepass"))
-        return read
-
-    def read() -> None:
-        run = data.read(folder)
-        run_page.what(run), run_page.ending(run), run_page.lines_of(run, "loss"), replicas.matrix_of(run), run.repeat
+        (folder / "config.toml").write_text("seed = 1")
+        for name, value in values.items():
+            (folder / name).write_bytes(mutated_json(rng, value).encode("utf-8", "surrogatepass"))
+        return lambda: (run_page.ending(run := data.read(folder)), replicas.matrix_of(run), run.repeat)
 
     return case
 

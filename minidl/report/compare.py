@@ -23,8 +23,8 @@ from minidl.run.options import plain_number
 MOST_RUNS = 64
 MOST_DRAWN = 8  # groups with curves
 CONFIDENCE = 0.95
-RESULTS = ("test_accuracy", "test_loss", "validation_accuracy", "seconds", "images_per_second", "epochs", "steps",
-           "bytes_sent", "wait_fraction", "consensus_distance", "accuracy_best", "accuracy_worst")  # fmt: skip
+RESULTS = ("test_accuracy", "test_loss", "validation_accuracy", "seconds", "images_per_second", "bytes_sent",
+           "wait_fraction", "consensus_distance", "accuracy_best", "accuracy_worst")  # fmt: skip
 PERCENT = ("test_accuracy", "validation_accuracy", "wait_fraction", "accuracy_best", "accuracy_worst")
 NOT_COMPARED = ("data_dir", "threads", "keep", "stall")  # options that change no result
 SECONDS_TO = "seconds-to:"
