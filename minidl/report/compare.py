@@ -79,7 +79,7 @@ def comparison(groups: list[Group], sort: str) -> str:
     runs = [run for group in groups for run in group.runs]
     about = (f"{len(groups)} settings. Runs that differ only in their seed are in one row; ± is half of the "
              f"{CONFIDENCE:.0%} confidence interval of the mean (Student's t).")  # fmt: skip
-    ends = page.table(("run", "end"), [(run.name, ending(run)) for run in runs], "Each run", numbers=False)
+    ends = page.table(("run", "end"), [(run.name, ending(run)) for run in runs], "Each run")
     missing = (page.note(f"{run.name}: {words}") for run in runs for words in run.missing)
     return page.page(
         f"{total} runs: minidl",

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from minidl.report.page import Html, figure, text
 
@@ -29,14 +29,14 @@ VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"} | {
 }
 STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "minidl", "text.parse_math": False,
-    "font.family": "sans-serif", "font.size": 9,
+    "font.family": "sans-serif", "font.size": 10,
     "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "legend.frameon": False,
     "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.8,
     "axes.axisbelow": True, "lines.linewidth": 1.6, "legend.fontsize": 8.5, "axes.formatter.useoffset": False,
     "path.simplify": True, "path.simplify_threshold": 0.5,
 }  # fmt: skip
-SIZE = (5.0, 2.9)  # inches
+SIZE = (4.8, 2.9)  # inches
 MOST_POINTS = 400  # of a curve
 SHADES = LinearSegmentedColormap.from_list("shades", [(0.28, 0.5, 0.78, 0.0), (0.28, 0.5, 0.78, 1.0)])
 Points = Sequence[tuple[float, float]]
@@ -109,6 +109,8 @@ def logarithmic(axes: Any, lines: Mapping[str, Points]) -> None:
     values = [value for points in lines.values() for _, value in points]
     if values and min(values) > 0 and max(values) > 30 * min(values):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def bars(axes: Any, names: Sequence[str], values: Sequence[float], x: str, y: str) -> None:

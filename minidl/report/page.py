@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NewType
 
+NUMBER = re.compile(r"[-+\d.,]+(e[-+]?\d+)?%?( ± [\d.,e+-]+%?)?|–")
 Html = NewType("Html", str)  # text that is already escaped
 
 STYLE = """
@@ -21,14 +23,14 @@ body { margin: 0 auto; max-width: 76rem; padding: 1rem; overflow-wrap: anywhere;
 h1 { font-size: 1.6rem; line-height: 1.2; margin: .5rem 0; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem; }
 h2 { border-top: 1px solid var(--rule); padding-top: 1rem; } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
 p { max-width: 46rem; margin: .5rem 0; } .lead { font-size: 1.1rem; } .note, figcaption { color: var(--soft); }
-figcaption, caption, .small { font-size: .875rem; } .note { border-left: 3px solid var(--rule); padding-left: .7rem; }
+figcaption, .small { font-size: .875rem; } .note { border-left: 3px solid var(--rule); padding-left: .7rem; }
 .warn { color: var(--warn); font-weight: 600; }
-.figures { display: grid; gap: 1rem 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
+.figures { display: grid; align-items: start; gap: 1rem 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }
 figure { margin: 0; break-inside: avoid; } figure svg { display: block; width: 100%; height: auto; max-width: 40rem; }
 figure svg * { stroke-linejoin: round; }
 .scroll { overflow-x: auto; max-width: 100%; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; overflow-wrap: normal; }
-caption { text-align: left; color: var(--soft); padding: .2rem 0; }
+.small { color: var(--soft); margin: .6rem 0 .1rem; }
 th, td { text-align: left; padding: .2rem .6rem; border-bottom: 1px solid var(--rule); vertical-align: top; }
 td.number, th.number { text-align: right; } thead th { color: var(--soft); font-weight: 600; }
 table.matrix td { text-align: center; min-width: 2rem; border: 1px solid var(--grid); }
@@ -98,13 +100,15 @@ def figure(svg: str, caption: str) -> Html:
     return Html(f"<figure>\n{svg}\n<figcaption>{text(caption)}</figcaption>\n</figure>")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], caption: str, numbers: bool = True) -> Html:
-    """Return a table. The first cell of each row is its heading. numbers: whether the others are aligned right."""
-    right = ' class="number"' if numbers else ""
-    columns = "".join(f'<th scope="col"{right if at else ""}>{text(word)}</th>' for at, word in enumerate(head))
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], caption: str) -> Html:
+    """Return a table. The first cell of each row is its heading. Columns of numbers are aligned right."""
+    every = [list(map(str, row)) for row in rows]
+    right = [' class="number"' if at and all(NUMBER.fullmatch(row[at]) for row in every) else ""
+             for at in range(len(head))]  # fmt: skip
+    columns = "".join(f'<th scope="col"{kind}>{text(word)}</th>' for kind, word in zip(right, head))
     lines = []
-    for row in rows:
-        cells = "".join(f"<td{right}>{text(value)}</td>" for value in row[1:])
+    for row in every:
+        cells = "".join(f"<td{kind}>{text(value)}</td>" for kind, value in zip(right[1:], row[1:]))
         lines.append(f'<tr><th scope="row">{text(row[0])}</th>{cells}</tr>')
     return _scrolling(caption, columns, lines)
 
@@ -112,8 +116,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], caption: str, n
 def _scrolling(caption: str, columns: str, lines: Sequence[str], kind: str = "plain") -> Html:
     """Return a table in a box that scrolls if the page is narrow. Columns and lines are HTML."""
     inside = "\n".join(lines)
-    return Html(f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}">'
-                f'<table class="{kind}"><caption>{text(caption)}</caption>\n<thead><tr>{columns}</tr></thead>\n'
+    return Html(f'<p class="small">{text(caption)}</p>\n'
+                f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}">'
+                f'<table class="{kind}">\n<thead><tr>{columns}</tr></thead>\n'
                 f"<tbody>\n{inside}\n</tbody></table></div>")  # fmt: skip
 
 

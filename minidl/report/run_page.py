@@ -153,7 +153,7 @@ def draw_learning(run: RunData, drawn: Figures, what: str, found: Any, by_time: 
 
     latest = "; ".join(f"{name}: {points[-1][1]:.4g}{'%' if what == 'accuracy' else ''} at the end"
                        for name, points in lines.items())  # fmt: skip
-    caption = f"{what.capitalize()} over {'seconds' if by_time else 'epochs'}."
+    caption = f"{what.capitalize()} over {'seconds' if by_time else 'epochs'}: {', '.join(lines)}."
     return drawn.draw(f"Curves of the {what} over {x}. {latest}", caption, draw)
 
 
@@ -208,7 +208,7 @@ def answered(answers: Predictions | None, reason: str) -> Iterator[Html]:
     yield page.heading(3, f"The {len(worst)} test images about which it was most wrong, or least sure")
     if answers.images.shape[1:3] == (1, 1):
         yield page.table(("number in the test set", "answer"), [(n, answers.described(n)) for n in worst],
-                         "Inputs that are no images", numbers=False)  # fmt: skip
+                         "Inputs that are no images")  # fmt: skip
     else:
         yield page.images((answers.picture(number), answers.described(number)) for number in worst)
 
@@ -254,8 +254,7 @@ def repeating(run: RunData) -> Iterator[Html]:
         facts.append(("free memory", size(began["memory_available"])))
     facts += [(name, f"{began[name]:,}") for name in ("replicas", "servers", "nodes") if name in began]
     facts.append(("seed", run.options.get("seed", "unknown")))
-    yield page.table(("", "value"), facts, "Versions and machine, when the training last began or continued",
-                     numbers=False)  # fmt: skip
+    yield page.table(("", "value"), facts, "Versions and machine, when the training last began or continued")  # fmt: skip
     happened = [(line["event"] + (f": {line['why']}" if "why" in line else ""),
                  time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(line["when"], 1e11))),
                  f"{line.get('step', 0):,}", f"{line.get('seconds', 0.0):,.3f}")
@@ -264,6 +263,6 @@ def repeating(run: RunData) -> Iterator[Html]:
         yield page.table(("event", "when", "step", "s of training"), happened[-50:], "What happened to the run")
     rows = [(name.replace("_", "-"), ", ".join(value) or "none" if isinstance(value, (list, tuple)) else value)
             for name, value in run.options.items()]  # fmt: skip
-    yield page.table(("option", "value"), rows, "Every option", numbers=False)
+    yield page.table(("option", "value"), rows, "Every option")
     for words in run.missing:
         yield page.note(words)

@@ -139,6 +139,7 @@ class Session:
                 return None
             if output.leads:
                 output.note("begin", **self.about())
+                output.note_members()
             reason = self._train()
             summary = self._finish_alone() if output.alone else shut_down(
                 output, self.averages, self.signals, reason, self.last_epoch)  # fmt: skip
