@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -119,7 +120,14 @@ def test_the_data_set_is_not_modified() -> None:
     assert np.array_equal(x, before) and np.array_equal(y, np.arange(20))
 
 
-def test_the_thread_ends_with_the_iterator() -> None:
+@pytest.fixture
+def no_threads_of_other_tests() -> None:
+    """Delete iterators that earlier tests of this process left in reference cycles: their threads end."""
+    gc.collect()
+    assert not prefetch_threads()
+
+
+def test_the_thread_ends_with_the_iterator(no_threads_of_other_tests: None) -> None:
     loader = Loader(*samples(40), 3)
     batches = loader.epoch(0)
     assert not prefetch_threads()
@@ -144,7 +152,7 @@ def test_prefetch_is_bounded(monkeypatch: pytest.MonkeyPatch, depth: int) -> Non
     assert made == list(range(20))
 
 
-def test_errors_in_the_thread_reach_the_consumer() -> None:
+def test_errors_in_the_thread_reach_the_consumer(no_threads_of_other_tests: None) -> None:
     batches = Loader(*samples(10), 2, indices=np.array([0, 1, 2, 99]), shuffle=False).epoch(0)
     next(batches)
     with pytest.raises(IndexError):

@@ -254,7 +254,7 @@ def repeating(run: RunData) -> Iterator[Html]:
         facts.append(("free memory", size(began["memory_available"])))
     facts += [(name, f"{began[name]:,}") for name in ("replicas", "servers", "nodes") if name in began]
     facts.append(("seed", run.options.get("seed", "unknown")))
-    yield page.table(("", "value"), facts, "Versions and machine, when the training last began or continued")  # fmt: skip
+    yield page.table(("", "value"), facts, "Versions and machine, when the training last began or continued")
     happened = [(line["event"] + (f": {line['why']}" if "why" in line else ""),
                  time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(line["when"], 1e11))),
                  f"{line.get('step', 0):,}", f"{line.get('seconds', 0.0):,.3f}")
