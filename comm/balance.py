@@ -33,11 +33,9 @@ from minidl.schema import Mismatch
 
 REVIEW = 4  # steps between two reviews
 MEDIAN = 3  # reviews from which a speed is computed
-GAIN = 0.03
-MOST = 8
+GAIN = 0.03  # by which the steps of a new division must be shorter
+MOST = 8  # divisions in a run
 DIGITS = 6  # of a speed: a clock that begins at another time measures other last digits
-
-
 PRIOR = 10  # steps that each replica is assumed to have made before the first one
 
 

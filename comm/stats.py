@@ -40,9 +40,10 @@ Report = dict[str, Any]
 
 WORK = ("gradient", "update", "mix", "data")
 NEVER = -1.0  # instead of a time
+DECIDED = ("exchanges", "exchanges_suppressed", "bytes_suppressed")  # with --adaptive
 COUNTS = (
     "bytes_off_the_clock", "messages_off_the_clock", "bytes_before", "messages_before", "sends_skipped", "reads_missed",
-    "reads_overlapped", "exchanges", "exchanges_suppressed", "bytes_suppressed",
+    "reads_overlapped", *DECIDED,
 )  # fmt: skip
 NUMBERS = (
     "rank", "elapsed", "waiting", *WORK, "beside_working", "beside_waiting", *COUNTS, "staleness_sum", "staleness_max",
@@ -77,7 +78,7 @@ class Stats:
         )
         self.busy: set[int] = set()  # the peers to which the last attempt to send failed
         self.skipped = self.misses = self.overlaps = 0
-        self.decided = [0, 0, 0]  # with --adaptive: exchanges, exchanges left out, and the bytes of these
+        self.decided = dict.fromkeys(DECIDED, 0)
         self.ages = [0] * BINS
         self.age_sum = self.age_max = 0.0
         self.seconds = [[0.0] * len(KINDS), [0.0] * len(KINDS)]  # [lane][kind], for lanes MAIN and BESIDE
@@ -128,12 +129,12 @@ class Stats:
 
     def exchanged(self) -> None:
         """Count an exchange for which a method with --adaptive decided (comm/methods/adaptive.py)."""
-        self.decided[0] += 1
+        self.decided["exchanges"] += 1
 
     def suppressed(self, exchanges: int, size: int) -> None:
         """Count exchanges that --adaptive left out, in which this rank would have sent `size` bytes."""
-        self.decided[1] += exchanges
-        self.decided[2] += size
+        self.decided["exchanges_suppressed"] += exchanges
+        self.decided["bytes_suppressed"] += size
 
     def stale(self, steps: float) -> None:
         """Count the staleness of a vector that was mixed in: its sender has made this many steps since sending it.
@@ -205,7 +206,7 @@ class Stats:
         numbers = [
             self.rank, elapsed, main[WAITING], *(main[_KIND[what]] for what in WORK),
             sum(beside) - beside[WAITING], beside[WAITING], *apart, *self.before,
-            self.skipped, self.misses, self.overlaps, *self.decided, self.age_sum, self.age_max, self.ended,
+            self.skipped, self.misses, self.overlaps, *self.decided.values(), self.age_sum, self.age_max, self.ended,
         ]  # fmt: skip
         return np.concatenate([np.asarray(part, np.float64) for part in (numbers, self.ages, *self._edges())])
 
@@ -251,7 +252,7 @@ class Stats:
         self.before = [int(total[name]) for name in ("bytes_before", "messages_before")]
         self.skipped, self.misses = int(total["sends_skipped"]), int(total["reads_missed"])
         self.overlaps = int(total["reads_overlapped"])
-        self.decided = [int(total[name]) for name in COUNTS[-3:]]
+        self.decided = {name: int(total[name]) for name in DECIDED}
         self.ages = np.sum([vector[len(NUMBERS) :][:BINS] for vector in vectors], axis=0).astype(int).tolist()
         self.age_sum, self.age_max = total["staleness_sum"], largest["staleness_max"]
 

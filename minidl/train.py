@@ -87,8 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             fabric = job.join(config) if job else None
             if fabric and own and own.cycle < 1:
                 from minidl.comm.transport.cycle import DutyCycle
+                from minidl.comm.transport.mailbox_transport import MailboxTransport
 
-                setattr(fabric.transport, "cycle", DutyCycle(own.cycle, fabric.beat))  # noqa: B010
+                assert isinstance(fabric.transport, MailboxTransport)
+                fabric.transport.cycle = DutyCycle(own.cycle, fabric.beat)
             result = execute(config, given, signals, fabric)
             if result is not None and (job is None or job.leads):
                 print(json.dumps(result) if given.get("json") else _text(result), flush=True)

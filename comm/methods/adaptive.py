@@ -9,7 +9,7 @@
         exchange,    r <- x,    t_r <- t
 
 tau_min is --shortest-silence, tau_max is --longest-silence. All replicas begin with the same model, so the first
-exchange needs no rule of its own. The threshold delta of --threshold
+exchange follows the same rule. The threshold delta of --threshold
 
     fixed               is constant
     --exchange-rate q   is steered, so that of all possible exchanges the share q takes place:
@@ -35,6 +35,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from minidl.comm.methods.base import Method
 from minidl.comm.replica import Replica
 from minidl.engine.device import aligned
 from minidl.errors import ConfigError
@@ -216,12 +217,19 @@ class Trigger:
         return {"reference": self.reference, "threshold": self.threshold, "last": self.last, "slopes": self.slopes}
 
 
-def vectors(trigger: Trigger | None) -> dict[str, np.ndarray]:
-    """Return what a checkpoint must contain of a trigger."""
-    return trigger.vectors() if trigger else {}
+class Adaptive(Method):
+    """A method with --adaptive. trigger: decides which exchanges take place; None: all of them."""
 
+    trigger: Trigger | None = None
 
-def require_possible(saved: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError if saved `vectors` are not those of a trigger."""
-    if "threshold" in saved and not (saved["threshold"] > 0).all():
-        raise ValueError(f"a threshold of --adaptive is {saved['threshold'].min():g}; expected a number above 0")
+    def restart(self, saved: Mapping[str, np.ndarray] | None = None) -> None:
+        if self.trigger:
+            self.trigger.restart()
+
+    def vectors(self) -> dict[str, np.ndarray]:
+        return self.trigger.vectors() if self.trigger else {}
+
+    def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
+        if self.trigger and not (vectors["threshold"] > 0).all():
+            raise ValueError(f"a threshold of --adaptive is {vectors['threshold'].min():g}; expected a number above 0")
+        super().restore(vectors, numbers)

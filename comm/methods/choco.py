@@ -36,11 +36,11 @@ class Differences(DifferenceCodes):
         super().__init__(replica, fabric, codec)
         self.gamma = codec.gamma if gamma is None else gamma
         self.known, self.mixed = replica.theta.copy(), replica.theta.copy()
+        self.code = self.empty_code()  # q_i
 
     def encode(self, key: int) -> np.ndarray:
         """Return the code of x_i - h_i. h_i <- h_i + q_i"""
-        self.code = self.encode_difference(self.replica.theta, self.known, key)
-        return self.code
+        return self.encode_difference(self.replica.theta, self.known, self.code, key)
 
     def add(self, code: np.ndarray, weight: float) -> None:
         """s_i <- s_i + weight * q"""

@@ -72,10 +72,13 @@ class DifferenceCodes:
         self.rest = np.empty_like(replica.theta)
         codec.compile()
 
-    def encode_difference(self, vector: np.ndarray, known: np.ndarray, key: int) -> np.ndarray:
-        """Return the code q of vector - known. known <- known + q"""
+    def empty_code(self) -> np.ndarray:
+        """Return memory for a code."""
+        return aligned(self.codec.nbytes(self.rest.size), np.uint8)
+
+    def encode_difference(self, vector: np.ndarray, known: np.ndarray, code: np.ndarray, key: int) -> np.ndarray:
+        """code <- the code q of vector - known, known <- known + q. Returns `code`."""
         self.replica.pull(vector, known, 1.0, out=self.rest)
-        code = aligned(self.codec.nbytes(known.size), np.uint8, np.empty)
         with self.fabric.working("mix", known.size):
             self.codec.encode(self.rest, code, key)
             self.codec.add(code, 1.0, known)

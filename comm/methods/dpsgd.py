@@ -38,7 +38,7 @@ import numpy as np
 
 from minidl.comm.fabric.base import Header, PeerLost
 from minidl.comm.methods import adaptive, choco, momentum
-from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Method, Replica, Sequence, View
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Replica, Sequence, View
 from minidl.comm.topology import split, weighted
 from minidl.errors import ConfigError
 from minidl.run.config import Config
@@ -72,10 +72,10 @@ OPTIONS = {
     },
     "on_death": {"like": "base"},
 }
-UNDIRECTED = ("ring", "torus", "complete", "star", "file")
+UNDIRECTED = tuple(name for name in choco.FIXED if name != "exponential")
 
 
-class DPSGD(Method):
+class DPSGD(adaptive.Adaptive):
     shares: tuple[float, ...] = ()  # in the mixing matrix
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
@@ -207,17 +207,12 @@ class DPSGD(Method):
         return graph
 
     def restart(self, saved: Mapping[str, np.ndarray] | None = None) -> None:
-        if self.trigger:
-            self.trigger.restart()
+        super().restart(saved)
         if self.differences:
             self.differences.restart()
 
     def vectors(self) -> dict[str, np.ndarray]:
-        return {**(self.differences.vectors() if self.differences else {}), **adaptive.vectors(self.trigger)}
-
-    def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
-        adaptive.require_possible(vectors)
-        super().restore(vectors, numbers)
+        return {**super().vectors(), **(self.differences.vectors() if self.differences else {})}
 
     def require(self, members: Sequence[int]) -> None:
         self.topology(members)

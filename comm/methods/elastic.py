@@ -34,7 +34,7 @@ import numpy as np
 from minidl.comm import codecs, memory, stability
 from minidl.comm.fabric.base import Channel, Column, Header, PeerLost, State
 from minidl.comm.methods import adaptive
-from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Method, Replica, View
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Replica, View
 from minidl.comm.methods.reconstruction import NOTHING, Reconstructions
 from minidl.comm.methods.succession import Home, Succession
 from minidl.run.config import Config
@@ -57,7 +57,7 @@ UNKNOWN = -1.0  # instead of a curvature
 LARGEST = 1e30  # a curvature, instead of infinity: a checkpoint contains no infinity
 
 
-class Elastic(Method):
+class Elastic(adaptive.Adaptive):
     """A replica with a pull. center: c, or what this replica knows of it. d: the pull d_i of the present step.
 
     order: in which order replicas visit the center, one of `parabola.KINDS`. curvature: of the loss, (1,) float64.
@@ -140,15 +140,13 @@ class Elastic(Method):
 
     def restart(self, saved: Mapping[str, np.ndarray] | None = None) -> None:
         """Begin with the saved center if there is one."""
+        super().restart(saved)
         self.center[:] = self.replica.theta if saved is None else saved["center"]
-        if self.trigger:
-            self.trigger.restart()
 
     def vectors(self) -> dict[str, np.ndarray]:
-        return {"center": self.center, "curvature": self.curvature, **adaptive.vectors(self.trigger)}
+        return {**super().vectors(), "center": self.center, "curvature": self.curvature}
 
     def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
-        adaptive.require_possible(vectors)
         super().restore(vectors, numbers)
         self.choose_rho(self.fabric.view)
 

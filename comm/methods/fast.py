@@ -18,10 +18,9 @@ torus with even sides reach -3, so differences between replicas grow by up to 1 
 until they restart from one of them. Choose a learning rate for 5 gradients in a step. The exchange of models is D-PSGD
 (Lian et al. 2017) on the same graph, one step late. W brings the replicas together, so it needs no restart.
 
-A message that is older than --max-age steps of its sender is dropped. The replicas
-meet at the end of an epoch, for at most one step of the slowest. There the accuracy on an epoch's training batches
-costs nothing; a replica with less than half of the average number of images does not count. What was sent before a
-restart is dropped.
+A message that is older than --max-age steps of its sender is dropped. The replicas meet at the end of an epoch, for at
+most one step of the slowest. There the accuracy on an epoch's training batches costs nothing; a replica with less than
+half of the average number of images does not count. What was sent before a restart is dropped.
 """
 
 from __future__ import annotations
@@ -44,11 +43,7 @@ OPTIONS = {
     "topology": {
         "like": "base",
         "default": "ring",
-        "choices": {
-            "ring": "the previous and the next replica",
-            "torus": "the four neighbours on a grid that is as square as possible",
-            "torus:RxC": "the four neighbours on a grid of R rows and C columns",
-        },
+        "choices": ["ring", "torus", "torus:RxC"],
         "help": "the neighbours of a replica",
     },
     "max_age": {"default": 8, "min": 1, "max": 1000000, "help": "steps of its sender after which a message is dropped"},

@@ -28,15 +28,7 @@ OPTIONS = {
     "topology": {
         "like": "base",
         "default": "ring",
-        "choices": {
-            "ring": "the previous and the next replica",
-            "torus": "the four neighbours on a grid that is as square as possible",
-            "torus:RxC": "the four neighbours on a grid of R rows and C columns",
-            "complete": "all others",
-            "star": "replica 0, which exchanges with all",
-            "exponential": "those at the distances 1, 2, 4, ...",
-            "file:PATH": "the neighbours in a graph: a list of edges, or a .json or .graphml file of NetworkX",
-        },
+        "choices": ["ring", "torus", "torus:RxC", "complete", "star", "exponential", "file:PATH"],
     },
     "alpha": {
         "default": None,

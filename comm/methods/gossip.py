@@ -22,7 +22,7 @@ import numpy as np
 
 from minidl.comm.fabric.base import Header
 from minidl.comm.methods import adaptive, momentum, peers, weighing
-from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Method, Replica, View
+from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Replica, View
 from minidl.data.seeds import Purpose, generator
 from minidl.run.config import Config
 
@@ -65,7 +65,7 @@ OPTIONS = {
 }
 
 
-class Gossip(Method):
+class Gossip(adaptive.Adaptive):
     synchronous = False
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
@@ -127,10 +127,6 @@ class Gossip(Method):
             self.trigger.exchanged(block)
         if peer is not None and config.exchange != "push":
             self.asked.add(peer)
-
-    def restart(self, saved: Mapping[str, np.ndarray] | None = None) -> None:
-        if self.trigger:
-            self.trigger.restart()
 
     def on_membership(self, view: View) -> None:
         """Owe no reply to a peer that is dead or left out. A newcomer may change the neighbours."""
@@ -195,7 +191,7 @@ class Gossip(Method):
             self.weighing.sent(block, float(share))
 
     def vectors(self) -> dict[str, np.ndarray]:
-        return {"mass": self.weighing.mass, **adaptive.vectors(self.trigger)}
+        return {**super().vectors(), "mass": self.weighing.mass}
 
     def numbers(self) -> dict[str, int | float]:
         return {"begun": self.begun}
@@ -203,6 +199,5 @@ class Gossip(Method):
     def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
         if not (vectors["mass"] > 0).all():
             raise ValueError(f"a mass is {vectors['mass'].min():g}; expected masses above 0")
-        adaptive.require_possible(vectors)
         super().restore(vectors, numbers)
         self.begun = int(numbers["begun"])

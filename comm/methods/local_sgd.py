@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.comm.methods import adaptive, momentum
-from minidl.comm.methods.base import BufferSpec, Fabric, Mapping, Method, Replica, View
+from minidl.comm.methods.base import BufferSpec, Fabric, Replica, View
 from minidl.run.config import Config
 
 OPTIONS = {
@@ -36,7 +36,7 @@ OPTIONS = {
 }
 
 
-class LocalSGD(Method):
+class LocalSGD(adaptive.Adaptive):
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
         self.momentum = momentum.kind(config)(replica, config)
@@ -83,14 +83,3 @@ class LocalSGD(Method):
         if self.trigger:
             return int(self.trigger.last[0])
         return made - made % period - period * (self.averaging and made % period == 0)
-
-    def restart(self, saved: Mapping[str, np.ndarray] | None = None) -> None:
-        if self.trigger:
-            self.trigger.restart()
-
-    def vectors(self) -> dict[str, np.ndarray]:
-        return adaptive.vectors(self.trigger)
-
-    def restore(self, vectors: Mapping[str, np.ndarray], numbers: Mapping[str, int | float]) -> None:
-        adaptive.require_possible(vectors)
-        super().restore(vectors, numbers)

@@ -31,7 +31,6 @@ import numpy as np
 from minidl.comm.fabric.base import Channel, Header
 from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Message, Method, Replica, Roles
 from minidl.comm.methods.compression import Compressed, DifferenceCodes
-from minidl.engine.device import aligned
 from minidl.errors import ConfigError
 from minidl.run.config import Config
 
@@ -51,7 +50,7 @@ class ParameterServer(Method):
         if self.compressed.feedback:
             self.known, self.introduced = {}, False
             self.codes = DifferenceCodes(replica, fabric, self.compressed.feedback.codec)
-            self.reply = aligned(self.codes.codec.nbytes(replica.theta.size), np.uint8)
+            self.reply = self.codes.empty_code()
 
     @classmethod
     def roles(cls, ranks: int, config: Config) -> Roles:
@@ -108,7 +107,7 @@ class ParameterServer(Method):
         if self.known is not None and header.marker:
             self.known[worker] = reply.copy()
         elif self.known is not None:
-            reply = self.codes.encode_difference(reply, self.known[worker], center.optimizer_steps)
+            reply = self.codes.encode_difference(reply, self.known[worker], self.reply, center.optimizer_steps)
         return (reply,), Header(round=center.optimizer_steps)
 
     def center(self) -> list[np.ndarray]:

@@ -25,7 +25,6 @@ from minidl.comm.fabric.base import Fabric, Header, Message
 from minidl.comm.methods.compression import DifferenceCodes
 from minidl.comm.methods.succession import Home
 from minidl.comm.replica import Replica
-from minidl.engine.device import aligned
 
 NOTHING = np.zeros(0, np.float32)  # the reply to a vector that is sent whole
 
@@ -33,13 +32,14 @@ NOTHING = np.zeros(0, np.float32)  # the reply to a vector that is sent whole
 class Reconstructions(DifferenceCodes):
     """The state of a rank. pair (2, n): h_i and k_i. knows: the home of the center that knows both.
 
-    of: at the home, the pairs of the replicas that have visited it, by rank.
+    code, reply: of the last visit. of: at the home, the pairs of the replicas that have visited it, by rank. replied:
+    there, the last reply.
     """
 
     def __init__(self, replica: Replica, fabric: Fabric, codec: Codec) -> None:
         super().__init__(replica, fabric, codec)
         self.pair = np.stack([replica.theta, replica.theta])
-        self.reply = aligned(codec.nbytes(replica.theta.size), np.uint8)
+        self.code, self.reply, self.replied = (self.empty_code() for _ in range(3))
         self.of: dict[int, np.ndarray] = {}
         self.knows: Home | None = None
 
@@ -56,7 +56,7 @@ class Reconstructions(DifferenceCodes):
 
     def request(self) -> np.ndarray:
         """Return the code of x_i. The sum of h_i and this code is the new h_i."""
-        return self.encode_difference(self.replica.theta, self.pair[0], self.replica.steps)
+        return self.encode_difference(self.replica.theta, self.pair[0], self.code, self.replica.steps)
 
     def receive(self, center: np.ndarray) -> None:
         """k_i <- k_i + r, with the r in `reply`. center <- k_i"""
@@ -81,7 +81,7 @@ class Reconstructions(DifferenceCodes):
 
     def encode_center(self, center: np.ndarray, replica: int, key: int) -> np.ndarray:
         """Return the code of c for a replica. The sum of its k_i and this code is the new k_i."""
-        return self.encode_difference(center, self.of[replica][1], key)
+        return self.encode_difference(center, self.of[replica][1], self.replied, key)
 
     def restart(self, center: np.ndarray) -> None:
         self.pair[:] = self.replica.theta, center

@@ -119,7 +119,7 @@ def metropolis_hastings(adjacency: Any, stationary: Sequence[float] | np.ndarray
     joined, dense = _nonzeros(adjacency, "an adjacency matrix must be square")
     size = joined.shape[0]
     graph = [{j for j in _columns(joined, i) if j != i} for i in range(size)]
-    if any(i not in graph[j] for i, neighbours in enumerate(graph) for j in neighbours):
+    if not _undirected(graph):
         raise ConfigError("Metropolis-Hastings weights need an undirected graph: expected a symmetric adjacency matrix")
     pi = np.ones(size) if stationary is None else np.asarray(stationary, dtype=np.float64)
     if pi.shape != (size,) or not np.isfinite(pi).all() or pi.min() <= 0:
@@ -134,9 +134,14 @@ def weighted(topology: Topology, stationary: Sequence[float]) -> Topology:
     stationary: pi (P,), positive. Raises ConfigError if the graph is directed.
     """
     graph = [set(topology.sources(rank, 0)) for rank in range(topology.size)]
-    if any(i not in graph[j] for i, sources in enumerate(graph) for j in sources):
+    if not _undirected(graph):
         raise ConfigError(f"{topology.name}: weights by share need an undirected graph, and this one is directed")
     return Repeating(topology.name, [graphs.metropolis_rows(graph, stationary)], doubly=False)
+
+
+def _undirected(graph: Sequence[set[int]]) -> bool:
+    """Return whether each replica is a neighbour of its neighbours. graph: the neighbours of each one."""
+    return all(i in graph[j] for i, neighbours in enumerate(graph) for j in neighbours)
 
 
 def from_matrix(matrix: Any, name: str = "matrix") -> Topology:

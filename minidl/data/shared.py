@@ -94,9 +94,8 @@ class SharedSampler(Sampler):
         return self._skipped
 
     def part(self, counts: Sequence[int], runs: Sequence[Sequence[int]], epoch: int) -> list[int]:
-        """Return a part for `divide_again`. counts: the step at which each replica stopped. runs: (steps, sizes)."""
-        skipped = self.skipped(epoch)
-        return [len(counts), *(max(0, count - skipped) for count in counts), *(word for run in runs for word in run)]
+        """Return a part for `divide_again`, of an epoch of this sampler."""
+        return part(counts, runs, self.skipped(epoch))
 
     def skipped(self, epoch: int) -> int:
         """Return the first step of the present division of an epoch."""
@@ -111,6 +110,14 @@ class SharedSampler(Sampler):
         """Return the images of an epoch that were not trained when this division of the epoch began, in order."""
         parts = tuple(map(tuple, self.interrupted[1])) if epoch == self.interrupted[0] else ()
         return _left(len(self.data.y_train), self.run_seed, epoch, self.batch_size, parts)
+
+
+def part(counts: Sequence[int], runs: Sequence[Sequence[int]], skipped: int) -> list[int]:
+    """Return a part for `divide_again`.
+
+    counts: the step at which each replica stopped. runs: (steps, sizes). skipped: see `SharedSampler.skipped`.
+    """
+    return [len(counts), *(max(0, count - skipped) for count in counts), *(word for run in runs for word in run)]
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,8 @@
     instead_of  the option that has no effect if this one is set
     all_of      the name of a file in comm/methods: all of its options apply here, too
     like        the name of a model, an optimizer or a file in comm/methods that declares the same option: that
-                declaration applies here, too, except for the keys that are given here
+                declaration applies here, too, except for the keys that are given here. `choices` may then be a list
+                of some of its values, which keep their meanings
 
 Each method is a file with OPTIONS, a docstring and a class. A second literal, PRESET, is optional: {option: value} for
 options that all methods take, such as lr; a user's own values override them. The class of a method with servers states
@@ -104,7 +105,10 @@ def _options(group: str, table: Mapping[str, Any], others: Mapping[str, Any]) ->
             found |= _options(group, _literal(f"{METHODS}.{other}", "OPTIONS"), {})
             continue
         if other := entry.pop("like", ""):
-            entry = (others or {other: _literal(f"{METHODS}.{other}", "OPTIONS")})[other][name] | entry
+            origin = (others or {other: _literal(f"{METHODS}.{other}", "OPTIONS")})[other][name]
+            if isinstance(some := entry.get("choices"), list):
+                entry["choices"] = {value: origin["choices"][value] for value in some}
+            entry = origin | entry
         found[name] = declared(name, group, **entry)
     return found
 

@@ -15,7 +15,7 @@ import numpy as np
 from minidl.comm.balance import REVIEW, Balancer
 from minidl.comm.fabric.base import Fabric
 from minidl.data.loader import Batch
-from minidl.data.shared import Division, SharedSampler
+from minidl.data.shared import Division, SharedSampler, part
 from minidl.run.config import Config
 from minidl.run.progress import Progress
 from minidl.run.shares import parse_shares
@@ -123,4 +123,4 @@ def part_before(balance: Mapping[str, Any], counts: Sequence[int], epoch: int) -
     present = balance.get("runs_of") == epoch
     skipped = balance.get("skipped", 0) if present else 0
     runs = [*(balance["runs"] if present else []), [balance["due"], *balance["division"]], [REVIEW, *balance["coming"]]]
-    return [len(counts), *(max(0, count - skipped) for count in counts), *(word for run in runs for word in run)]
+    return part(counts, runs, skipped)

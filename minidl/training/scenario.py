@@ -270,7 +270,10 @@ class Drawing:
         return options | self.codes(options)
 
     def codes(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Draw --compress for a third of the runs that can take it. A generator of its own leaves the rest as it is."""
+        """Draw --compress for a third of the runs that can take it.
+
+        A separate generator draws it, so all other draws stay the same.
+        """
         chance = np.random.default_rng((self.seed, 1))
         fixed = options.get("topology") != "one-peer-exponential" and not {"velocity"} & options.keys()
         apt = options["method"] != "dpsgd" or (fixed and not options["overlap"])

@@ -338,5 +338,3 @@ class Claimed(Work):
             return self.fabric.wait(free, (), "the last pieces of work")
         finally:
             stats.start()
-
-
