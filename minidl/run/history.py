@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -42,9 +43,7 @@ def note(folder: Path, event: str, **facts: Any) -> None:
 
 def surroundings() -> dict[str, Any]:
     """Return the versions and the machine with which this process trains."""
-    import minidl
-
-    versions = {"minidl": minidl.__version__, "python": platform.python_version()}
+    versions = {"minidl": sys.modules["minidl"].__version__, "python": platform.python_version()}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
