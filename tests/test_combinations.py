@@ -60,7 +60,7 @@ def refusal(name: str, case: Case) -> str:
 
 @cache
 def cases(name: str) -> tuple[list[Case], list[str]]:
-    """Return runs of a method that contain each possible pair of values, and the reasons why others are not possible."""
+    """Return runs of a method that contain each possible pair of values, and why others are refused."""
     axes, rng, found, refused = axes_of(name), np.random.default_rng(0), list[Case](), dict[str, None]()
     covered: set[frozenset[tuple[str, Any]]] = set()
     for one, other in itertools.combinations(axes, 2):

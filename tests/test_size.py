@@ -12,6 +12,8 @@ LINES, PARAMETERS, FILES = 400, 8, 16
 
 MANY_PARAMETERS = {  # allowed exceptions, each with the reason
 }
+
+
 def python_files(*folders: str) -> Iterator[Path]:
     """Yield each Python file of these folders once: skip the links `minidl/kernels` and `minidl/comm`."""
     links = (ROOT / "minidl" / "kernels", ROOT / "minidl" / "comm")

@@ -129,8 +129,8 @@ class Trigger:
     blocks: the range (start, stop) of each of the B blocks. together: whether all replicas decide together, by the mean
     of their changes; then all of them exchange in the same steps.
 
-    nbytes: of each block in a message. reference: r, (n,). threshold: delta, (B,). last: t_r, (B,). slopes (B, 2): change
-    per step before the last two exchanges.
+    nbytes: of each block in a message. reference: r, (n,). threshold: delta, (B,). last: t_r, (B,). slopes (B, 2):
+    change per step before the last two exchanges.
     """
 
     def __init__(self, replica: Replica, config: Config, blocks: Sequence[tuple[int, int]], together: bool) -> None:
