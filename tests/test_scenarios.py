@@ -104,7 +104,9 @@ def test_the_script_continues(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "0-of-1.json").read_text())["next"] == 6
 
 
-@pytest.mark.parametrize(("signum", "code", "left"), [(signal.SIGTERM, 143, 0), (signal.SIGKILL, -signal.SIGKILL, 1)])
+@pytest.mark.parametrize(("signum", "code", "left"), [
+    pytest.param(signal.SIGTERM, 143, 0, marks=pytest.mark.slow), (signal.SIGKILL, -signal.SIGKILL, 1),
+])  # fmt: skip
 def test_the_folder_of_an_ended_process_is_removed(signum: int, code: int, left: int) -> None:
     """After SIGKILL, the next process that plays a scenario removes it."""
     place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
