@@ -73,7 +73,7 @@ TRAIN = [
     ("--verbose", "unless --quiet"),
     ("--pretrained", "Did you mean '--init'?"),
     ("--local-rank 0", "mpiexec"),
-    ("--version", "minidl.__version__"),
+    ("--version", "python -m minidl.info"),
     # No hint if nothing is near.
     ("--xyzzy", "unknown option --xyzzy; --help lists all options"),
     ("-z", "unknown option -z; --help lists all options"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -22,9 +23,8 @@ def samples(n: int, shape: tuple[int, ...] = (9, 8, 2)) -> tuple[np.ndarray, np.
     return x, np.arange(n)
 
 
-def prefetch_threads() -> set[threading.Thread]:
-    """Return the threads of all loaders; earlier tests may have left some that have not ended yet."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith("minidl-prefetch")}
+def prefetch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("minidl-prefetch")]
 
 
 def same(left: Iterator[Any], right: Iterator[Any]) -> bool:
@@ -120,19 +120,26 @@ def test_the_data_set_is_not_modified() -> None:
     assert np.array_equal(x, before) and np.array_equal(y, np.arange(20))
 
 
-def test_the_thread_ends_with_the_iterator() -> None:
-    others, loader = prefetch_threads(), Loader(*samples(40), 3)
+@pytest.fixture
+def no_threads_of_other_tests() -> None:
+    """Delete iterators that earlier tests of this process left in reference cycles: their threads end."""
+    gc.collect()
+    assert not prefetch_threads()
+
+
+def test_the_thread_ends_with_the_iterator(no_threads_of_other_tests: None) -> None:
+    loader = Loader(*samples(40), 3)
     batches = loader.epoch(0)
-    assert prefetch_threads() <= others
+    assert not prefetch_threads()
     next(batches)
-    assert len(prefetch_threads() - others) == 1
+    assert len(prefetch_threads()) == 1
     batches.close()  # type: ignore[attr-defined]
-    assert prefetch_threads() <= others
+    assert not prefetch_threads()
     for _ in loader.epoch(0):
         break  # leaving the loop deletes the iterator
-    assert prefetch_threads() <= others
+    assert not prefetch_threads()
     list(loader.epoch(0))
-    assert prefetch_threads() <= others
+    assert not prefetch_threads()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -145,13 +152,12 @@ def test_prefetch_is_bounded(monkeypatch: pytest.MonkeyPatch, depth: int) -> Non
     assert made == list(range(20))
 
 
-def test_errors_in_the_thread_reach_the_consumer() -> None:
-    others = prefetch_threads()
+def test_errors_in_the_thread_reach_the_consumer(no_threads_of_other_tests: None) -> None:
     batches = Loader(*samples(10), 2, indices=np.array([0, 1, 2, 99]), shuffle=False).epoch(0)
     next(batches)
     with pytest.raises(IndexError):
         next(batches)
-    assert prefetch_threads() <= others
+    assert not prefetch_threads()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ FILES = {
         Published("t10k-labels-idx1-ubyte.gz", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
     ],
 }
+GROUPS = {name: [[file.name.removesuffix(".gz")] for file in files] for name, files in FILES.items()}  # for `search`
 MIRRORS = {
     "mnist": [
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -44,8 +45,8 @@ MIRRORS = {
 
 def read_mnist(name: str, data_dir: str | Path | None) -> Splits:
     """Read the set `name` ("mnist" or "fashion-mnist") from the user's folders or the cache, or download it."""
-    stems = [file.name.removesuffix(".gz") for file in FILES[name]]
-    paths = search(name, [[stem] for stem in stems], data_dir)
+    paths = search(name, GROUPS[name], data_dir)
+    stems = [stem for (stem,) in GROUPS[name]]
     if paths is None:
         folder = cache_folder() / name
         with filling(folder):

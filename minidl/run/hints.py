@@ -58,7 +58,7 @@ REASONS = {  # names in other tools -> why minidl has no such option
     "image-size img-size input-size input-shape resize": "the data set determines the size of images: leave it out",
     "shuffle no-shuffle": "the training images are always shuffled, in an order that --seed determines",
     "verbose v debug log-interval print-freq log-level": "every epoch is printed unless --quiet is given: leave it out",
-    "version": "python -c 'import minidl; print(minidl.__version__)' prints the version",
+    "version": "python -m minidl.info prints the versions",
     "download": "missing files of --data are downloaded: leave it out",
     "compile jit": "kernels are always compiled: leave it out",
     "distributed local-rank rank master-addr master-port init-method": "--workers starts replicas on this machine, "
