@@ -57,7 +57,7 @@ HOST_METHODS: dict[str, list[str]] = {
 
 def methods(args: argparse.Namespace) -> list[str]:
     """Return the names of the methods to measure."""
-    return list(dict.fromkeys(["local", *(args.methods or ([QUICK] if args.quick else METHODS))]))
+    return list(args.methods or (["local", QUICK] if args.quick else METHODS))
 
 
 def run(args: argparse.Namespace, name: str, *more: str) -> jobs.Found:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, name: str, *more: str) -> jobs.Found:
 
 
 def speed(report: measure.Report, args: argparse.Namespace) -> None:
-    names = methods(args)
+    names = list(dict.fromkeys(["local", *methods(args)]))
     runs = {name: partial(run, args, name, "--steps", str(args.steps)) for name in names}
     speeds, waits = jobs.take_turns(runs, args.turns)
     for name in names:
@@ -117,7 +117,7 @@ PARTS: jobs.Parts = {"speed": speed, "accuracy": accuracy, "two-hosts": two_host
 
 def main() -> None:
     parser = jobs.arguments(__doc__, PARTS)
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="beside `local`; default: all")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all; speed: `local` as well")
     parser.add_argument("--epochs", type=int, default=4, help="accuracy: epochs")
     parser.add_argument("--hosts-methods", nargs="+", choices=list(HOST_METHODS), default=list(HOST_METHODS))
     parser.add_argument("--hosts-steps", type=int, default=500, help="two-hosts: steps of a replica")

@@ -1,22 +1,22 @@
 """Arithmetic on flat vectors: what methods compute with, besides a replica's gradient and update.
 
-Every operation uses kernels of the device's table. It counts as "mix" in the statistics, and a simulated clock advances
-by its time. Long vectors are processed in pieces, so an intermediate result needs little memory.
+Every operation is one kernel of the device's table: one pass over memory. It counts as "mix" in the statistics, and a
+simulated clock advances by its time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from minidl.comm.fabric.base import Fabric
-from minidl.engine.device import Device, aligned
+from minidl.comm.fabric.wire import EXACT
+from minidl.engine.device import Device
 from minidl.errors import MinidlError
 
-PIECE = 1 << 16  # elements that are processed together
 UNCHANGED = -0.0  # the summand that changes no number: 0.0 would turn -0.0 into 0.0
 
 
@@ -45,21 +45,17 @@ class VectorArithmetic:
 
     def axpy(self, factor: float, x: np.ndarray, y: np.ndarray) -> None:
         """y <- y + factor * x"""
-        add = _table().elementwise
+        _check_lengths(x, y)
         with self.fabric.working("mix", y.size):
-            for (some_x, some_y), scaled in _pieces(x, y):
-                add.affine(some_x, float(factor), UNCHANGED, scaled)
-                add.accumulate(scaled, some_y)
+            _table().mix.axpy(float(factor), x, y)
         self._changed(y)
 
     def pull(self, x: np.ndarray, center: np.ndarray, weight: float, out: np.ndarray) -> None:
-        """out <- weight * (x - center). `out` may share the memory of neither."""
+        """out <- weight * (x - center)"""
         _check_lengths(x, center)
         _check_lengths(x, out)
-        add = _table().elementwise
         with self.fabric.working("mix", x.size):
-            add.subtract(x, center, out)
-            add.affine(out, float(weight), UNCHANGED, out)
+            _table().mix.pull(x, center, float(weight), out)
         self._changed(out)
 
     def elastic(self, x: np.ndarray, center: np.ndarray, weight: float) -> None:
@@ -67,13 +63,9 @@ class VectorArithmetic:
 
         d = weight * (x - center),    x <- x - d,    center <- center + d
         """
-        add = _table().elementwise
+        _check_lengths(x, center)
         with self.fabric.working("mix", x.size):
-            for (some_x, some_center), difference in _pieces(x, center):
-                add.subtract(some_x, some_center, difference)
-                add.affine(difference, float(weight), UNCHANGED, difference)
-                add.subtract(some_x, difference, some_x)
-                add.accumulate(difference, some_center)
+            _table().mix.elastic(x, center, float(weight))
         self._changed(x)
         self._changed(center)
 
@@ -101,6 +93,8 @@ class VectorArithmetic:
         self.elastic(x, y, 0.0)
         self.pull(x, y, 0.0, np.empty_like(x))
         self.drift(x, y)
+        for summand in (x, y):
+            EXACT.add(y, x, summand)
 
     def _changed(self, vector: np.ndarray) -> None:
         """Called after a vector was written to. A replica's weights may share its memory."""
@@ -108,15 +102,6 @@ class VectorArithmetic:
 
 def _table() -> Device:
     return Device("cpu")
-
-
-def _pieces(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], np.ndarray]]:
-    """Yield pieces of x and of y, and memory for a result of the same length. The memory is reused."""
-    _check_lengths(x, y)
-    memory = aligned(min(x.size, PIECE), x.dtype, np.empty)
-    for start in range(0, x.size, PIECE):
-        piece = x[start : start + PIECE]
-        yield (piece, y[start : start + PIECE]), memory[: piece.size]
 
 
 def _check_lengths(x: np.ndarray, y: np.ndarray) -> None:

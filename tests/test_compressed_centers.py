@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import test_mpi as jobs
+from launching import PATIENCE, Launched
 from quadratic import SIZE, START, STEPS, Run, gradient
 from sessions import Sessions
 from test_compression import CODECS, ETA, RHO, Q, train
 from test_elastic_deaths import LINE, home_of
 from test_elastic_deaths import WORKERS as P
 from test_mpi import nothing_left  # noqa: F401 (a fixture)
-from test_mpi_deaths import COUNTING, RUN, ours, surviving
-from test_shutdown import killed
+from test_mpi_deaths import RUN, ours, run, surviving
 
 from minidl.comm.methods import method
 from minidl.comm.methods.compression import DifferenceCodes
@@ -23,6 +25,7 @@ from minidl.comm.methods.reconstruction import Reconstructions
 from minidl.errors import ConfigError
 from minidl.run.config import resolve
 
+AGREEING = str(Path(__file__).parent / "replicas" / "agreeing.py")
 RUNS: list[dict[str, Any]] = [
     {"method": "async-easgd", "center": "beside", "compress": "topk:0.1", "period": 2},
     {"method": "async-easgd", "center": "rank", "compress": "int8"},
@@ -265,21 +268,51 @@ def test_codes_that_do_not_exist(name: str, code: str) -> None:
 # Real processes. test_fabrics_agree.py compares the bits of `easgd`.
 
 
-@pytest.mark.parametrize("options", [RUNS[0], pytest.param(RUNS[3], marks=pytest.mark.slow)])
-def test_the_center_is_killed(tmp_path: Path, options: dict[str, Any]) -> None:
-    ranks, home = 3, 2 if options["center"] == "rank" else 0
+def agreed(folder: Path, options: dict[str, Any], victim: str, start: Callable[..., tuple[int, str, str]]) -> set[str]:
+    """Train three ranks, of which one may be killed. In each visit, both sides must know the same h_i and k_i.
+
+    start(program, arguments) runs the job. Returns what the ranks have read, such as "1 home" or "1 replica".
+    """
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    where = "comm.methods.elastic:Served.update_center"
-    code, [result], errors = killed(tmp_path / "run", ranks, [home], where, *words)
-    assert code == 0 and result["replicas_alive"] == 2 and result["epochs"] == 4, errors
-    assert LINE.format(home, 0 if home else 1) in errors
+    log = folder / "log"
+    code, out, errors = start(AGREEING, [str(log), victim, *RUN, "--epochs", "3", *words, "--out", str(folder / "run")])
+    assert code == 0, errors
+    [result] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    served = options["center"] == "rank"
+    assert result["replicas_alive"] == (2 if served or victim else 3)
+    assert (LINE.format(*((2, 0) if served else (0, 1))) in ours(errors)) == bool(victim)
+    return set(log.with_suffix(".checks").read_text().splitlines())
 
 
-def test_the_center_is_killed_under_mpi(tmp_path: Path) -> None:
-    """With Open MPI and ULFM. The rank of the center is killed after some steps."""
-    words = [word for name, value in RUNS[0].items() for word in (f"--{name}", str(value))]
-    done = surviving(3, COUNTING, str(tmp_path / "log"), "0:15:9", *RUN, "--epochs", "3", *words,
-                     "--out", str(tmp_path / "run"))  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    [result] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert result["replicas_alive"] == 2 and LINE.format(0, 1) in ours(done.stderr)
+def in_shared_memory(program: str, arguments: list[str]) -> tuple[int, str, str]:
+    with Launched(3, *arguments, program=[program]) as launched:
+        out, errors = launched.process.communicate(timeout=PATIENCE)
+        return launched.process.returncode, out, errors
+
+
+def under_mpi(program: str, arguments: list[str]) -> tuple[int, str, str]:
+    if jobs.mpiexec() is None:
+        pytest.skip("no mpiexec")
+    done = run(3, [], program, *arguments)
+    return done.returncode, done.stdout, done.stderr
+
+
+def with_ulfm(program: str, arguments: list[str]) -> tuple[int, str, str]:
+    done = surviving(3, program, *arguments)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("options", [RUNS[0], pytest.param(RUNS[3], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start", [in_shared_memory, with_ulfm])
+def test_the_center_is_killed(tmp_path: Path, options: dict[str, Any], start: Any) -> None:
+    """After some steps. The next home knows what the others know."""
+    home, heir = (0, 1) if options["center"] == "beside" else (2, 0)
+    found = agreed(tmp_path, options, f"{home}:15:9", start)
+    assert found >= {f"{home} home", f"{heir} home", f"{heir} replica"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [*RUNS, *ROUND_ROBIN])
+def test_both_sides_agree_under_mpi(tmp_path: Path, options: dict[str, Any]) -> None:
+    home = 0 if options["center"] == "beside" else 2
+    assert agreed(tmp_path, options, "", under_mpi) >= {f"{home} home", "1 replica"}

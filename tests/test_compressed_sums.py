@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,28 @@ def test_a_sum_along_a_ring_has_the_order_of_the_ring(nodes: list[int], size: in
         shares.append(total)
     for sums, _, _ in summed(nodes, size, "none", ring=True, times=1):
         np.testing.assert_array_equal(sums[0], np.concatenate(shares))
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("name", ["none", "topk:0.1"])
+@settings(max_examples=20, deadline=None)
+@given(nodes=groupings(), size=st.sampled_from([0, 1, 300, 30_001, CHUNK // 8 + 3]))
+def test_a_summand_that_stays_as_it_is_gives_the_same_bits(name: str, ring: bool, nodes: list[int], size: int) -> None:
+    """Of `allreduce` and of `reduce`, whatever the vector contained before."""
+
+    def work(fabric: Fabric, apart: bool) -> list[bytes]:
+        group, codec, found = fabric.group(fabric.replicas), codecs.build(name), []
+        for collective in (partial(group.allreduce, ring=ring), group.reduce):
+            own = draw(fabric.rank, size, np.float64)
+            vector = np.full(size, np.nan) if apart else own.copy()
+            wire = [Coded(Feedback(codec, np.zeros(size)), vector, 0, 0)] if codec else []
+            collective(vector, *wire, **({"own": own} if apart else {}))
+            assert np.array_equal(own, draw(fabric.rank, size, np.float64))
+            if collective != group.reduce or fabric.rank == 0:
+                found.append(vector.tobytes())
+        return found
+
+    assert simulated(nodes, partial(work, apart=True))[0] == simulated(nodes, partial(work, apart=False))[0]
 
 
 @pytest.mark.parametrize("ring", [False, True])

@@ -17,7 +17,7 @@ from minidl.comm.methods.gossip import Gossip
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Replica
 from minidl.comm.transport.loopback import LoopbackTransport
-from minidl.comm.vectors import PIECE
+from minidl.kernels.elementwise.stream import SERIAL
 
 MOMENTUM: dict[str, Any] = dict(momentum=0.9, weight_decay=1e-2)
 
@@ -95,7 +95,7 @@ def test_gossip_forgets_what_it_owes_to_a_dead_peer(monkeypatch: pytest.MonkeyPa
 # Arithmetic.
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000, PIECE, PIECE + 1, 3 * PIECE + 5])
+@pytest.mark.parametrize("size", [1, 7, 1000, SERIAL, SERIAL + 1, 3 * SERIAL + 5])
 def test_arithmetic_agrees_with_float64(size: int) -> None:
     replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), Fabric(LoopbackTransport()), own=True)
     rng = np.random.default_rng(size)

@@ -117,27 +117,35 @@ class Group:
 
     # -- sums ----------------------------------------------------------------------------------------------
 
-    def reduce(self, vector: np.ndarray, wire: Wire = EXACT) -> None:
+    def reduce(self, vector: np.ndarray, wire: Wire = EXACT, own: np.ndarray | None = None) -> None:
         """At the group's first rank: vector = the sum of the vectors of all ranks (float32 or float64).
 
-        The vectors of the other ranks are overwritten.
+        The vectors of the other ranks are overwritten. own: what this rank adds instead of `vector`; it stays as it is.
         """
         family = self.tree.whole[self.transport.rank]
-        for part in self._parts(vector):
-            self._up(part, family, wire)
+        for part, summand in self._summands(vector, own):
+            self._up(part, summand, family, wire)
 
-    def allreduce(self, vector: np.ndarray, wire: Wire = EXACT, ring: bool = False) -> None:
-        """vector = the sum of the vectors of all ranks (float32 or float64), with the same bits on all ranks."""
+    def allreduce(
+        self, vector: np.ndarray, wire: Wire = EXACT, ring: bool = False, own: np.ndarray | None = None
+    ) -> None:
+        """vector = the sum of the vectors of all ranks (float32 or float64), with the same bits on all ranks.
+
+        own: what this rank adds instead of `vector`; it stays as it is.
+        """
         if len(self.ranks) == 1:
+            if own is not None:
+                vector[...] = own
             return
         if ring:
-            self._go_round(vector, wire)
+            self._go_round(vector, vector if own is None else own, wire)
             return
-        parts, heads, rank = self._parts(vector), self.tree.heads, self.transport.rank
+        summands, heads, rank = self._summands(vector, own), self.tree.heads, self.transport.rank
+        parts = [part for part, _ in summands]
         if len(heads) > 2 and vector.nbytes >= SHORTEST_SHARE * len(heads):
             inside = self.tree.inside[rank]
-            for part in parts:
-                self._up(part, inside, wire)
+            for part, summand in summands:
+                self._up(part, summand, inside, wire)
             if rank in heads:
                 self._exchange_shares(vector, wire)
             for part in parts:  # as they are: another code of the complete sum would stand for another vector
@@ -150,20 +158,23 @@ class Group:
         ahead = 2 * family.depth
         for at in range(len(parts) + ahead):
             if at < len(parts):
-                self._up(parts[at], family, wire)
+                self._up(*summands[at], family, wire)
             if at >= ahead:
                 self._down(parts[at - ahead], family, wire)
 
-    def _up(self, part: np.ndarray, family: Family, wire: Wire) -> None:
+    def _up(self, part: np.ndarray, summand: np.ndarray, family: Family, wire: Wire) -> None:
         for child in family.children:
             with self._receive(child) as message:
-                self._add(wire, message.vector, part)
+                self._add(wire, message.vector, part, summand)
+                summand = part
         if family.parent:
-            self._send(family.parent, wire.sent(part))
+            self._send(family.parent, wire.sent(summand, part))
+        elif summand is not part:
+            part[...] = summand
 
     def _down(self, part: np.ndarray, family: Family, wire: Wire) -> None:
         if not family.parent:
-            self._send(family.children, wire.sent(part))
+            self._send(family.children, wire.sent(part, part))
         for parent in family.parent:
             with self._receive(parent) as message:
                 data = wire.copy(message.vector, part)
@@ -184,44 +195,47 @@ class Group:
         for turn in rounds:
             for to, source in zip(others, reversed(others)):
                 for part in shares[to][turn : turn + 1]:
-                    self._send((heads[to],), wire.sent(part))
+                    self._send((heads[to],), wire.sent(part, part))
                 for part in own[turn : turn + 1]:
                     with self._receive(heads[source]) as message:
-                        self._add(wire, message.vector, part)
+                        self._add(wire, message.vector, part, part)
         for turn in rounds:
             for part in own[turn : turn + 1]:
-                self._send([heads[to] for to in others], wire.sent(part))
+                self._send([heads[to] for to in others], wire.sent(part, part))
             for source in reversed(others):
                 for part in shares[source][turn : turn + 1]:
                     with self._receive(heads[source]) as message:
                         wire.copy(message.vector, part)
 
-    def _go_round(self, vector: np.ndarray, wire: Wire) -> None:
-        """vector = the sum of the vectors of all ranks, along a ring.
+    def _go_round(self, vector: np.ndarray, summand: np.ndarray, wire: Wire) -> None:
+        """vector = the sum of the summands of all ranks, along a ring. summand: `vector`, or another one.
 
         In each step, a rank sends the parts of one share to the next rank, and receives those of another one from the
         rank before it, one after the other. A rank that has made the fewest steps finds its edge free, and its message
         arrived. So the ranks never wait for each other in a circle.
         """
         at, count = self.ranks.index(self.transport.rank), len(self.ranks)
-        shares = [chunks(share, CHUNK) for share in np.array_split(vector, count)]
+        shares, summands = ([chunks(share, CHUNK) for share in np.array_split(one, count)] for one in (vector, summand))
 
-        def step(sent: Iterator[np.ndarray], received: list[np.ndarray], take: Callable[..., T]) -> list[T]:
-            """Send these parts, and take(what was received, part) for each part that arrives."""
+        def step(sent: Iterator[np.ndarray], take: Callable[..., T], *into: list[np.ndarray]) -> list[T]:
+            """Send parts, and take(what was received, *parts) for each that arrives. parts: the next of each list."""
             found = []
-            for own, part in zip_longest(sent, received):
-                if own is not None:
-                    self._send((self.ranks[(at + 1) % count],), own)
-                if part is not None:
+            for data, *parts in zip_longest(sent, *into):
+                if data is not None:
+                    self._send((self.ranks[(at + 1) % count],), data)
+                if parts[0] is not None:
                     with self._receive(self.ranks[at - 1]) as message:
-                        found.append(take(message.vector, part))
+                        found.append(take(message.vector, *parts))
             return found
 
+        sent = summands[at]
         for turn in range(count - 1):
-            step(map(wire.sent, shares[(at - turn) % count]), shares[(at - turn - 1) % count], partial(self._add, wire))
-        data = [wire.sent(part) for part in shares[(at + 1) % count]]
+            before, here = (at - turn) % count, (at - turn - 1) % count
+            step(map(wire.sent, sent, shares[before]), partial(self._add, wire), shares[here], summands[here])
+            sent = shares[here]
+        codes = [wire.sent(part, part) for part in sent]
         for turn in range(count - 1):
-            data = step(iter(data), shares[(at - turn) % count], wire.copy)
+            codes = step(iter(codes), wire.copy, shares[(at - turn) % count])
 
     # -- copies --------------------------------------------------------------------------------------------
 
@@ -292,9 +306,14 @@ class Group:
             return chunks(vector, CHUNK)
         return chunks(vector, min(max(-(-vector.nbytes // CHUNKS), SHORTEST_CHUNK), CHUNK))
 
-    def _add(self, wire: Wire, received: np.ndarray, part: np.ndarray) -> None:
-        """part <- part + what was received"""
-        wire.add(received, part)
+    def _summands(self, vector: np.ndarray, own: np.ndarray | None) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the chunks of a vector, each with what this rank adds to a sum: the chunk itself, or that of `own`."""
+        parts = self._parts(vector)
+        return list(zip(parts, parts if own is None else self._parts(own), strict=True))
+
+    def _add(self, wire: Wire, received: np.ndarray, part: np.ndarray, summand: np.ndarray) -> None:
+        """part <- summand + what was received"""
+        wire.add(received, part, summand)
         self.transport.elapse("sum", part.size)
 
     def _send(self, peers: Sequence[int], part: np.ndarray) -> None:

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from minidl.comm.codecs.feedback import Feedback, add
-from minidl.engine.device import address
+from minidl.comm.codecs.feedback import Feedback
+from minidl.engine.device import Device, address
+from minidl.kernels.elementwise.stream import SERIAL
 
 
 class Wire:
-    """Vectors are sent as they are. `part` is a contiguous part of the vector of a collective."""
+    """Vectors are sent as they are. `part` is a contiguous part of the vector of a collective.
 
-    def sent(self, part: np.ndarray) -> np.ndarray:
-        """Return what this rank sends for a part. The part becomes what receivers read from it."""
-        return part
+    summand: this part of what the rank adds to a sum, or of the sum so far: `part` itself, or a vector that stays as
+    it is.
+    """
 
-    def add(self, received: np.ndarray, part: np.ndarray) -> None:
-        """part <- part + what was received"""
-        add(received, part)
+    def sent(self, summand: np.ndarray, part: np.ndarray) -> np.ndarray:
+        """Return what this rank sends for a summand. A complete sum is `part`, and becomes what receivers read."""
+        return summand
+
+    def add(self, received: np.ndarray, part: np.ndarray, summand: np.ndarray) -> None:
+        """part <- summand + what was received, on one thread: the others may compute a gradient meanwhile."""
+        for i in range(0, part.size, SERIAL):
+            piece = slice(i, i + SERIAL)
+            Device("cpu").elementwise.add(summand[piece], received[piece], part[piece])
 
     def copy(self, received: np.ndarray, part: np.ndarray) -> np.ndarray:
         """part <- what was received. Returns what this rank sends on; `received` is not needed for it."""
@@ -40,13 +47,15 @@ class Coded(Wire):
         self.feedback, self.codec, self.key = feedback, feedback.codec, key
         self.first, self.itemsize, self.start = address(vector), vector.itemsize, start
 
-    def sent(self, part: np.ndarray) -> np.ndarray:
+    def sent(self, summand: np.ndarray, part: np.ndarray) -> np.ndarray:
         start = self.start + (address(part) - self.first) // self.itemsize
-        code = self.feedback.encode(part, (self.key << 32) + start, start)
+        code = self.feedback.encode(summand, (self.key << 32) + start, start)
         self.codec.decode(code, part)
         return code
 
-    def add(self, received: np.ndarray, part: np.ndarray) -> None:
+    def add(self, received: np.ndarray, part: np.ndarray, summand: np.ndarray) -> None:
+        if summand is not part:
+            part[...] = summand
         self.codec.add(received, 1.0, part)
 
     def copy(self, received: np.ndarray, part: np.ndarray) -> np.ndarray:

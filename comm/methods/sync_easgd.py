@@ -124,7 +124,6 @@ class SyncEASGD(Elastic):
             self.call_center()
             for start, stop in self.parts:
                 self.compute_pull(start, stop)
-                self.sum[start:stop] = self.d[start:stop]
                 if self.config.overlap:
                     self.sent.append(self.fabric.concurrently(partial(self.add_up, start, stop)))
         loss = super().local(batch)
@@ -149,15 +148,15 @@ class SyncEASGD(Elastic):
             self.add_up(start, stop)
 
     def add_up(self, start: int, stop: int) -> None:
-        """sum[start:stop] = the sum of these elements of all d_i, on all ranks"""
-        fabric, center, part = self.fabric, self.config.center, self.sum[start:stop]
+        """sum[start:stop] = the sum of these elements of all d_i, on all ranks. In a rank of its own, d is 0."""
+        fabric, center, part, d = self.fabric, self.config.center, self.sum[start:stop], self.d[start:stop]
         wire = self.compressed.wire(self.sum, start, self.replica.steps)
+        group = fabric.group((*fabric.servers, *fabric.replicas))
         if center == "copies":
-            fabric.allreduce(part, wire, self.config.reduce == "ring")
-            return
-        group = fabric.group(fabric.replicas if center == "beside" else (*fabric.servers, *fabric.replicas))
-        group.reduce(part, wire)
-        group.broadcast(part, group.ranks[0], wire)
+            group.allreduce(part, wire, self.config.reduce == "ring", own=d)
+        else:
+            group.reduce(part, wire, own=d)
+            group.broadcast(part, group.ranks[0], wire)
 
     def update_center(self) -> None:
         self.replica.axpy(1.0, self.sum, self.center)
@@ -175,7 +174,6 @@ class SyncEASGD(Elastic):
         """Take part in each sum, until all replicas have stopped training or one has died."""
         try:
             while self.fabric.wait(self.called, (), "a step with a pull"):
-                self.sum[:] = 0
                 self.add_all_up()
                 self.update_center()
         except PeerLost:

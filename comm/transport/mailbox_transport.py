@@ -180,11 +180,19 @@ class MailboxTransport(Transport):
             self.set_status(Column.PATIENCE, before)
 
     def idle(self, attempt: int) -> None:
-        """Yield the core at first. Then sleep for longer and longer, but at most LONGEST seconds at a time."""
+        """Yield the core at first. Then sleep for longer and longer, but at most LONGEST seconds at a time.
+
+        A concurrent operation sleeps LONGEST while the replica computes: its attempts would take time from the
+        gradient, and a core that it yields comes back only after a time slice.
+        """
+        beside = concurrent()
+        if beside and not self._worker.awaited:
+            self.sleep(LONGEST)
+            return
         if attempt < YIELDS:
             os.sched_yield()
             return
-        if not concurrent():
+        if not beside:
             self.beat()
         self.sleep(min(SHORTEST * GROWTH ** min(attempt - YIELDS, 40), LONGEST))
 
@@ -208,16 +216,16 @@ class MailboxTransport(Transport):
 class Worker:
     """One thread that runs functions in the order in which they were submitted.
 
-    beat: called about every BEAT seconds by a thread that waits for a function.
+    beat: called about every BEAT seconds by a thread that waits for a function. awaited: whether there is one.
     """
 
     def __init__(self, beat: Callable[[], None]) -> None:
-        self.beat = beat
+        self.beat, self.awaited = beat, False
         self._tasks: SimpleQueue[BackgroundCall[Any] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], T]) -> BackgroundCall[T]:
-        task = BackgroundCall(work, self.beat)
+        task = BackgroundCall(work, self)
         self._tasks.put(task)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fabric", daemon=True)
@@ -239,8 +247,8 @@ class Worker:
 class BackgroundCall(Generic[T]):
     """A submitted function and its result."""
 
-    def __init__(self, work: Callable[[], T], beat: Callable[[], None]) -> None:
-        self._work, self._done, self._beat = work, threading.Event(), beat
+    def __init__(self, work: Callable[[], T], worker: Worker) -> None:
+        self._work, self._done, self._worker = work, threading.Event(), worker
         self._result: T
         self._error: BaseException | None = None
 
@@ -253,8 +261,10 @@ class BackgroundCall(Generic[T]):
 
     def wait(self) -> T:
         """Return the function's result, or raise its exception."""
+        self._worker.awaited = True
         while not self._done.wait(BEAT):
-            self._beat()
+            self._worker.beat()
+        self._worker.awaited = False
         if self._error is not None:
             raise self._error
         return self._result

@@ -1,10 +1,10 @@
-"""Mixing two models: the definition and the oracle of the tests."""
+"""Arithmetic on whole models: the definition and the oracle of the tests."""
 
 from __future__ import annotations
 
 from numpy import ndarray
 
-__all__ = ["mix"]
+__all__ = ["axpy", "elastic", "mix", "pull"]
 
 
 def mix(theta: ndarray, other: ndarray, weight: float) -> None:
@@ -15,3 +15,23 @@ def mix(theta: ndarray, other: ndarray, weight: float) -> None:
     """
     for i in range(theta.size):
         theta[i] += weight * (other[i] - theta[i])
+
+
+def axpy(factor: float, x: ndarray, y: ndarray) -> None:
+    """y += factor * x; x, y (n,)."""
+    for i in range(y.size):
+        y[i] += factor * x[i]
+
+
+def pull(x: ndarray, center: ndarray, weight: float, out: ndarray) -> None:
+    """out = weight * (x - center); x, center, out (n,)."""
+    for i in range(out.size):
+        out[i] = weight * (x[i] - center[i])
+
+
+def elastic(x: ndarray, center: ndarray, weight: float) -> None:
+    """d = weight * (x - center), x -= d, center += d; x, center (n,)."""
+    for i in range(x.size):
+        d = weight * (x[i] - center[i])
+        x[i] -= d
+        center[i] += d

@@ -51,10 +51,11 @@ def served(method: ParameterServer, message: Message) -> Any:
     return reply
 
 
-def center_visited(method: Served, visit: Message) -> None:
-    visited(method, visit)
+def center_visited(method: Served, visit: Message) -> Any:
+    reply = visited(method, visit)
     if method.fabric.rank in method.fabric.servers:
         signal_in(method.fabric.rank, method.version)
+    return reply
 
 
 def signal_in(rank: int, steps: int) -> int | None:
