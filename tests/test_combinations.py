@@ -100,13 +100,15 @@ def possible(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_pair_of_options_trains(
-    name: str, tmp_path: Path, possible: Counter[str], monkeypatch: pytest.MonkeyPatch
+    name: str, every: int, tmp_path: Path, possible: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
+    """The quick tests train a part of the cases."""
     found, _ = cases(name)
     seen = count_images(monkeypatch)
-    for number, case in enumerate(found):
+    for number, case in enumerate(found[::every]):
         seen.clear()
         possible.clear()
         config = resolve({**SMALL, "method": name, "out": str(tmp_path / str(number)), **case})
