@@ -149,14 +149,19 @@ def torn(job: Job, options: dict[str, Any]) -> dict[str, int]:
 
 
 class StepRecorder:
-    """Records each step's loss, and the time and the weights at intervals of `every` steps (0: never)."""
+    """Records each step's loss. At intervals of `every` steps (0: never): time, weights, bytes sent to other nodes.
+
+    On a single node the bytes are those to all ranks.
+    """
 
     def __init__(self, trainer: Trainer, every: int = 0) -> None:
         self.losses: list[str] = []
-        self.snapshots: list[tuple[float, np.ndarray]] = []  # (time, theta)
+        self.snapshots: list[tuple[float, np.ndarray, int]] = []  # (time, theta, bytes)
         self.began = self.excluded = 0.0  # began: start of the first step; excluded: seconds that do not count
         self.ends: list[float] = []  # time at the end of each step
-        step = trainer.method.step
+        step, fabric = trainer.method.step, trainer.replica.fabric
+        others = [rank for rank in range(fabric.size) if fabric.nodes[rank] != fabric.nodes[fabric.rank]]
+        others = others or list(range(fabric.size))
 
         def recorded(batch: Any) -> float:
             self.began = self.began or time.monotonic()
@@ -164,7 +169,8 @@ class StepRecorder:
             self.losses.append(float(loss).hex())
             self.ends.append(time.monotonic() - self.excluded)
             if every and len(self.losses) % every == 0:
-                self.snapshots.append((time.monotonic() - self.excluded, trainer.replica.theta.copy()))
+                sent = sum(fabric.stats.sent_bytes[rank] for rank in others)
+                self.snapshots.append((time.monotonic() - self.excluded, trainer.replica.theta.copy(), sent))
             return loss
 
         trainer.method.step = recorded  # type: ignore[method-assign]
@@ -207,11 +213,12 @@ def train(job: Job | None, options: dict[str, Any]) -> dict[str, Any]:
         with session.output.opened(lambda: RunFolder.create(session.config)):
             summary = session.train()
     if recorder.snapshots and options.get("keep"):
-        np.save(Path(options["keep"]) / f"{fabric.rank}.npy", np.array([theta for _, theta in recorder.snapshots]))
+        np.save(Path(options["keep"]) / f"{fabric.rank}.npy", np.array([theta for _, theta, _ in recorder.snapshots]))
     return {
         "losses": recorder.losses if not options.get("every") else [],
         "began": recorder.began,
-        "times": [seconds for seconds, _ in recorder.snapshots],
+        "times": [seconds for seconds, _, _ in recorder.snapshots],
+        "between": [sent for _, _, sent in recorder.snapshots],
         "speed": recorder.speed(session.config.batch_size),
         "summary": summary,
     }

@@ -63,7 +63,7 @@ def methods(args: argparse.Namespace) -> list[str]:
 def run(args: argparse.Namespace, name: str, *more: str) -> jobs.Found:
     """Train with a method of METHODS on this machine. Return what each rank found."""
     options, processes, _ = METHODS[name]
-    return jobs.launched(processes, "train", {"argv": [*comm.mnist_options(args), *options, *more]})
+    return jobs.launched(processes, "train", {"argv": [*comm.mnist_options(args), *options, *more]}, timeout=3600)
 
 
 def speed(report: measure.Report, args: argparse.Namespace) -> None:

@@ -63,7 +63,8 @@ class Device:
 
     flops: FLOP/s. speed: relative to [measured]. memory: bytes/s that updates and mixes reach. batch: seconds that each
     gradient takes in addition to the time of its images. host: whether it is the host of its node (see [host]).
-    additions: whether the additions of a collective take time, as a mix does; by default they take none.
+    kernel: seconds that each pass over a vector takes in addition to its bytes: the start of a kernel on a GPU.
+    additions: whether the work of a collective, its additions and codes, takes time; by default it takes none.
     """
 
     flops: float = _entry(0.0, POSITIVE)
@@ -71,6 +72,7 @@ class Device:
     memory: float = _entry(10e9, POSITIVE)
     jitter: float = _entry(0.0, JITTER)
     batch: float = _entry(0.0, NATURAL)
+    kernel: float = _entry(0.0, NATURAL)
     host: bool = _entry(False)
     additions: bool = _entry(False)
 

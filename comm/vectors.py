@@ -1,4 +1,4 @@
-"""Arithmetic on flat vectors: what methods compute with, besides a replica's gradient and update.
+"""Arithmetic on flat vectors, and copies: what methods compute with, besides a replica's gradient and update.
 
 Every operation is one kernel of the device's table: one pass over memory. It counts as "mix" in the statistics, and a
 simulated clock advances by its time.
@@ -34,6 +34,13 @@ class VectorArithmetic:
         with self.fabric.working("mix", target.size):
             _table().mix.mix(target, other, float(weight))
         self._changed(target)
+
+    def copy(self, vector: np.ndarray, out: np.ndarray) -> None:
+        """out <- vector"""
+        _check_lengths(vector, out)
+        with self.fabric.working("mix", vector.size):
+            out[:] = vector
+        self._changed(out)
 
     def scale(self, vector: np.ndarray, factor: float, out: np.ndarray | None = None) -> None:
         """out <- factor * vector; by default, out is the vector itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,13 @@ os.environ.setdefault("MINIDL_WORKERS", "1")  # tests that need more replicas se
 settings.register_profile("minidl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("minidl"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "minidl")
+
+
+def pytest_report_header() -> str | None:
+    """Say that tests are missing if their packages are."""
+    if find_spec("numba_cuda") is None:
+        return "tests/cuda is skipped: it needs pip install -e '.[cuda13]' nvidia-cuda-nvdisasm"
+    return None
 
 
 STARTERS = {"Command", "Launched", "job", "jobs", "mpiexec", "results", "subprocess"}  # in modules that start processes

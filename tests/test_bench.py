@@ -95,15 +95,17 @@ def test_comm(root: Path) -> None:
     assert rows["publish-and-mix"] > 0 and rows["sim-event-gossip"] > 0 and 0 < rows["sim-memory"] < 8
 
 
-def test_adaptive(root: Path) -> None:
-    rows = {row["name"]: row["value"] for row in rows_of(root, "adaptive.py", "--only", "equal-samples")}
-    assert abs(rows["adaptive-minus-each-step"]) < 100 and 5 < rows["messages-of-each-step"] < 50
+def test_adaptive(root: Path, tmp_path: Path) -> None:
+    options = ["--out", str(tmp_path), "--only", "equal-samples"]
+    rows = {row["name"]: row["value"] for row in rows_of(root, "adaptive.py", *options)}
+    assert abs(rows["adaptive-minus-each-step"]) < 100 and 5 < rows["messages-of-each-step"] < 100
 
 
 @pytest.mark.slow
-def test_adaptive_against_other_methods(root: Path) -> None:
-    rows = {row["name"]: row["value"] for row in rows_of(root, "adaptive.py", "--only", "two-hosts", "fixed-period")}
-    assert rows["adaptive-link"] > 0 and rows["per-step-link"] > 0 and 50 < rows["messages-of-fixed-period"] < 200
+def test_adaptive_against_other_methods(root: Path, tmp_path: Path) -> None:
+    options = ["--out", str(tmp_path), "--only", "two-hosts", "fixed-period"]
+    rows = {row["name"]: row["value"] for row in rows_of(root, "adaptive.py", *options)}
+    assert rows["adaptive-link"] > 0 and rows["each-step-link"] > 0 and 50 < rows["messages-of-fixed-period"] < 300
 
 
 @pytest.mark.slow
@@ -177,7 +179,7 @@ def test_outer(root: Path, tmp_path: Path) -> None:
     rows = rows_of(root, "outer.py", "--out", str(tmp_path))
     check_values(rows)
     shares = {row["name"]: row["value"] for row in rows if row["name"].endswith("bytes")}
-    assert shares == pytest.approx({"diloco-bytes": 10, "sparta-bytes": 10, "sparse-bytes": 10}, rel=0.1)
-    before = (tmp_path / "quick.jsonl").read_text()
+    assert len(shares) == 5 and list(shares.values()) == pytest.approx([10] * 5, rel=0.1)
+    before = (tmp_path / "quick" / "results.jsonl").read_text()
     assert rows_of(root, "outer.py", "--out", str(tmp_path)) == rows
-    assert (tmp_path / "quick.jsonl").read_text() == before
+    assert (tmp_path / "quick" / "results.jsonl").read_text() == before

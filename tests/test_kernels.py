@@ -5,67 +5,34 @@ Each folder kernels/<op> is found automatically. kernel_cases/<op>.py contains t
 
 from __future__ import annotations
 
-import copy
-import importlib
-import inspect
 from pathlib import Path
-from types import ModuleType
 
 import numba
 import numpy as np
 import pytest
-from kernel_cases import Arguments, Arrays, Cases
+from kernel_cases import Arguments, Arrays
+from kernel_cases.comparing import (
+    TOLERANCE,
+    all_cases,
+    assert_close,
+    call,
+    cases,
+    in_float64,
+    module,
+    parameters,
+)
 
 import minidl.engine.jit  # noqa: F401  (configures Numba before the kernels are compiled)
 
 FOLDERS = sorted(file.parent.name for file in Path(__file__).parents[1].glob("kernels/*/cpu.py"))
-TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # relative to the largest element
-SCRATCH = {"columns", "partial", "scratch", "transposed"}  # arguments whose content after the call does not matter
-
-
-def module(folder: str, file: str) -> ModuleType:
-    return importlib.import_module(f"minidl.kernels.{folder}.{file}")
-
-
 KERNELS = [(folder, name) for folder in FOLDERS for name in module(folder, "cpu").__all__]
-
-
-def all_cases(folder: str, arrays: Arrays) -> Cases:
-    return importlib.import_module(f"kernel_cases.{folder}").cases(arrays)
-
-
-def cases(folder: str, kernel: str, dtype: str) -> list[Arguments]:
-    return [arguments for name, arguments in all_cases(folder, Arrays(dtype)) if name == kernel]
-
-
-def call(folder: str, file: str, kernel: str, arguments: Arguments) -> dict[str, np.ndarray]:
-    """Call the kernel with copies of the arguments. Return the copied arrays after the call, without scratch."""
-    arguments = copy.deepcopy(arguments)
-    getattr(module(folder, file), kernel)(*(arguments[p] for p in parameters(folder, kernel)))
-    return {p: v for p, v in arguments.items() if isinstance(v, np.ndarray) and p not in SCRATCH}
-
-
-def parameters(folder: str, kernel: str, file: str = "reference") -> list[str]:
-    function = getattr(module(folder, file), kernel)
-    return list(inspect.signature(getattr(function, "py_func", function)).parameters)
-
-
-def in_float64(arguments: Arguments) -> Arguments:
-    """Return the arguments in float64, so that the reference computes without float32's rounding."""
-    return {
-        p: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v
-        for p, v in arguments.items()
-    }
 
 
 def check(folder: str, kernel: str, dtype: str, arguments: Arguments) -> dict[str, np.ndarray]:
     """Compare the compiled kernel with the reference in float64; return the compiled kernel's arrays."""
     expected = call(folder, "reference", kernel, in_float64(arguments))
     found = call(folder, "cpu", kernel, arguments)
-    for p, array in found.items():
-        largest = np.max(abs(expected[p]), where=np.isfinite(expected[p]), initial=0)
-        tolerance = TOLERANCE[dtype] * largest if array.dtype.kind == "f" else 0
-        np.testing.assert_allclose(array, expected[p], rtol=0, atol=tolerance, err_msg=f"{kernel}: {p}")
+    assert_close(found, expected, dtype, kernel)
     return found
 
 
@@ -84,7 +51,7 @@ def test_every_kernel_has_a_case() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("folder", "kernel"), KERNELS)
 def test_kernel_agrees_with_its_reference(folder: str, kernel: str, dtype: str) -> None:
-    for arguments in cases(folder, kernel, dtype):
+    for arguments in cases(folder, kernel, Arrays(dtype)):
         check(folder, kernel, dtype, arguments)
 
 
@@ -93,7 +60,7 @@ def test_kernel_agrees_with_its_reference(folder: str, kernel: str, dtype: str) 
 def test_bits_do_not_depend_on_the_number_of_threads(folder: str, kernel: str) -> None:
     before = numba.get_num_threads()
     try:
-        for arguments in cases(folder, kernel, "float32"):
+        for arguments in cases(folder, kernel, Arrays("float32")):
             numba.set_num_threads(1)
             alone = call(folder, "cpu", kernel, arguments)
             numba.set_num_threads(2)
@@ -117,7 +84,7 @@ PASS_NAN_ON = {
 
 @pytest.mark.parametrize(("folder", "kernel"), [(f, k) for f, kernels in PASS_NAN_ON.items() for k in kernels])
 def test_nan_propagates(folder: str, kernel: str) -> None:
-    for arguments in cases(folder, kernel, "float32"):
+    for arguments in cases(folder, kernel, Arrays("float32")):
         x = arguments[parameters(folder, kernel)[0]]
         x.flat[:: max(5, x.size // 9)] = np.nan
         found = check(folder, kernel, "float32", arguments)

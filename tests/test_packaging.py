@@ -226,3 +226,8 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     assert len(commands) == 2
     for command in commands:
         assert command in readme.splitlines()
+
+
+def test_the_citation_names_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {minidl.__version__}" in lines

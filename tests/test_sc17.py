@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import math
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.papers import sc17
 from bench.papers import sc17_paper as paper
 from bench.papers.sc17_findings import interval, reached
-from bench.papers.sc17_jobs import GRID, climb, communication, lenet, step
+from bench.papers.sc17_jobs import (
+    DIGITS,
+    GRID,
+    Plan,
+    climb,
+    communication,
+    lenet,
+    rates,
+    searched,
+    step,
+    write_rates,
+)
 from bench.papers.sc17_store import Store, work
+from bench.papers.sc17_tables import tuning
 from minidl.comm.cluster import EXAMPLES, load
 
 
@@ -45,10 +61,41 @@ def test_a_confidence_interval():
 @pytest.mark.parametrize("best", GRID)
 def test_the_search_of_a_rate_climbs_to_the_best(best: float):
     known: dict[float, float] = {}
-    while (found := climb(known.get))[0] is None:
+    while (found := climb(known.get, 0.11))[0] is None:
         rate = found[1]
         known[rate] = -rate if rate > best else rate  # larger rates diverge
     assert found[0] == best
+    assert climb(known.get, best)[0] == best, "a search from its result finds it again, without another training"
+
+
+def test_the_grid_has_a_factor_of_the_square_root_of_two():
+    assert all(math.isclose(high / low, 2**0.5, rel_tol=0.01) for low, high in pairwise(GRID)) and 0.1 in GRID
+
+
+def test_each_trained_row_has_a_rate_and_the_page_shows_what_was_tried():
+    assert {*rates()} == {row.title for row in paper.ROWS if row.trained}
+    assert rates()[paper.THIRD] == rates()[paper.SECOND], "rows with the same bits have one rate"
+    text = tuning()
+    for title, row in searched()["rows"].items():
+        assert f"| {title} | {row['rate']:g} |" in text
+        if tried := row["accuracy"]:
+            assert row["rate"] == float(max(tried, key=lambda rate: tried[rate] or 0)) and len(tried) >= 3
+
+
+def test_what_a_search_finds_is_written(tmp_path: Path):
+    plan = Plan("gpu-node-8", load("gpu-node-8"), DIGITS, "", range(1), True, "cpu")
+    results: dict[str, dict[str, Any]] = {}
+    while jobs := plan.missing_rates(results):
+        for key, _ in jobs:
+            rate = float(key.split("lr ")[1].split(",")[0].split(" ")[0])
+            worse = abs(math.log(rate / 0.2))
+            results[key] = {"diverged": True} if rate > 0.5 else {"curve": [[0, 0, 0], [0, 0, 1 - worse], [0, 0, 1]]}
+    write_rates(plan, results, tmp_path)
+    found = json.loads((tmp_path / "rates-sc17.json").read_text())
+    assert found["seeds"] == [1000, 1001] and found["images"] == DIGITS.tuning
+    for row in found["rows"].values():
+        assert row["rate"] == 0.2 and {"0.141", "0.2", "0.283"} <= {*row["accuracy"]}
+        assert row["accuracy"]["0.2"] > row["accuracy"]["0.283"]
 
 
 def test_the_breakdown_holds():

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+from functools import partial
 from itertools import islice
 
 import numpy as np
 import pytest
 from launching import Launched, job
 from replicas.shm import SUMS, digest, vector
+
+from minidl.comm.stats import Stats
+from minidl.comm.transport.mailbox_transport import LONGEST, SHORTEST, YIELDS, Worker
+from minidl.comm.transport.shm import ShmTransport
 
 
 def tree_sum(vectors: list[np.ndarray], at: int = 0) -> np.ndarray:
@@ -91,3 +97,18 @@ def test_nothing_is_torn_in_a_million(size: int) -> None:
     with Launched(2, "stress", "500000", str(size)) as launched:
         out, errors = launched.process.communicate()
     assert errors == "" and out.count('"torn": 0') == 2
+
+
+def test_a_concurrent_operation_sleeps_while_the_replica_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It neither yields the core, which may come back only after a time slice, nor wakes often."""
+    done: list[float | str] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: done.append("yield"))
+    monkeypatch.setattr(ShmTransport, "sleep", lambda self, seconds: done.append(seconds))
+    transport = object.__new__(ShmTransport)
+    transport._worker = Worker(lambda: None)
+    for awaited, expected in ((False, [LONGEST, LONGEST]), (True, ["yield", SHORTEST])):
+        transport._worker.awaited = awaited
+        for attempt in (0, YIELDS):
+            Stats().beside(lambda work: work(), partial(transport.idle, attempt))
+        assert done == expected
+        done.clear()

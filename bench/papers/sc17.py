@@ -5,6 +5,7 @@
     python -m bench.papers.sc17 --only breakdown --cluster mine.toml        one part, on other hardware
     python -m bench.papers.sc17 --fit                                       the rate of [host] for 87% communication
     python -m bench.papers.sc17 --tune --data-dir ../shared/data            search learning rates, on other seeds
+                                                                            (--write: the others use what it finds)
 
 Each result is appended to results.jsonl in the folder --out (sc17_store.py). A second call computes only those that are
 missing, so a run that was killed goes on. Several processes may work on one folder. The files of this command:
@@ -56,7 +57,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no further job after this time")
     parser.add_argument("--fit", action="store_true", help="only print the rate of [host] for 87%% communication")
     parser.add_argument("--tune", action="store_true", help="only search the learning rates")
-    parser.add_argument("--write", action="store_true", help="write the tables and figures beside this file")
+    parser.add_argument("--write", action="store_true", help="write the tables, figures or rates beside this file")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # started by --processes
     args = parser.parse_args(argv)
@@ -93,8 +94,8 @@ def execute(args: argparse.Namespace, argv: Sequence[str]) -> None:
     store = Store(args.out / "results.jsonl", lambda key: print(f"  {key}", flush=True))
     if args.tune:
         finish(args, argv, store, lambda: plan.missing_rates(store.found))
-        sc17_jobs.write_rates(plan, store.found)
-        print(sc17_tables.tuning(Findings(plan, {}), store.found))
+        if not plan.missing_rates(store.found):
+            sc17_jobs.write_rates(plan, store.found, HERE if args.write else args.out)
         return
     jobs = wanted(plan, args.only or PARTS)
     finish(args, argv, store, lambda: [(key, job) for key, job in jobs if key not in store.found])
@@ -105,7 +106,7 @@ def execute(args: argparse.Namespace, argv: Sequence[str]) -> None:
     folder = HERE if args.write else args.out
     print("\n" + ", ".join(map(str, draw(found, folder))))
     if args.write:
-        page = sc17_tables.page(found, text, sc17_tables.tuning(found, store.found))
+        page = sc17_tables.page(found, text)
         (HERE / "RESULTS-sc17.md").write_text(page, encoding="utf-8")
     if args.json:
         rows = [{"name": key, "value": value, "unit": "ms", "goal": ""} for key, value in steps(results)]

@@ -7,6 +7,7 @@ learning rate or option makes a new job.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import zlib
@@ -27,19 +28,19 @@ from minidl.comm.cluster import Cluster, Link
 from minidl.errors import ConfigError
 
 HERE = Path(__file__).parent
-RATES = HERE / "rates-sc17.json"  # title of a row -> its learning rate, found by --tune
+RATES = "rates-sc17.json"  # the learning rate of each row, and what --tune found
 KNL = "knl-aries"  # the cluster of weak scaling and of parts
 STEPS, FITTING_STEPS = 24, 12
 NETWORKS = {"GoogLeNet": googlenet, "VGG-19": vgg19}
-GRID = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
-MIDDLE = 3  # the search for a learning rate begins here
-TUNING_SEEDS = (1000,)  # which no table uses
+GRID = tuple(float(f"{0.1 * 2 ** (k / 2):.3g}") for k in range(-14, 7))  # of learning rates, with a factor of sqrt(2)
+TUNING_SEEDS = (1000, 1001)  # which no other table uses
 SCALED = {"Sync EASGD": {"center": "copies", "overlap": True}, paper.OWN: paper.OWN_OPTIONS}
 
 
 class Task(NamedTuple):
-    """What is trained. network: its costs. tuning: images of a training that searches a learning rate.
+    """What is trained. network: its costs. every: images between two tests.
 
+    tuning: images of a training that searches a learning rate; it is tested after two thirds of them, and at the end.
     paired: images after which the accuracies of the `paired` rows are compared.
     """
 
@@ -54,8 +55,8 @@ class Task(NamedTuple):
     paired: int
 
 
-MNIST = Task("mnist", "lenet", lenet(), 16, 4, 0.988, 10_000, 30_000, 120_000)
-DIGITS = Task("digits", "mlp", mlp(), 16, 6, 0.9, 1000, 2000, 4000)
+MNIST = Task("mnist", "lenet", lenet(), 16, 4, 0.988, 10_000, 60_000, 120_000)
+DIGITS = Task("digits", "mlp", mlp(), 16, 6, 0.9, 1000, 3000, 4000)
 
 
 # -- where the time goes ----------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ class Plan:
                    "seed": seed, "lr": rate}  # fmt: skip
         until = Until(task.target, task.every, task.paired if row.paired else 0)
         if tuning:
-            until = Until(0.0, task.every, task.tuning)
+            until = Until(0.0, task.tuning // 3, task.tuning)
         folder = {"data_dir": self.data_dir} if self.data_dir else {}
         job = partial(train, row, self.cluster, {**options, **folder}, until, self.check)
         return key("tune" if tuning else "accuracy", row.title, self.where, row.options, options, until), job
@@ -188,14 +189,14 @@ class Plan:
         """Return, for each row, the next training that the search of its learning rate needs."""
         found = []
         for each in tuned():
-            rate = climb(partial(self.tried, each, results))[1]
+            rate = climb(partial(self.tried, each, results), rates()[each.title])[1]
             if rate is not None:
                 found += [job for seed in TUNING_SEEDS
                           if (job := self.training(each, seed, rate, tuning=True))[0] not in results]  # fmt: skip
         return found
 
     def tried(self, row: Row, results: Mapping[str, Result], rate: float) -> float | None:
-        """Return the accuracy with this learning rate: the mean over the seeds, and over the last two tests of each.
+        """Return the accuracy with this learning rate: the mean over the seeds, and over the two last tests of each.
 
         If a training has diverged, it is -rate, so the search goes on downward. None before all are trained.
         """
@@ -208,12 +209,12 @@ class Plan:
         return sum(ends) / len(ends)
 
 
-def climb(value: Callable[[float], float | None]) -> tuple[float | None, float | None]:
-    """Search GRID from its middle upward, else downward, while the value grows.
+def climb(value: Callable[[float], float | None], start: float) -> tuple[float | None, float | None]:
+    """Search GRID from the rate next to `start` upward, else downward, while the value grows.
 
     Returns (the best rate, None), or (None, the next rate whose value is needed).
     """
-    at = MIDDLE
+    at = min(range(len(GRID)), key=lambda place: abs(math.log(GRID[place] / start)))
     for direction in (1, -1):
         while 0 <= at + direction < len(GRID):
             here, there = value(GRID[at]), value(GRID[at + direction])
@@ -231,16 +232,31 @@ def tuned() -> list[Row]:
     return [each for each in paper.ROWS if each.trained and not each.bits_of]
 
 
+def searched() -> dict[str, Any]:
+    """Return what `write_rates` has written beside this file: {"cluster", "seeds", "images", "rows": {title: row}}.
+
+    A row: {"rate": the best one, "accuracy": {rate: accuracy}}; the accuracy of a rate that diverges is null.
+    """
+    found: dict[str, Any] = json.loads((HERE / RATES).read_text(encoding="utf-8"))
+    return found
+
+
 def rates() -> dict[str, float]:
-    """Return the learning rate of each row, from the file that --tune writes."""
-    found: dict[str, float] = json.loads(RATES.read_text(encoding="utf-8")) if RATES.exists() else {}
-    return {each.title: found.get(each.bits_of or each.title, 0.1) for each in paper.ROWS}
+    """Return the learning rate of each row, which --tune found."""
+    found = searched()["rows"]
+    return {each.title: found[each.bits_of or each.title]["rate"] for each in paper.ROWS if each.trained}
 
 
-def write_rates(plan: Plan, results: Mapping[str, Result]) -> None:
-    """Write RATES: the best rate of each row."""
-    found = {each.title: climb(partial(plan.tried, each, results))[0] for each in tuned()}
-    RATES.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+def write_rates(plan: Plan, results: Mapping[str, Result], folder: Path) -> None:
+    """Write the best rate of each row, and all accuracies, to the file RATES in a folder."""
+    found = {}
+    for each in tuned():
+        tried = partial(plan.tried, each, results)
+        values = {rate: value for rate in GRID if (value := tried(rate)) is not None}
+        shown = {f"{rate:g}": round(value, 6) if value > 0 else None for rate, value in values.items()}
+        found[each.title] = {"rate": climb(tried, rates()[each.title])[0], "accuracy": shown}
+    file = {"cluster": plan.where, "seeds": TUNING_SEEDS, "images": plan.task.tuning, "rows": found}
+    (folder / RATES).write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
 
 
 def version(cluster: str) -> str:

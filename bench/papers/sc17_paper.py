@@ -29,6 +29,7 @@ class Row(NamedTuple):
 PLAIN: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0}
 MOMENTUM: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.0}
 RANK: dict[str, Any] = {"center": "rank"}
+AS_THEY_COME: dict[str, Any] = {"staleness": "ignore"}  # by default, minidl's server divides the rate by the age
 
 ORIGINAL, FIRST, SECOND, THIRD = "Original EASGD", "Sync EASGD 1", "Sync EASGD 2", "Sync EASGD 3"
 OWN, OWN_1 = "minidl's own", "minidl's own, period 1"
@@ -41,8 +42,8 @@ OWN_OPTIONS: dict[str, Any] = {"center": "copies", "overlap": True, "period": 4,
 ROWS = (
     Row(ORIGINAL, "easgd", {**PLAIN, **RANK, "overlap": True}, 41.0),
     Row("Original EASGD without overlap", "easgd", {**PLAIN, **RANK}, bits_of=ORIGINAL),
-    Row("Async SGD", "ps", PLAIN),
-    Row("Async MSGD", "ps", MOMENTUM),
+    Row("Async SGD", "ps", {**PLAIN, **AS_THEY_COME}),
+    Row("Async MSGD", "ps", {**MOMENTUM, **AS_THEY_COME}),
     Row("Hogwild SGD", "hogwild-sgd", PLAIN),
     Row("Async EASGD", "async-easgd", {**PLAIN, **RANK}),
     Row("Async MEASGD", "async-easgd", {**MOMENTUM, **RANK}),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from bench.papers import sc17_paper as paper
 from bench.papers.costs import SHARES
 from bench.papers.sc17_findings import Findings, Interval, interval
-from bench.papers.sc17_jobs import GRID, NETWORKS, SCALED, TUNING_SEEDS, rates
-from bench.papers.sc17_store import Result
+from bench.papers.sc17_jobs import NETWORKS, SCALED, searched
 
 NONE = ""
 
@@ -21,9 +20,9 @@ def tables(found: Findings) -> str:
     return "\n\n".join(text for text in written if text)
 
 
-def page(found: Findings, text: str, tuning: str) -> str:
+def page(found: Findings, text: str) -> str:
     """Return RESULTS-sc17.md."""
-    plan = found.plan
+    plan, search = found.plan, searched()
     seeds = f"{plan.seeds[0]} to {plan.seeds[-1]}" if len(plan.seeds) > 1 else str(plan.seeds[0])
     return f"""# You, Buluc, Demmel (SC 2017), repeated in a simulation
 
@@ -40,8 +39,11 @@ def page(found: Findings, text: str, tuning: str) -> str:
 - Original EASGD overlaps the gradient of a replica with the visits of the others (`--overlap`). Without this, at most
   1/8 of a replica's time would be computation, whatever the links: a row shows it.
 - The vector that the replicas of the Hogwild methods share is in the host's memory: each read and write crosses the
-  host link, after those of other replicas. The additions of a sum take the time of the device's memory. Codecs take no
-  time.
+  host link, after those of other replicas.
+- Each pass over a vector takes the time of its bytes in the device's memory, and of the start of a kernel: updates,
+  mixes, copies, the additions of a sum, codes. The rule is the same for all methods.
+- In Async SGD and Async MSGD the server applies gradients as they come (`--staleness ignore`), as in the paper. By
+  default, minidl's server divides the rate by the age of a gradient, which is another algorithm.
 
 ![Where the time goes, the time to the accuracy, weak scaling](sc17.svg)
 
@@ -49,25 +51,24 @@ def page(found: Findings, text: str, tuning: str) -> str:
 
 ## Learning rates
 
-`--tune` searches one grid for every method, with the seed {", ".join(map(str, TUNING_SEEDS))}, which no other table
-uses: from the middle upward, else downward, while the accuracy after {plan.task.tuning:,} images grows (the mean of the
-last two tests). The best one is bold. Sync EASGD 1 and 3 have the bits of Sync EASGD 2.
+`--tune` searches one grid with a factor of sqrt(2) for every method, baselines included, on `{search["cluster"]}` with
+the seeds {" and ".join(map(str, search["seeds"]))}, which no other table uses: from an earlier rate upward, else
+downward, while the accuracy grows. The accuracy is the mean of these seeds, and of the tests after
+{search["images"] * 2 // 3:,} and {search["images"]:,} images. "Diverged": with at least one of the seeds the loss
+became infinite. Sync EASGD 1 and 3 have the bits of Sync EASGD 2.
 
-{tuning}
+{tuning()}
 """
 
 
-def tuning(found: Findings, results: Mapping[str, Result]) -> str:
-    """Return the table of the search: accuracies by row and rate. results: of all jobs."""
-    best = rates()
+def tuning() -> str:
+    """Return the table of the search: accuracies by row and rate."""
     rows = []
-    for row in paper.ROWS:
-        if row.trained and not row.bits_of:
-            values = [found.plan.tried(row, results, rate) for rate in GRID]
-            cells = [NONE if value is None else f"{value:.2%}" if value > 0 else "diverged" for value in values]
-            rows.append([row.title, *(f"**{cell}**" if rate == best[row.title] and cell else cell
-                                      for rate, cell in zip(GRID, cells, strict=True))])  # fmt: skip
-    return table(["method", *(f"{rate:g}" for rate in GRID)], rows)
+    for title, row in searched()["rows"].items():
+        cells = [f"{rate}: {'diverged' if value is None else f'{value:.2%}'}"
+                 for rate, value in row["accuracy"].items()]  # fmt: skip
+        rows.append([title, f"{row['rate']:g}", ", ".join(cells)])
+    return table(["method", "learning rate", "accuracy by learning rate"], rows)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -168,16 +168,16 @@ class Group:
                 self._add(wire, message.vector, part, summand)
                 summand = part
         if family.parent:
-            self._send(family.parent, wire.sent(summand, part))
+            self._send(family.parent, self._sent(wire, summand, part))
         elif summand is not part:
             part[...] = summand
 
     def _down(self, part: np.ndarray, family: Family, wire: Wire) -> None:
         if not family.parent:
-            self._send(family.children, wire.sent(part, part))
+            self._send(family.children, self._sent(wire, part, part))
         for parent in family.parent:
             with self._receive(parent) as message:
-                data = wire.copy(message.vector, part)
+                data = self._copy(wire, message.vector, part)
             self._send(family.children, data)
 
     def _exchange_shares(self, vector: np.ndarray, wire: Wire) -> None:
@@ -195,17 +195,17 @@ class Group:
         for turn in rounds:
             for to, source in zip(others, reversed(others)):
                 for part in shares[to][turn : turn + 1]:
-                    self._send((heads[to],), wire.sent(part, part))
+                    self._send((heads[to],), self._sent(wire, part, part))
                 for part in own[turn : turn + 1]:
                     with self._receive(heads[source]) as message:
                         self._add(wire, message.vector, part, part)
         for turn in rounds:
             for part in own[turn : turn + 1]:
-                self._send([heads[to] for to in others], wire.sent(part, part))
+                self._send([heads[to] for to in others], self._sent(wire, part, part))
             for source in reversed(others):
                 for part in shares[source][turn : turn + 1]:
                     with self._receive(heads[source]) as message:
-                        wire.copy(message.vector, part)
+                        self._copy(wire, message.vector, part)
 
     def _go_round(self, vector: np.ndarray, summand: np.ndarray, wire: Wire) -> None:
         """vector = the sum of the summands of all ranks, along a ring. summand: `vector`, or another one.
@@ -231,11 +231,12 @@ class Group:
         sent = summands[at]
         for turn in range(count - 1):
             before, here = (at - turn) % count, (at - turn - 1) % count
-            step(map(wire.sent, sent, shares[before]), partial(self._add, wire), shares[here], summands[here])
+            data = map(partial(self._sent, wire), sent, shares[before])
+            step(data, partial(self._add, wire), shares[here], summands[here])
             sent = shares[here]
-        codes = [wire.sent(part, part) for part in sent]
+        codes = [self._sent(wire, part, part) for part in sent]
         for turn in range(count - 1):
-            codes = step(iter(codes), wire.copy, shares[(at - turn) % count])
+            codes = step(iter(codes), partial(self._copy, wire), shares[(at - turn) % count])
 
     # -- copies --------------------------------------------------------------------------------------------
 
@@ -315,6 +316,18 @@ class Group:
         """part <- summand + what was received"""
         wire.add(received, part, summand)
         self.transport.elapse("sum", part.size)
+
+    def _sent(self, wire: Wire, summand: np.ndarray, part: np.ndarray) -> np.ndarray:
+        """Return what this rank sends for a summand."""
+        data = wire.sent(summand, part)
+        self.transport.elapse("sum", part.size, wire.sending)
+        return data
+
+    def _copy(self, wire: Wire, received: np.ndarray, part: np.ndarray) -> np.ndarray:
+        """part <- what was received. Returns what this rank sends on."""
+        data = wire.copy(received, part)
+        self.transport.elapse("sum", part.size, wire.copying)
+        return data
 
     def _send(self, peers: Sequence[int], part: np.ndarray) -> None:
         if peers:

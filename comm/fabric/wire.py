@@ -18,8 +18,11 @@ class Wire:
     """Vectors are sent as they are. `part` is a contiguous part of the vector of a collective.
 
     summand: this part of what the rank adds to a sum, or of the sum so far: `part` itself, or a vector that stays as
-    it is.
+    it is. sending, copying: the passes of `sent` and `copy` over a part, for a simulated clock; `add` is one. What is
+    received as it is needs none: a message ends where it is needed.
     """
+
+    sending = copying = 0
 
     def sent(self, summand: np.ndarray, part: np.ndarray) -> np.ndarray:
         """Return what this rank sends for a summand. A complete sum is `part`, and becomes what receivers read."""
@@ -42,6 +45,8 @@ class Coded(Wire):
 
     start: the place in the vectors of `feedback` where this vector begins.
     """
+
+    sending, copying = 3, 1  # add what was lost, encode, decode; decode
 
     def __init__(self, feedback: Feedback, vector: np.ndarray, start: int, key: int) -> None:
         self.feedback, self.codec, self.key = feedback, feedback.codec, key

@@ -185,7 +185,7 @@ class Trigger:
     def exchanged(self, block: int = 0) -> None:
         """Note that a block of x has been exchanged in this step."""
         start, stop = self.blocks[block]
-        self.reference[start:stop] = self.replica.theta[start:stop]
+        self.replica.copy(self.replica.theta[start:stop], self.reference[start:stop])
         self.replica.fabric.stats.exchanged()
         slope = self.change[block] / max(1.0, self.silent[block])
         self.slopes[block] = self.slopes[block, 1], min(slope, HIGHEST)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidl.comm.fabric.base import PeerLost, Pending
+from minidl.comm.methods import compression
 from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Method, Replica, Sequence
 from minidl.comm.methods.compression import Compressed
 from minidl.run.config import Config
@@ -55,11 +56,11 @@ class AllReduce(Method):
         super().__init__(replica, fabric, config)
         self.cuts = buckets(replica.layers(), config.bucket * MEGABYTE / replica.grad.itemsize)
         self.sums: list[Pending[None]] = []  # of the present step
-        self.compressed = Compressed(config, replica.grad)
+        self.compressed = Compressed(config, replica.grad, fabric)
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
-        Compressed(config, np.zeros(0))
+        compression.checked(config)
         return BufferSpec()
 
     def local(self, batch: Batch) -> float:

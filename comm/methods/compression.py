@@ -28,28 +28,34 @@ OPTIONS = {
 }
 
 
+def checked(config: Config) -> Codec | None:
+    """Return the codec of --compress, if any. Raises ConfigError for a codec that does not exist."""
+    return codecs.build(config.compress or "none")
+
+
 class Compressed:
-    """Vectors like `like` (n,), with --compress. feedback: what the codes of this rank have lost so far, if any.
+    """Vectors like `like` (n,), with --compress. feedback: what the codes of this rank have lost so far, if any."""
 
-    Raises ConfigError for a codec that does not exist.
-    """
-
-    def __init__(self, config: Config, like: np.ndarray) -> None:
-        codec = codecs.build(config.compress or "none")
+    def __init__(self, config: Config, like: np.ndarray, fabric: Fabric) -> None:
+        codec, self.fabric = checked(config), fabric
         self.feedback = codec and Feedback(codec, np.zeros_like(like))
         if codec:
             codec.compile()
 
     def sent(self, vector: np.ndarray, key: int) -> np.ndarray:
         """Return what is sent for a vector: the vector itself, or its code."""
-        return self.feedback.encode(vector, key) if self.feedback else vector
+        if not self.feedback:
+            return vector
+        with self.fabric.working("mix", vector.size, passes=2):
+            return self.feedback.encode(vector, key)
 
     def read(self, received: np.ndarray, out: np.ndarray) -> None:
         """out <- what was received"""
-        if self.feedback:
-            self.feedback.codec.decode(received, out)
-        else:
+        if not self.feedback:
             out[:] = received
+            return
+        with self.fabric.working("mix", out.size):
+            self.feedback.codec.decode(received, out)
 
     def wire(self, vector: np.ndarray, start: int, step: int) -> Wire:
         """Return what vector[start:] looks like in the messages of a sum."""
@@ -79,7 +85,7 @@ class DifferenceCodes:
     def encode_difference(self, vector: np.ndarray, known: np.ndarray, code: np.ndarray, key: int) -> np.ndarray:
         """code <- the code q of vector - known, known <- known + q. Returns `code`."""
         self.replica.pull(vector, known, 1.0, out=self.rest)
-        with self.fabric.working("mix", known.size):
+        with self.fabric.working("mix", known.size, passes=2):
             self.codec.encode(self.rest, code, key)
             self.codec.add(code, 1.0, known)
         return code

@@ -62,11 +62,10 @@ class EAMSGD(Served):
         replica, mu = self.replica, self.config.momentum
         if not mu:
             return replica.gradient(batch)
-        self.here[:] = replica.theta
+        replica.copy(replica.theta, self.here)
         replica.axpy(-replica.lr * mu, replica.state["velocity"], replica.theta)
         loss = replica.gradient(batch)
-        replica.theta[:] = self.here
-        replica.touch()
+        replica.copy(self.here, replica.theta)
         return loss
 
     def exchange(self) -> None:

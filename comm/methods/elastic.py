@@ -275,7 +275,7 @@ class Served(Elastic):
         if codes:
             reply = codes.encode_center(self.center, visit.sender, self.version)
         else:
-            reply[:] = self.center
+            self.replica.copy(self.center, reply)
         if header.weight:
             self.update_center(x, header.weight)
         return reply

@@ -67,7 +67,7 @@ class LocalSGD(adaptive.Adaptive):
 
     def average(self, vector: np.ndarray) -> None:
         """vector = its mean over all replicas. If a replica dies during the sum, the vector does not change."""
-        self.sum[:] = vector
+        self.replica.copy(vector, self.sum)
         self.fabric.allreduce(self.sum, ring=self.config.reduce == "ring")
         self.replica.scale(self.sum, 1 / len(self.fabric.replicas), out=vector)
 

@@ -80,13 +80,16 @@ class QuasiGlobal(Momentum):
     """
 
     def begin(self) -> None:
-        self.x, self.m = self.replica.theta.copy(), self.replica.state["velocity"].copy()
+        replica = self.replica
+        self.x, self.m = np.empty_like(replica.theta), np.empty_like(replica.theta)
+        replica.copy(replica.theta, self.x)
+        replica.copy(replica.state["velocity"], self.m)
 
     def end(self) -> None:
         replica = self.replica
         if replica.lr:
             replica.mix_movement(self.m, self.x, 1 - self.mu)
-        replica.state["velocity"][:] = self.m
+        replica.copy(self.m, replica.state["velocity"])
 
 
 KINDS = {"local": Momentum, "mixed": Mixed, "quasi-global": QuasiGlobal}

@@ -61,7 +61,7 @@ class Reconstructions(DifferenceCodes):
     def receive(self, center: np.ndarray) -> None:
         """k_i <- k_i + r, with the r in `reply`. center <- k_i"""
         self.add_code(self.reply, 1.0, self.pair[1])
-        center[:] = self.pair[1]
+        self.replica.copy(self.pair[1], center)
 
     # -- at the center -------------------------------------------------------------------------------------
 

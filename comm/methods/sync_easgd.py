@@ -43,7 +43,7 @@ from itertools import pairwise
 import numpy as np
 
 from minidl.comm.fabric.base import PeerLost, Pending
-from minidl.comm.methods import adaptive
+from minidl.comm.methods import adaptive, compression
 from minidl.comm.methods.allreduce import MEGABYTE, buckets, complete
 from minidl.comm.methods.compression import Compressed
 from minidl.comm.methods.elastic import (
@@ -105,7 +105,7 @@ class SyncEASGD(Elastic):
 
     def __init__(self, replica: Replica, fabric: Fabric, config: Config) -> None:
         super().__init__(replica, fabric, config)
-        self.sum, self.compressed = np.zeros_like(replica.theta), Compressed(config, replica.theta)
+        self.sum, self.compressed = np.zeros_like(replica.theta), Compressed(config, replica.theta, fabric)
         self.parts = divided(replica, config.messages)  # which make a sum each
         self.sent: list[Pending[None]] = []  # with --overlap: the sums in progress
         self.interrupted = False  # whether a death has interrupted the last sum
@@ -113,7 +113,7 @@ class SyncEASGD(Elastic):
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
-        Compressed(config, np.zeros(0))
+        compression.checked(config)
         adaptive.checked(config)
         return BufferSpec(nbytes=8, mail=1) if config.center == "rank" else BufferSpec()
 

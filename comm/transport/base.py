@@ -189,7 +189,7 @@ class Transport(ABC):
     def claims(self) -> Claims:
         """The claims of this rank: which pieces of the run's work it trains (comm/claims.py)."""
 
-    def elapse(self, what: str, amount: float) -> None:
+    def elapse(self, what: str, amount: float, passes: int = 1) -> None:
         """In a simulation, advance the clock by the time of this work. sim.py lists the kinds of work."""
 
     def load(self, nbytes: int) -> None:
@@ -369,14 +369,14 @@ class Transport(ABC):
         return f"replica {rank} ({', '.join(known)})" if known else f"replica {rank}"
 
     @contextmanager
-    def working(self, what: str, amount: float = 0.0) -> Iterator[None]:
-        """Count the time of a `with` block as `what`: "gradient", "update" or "mix".
+    def working(self, what: str, amount: float = 0.0, passes: int = 1) -> Iterator[None]:
+        """Count the time of a `with` block as `what`: "gradient", "update" or "mix". For a simulated clock:
 
-        amount: images of a gradient, elements of an update or a mix; only a simulated clock uses it.
+        amount: images of a gradient, elements of an update or a mix. passes: how often it passes over them.
         """
         began = self.now()
         yield
-        self.elapse(what, amount)
+        self.elapse(what, amount, passes)
         self.stats.worked(what, began, self.now())
 
     def stopping(self) -> bool:

@@ -54,15 +54,15 @@ class MailboxTransport(Transport):
         if self.cycle:
             self.cycle.begin()
 
-    def elapse(self, what: str, amount: float) -> None:
+    def elapse(self, what: str, amount: float, passes: int = 1) -> None:
         if self.cycle and what in ("gradient", "update", "mix"):  # the others are parts of waits
             self.cycle.rest()
 
     @contextmanager
-    def working(self, what: str, amount: float = 0.0) -> Iterator[None]:
+    def working(self, what: str, amount: float = 0.0, passes: int = 1) -> Iterator[None]:
         if self.cycle:
             self.cycle.begin()
-        with super().working(what, amount):
+        with super().working(what, amount, passes):
             yield
 
     def map_rows(self, control: np.ndarray) -> np.ndarray:

@@ -18,8 +18,11 @@ The arithmetic is real. Durations are computed from the description of the clust
     batch           with [host], the time of a message from the host to the device. It counts as "data".
     gradient        the device's fixed time, then images * seconds per image * jitter * straggler factor. The arithmetic
                     is done at the beginning of this last part.
-    update, mix     elements * bytes moved per element / memory bandwidth of the device
-    sum             the additions of a collective: the time of a mix if the device has `additions = true`, else no time
+    update, mix     for each pass over the elements: the start of a kernel (`kernel`), and elements * bytes moved per
+                    element / memory bandwidth of the device. Each operation of vectors.py is one pass, a copy too.
+                    A code of --compress is two passes (add what earlier codes lost, encode), reading one is another.
+    sum             the additions and codes of a collective: passes of a mix if the device has `additions = true`, else
+                    no time. A rank decodes what it sends, so a code is three passes.
     message         alpha + n * beta, for n bytes, on each link that it crosses; before that, it waits until the link is
                     free (network.py). Inside a node, only links with `shared = true` have a queue.
     published data  inside a node, `latest` takes alpha + n * beta. Between nodes, the request takes alpha, and the
@@ -267,26 +270,28 @@ class SimTransport(Joining):
         """Claims take no time. A rank that waits for a piece looks again when a rank's status changes."""
         return Ledger(self.simulation.claims, self.simulation.status[:, STATE], self.rank)
 
-    def elapse(self, what: str, amount: float) -> None:
+    def elapse(self, what: str, amount: float, passes: int = 1) -> None:
         self._check_here()
         if what == "shared":
             began = self.now()
             self._sleep(self.simulation.network.cross_host(self.rank, int(amount), HOST))
             self.stats.waited(began, self.now())
         elif what != "sum" or self._additions_take_time():
-            self._sleep(self._seconds(what, amount))
+            self._sleep(self._seconds(what, amount, passes))
 
     def _additions_take_time(self) -> bool:
         simulation = self.simulation
         free = simulation.free_saves and not self.stats.running
         return simulation.place.devices[self.rank].additions and not free
 
-    def _seconds(self, what: str, amount: float) -> float:
-        """Return the duration of work on this rank's device. what, amount: as for `working`."""
+    def _seconds(self, what: str, amount: float, passes: int) -> float:
+        """Return the duration of work on this rank's device. The arguments are those of `working`."""
         simulation = self.simulation
         device, stragglers = simulation.place.devices[self.rank], simulation.cluster.stragglers
+        if what in TOUCHED:
+            return passes * (device.kernel + TOUCHED[what] * amount / device.memory) if amount else 0.0
         if what != "gradient":
-            return TOUCHED.get(what, 0) * amount / device.memory
+            return 0.0
         if self.step == 0 or self.step != self.drawn:  # one draw for all parts of a step's gradient
             skipped = self.step - 1 if simulation.resumed and not self.drawn else 0  # drawn before the stop
             self.drawn = self.step

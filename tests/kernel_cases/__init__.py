@@ -5,6 +5,7 @@ Each of these files has a function `cases`. It yields the name of a kernel and {
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,11 +16,20 @@ Cases = Iterator[tuple[str, Arguments]]
 
 
 class Arrays:
-    """A source of arrays. `normal` returns a random input, `empty` an array of sevens that a kernel must overwrite."""
+    """A source of arrays. `normal` returns a random input, `empty` an array of sevens that a kernel must overwrite.
 
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
+    many: the elements of a large vector, for several threads of the CPU. kernels: the file that is tested, which knows
+    the sizes of its scratch arrays.
+    """
+
+    def __init__(self, dtype: str, many: int = 70_001, kernels: str = "cpu") -> None:
+        self.dtype, self.many, self.kernels = dtype, many, kernels
         self.random = np.random.default_rng(0)
+
+    def scratch_size(self, folder: str, function: str, *sizes: Any) -> int:
+        """Return how many elements of scratch the tested file of kernels/<folder> needs."""
+        module = importlib.import_module(f"minidl.kernels.{folder}.{self.kernels}")
+        return int(getattr(module, function)(*sizes))
 
     def constant(self, value: float) -> np.floating:
         """Return a number of the arrays' type, so that adding it to an array keeps the array's type."""

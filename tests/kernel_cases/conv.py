@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from kernel_cases import Arguments, Arrays, Cases
-from minidl.kernels.conv import cpu
 from minidl.ops.conv import output_length
 
 
@@ -22,7 +21,7 @@ def cases(a: Arrays) -> Cases:
                 groups=groups, stride=stride, padding=padding, dilation=dilation, winograd=winograd
             )
             geometry = x.shape, weight.shape, *options.values()
-            scratch = dict(scratch=a.empty(cpu.forward_scratch(*geometry)))
+            scratch = dict(scratch=a.empty(a.scratch_size("conv", "forward_scratch", *geometry)))
             for bias, scaled, adds, relu in ((0, 0, 0, False), (1, 0, 0, True), (0, 1, 1, False), (1, 1, 1, True)):
                 epilogue = dict(
                     bias=a.normal(outputs * bias), scale=a.positive(outputs * scaled),
@@ -30,9 +29,9 @@ def cases(a: Arrays) -> Cases:
                 )
                 arguments = dict(x=x, weight=weight, **epilogue, relu=relu, **options, **scratch)
                 yield "forward", dict(**arguments, y=a.empty(*y.shape))
-            scratch = dict(scratch=a.empty(cpu.backward_input_scratch(*geometry)))
+            scratch = dict(scratch=a.empty(a.scratch_size("conv", "backward_input_scratch", *geometry)))
             for adds in (0, 1):
                 arguments = dict(dy=y, weight=weight, shortcut=a.normal(x.size * adds), **options, **scratch)
                 yield "backward_input", dict(**arguments, dx=a.empty(*x.shape))
-            scratch = dict(scratch=a.empty(cpu.backward_weight_scratch(*geometry)))
+            scratch = dict(scratch=a.empty(a.scratch_size("conv", "backward_weight_scratch", *geometry)))
             yield "backward_weight", dict(x=x, dy=y, **options, **scratch, dweight=a.empty(*weight.shape))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 
 from kernel_cases import Arrays, Cases
-from minidl.kernels.drift import cpu
 
 SEGMENTS = {0: [(0, 0)], 1: [(0, 1)], 511: [(0, 511)], 513: [(0, 7), (7, 513)], 1_037: [(0, 1_037), (13, 13), (5, 900)],
             70_001: [(0, 70_001), (3, 34_000), (34_000, 70_001)]}  # fmt: skip
@@ -15,5 +14,6 @@ def cases(a: Arrays) -> Cases:
         before = a.normal(n)
         moved = before + before.dtype.type(1e-3) * a.normal(n)
         for x in (moved, a.normal(n)):
-            partial, squares = np.zeros(cpu.drift_partial(len(segments))), np.full((len(segments), 3), np.nan)
+            partial = np.zeros(a.scratch_size("drift", "drift_partial", len(segments)))
+            squares = np.full((len(segments), 3), np.nan)
             yield "drift", dict(x=x, before=before, starts=starts, stops=stops, partial=partial, squares=squares)

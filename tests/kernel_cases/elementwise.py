@@ -4,7 +4,7 @@ from kernel_cases import Arrays, Cases
 
 
 def cases(a: Arrays) -> Cases:
-    for n in (1, 7, 33, 70_001):
+    for n in (1, 7, 33, a.many):
         for name in ("add", "subtract", "multiply", "divide", "maximum"):
             yield name, dict(a=a.normal(n), b=a.positive(n), out=a.empty(n))
         for name in ("exp", "log", "sqrt", "absolute"):

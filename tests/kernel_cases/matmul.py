@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from kernel_cases import Arrays, Cases
-from minidl.kernels.matmul import cpu
 
 SHAPES = (
     *((1, 1, 1), (7, 33, 5), (67, 3, 129), (301, 5, 7), (65, 97, 41), (9, 70, 1100)),
@@ -11,7 +10,7 @@ SHAPES = (
 
 def cases(a: Arrays) -> Cases:
     for m, n, k in SHAPES:
-        scratch = a.empty(cpu.nn_scratch(m, n, k))
+        scratch = a.empty(a.scratch_size("matmul", "nn_scratch", m, n, k))
         for bias, relu in ((0, False), (n, False), (n, True)):
             yield "nn", dict(a=a.normal(m, k), b=a.normal(k, n), bias=a.normal(bias), relu=relu,
                              scratch=scratch, out=a.empty(m, n))  # fmt: skip

@@ -3,12 +3,11 @@ from __future__ import annotations
 import numpy as np
 
 from kernel_cases import Arrays, Cases
-from minidl.kernels.optim.cpu import norms_partial
 
 
 def cases(a: Arrays) -> Cases:
     yield from of_size(a, 5003)
-    yield from of_size(a, 70_001)  # enough for several threads
+    yield from of_size(a, a.many)  # enough for several threads
 
 
 def of_size(a: Arrays, n: int) -> Cases:
@@ -24,7 +23,8 @@ def of_size(a: Arrays, n: int) -> Cases:
             theta=a.normal(n), grad=a.normal(n), first=a.normal(n), second=a.positive(n), **segments, **rates,
             beta1=0.9, beta2=0.999, eps=1e-8, step=step, decoupled=decoupled, scale=0.5,
         )  # fmt: skip
-    yield "norms", dict(x=a.normal(n), **segments, partial=np.full(norms_partial(3), 7.0), squares=np.full(3, 7.0))
+    partial = a.scratch_size("optim", "norms_partial", 3)
+    yield "norms", dict(x=a.normal(n), **segments, partial=np.full(partial, 7.0), squares=np.full(3, 7.0))
     for adapt in ([True, True, False], [False, True, True]):
         yield "lars", dict(
             theta=a.normal(n), grad=a.normal(n), velocity=a.normal(n), **segments, **rates, adapt=np.array(adapt),

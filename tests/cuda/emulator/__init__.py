@@ -1,0 +1,92 @@
+"""An emulator of PTX: it runs the code that Numba compiled for a GPU, on the CPU, and checks it while it runs.
+
+    with launch_with(Emulator(cc=(8, 0))):
+        device.optim.sgd(theta, grad, velocity, ...)     # NumPy arrays serve as device memory
+
+It raises KernelError for: accesses outside an array, or at addresses that are not multiples of their size; writes to
+an input (an array that is not writeable); races, in shared memory and between blocks; shared memory read before it
+is written; copies in the background that are not waited for; barriers that not all threads reach; shuffles by parts
+of a warp. It counts sectors of global memory and wavefronts of shared memory (`Emulator.counts`).
+
+Limits:
+- It knows the instructions that minidl's kernels need (instructions.py), and raises Unsupported for others. There are
+  no functions (so no powers of float64 numbers), no local memory, no atomics, no constant memory, no named barriers, no
+  blocks that are not whole warps.
+- Threads of a warp need a barrier, too, before they read each other's writes (CUDA would also allow syncwarp).
+- A value read from a register that only other threads have written is 0, without an error.
+- It says nothing about time, registers or occupancy: tests/cuda/sass.py reads those from the machine code.
+- exp2, log2, sin, cos, tanh, reciprocals and square roots are NumPy's; a GPU's `approx` versions are less accurate.
+- fma on float64 rounds the product. On float32 it does, too, if `fuse` is false: that is several times faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minidl.engine.cuda import Grid, Kernel, compiled, types_of
+
+from .checks import KernelError
+from .counts import Counts, wavefronts
+from .machine import Code, State
+from .memory import GlobalMemory
+from .ptx import Unsupported, parse
+
+__all__ = ["Counts", "Emulator", "KernelError", "Unsupported", "run", "wavefronts"]
+
+THREADS = 8192  # that run together at most, unless one block has more
+_codes: dict[str, Code] = {}  # PTX -> translated code
+
+
+class Emulator:
+    """A launcher for `launch_with`: it runs each launch at once.
+
+    order: "forward", "backward" or "shuffled", the order in which blocks run. counting: fill `counts`.
+    """
+
+    def __init__(
+        self, cc: tuple[int, int] = (8, 0), order: str = "forward", fuse: bool = True, counting: bool = False
+    ) -> None:
+        self.cc, self.order, self.fuse = cc, order, fuse
+        self.counts = Counts() if counting else None
+        self.launched: list[str] = []  # names of kernels
+
+    def __call__(self, kernel: Kernel, grid: Grid, arguments: tuple[Any, ...]) -> None:
+        self.launched.append(kernel.name)
+        ptx = compiled(kernel, types_of(arguments), self.cc).ptx
+        run(ptx, grid, kernel.threads, arguments, self.order, self.fuse, self.counts)
+
+
+def run(
+    ptx: str, grid: Grid, threads: int, arguments: tuple[Any, ...], order: str = "forward", fuse: bool = True,
+    counts: Counts | None = None,
+) -> None:  # fmt: skip
+    """Run a kernel on NumPy arrays and numbers, of exactly the types that it was compiled for."""
+    code = _codes.setdefault(ptx, Code(parse(ptx))) if ptx not in _codes else _codes[ptx]
+    numbers = np.arange(grid[0] * grid[1] * grid[2])
+    if order == "backward":
+        numbers = numbers[::-1]
+    elif order == "shuffled":
+        numbers = np.random.default_rng(0).permutation(numbers)
+    memory = GlobalMemory([a for a in arguments if isinstance(a, np.ndarray) and a.ndim], counts)
+    together = max(1, THREADS // threads)
+    with np.errstate(all="ignore"):
+        for first in range(0, numbers.size, together):
+            some = numbers[first : first + together]
+            State(code, words_of(arguments), memory, grid, (threads, 1, 1), some, fuse, counts).run()
+
+
+def words_of(arguments: tuple[Any, ...]) -> list[int]:
+    """Return the kernel's parameters as Numba passes them: 7 words for a vector, 1 for a number."""
+    words = []
+    for argument in arguments:
+        if isinstance(argument, np.ndarray) and argument.ndim:
+            start = argument.__array_interface__["data"][0]
+            words += [0, 0, argument.size, argument.itemsize, start, argument.size, argument.strides[0]]
+        else:
+            word = np.zeros(1, np.int64)
+            number = np.int32(argument) if type(argument) is int else np.asarray(argument)
+            word.view(np.uint8)[: number.itemsize] = np.array([number]).view(np.uint8)
+            words.append(int(word[0]))
+    return words

@@ -1,0 +1,57 @@
+"""Every function of kernels/<op>/cuda.py agrees with the reference, on an emulator that finds races and stray accesses.
+
+The arguments are those of the CPU's tests (tests/kernel_cases), with fewer elements in the largest vectors.
+"""
+
+from __future__ import annotations
+
+import pytest
+from emulator import Emulator, Unsupported
+from kernel_cases.comparing import assert_close, module, parameters
+from on_emulator import FOLDERS, KERNELS, cuda_cases, launched, reference, run
+from sass import read
+
+TARGETS = ((8, 0), (9, 0))
+CALLS_A_FUNCTION = {  # NVIDIA's powers of float64 numbers are functions; the emulator knows none
+    ("elementwise", "power", "float64"), ("elementwise", "power_backward", "float64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_device_table_is_the_same(folder: str) -> None:
+    assert sorted(module(folder, "cuda").__all__) == sorted(module(folder, "reference").__all__)
+    for kernel in module(folder, "cuda").__all__:
+        assert parameters(folder, kernel, "cuda") == parameters(folder, kernel), kernel
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("folder", "kernel"), KERNELS)
+def test_kernel_agrees_with_its_reference(folder: str, kernel: str, dtype: str) -> None:
+    if (folder, kernel, dtype) in CALLS_A_FUNCTION:
+        arguments = cuda_cases(folder, kernel, dtype)[0]
+        with pytest.raises(Unsupported, match="call"):
+            run(folder, kernel, arguments, reference(folder, kernel, arguments), Emulator())
+        return
+    for arguments in cuda_cases(folder, kernel, dtype):
+        expected = reference(folder, kernel, arguments)
+        assert_close(run(folder, kernel, arguments, expected, Emulator()), expected, dtype, kernel)
+
+
+@pytest.mark.parametrize(("folder", "kernel"), KERNELS)
+def test_bits_do_not_depend_on_the_order_of_blocks_or_on_alignment(folder: str, kernel: str) -> None:
+    for arguments in cuda_cases(folder, kernel, "float32"):
+        expected = reference(folder, kernel, arguments)
+        forward = run(folder, kernel, arguments, expected, Emulator())
+        shuffled = run(folder, kernel, arguments, expected, Emulator(order="shuffled"), offset=1)
+        for p, array in forward.items():
+            assert array.tobytes() == shuffled[p].tobytes(), p
+
+
+@pytest.mark.parametrize("cc", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("folder", "kernel"), KERNELS)
+def test_registers_hold_everything(folder: str, kernel: str, dtype: str, cc: tuple[int, int]) -> None:
+    for found, signature in launched(folder, kernel, dtype):
+        code = read(found, signature, cc).compiled
+        assert code.spills == 0, found.name
+        assert code.stack == 0, found.name

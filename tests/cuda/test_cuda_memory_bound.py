@@ -1,0 +1,80 @@
+"""Kernels that wait for memory transfer each byte once, 16 bytes at a time; broken ones are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulator import Emulator, KernelError
+from kernel_cases.comparing import assert_close
+from on_emulator import cuda_cases, launched, mutated, reference, run
+from sass import read
+from test_cuda_kernels import TARGETS
+
+LARGEST_WASTE = 1.05  # bytes transferred / bytes of the arrays
+MEMORY_BOUND = {  # (folder, kernel): vectors that are read, vectors that are written
+    ("elementwise", "add"): (2, 1), ("elementwise", "copy"): (1, 1), ("elementwise", "affine"): (1, 1),
+    ("elementwise", "accumulate"): (2, 1), ("elementwise", "fill"): (0, 1), ("elementwise", "maximum"): (2, 1),
+    ("elementwise", "maximum_backward"): (3, 2), ("elementwise", "sqrt"): (1, 1), ("elementwise", "exp"): (1, 1),
+    ("optim", "sgd"): (3, 2), ("optim", "adam"): (4, 3), ("optim", "lars"): (3, 2),
+}  # fmt: skip
+
+
+def largest_case(folder: str, kernel: str) -> dict[str, Any]:
+    arguments = cuda_cases(folder, kernel, "float32")
+    return max(arguments, key=lambda a: max(v.size for v in a.values() if isinstance(v, np.ndarray)))
+
+
+@pytest.mark.parametrize(("folder", "kernel"), MEMORY_BOUND)
+def test_each_byte_is_transferred_once(folder: str, kernel: str) -> None:
+    arguments = largest_case(folder, kernel)
+    size = max(v.size for v in arguments.values() if isinstance(v, np.ndarray))
+    emulator = Emulator(counting=True)
+    run(folder, kernel, arguments, reference(folder, kernel, arguments), emulator)
+    assert emulator.counts is not None
+    ideal = 4 * size * sum(MEMORY_BOUND[folder, kernel])
+    costs = emulator.counts.costs.items()  # starts, stops, lr and weight_decay have elements of 8 bytes
+    transferred = 32 * sum(cost.units for (*_, nbytes), cost in costs if nbytes != 8)
+    assert ideal <= transferred <= LARGEST_WASTE * ideal
+
+
+@pytest.mark.parametrize("cc", TARGETS)
+@pytest.mark.parametrize(("folder", "kernel"), MEMORY_BOUND)
+def test_loads_and_stores_have_16_bytes(folder: str, kernel: str, cc: tuple[int, int]) -> None:
+    loads, stores = MEMORY_BOUND[folder, kernel]
+    for found, signature in launched(folder, kernel, "float32"):
+        sass = read(found, signature, cc)
+        assert (sass.count("LDG", "128"), sass.count("STG", "128")) == (loads, stores)
+        assert sass.blocks_per_sm() >= (3 if kernel == "lars" else 4)  # the local rate needs registers in float64
+
+
+MUTANTS = [  # (folder, kernel, file, piece, replacement)
+    ("elementwise", "add", "elementwise/quads.py", "if i + QUAD <= whole:\n        q", "if i <= whole:\n        q"),
+    ("elementwise", "add", "elementwise/quads.py", "if i + j < size else 0", "if i + j <= size else 0"),
+    ("elementwise", "add", "elementwise/quads.py", "            if i + j < size:", "            if i + j <= size:"),
+    ("elementwise", "add", "elementwise/quads.py", "-(-size // (QUAD * THREADS))", "size // (QUAD * THREADS)"),
+    ("elementwise", "add", "elementwise/quads.py", "cuda.threadIdx.x) * QUAD", "cuda.threadIdx.x)"),
+    ("optim", "sgd", "optim/cuda.py", "min(max(stop - i, 0), QUAD)", "min(max(stop - i + 1, 0), QUAD)"),
+    ("optim", "sgd", "optim/cuda.py", "gradient + momentum * v[j] if nesterov", "gradient if nesterov"),
+    ("optim", "sgd", "optim/cuda.py", "(1 - lr * weight_decay, 0.0) if decoupled", "(1.0, weight_decay) if decoupled"),
+    ("optim", "adam", "optim/cuda.py", "1 / (1 - beta1**step)", "1 - beta1**step"),
+    ("optim", "norms", "optim/cuda.py", "max(get(starts, s), begin)", "begin"),
+    ("optim", "norms", "reduce/block_sum.py", "    cuda.syncthreads()\n    total", "    total"),
+    ("optim", "norms", "reduce/block_sum.py", "    cuda.syncthreads()  # the previous sum has been read\n", ""),
+    ("optim", "norms", "reduce/block_sum.py", "shfl_xor_sync(ALL, value, 4)", "shfl_xor_sync(ALL, value, 2)"),
+    ("optim", "lars", "optim/cuda.py", "if adapt[s]:", "if not adapt[s]:"),
+]
+
+
+@pytest.mark.parametrize(("folder", "kernel", "file", "old", "new"), MUTANTS)
+def test_a_broken_kernel_is_found(folder: str, kernel: str, file: str, old: str, new: str) -> None:
+    def check() -> None:
+        for offset in (0, 1):
+            for arguments in cuda_cases(folder, kernel, "float32"):
+                expected = reference(folder, kernel, arguments)
+                found = run(folder, kernel, arguments, expected, Emulator(), offset)
+                assert_close(found, expected, "float32", kernel)
+
+    with mutated(folder, file, old, new), pytest.raises((KernelError, AssertionError)):
+        check()
