@@ -24,6 +24,7 @@ from minidl.run.display import count, left_out, speed
 from minidl.run.folder import read_run, resuming
 from minidl.run.help import Command, show
 from minidl.run.options import HelpWanted, parse
+from minidl.run.shares import parse_devices
 from minidl.run.signals import Signals, Stopped
 from minidl.training.job import Job, find_job
 
@@ -57,11 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 local.follow()
                 signals.quiet = True  # the launcher reports
             signals.shared = job is not None and not job.launched
-            plain, workers = arguments.with_number(words)
-            given = parse(Config, plain)
+            given = parse(Config, arguments.with_devices(words))
             arguments.check(given)
             if given.get("join"):
-                if workers:
+                if given.get("devices"):
                     raise ConfigError("--join takes a number of --workers: a list is for a job that begins")
                 from minidl.cli.joining import join
 
@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if job and not job.launched and config.max_workers:
                 raise ConfigError("--max-workers reserves places in a job of --workers: leave it out under MPI")
             everywhere = False
+            workers = parse_devices(config.devices)
             if job is None:
                 ranks = processes(config)
                 if ranks > 1:
