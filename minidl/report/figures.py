@@ -113,6 +113,16 @@ def logarithmic(axes: Any, lines: Mapping[str, Points]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def dots(axes: Any, points: Points, x: str, y: str) -> None:
+    """Draw a percentage for each whole number, such as the accuracy of each replica."""
+    axes.plot(*thinned(points).T, color=SERIES[0], marker="o", markersize=4, linestyle="")
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    axes.set_ylim(max(-1, low - 1), min(101, high + 1))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}%")
+    axes.set(xlabel=x, ylabel=y)
+    whole_numbers(axes)
+
+
 def bars(axes: Any, names: Sequence[str], values: Sequence[float], x: str, y: str) -> None:
     axes.bar(range(len(values)), values, color=SERIES[0], width=0.8)
     axes.set_xticks(range(len(names)), names, rotation=45 if len(names) > 8 else 0)

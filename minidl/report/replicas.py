@@ -12,7 +12,7 @@ from minidl.comm import staleness
 from minidl.errors import ConfigError
 from minidl.report import page
 from minidl.report.data import RunData, seconds_of
-from minidl.report.figures import Figures, bars, curves, graph, heat, marks, spans, stacked, unit
+from minidl.report.figures import Figures, bars, curves, dots, graph, heat, marks, spans, stacked, unit
 from minidl.report.page import Html
 from minidl.resources import size
 from minidl.run.display import count
@@ -52,7 +52,7 @@ def accuracies(run: RunData, drawn: Figures) -> Iterator[Html]:
         points = [(float(rank), 100 * accuracy) for rank, accuracy in tested]
         inside.append(drawn.draw(
             f"Test accuracy of {len(tested)} replicas", "Test accuracy of each replica alone.",
-            lambda axes: curves(axes, {"": points}, "replica", "accuracy", percent=True)))  # fmt: skip
+            lambda axes: dots(axes, points, "replica", "accuracy")))  # fmt: skip
     distances = [entry for entry in run.curve("consensus_distance") if seconds_of(entry) is not None]
     if distances:
         line = [(seconds_of(entry) or 0.0, 100 * entry["consensus_distance"]) for entry in distances]
