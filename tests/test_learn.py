@@ -21,6 +21,18 @@ WRONG = {  # exercise: the part of its solution that is replaced, and the mistak
     "optim_1": ("momentum * velocity[i] + grad[i]", "momentum * (velocity[i] + grad[i])"),
     "optim_2": ("+ grad[i]", "+ grad[i] + weight_decay[s] * theta[i]"),
     "optim_3": ("beta2**step", "beta2"),
+    "conv_1": ("if 0 <= at < x.size", "if at < x.size"),
+    "conv_2": ("= x[h, w]", "= x[h, w][::-1]"),
+    "conv_3": ("remainder == 0 and ", ""),
+    "mix_1": ("(other[i] - here)", "(other[i] - theta[i])"),
+    "mix_2": ("p * lines // parts * LINE", "p * size // parts"),
+    "mix_3": ("(here - there)\n        x[i] = here - d", "(here - there)\n        there += d\n        x[i] = here - d"),
+    "decentralised_1": ("max(", "min("),
+    "decentralised_2": ("w @ stepped", "w.T @ stepped"),
+    "decentralised_3": ("return x, w", "return x / 2, w / 2"),
+    "elastic_1": ("- d, c + d.sum(axis=0)", "- d, c + (x - eta * g - d - c).sum(axis=0) * eta * rho"),
+    "elastic_2": ("1 - replicas * a", "1 - a"),
+    "elastic_3": ("d = a * (x[i] - c)", "d = a * (x[i] - eta * g[i] - c)"),
 }
 
 

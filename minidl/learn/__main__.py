@@ -19,6 +19,10 @@ LESSONS = {  # lesson: its page in the repository
     "matmul": "kernels/matmul/README.md",
     "softmax": "kernels/softmax/README.md",
     "optim": "kernels/optim/README.md",
+    "conv": "kernels/conv/README.md",
+    "mix": "kernels/mix/README.md",
+    "decentralised": "docs/decentralised.md",
+    "elastic": "docs/elastic.md",
 }
 USAGE = """\
 usage: python -m minidl.learn                  list the exercises, and which of those in this folder are solved

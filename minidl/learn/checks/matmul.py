@@ -38,9 +38,15 @@ def check_2(answer: ModuleType) -> None:
 
 def check_3(answer: ModuleType) -> None:
     random, tile = np.random.default_rng(3), answer.tile
+    calls: list[tuple] = []
+
+    def counted(*arguments: object) -> object:
+        calls.append(arguments)
+        return tile(*arguments)
+
+    vars(answer)["tile"] = counted
     for m, k, n in SIZES:
-        calls: list[int] = []
-        answer.tile = lambda *arguments, calls=calls: calls.append(1) or tile(*arguments)  # type: ignore[func-returns-value]
+        calls.clear()
         a, b, out = random.standard_normal((m, k)), random.standard_normal((k, n)), np.full((m, n), np.nan)
         answer.product(a, b, out)
         call = f"product(a {a.shape}, b {b.shape})"

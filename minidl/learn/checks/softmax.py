@@ -35,8 +35,8 @@ def check_2(answer: ModuleType) -> None:
 
 def check_3(answer: ModuleType) -> None:
     random = np.random.default_rng(3)
-    cases = ([2.0], [0.0, 1.0], [1.0, 0.0], [-1000.0, 1000.0, 999.0], [-800.0, -801.0], random.standard_normal(37) * 9)
-    for values in map(list, cases):
+    few: list[list[float]] = [[2.0], [0.0, 1.0], [1.0, 0.0], [-1000.0, 1000.0, 999.0], [-800.0, -801.0]]
+    for values in [*few, (9 * random.standard_normal(37)).tolist()]:
         call = f"one_pass({values})" if len(values) < 5 else f"one_pass({len(values)} numbers)"
         found = answer.one_pass(iter(values))
         if not isinstance(found, tuple) or len(found) != 2:
