@@ -60,9 +60,9 @@ def replica(log: Path, slowed: int, arguments: list[str]) -> int:
 def run(workers: str, batch_size: int, steps: int, *options: str, slowed: int = 0) -> list[np.ndarray]:
     """Train; return for each replica an array (steps, 3): the end of each step, its images, seconds of its gradient."""
     from minidl.comm.launch import local
-    from minidl.run.shares import parse_workers
+    from minidl.run.shares import parse_devices
 
-    threads = [one.threads for one in parse_workers(workers)]
+    threads = [one.threads for one in parse_devices(workers)]
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--data", "synthetic:8192x32x32x3:10", "--model", "resnet20", "--batch-size", str(batch_size),
                      "--workers", workers, "--steps", str(steps), "--out", f"{folder}/run", "--quiet",

@@ -126,6 +126,24 @@ def summary(folder: Path) -> Case:
         "utf-8", "surrogatepass"), read)  # fmt: skip
 
 
+def report(folder: Path) -> Case:
+    from minidl.report import data, replicas, run_page
+
+    values: dict[str, object] = {
+        "history.jsonl": {"event": "members", "when": 1.0, "members": [0, 1], "versions": {"numba": "1"}},
+        "metrics.jsonl": {"event": "epoch", "step": 5, "epoch": 1, "loss": 0.5, "seconds": 1.0},
+        "summary.json": {"edges": [[0, 1, 9, 1]], "traffic": {"ranks_per_cell": 1, "bytes": [[1]]}},
+    }  # fmt: skip
+
+    def case(rng: random.Random) -> Callable[[], object]:
+        (folder / "config.toml").write_text("seed = 1")
+        for name, value in values.items():
+            (folder / name).write_bytes(mutated_json(rng, value).encode("utf-8", "surrogatepass"))
+        return lambda: (run_page.ending(run := data.read(folder)), replicas.matrix_of(run), run.repeat)
+
+    return case
+
+
 def invitation(folder: Path) -> Case:
     from minidl.comm.launch.join import read
 
@@ -354,6 +372,7 @@ PARSERS: dict[str, Callable[[Path], Case]] = {
     "cluster.toml": cluster_toml,
     "metrics.jsonl": metrics,
     "summary.json": summary,
+    "report": report,
     "job.json": invitation,
     "edge list": edge_list,
     "graph.json": graph_json,

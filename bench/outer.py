@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench import measure  # isort: skip
 
+from bench.papers.sc17_findings import interval
 from bench.papers.sc17_store import Job, Result, Store, work
 from minidl import simulate
 
@@ -115,15 +116,6 @@ class Bench:
         one = self.store.found[f"{name}-{self.rate(name)}-{self.paired[0]}"]
         whole = self.store.found[f"{name}-each-step"]
         return 100.0 * (one["bytes_sent"] / one["steps"]) / (whole["bytes_sent"] / whole["steps"])
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and half of the width of its 95% interval."""
-    from scipy.stats import t
-
-    count = len(differences)
-    half = t.ppf(0.975, count - 1) * statistics.stdev(differences) / count**0.5
-    return statistics.mean(differences), float(half)
 
 
 def main() -> None:

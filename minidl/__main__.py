@@ -9,6 +9,8 @@ COMMANDS = {
     "simulate": "train on a simulated cluster, with a virtual clock",
     "launch": "run a script of your own as several processes that train one model",
     "topology": "print and draw which replicas exchange with which others",
+    "report": "write the page of a run, or compare several runs",
+    "learn": "do the exercises of the lessons, and have them graded",
     "info": "print what this machine has, and what minidl uses of it",
 }
 

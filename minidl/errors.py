@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 LONGEST = 2000  # characters of a message that is printed: it may quote a hostile file
 
 
 class MinidlError(Exception):
-    """The base class of all errors that minidl raises intentionally."""
+    """The base class of all errors that minidl raises intentionally.
+
+    run: the folder of the run that the error has ended, in the process that leads the run.
+    """
+
+    run: Path | None = None
 
 
 class ConfigError(MinidlError, ValueError):

@@ -18,10 +18,12 @@ from typing import Any, get_type_hints
 from minidl.cli.arguments import allow, check
 from minidl.engine.environment import prepare
 from minidl.errors import EXPECTED, ConfigError, explained, printable, report
+from minidl.report import at_end
 from minidl.resources import MOST_RANKS
 from minidl.run.config import Config
 from minidl.run.display import left_out
 from minidl.run.help import Command, show
+from minidl.run.model_file import is_own
 from minidl.run.options import HelpWanted, limits, option, options, parse
 from minidl.run.signals import Signals, Stopped
 from minidl.train import read_config
@@ -41,7 +43,7 @@ examples:
   python -m minidl.simulate --scenario 4711
 """
 # Options of training that do not apply: a simulation is one process, and saves only at its end.
-LEFT_OUT = ("workers", "max_workers", "parts", "keep", "stall", "join", "evaluate")
+LEFT_OUT = ("workers", "devices", "max_workers", "parts", "keep", "stall", "join", "evaluate")
 
 
 MOST_SEEDS = 2**53
@@ -79,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns the exit code: 0, 1 if a scenario fails, 2 for an error, 129, 130 or 143 if stopped by a signal.
     """
+    given: dict[str, Any] = {}
     with Signals() as signals:
         try:
             words = sys.argv[1:] if argv is None else list(argv)
@@ -100,13 +103,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             signals.prepare()
             result = execute(config, given, signals)
             print(json.dumps(result) if given.get("json") else _text(result), flush=True)
+            at_end(result.get("out"), given, config.model if is_own(config.model) else "")
         except HelpWanted as wanted:
             return show(COMMAND, wanted.topic)
         except Stopped as stopped:
             stopped.report()
+            at_end(stopped.run, given)
             return stopped.code
         except EXPECTED as error:
-            return report(explained(error, "use fewer --ranks or a smaller model"))
+            code = report(explained(error, "use fewer --ranks or a smaller model"))
+            at_end(getattr(error, "run", None), given)
+            return code
     return 0
 
 

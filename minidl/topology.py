@@ -98,7 +98,7 @@ def _run(name: str, size: int, chosen: Options) -> None:
             draw(topology, path)
             lines.append(f"picture            {printable(path)}")
         except ImportError:
-            lines.append("no picture: it needs Matplotlib, pip install 'minidl[plot]'")
+            lines.append("no picture: it needs Matplotlib, pip install 'minidl[report]'")
         except OSError as error:
             raise ConfigError(f"cannot write the picture {path}: {error.strerror}: give another --out") from None
     print("\n".join(lines))

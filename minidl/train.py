@@ -15,6 +15,7 @@ from minidl.cli import arguments
 from minidl.comm.launch import local
 from minidl.engine.environment import number, prepare
 from minidl.errors import EXPECTED, AbortedError, ConfigError, MinidlError, explained, printable, report
+from minidl.report import at_end
 from minidl.resources import cores
 from minidl.run import declared, model_file
 from minidl.run.config import CLAIMING, Config, resolve
@@ -23,6 +24,7 @@ from minidl.run.display import count, left_out, speed
 from minidl.run.folder import read_run, resuming
 from minidl.run.help import Command, show
 from minidl.run.options import HelpWanted, parse
+from minidl.run.shares import parse_devices
 from minidl.run.signals import Signals, Stopped
 from minidl.training.job import Job, find_job
 
@@ -47,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0, 2 for an error, 128 + the number of the signal that ended it."""
     words = sys.argv[1:] if argv is None else list(argv)
     job: Job | None = None
+    given: dict[str, Any] = {}
     everywhere = True  # whether an error is the same in all ranks of a job, because it depends only on `words`
     with Signals() as signals:
         try:
@@ -55,11 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 local.follow()
                 signals.quiet = True  # the launcher reports
             signals.shared = job is not None and not job.launched
-            plain, workers = arguments.with_number(words)
-            given = parse(Config, plain)
+            given = parse(Config, arguments.with_devices(words))
             arguments.check(given)
             if given.get("join"):
-                if workers:
+                if given.get("devices"):
                     raise ConfigError("--join takes a number of --workers: a list is for a job that begins")
                 from minidl.cli.joining import join
 
@@ -73,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if job and not job.launched and config.max_workers:
                 raise ConfigError("--max-workers reserves places in a job of --workers: leave it out under MPI")
             everywhere = False
+            workers = parse_devices(config.devices)
             if job is None:
                 ranks = processes(config)
                 if ranks > 1:
@@ -96,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(json.dumps(result) if given.get("json") else _text(result), flush=True)
             if fabric is not None:
                 fabric.close()
+            if result is not None and (job is None or job.leads):
+                at_end(result.get("out"), given, config.model if model_file.is_own(config.model) else "")
         except HelpWanted as wanted:
             return show(COMMAND, wanted.topic)
         except Stopped as stopped:
@@ -104,12 +109,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Closing waits for the other ranks. Before `defer`, they may not know of the signal: do not wait.
             if job is not None and job.fabric is not None and signals.deferred:
                 job.fabric.close()
+            at_end(stopped.run, given)
             return stopped.code
         except AbortedError:
             return 2
         except EXPECTED as error:
             message = explained(error, "use a lower --batch-size or a smaller model")
-            return job.fail(message, everywhere and isinstance(error, MinidlError)) if job else report(message)
+            code = job.fail(message, everywhere and isinstance(error, MinidlError)) if job else report(message)
+            at_end(getattr(error, "run", None), given)
+            return code
     return 0
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from minidl.engine.jit import set_threads, threads
 
 ROOT = Path(__file__).parent.parent
+os.environ.setdefault("MINIDL_REPORT", "0")  # tests of reports set 1
 os.environ.setdefault("MINIDL_WORKERS", "1")  # tests that need more replicas set another number
 
 # No deadline for an example: the first call of a kernel compiles it. CI draws the same examples in every run.

@@ -17,7 +17,7 @@ from test_replicas import LEARNT, SMALL, Command, command  # noqa: F401
 OPTIONS = ["--method", "fast", "--topology", "torus", "--lr", "0.005", "--momentum", "0.5"]
 
 
-@pytest.mark.parametrize("exchange", ["gradients", "models"])
+@pytest.mark.parametrize("exchange", ["gradients", pytest.param("models", marks=pytest.mark.slow)])
 def test_shared_memory(command: Command, exchange: str) -> None:  # noqa: F811
     """A replica is killed, and the others are stopped and resumed."""
     options = [*SMALL, *OPTIONS, "--exchange", exchange, "--workers", "4", "--epochs", "40"]
@@ -33,7 +33,7 @@ def test_shared_memory(command: Command, exchange: str) -> None:  # noqa: F811
     assert (result["consensus_distance"] == 0) == (exchange == "gradients")
 
 
-@pytest.mark.parametrize("exchange", ["gradients", "models"])
+@pytest.mark.parametrize("exchange", [pytest.param("gradients", marks=pytest.mark.slow), "models"])
 def test_mpiexec(tmp_path: Path, exchange: str) -> None:
     """No two ranks share memory: all messages and published weights are sent by MPI."""
     options = [*SMALL, *OPTIONS, "--exchange", exchange, "--epochs", "15", "--out", str(tmp_path / "run"), "--json"]
@@ -46,6 +46,7 @@ def test_mpiexec(tmp_path: Path, exchange: str) -> None:
     assert (result["consensus_distance"] == 0) == (exchange == "gradients") and result["bytes_sent"] > 0
 
 
+@pytest.mark.slow
 def test_the_benchmark(root: Path) -> None:
     rows = {row["name"]: row["value"] for row in rows_of(root, "fast.py")}
     assert min(rows[f"{name}-{size}"] for name in ("gradients", "models", "allreduce") for size in (4, 16)) > 10

@@ -106,6 +106,16 @@ def test_two_replicas_that_push_and_pull_reach_their_mean() -> None:
     np.testing.assert_allclose(end.theta(), np.tile(begin.theta().mean(axis=0), (2, 1)), atol=1e-6)
 
 
+@settings(max_examples=10)
+@given(st.integers(2, 4), st.floats(-5, 0), st.sampled_from(["half", "mass"]), st.integers(0, 1000))
+def test_a_reply_is_not_answered(ranks: int, delay: float, mix: str, seed: int) -> None:
+    """If links are slow, an exchange with a peer begins before the last one has ended."""
+    slow = uniform(ranks, 1, alpha=10**delay, beta=1e-9)
+    end = run("gossip", ranks, 60, cluster=slow, exchange="push-pull", period=3, mix=mix, seed=seed)
+    begun = sum(method.begun for method in end.methods.values())
+    assert begun <= sum(fabric.stats.report()["messages"] for fabric in end.fabrics.values()) <= 2 * begun
+
+
 def test_weight_of_a_received_model() -> None:
     class Someone:
         images = 100

@@ -10,7 +10,7 @@ import pytest
 from toy_replicas import LINK, batch_of, config_of, engine_of, run
 
 from minidl.comm.cluster import Event, uniform
-from minidl.comm.fabric.base import Fabric, View
+from minidl.comm.fabric.base import Fabric, Header, Message, View
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.gossip import Gossip
@@ -90,6 +90,20 @@ def test_gossip_forgets_what_it_owes_to_a_dead_peer(monkeypatch: pytest.MonkeyPa
     acting.owed = {1: 0, 2: 0}
     acting.on_membership(View(1, (0, 1)))
     assert acting.owed == {1: 0}
+
+
+def test_a_reply_is_not_answered_although_another_one_has_come_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two exchanges with one peer overlap: the second reply finds that none is expected."""
+    config = config_of("gossip", exchange="push-pull", momentum=0.0, weight_decay=0.0, lr=0.1)
+    replica = Replica(engine_of("sgd", 0.0, 0.0, 0.1), Fabric(LoopbackTransport()), own=True)
+    acting, sent = Gossip(replica, replica.fabric, config), list[bool]()
+    monkeypatch.setattr(acting, "push", lambda peer, block, reply=False: sent.append(reply) or True)
+    acting.asked = {1}
+    for _ in range(2):
+        acting.answer(Message(1, replica.theta, Header(marker=True), lambda: None))
+    assert not sent and not acting.asked
+    acting.answer(Message(1, replica.theta, Header(), lambda: None))
+    assert sent == [True]
 
 
 # Arithmetic.

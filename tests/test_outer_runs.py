@@ -132,7 +132,7 @@ def test_a_death_interrupts_an_outer_step_anywhere(tmp_path: Path, name: str) ->
     folders = one_folder_at_a_time(tmp_path)
     moments = sorted(Sessions(next(folders), 4, {}, **LONG, **options_of(name)).moments)
     middle = len(moments) // 2
-    for number, moment in enumerate(moments[middle - 40 : middle + 40 : 1 if name == "streaming" else 10]):
+    for number, moment in enumerate(moments[middle - 40 : middle + 40 : 1 if name == "streaming" else 20]):
         found = after_deaths(next(folders), {number % 3 + 1: moment + 1e-9}, name)
         assert found.summary, found.errors
         check_agreement(found)

@@ -163,7 +163,9 @@ def test_links_checked_out_as_text_files(built: tuple[Path, Path], space: Path) 
         assert set(ours.getnames()) == set(theirs.getnames())
 
 
-@pytest.mark.parametrize("text_links", [False, True], ids=["links", "text links"])
+@pytest.mark.parametrize("text_links", [
+    pytest.param(False, id="links"), pytest.param(True, id="text links", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_an_editable_install_exposes_one_name(space: Path, text_links: bool) -> None:
     checkout = copy_checkout(space / f"editable-{text_links}", text_links)
     environment = space / f"venv-{text_links}"
@@ -224,3 +226,8 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     assert len(commands) == 2
     for command in commands:
         assert command in readme.splitlines()
+
+
+def test_the_citation_names_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {minidl.__version__}" in lines

@@ -192,9 +192,9 @@ EARLY = 5  # steps. By then few runs have reached a kink (see above), so most di
 QUICK = [
     Case("mlp", "digits", batch=16, lr=0.05),
     Case("lenet", "digits", batch=4, lr=0.02),
-    Case("vgg", "synthetic:200x8x8x3:10", batch=2, lr=0.002),
-    Case("resnet20", "synthetic:200x8x8x3:10", batch=16, lr=0.001),
-    Case("resnet20-gn", "synthetic:200x8x8x3:10", batch=4, lr=0.001),
+    Case("vgg", "synthetic:200x8x8x3:10", batch=2, lr=0.002, runs=3),
+    Case("resnet20", "synthetic:200x8x8x3:10", batch=16, lr=0.001, runs=3),
+    Case("resnet20-gn", "synthetic:200x8x8x3:10", batch=4, lr=0.001, runs=3),
     Case("custom", "synthetic:200x8x10x3:10", batch=8, lr=0.02),
 ]
 FULL_SIZE = [

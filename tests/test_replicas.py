@@ -190,7 +190,7 @@ def test_dpsgd_stops_and_saves_when_a_replica_is_killed(command: Command, victim
 
 def test_gossip_resumes_from_its_last_epoch_after_the_launcher_is_killed(command: Command) -> None:
     """The replicas exit with the launcher."""
-    options = [*SMALL, "--workers", "2", "--method", "gossip", "--epochs", "60", "--out", "run", "--quiet"]
+    options = [*SMALL, "--workers", "2", "--method", "gossip", "--epochs", "30", "--out", "run", "--quiet"]
     process = command.start(*options)
     command.wait_for_epoch("run", 2)
     replicas = command.replicas()
@@ -199,7 +199,7 @@ def test_gossip_resumes_from_its_last_epoch_after_the_launcher_is_killed(command
     eventually(lambda: all(map(is_gone, replicas.values())), "a replica does not exit with the launcher")
     process.communicate()
     result = command.run("--resume", "run")
-    assert result["epochs"] == 60 and result["replicas_alive"] == 2 and result["test_accuracy"] > LEARNT
+    assert result["epochs"] == 30 and result["replicas_alive"] == 2 and result["test_accuracy"] > LEARNT
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -28,6 +28,7 @@ from minidl.training.trainer import Trainer
 
 DATA = "synthetic:44x4x4x1:3"
 CLOCK = ("seconds", "timed_images", "timed_seconds")  # fields of Progress that differ from run to run
+MEASURED = {"images_per_second": 0, "seconds": 0}  # values of an entry that differ from run to run
 SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--quiet", "--lr", "0.01"]
 
 
@@ -71,17 +72,17 @@ def bits(of: Trainer) -> dict[str, Any]:
 def test_stopped_at_every_step(dataset: Dataset, tmp_path: Path, optimizer: str) -> None:
     config = replace(CONFIG, optimizer=optimizer, steps=0 if optimizer == "adamw" else 13)
     whole = trainer(dataset, config)
-    entries = [dict(entry, images_per_second=0) for entry in whole.run()]
+    entries = [dict(entry, **MEASURED) for entry in whole.run()]
     expected = bits(whole)
     for stop in range(len(entries) + 1):
         first = trainer(dataset, config)
         run = first.run()
-        before = [dict(next(run), images_per_second=0) for _ in range(stop)]
+        before = [dict(next(run), **MEASURED) for _ in range(stop)]
         files.save(tmp_path, stop, make_checkpoint(first))
         second = trainer(dataset, config)
         nn.seed(99)  # another process has another random state
         restore(second, files.load(files.folder_of(tmp_path, stop)))
-        after = [dict(entry, images_per_second=0) for entry in second.run()]
+        after = [dict(entry, **MEASURED) for entry in second.run()]
         assert before + after == entries, f"stopped after entry {stop}"
         assert bits(second) == expected, f"stopped after entry {stop}"
 
@@ -132,7 +133,7 @@ def weights(run: Path) -> bytes:
 
 def entries(run: Path) -> list[dict[str, Any]]:
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{**json.loads(line), "images_per_second": 0} for line in lines]
+    return [json.loads(line) | MEASURED for line in lines]
 
 
 @pytest.fixture(scope="module")

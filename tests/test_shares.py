@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sessions import Sessions
 from toy_replicas import LINK, config_of
 
 from minidl import models, nn, ops
+from minidl.cli.arguments import with_devices
 from minidl.comm.balance import per_step
 from minidl.comm.cluster import parse, uniform
 from minidl.comm.fabric.base import Column, Fabric, State
@@ -28,11 +30,12 @@ from minidl.comm.transport.loopback import LoopbackTransport
 from minidl.comm.transport.sim import Simulation
 from minidl.comm.vectors import VectorArithmetic
 from minidl.errors import ConfigError
-from minidl.run.config import resolve
+from minidl.run.config import Config, resolve
 from minidl.run.folder import RunFolder
-from minidl.run.shares import Worker, parse_shares, parse_workers
+from minidl.run.options import parse as parse_words
+from minidl.run.shares import Worker, parse_devices, parse_shares
 from minidl.run.signals import Signals
-from minidl.train import main
+from minidl.train import main, read_config
 from minidl.training.simulated import SimulatedRun
 
 SMALL = ["--data", "synthetic:200x4x4x1:4", "--model", "mlp", "--batch-size", "8", "--quiet"]
@@ -219,10 +222,32 @@ def test_a_simulation_takes_no_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_lists_are_parsed() -> None:
-    assert parse_workers("cpu:2,cpu:0.5") == (Worker(2), Worker(1, 0.5))
+    assert parse_devices("cpu:2,cpu:0.5") == (Worker(2), Worker(1, 0.5))
     assert parse_shares("0.7,0.25,0.05", 3) == (0.7, 0.25, 0.05) and parse_shares("") == ()
     with pytest.raises(ConfigError):
         parse_shares("0.5, 0.5")
+
+
+def test_a_resumed_run_has_the_same_devices(tmp_path: Path) -> None:
+    """Each line of options continues the run of the lines before it."""
+
+    def read(words: str) -> Config:
+        return read_config(parse_words(Config, with_devices(words.split())))
+
+    began = read(f"--workers cpu:2,cpu:0.5 --method gossip --out {tmp_path / 'run'}")
+    assert (began.workers, began.devices, began.threads) == (2, "cpu:2,cpu:0.5", None)
+    with RunFolder.create(began) as folder:
+        path = folder.folder
+    for words, expected in [
+        ("", (2, "cpu:2,cpu:0.5", None)),
+        ("--workers 3", (3, "", 0)),
+        ("--workers=cpu:1,cpu:1,cpu:3", (3, "cpu:1,cpu:1,cpu:3", None)),
+        ("--threads 4", (2, "", 4)),
+    ]:
+        found = read(f"--resume {path} {words}")
+        assert (found.workers, found.devices or "", found.threads) == expected, words
+    with pytest.raises(ConfigError, match="2 devices for 3 workers"):
+        replace(began, workers=3)
 
 
 # -- a duty cycle ------------------------------------------------------------------------------------------------------

@@ -28,10 +28,10 @@ def sessions(tmp_path: Path) -> Callable[..., Sessions]:
 
 @pytest.mark.parametrize("method", ["dpsgd", "gossip", "ps"])
 def test_one_dies_at_the_end(sessions: Callable[..., Sessions], method: str) -> None:
-    """A replica dies after one of the last eight events. The final messages carry test scores, which may be lost."""
+    """A replica dies near the end. The final messages carry test scores, which may be lost."""
     whole = sessions(method=method)
     whole.check()
-    for moment in sorted(whole.moments)[-8:]:
+    for moment in sorted(whole.moments)[-8::2]:
         for victim in (0, 1):
             run = sessions({victim: moment + 1e-9}, method=method)
             run.check()

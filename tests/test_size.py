@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -12,6 +13,8 @@ LINES, PARAMETERS, FILES = 400, 8, 18
 
 MANY_PARAMETERS = {  # allowed exceptions, each with the reason
 }
+
+
 def python_files(*folders: str) -> Iterator[Path]:
     """Yield each Python file of these folders once: skip the links `minidl/kernels` and `minidl/comm`."""
     links = (ROOT / "minidl" / "kernels", ROOT / "minidl" / "comm")
@@ -19,6 +22,11 @@ def python_files(*folders: str) -> Iterator[Path]:
         for file in sorted((ROOT / folder).rglob("*.py")):
             if not any(link in file.parents for link in links):
                 yield file
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def test_no_file_is_long() -> None:
@@ -32,7 +40,7 @@ def test_no_file_is_long() -> None:
 def test_no_function_outside_kernels_has_many_parameters() -> None:
     found = {}
     for file in python_files("minidl", "comm", "tests", "bench"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 arguments = node.args
                 names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
@@ -49,7 +57,7 @@ def test_ambiguous_names_are_used_for_one_class_only() -> None:
     classes = Counter(
         node.name
         for file in python_files("minidl", "comm", "kernels")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(file))
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name in ("Job", "Session", "Task", "Buffer", "Progress", "Run") if classes[name] > 1] == []

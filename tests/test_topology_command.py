@@ -42,7 +42,7 @@ def test_every_topology_prints_and_draws(
     for name in NAMES:
         assert main([name, "4"]) == 0
         png_size(tmp_path / f"{name}-4.png")
-        assert main([name, "1", "--out", "one.svg"]) == 0
+    assert main(["ring", "1", "--out", "one.svg"]) == 0
     assert "</svg>" in (tmp_path / "one.svg").read_text()
     assert main(["file:my graph.txt"]) == 0
     png_size(tmp_path / "my-graph-3.png")
@@ -66,7 +66,7 @@ def test_without_matplotlib_there_is_still_a_table(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["ring", "3"]) == 0
     out = capsys.readouterr().out
-    assert "spectral gap       1\n" in out and out.endswith("pip install 'minidl[plot]'\n")
+    assert "spectral gap       1\n" in out and out.endswith("pip install 'minidl[report]'\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -51,7 +51,8 @@ def test_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(captured.out) == json.loads((folder / "summary.json").read_text())
     assert json.loads(captured.out)["out"] == "runs/synthetic_96x4x4x1_4-mlp-1"
     assert sorted(entry.name for entry in folder.iterdir()) == [
-        "checkpoints", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json"]  # fmt: skip
+        "checkpoints", "config.toml", "history.jsonl", "metrics.jsonl", "model.safetensors",
+        "summary.json"]  # fmt: skip
     assert files.steps(folder / "checkpoints") == [12, 18]
     config = tomllib.loads((folder / "config.toml").read_text())
     assert config["optimizer"]["sgd"] == {"momentum": 0.9} and config["training"]["epochs"] == 3

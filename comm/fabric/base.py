@@ -182,7 +182,7 @@ class Fabric:
         """Yield the messages that have arrived."""
         while (message := self.take(Channel.MAIL)) is not None:
             with message:
-                if message.header.marker:
+                if message.header.marker and not message.vector.size:
                     self._silent.add((message.sender, message.header.clock))  # it has entered `drain` before this one
                 else:
                     yield message

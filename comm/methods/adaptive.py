@@ -35,6 +35,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from minidl.comm import codecs
 from minidl.comm.methods.base import Method
 from minidl.comm.replica import Replica
 from minidl.engine.device import aligned
@@ -128,12 +129,15 @@ class Trigger:
     blocks: the range (start, stop) of each of the B blocks. together: whether all replicas decide together, by the mean
     of their changes; then all of them exchange in the same steps.
 
-    reference: r, (n,). threshold: delta, (B,). last: t_r, (B,). slopes (B, 2): change per step before the last two
-    exchanges.
+    nbytes: of each block in a message. reference: r, (n,). threshold: delta, (B,). last: t_r, (B,). slopes (B, 2):
+    change per step before the last two exchanges.
     """
 
     def __init__(self, replica: Replica, config: Config, blocks: Sequence[tuple[int, int]], together: bool) -> None:
         self.replica, self.config, self.blocks, self.together = replica, config, blocks, together
+        codec = codecs.build(config.compress or "none")
+        self.nbytes = [codec.nbytes(stop - start) if codec else replica.theta.itemsize * (stop - start)
+                       for start, stop in blocks]  # fmt: skip
         self.reference = aligned(replica.theta.size, replica.theta.dtype)
         self.reference[:] = replica.theta
         self.threshold, self.last = np.full(len(blocks), config.threshold), np.zeros(len(blocks))
@@ -162,8 +166,7 @@ class Trigger:
         due = (silent >= config.shortest_silence) & (changed | (silent >= config.longest_silence))
         due |= self.always
         for block in np.flatnonzero(~due).tolist():
-            start, stop = self.blocks[block]
-            self.replica.fabric.stats.suppressed(1, vectors * self.reference.itemsize * (stop - start))
+            self.replica.fabric.stats.suppressed(1, vectors * self.nbytes[block])
             self.scale_threshold(block, np.exp(-GAIN * (config.exchange_rate or 0)) * (config.horizon or 1))
         return sorted(np.flatnonzero(due).tolist(), key=lambda block: (-silent[block], block))
 

@@ -8,7 +8,8 @@
         push         i sends x_i. The peer mixes x_i into its model.
         pull         i reads the newest model that the peer has published, and mixes it into x_i.
         push-pull    i sends x_i. The peer replies with its model, then mixes in x_i. i mixes in the reply. If the
-                     peer cannot send the reply now, it mixes first and replies in a later step.
+                     peer cannot send the reply now, it mixes first and replies in a later step. If both have sent
+                     before they receive, each message is also the reply to the other.
 
 Push with --mix mass is GoSGD (Blot, Picard, Cord, Thome 2016). Georgiev and Gurov (LSSC 2019) compare several ways of
 exchange. Quasi-global momentum is from Lin et al. (ICML 2021). A message holds the whole model. With --block layers it
@@ -101,7 +102,7 @@ class Gossip(adaptive.Adaptive):
         chance = generator(Purpose.GOSSIP, config.seed, self.fabric.rank, replica.steps)
         fires = chance.random() < config.probability if config.probability else replica.steps % config.period == 0
         for asker, block in tuple(self.owed.items()):
-            if self.push(asker, block):
+            if self.push(asker, block, reply=True):
                 del self.owed[asker]
         if fires:
             for block in self.due_blocks():
@@ -120,7 +121,7 @@ class Gossip(adaptive.Adaptive):
         config, peer = self.config, self.choose(chance)
         if config.exchange == "pull":
             self.fabric.publish(self.momentum.parts(*self.blocks[block]), self.header(block))
-        elif peer is None or not self.push(peer, block):
+        elif peer is None or peer in self.owed or not self.push(peer, block):
             return  # nothing was sent: the next exchange uses the same block
         self.begun += 1
         if self.trigger:
@@ -129,20 +130,21 @@ class Gossip(adaptive.Adaptive):
             self.asked.add(peer)
 
     def on_membership(self, view: View) -> None:
-        """Owe no reply to a peer that is dead or left out. A newcomer may change the neighbours."""
+        """Owe no reply to a peer that is dead or left out, and expect none. A newcomer may change the neighbours."""
         self.owed = {asker: block for asker, block in self.owed.items() if asker in view.members}
+        self.asked.clear()
         if self.fabric.replicas != self.replicas:
             self.replicas = self.fabric.replicas
             self.choose = peers.chooser(self.fabric, self.config, self.topology_or_ring)
 
-    def header(self, block: int, share: float = 1.0) -> Header:
-        return Header(self.blocks[block][0], share, float(self.replica.images), self.replica.steps)
+    def header(self, block: int, share: float = 1.0, reply: bool = False) -> Header:
+        return Header(self.blocks[block][0], share, float(self.replica.images), self.replica.steps, reply)
 
-    def push(self, peer: int, block: int) -> bool:
+    def push(self, peer: int, block: int, reply: bool = False) -> bool:
         """Send a block of x_i with a share of its mass. If this fails, keep the mass and return False."""
         share = self.weighing.share(block)
         if not share or not self.fabric.send(
-            peer, *self.momentum.parts(*self.blocks[block]), header=self.header(block, share)
+            peer, *self.momentum.parts(*self.blocks[block]), header=self.header(block, share, reply)
         ):
             return False
         self.weighing.sent(block, share)
@@ -152,7 +154,7 @@ class Gossip(adaptive.Adaptive):
         """Mix in the models that have arrived."""
         for message in self.fabric.poll():
             if self.config.exchange == "push-pull":
-                self.answer(message.sender, self.block_at[message.header.start])
+                self.answer(message)
             self.mix(message)
         if self.config.exchange == "pull":
             for peer in sorted(self.asked):
@@ -162,14 +164,15 @@ class Gossip(adaptive.Adaptive):
                     with published:
                         self.mix(published)
 
-    def answer(self, peer: int, block: int) -> None:
+    def answer(self, message: Message) -> None:
         """Reply to a received model with x_i, before mixing. If sending fails, `exchange` replies later.
 
-        If this replica expects a reply from the peer, the received model is that reply, and nothing is sent.
+        A reply is not answered, nor is a model from a peer whose reply this replica expects: it is that reply.
         """
-        if peer in self.asked:
-            self.asked.remove(peer)
-        elif not self.push(peer, block):
+        peer, block = message.sender, self.block_at[message.header.start]
+        if message.header.marker or peer in self.asked:
+            self.asked.discard(peer)
+        elif not self.push(peer, block, reply=True):
             self.owed[peer] = block
 
     def mix(self, message: Message) -> None:

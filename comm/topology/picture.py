@@ -1,4 +1,4 @@
-"""Draws a topology: replicas on a circle, one panel per round (up to 16). Needs Matplotlib (the extra `plot`)."""
+"""Draws a topology: replicas on a circle, one panel per round (up to 16). Needs Matplotlib (the extra `report`)."""
 
 from __future__ import annotations
 

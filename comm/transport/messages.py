@@ -122,7 +122,7 @@ class Header(NamedTuple):
     weight: float = 1.0  # mass of push-sum, the learning rate for a parameter server, or eta * rho for a center
     clock: float = 0.0  # number of images that the sender has trained on
     round: int = 0  # number of steps of the sender, or of a server's model; in `Fabric.gather`, 1 if fail_fast, else 0
-    marker: bool = False  # the sender's last message (`Fabric.drain`), or its first one to a center (succession.py)
+    marker: bool = False  # the last message (`Fabric.drain`), the first one to a center (succession.py), or a reply
 
 
 class Message:

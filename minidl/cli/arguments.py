@@ -8,9 +8,9 @@ from typing import Any
 
 from minidl.errors import ConfigError
 from minidl.run.config import FREE, LENGTH
-from minidl.run.shares import Worker, parse_workers
+from minidl.run.shares import parse_devices
 
-WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "resume", "json", "quiet", "trace")
+WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "resume", "json", "quiet", "trace", "no_report")
 # With --evaluate of a run. --model only names the file of a model again.
 OF_A_RUN = ("evaluate", "model", "model_hash", "data", "data_dir", "layout", "threads", "json", "quiet")
 OF_A_FILE = (*OF_A_RUN, "conv", "validation", "seed", "config")  # with --evaluate of other weights
@@ -41,12 +41,12 @@ def check(given: Mapping[str, Any]) -> None:
         raise ConfigError(f"--data {data}: there is no such file")
 
 
-def with_number(words: Sequence[str]) -> tuple[list[str], tuple[Worker, ...]]:
-    """Return a command line with the number of workers in place of their list, and the list; () if there is none.
+def with_devices(words: Sequence[str]) -> list[str]:
+    """Return a command line in which `--workers LIST` is `--workers NUMBER --devices LIST`.
 
     Raises ConfigError if the list is not valid, or contradicts another option.
     """
-    found, workers = list(words), tuple[Worker, ...]()
+    found, devices = list(words), list[str]()
     for at, word in enumerate(found):
         name, equals, text = word.partition("=")
         if name != "--workers":
@@ -54,14 +54,14 @@ def with_number(words: Sequence[str]) -> tuple[list[str], tuple[Worker, ...]]:
         if not equals:
             text = found[at + 1] if at + 1 < len(found) else ""
         if not set(":,.") & set(text) or text.startswith("-"):
-            workers = ()
+            devices = []
             continue
-        workers = parse_workers(text)
-        found[at if equals else at + 1] = f"--workers={len(workers)}" if equals else str(len(workers))
-    if workers and any(word.partition("=")[0] == "--threads" for word in found):
+        number, devices = len(parse_devices(text)), ["--devices", text]
+        found[at if equals else at + 1] = f"--workers={number}" if equals else str(number)
+    if devices and any(word.partition("=")[0] == "--threads" for word in found):
         raise ConfigError("--threads and a list of --workers exclude each other: the list says how many threads each "
                           "has")  # fmt: skip
-    return found, workers
+    return found + devices
 
 
 def allow(given: Mapping[str, Any], names: tuple[str, ...], reason: str) -> None:

@@ -49,20 +49,27 @@ def load(
     Raises ConfigError if the name is unknown or an option is out of range, DataError if a file is missing, damaged or
     in another format.
     """
+    splits = read(name, data_dir, seed, layout)
+    text = str(name)
+    return prepare(Path(text).stem if text.endswith(".npz") else text, splits, validation, seed)
+
+
+def read(name: str | Path, data_dir: str | Path | None = None, seed: int = 0, layout: str = "channels-last") -> Splits:
+    """Return the images of a data set as its files contain them: see `load`, which also standardises them."""
     if not isinstance(name, str | Path):
         raise ConfigError(f"data: {shown(name)}; expected the name of a data set or the path of a .npz file")
     if data_dir is not None and not isinstance(data_dir, str | Path):
         raise ConfigError(f"data_dir = {shown(data_dir)}; expected the path of a folder")
     text = str(name)
     if text.endswith(".npz"):
-        return prepare(Path(text).stem, read_npz(Path(text), layout), validation, seed)
+        return read_npz(Path(text), layout)
     base, colon, size = text.partition(":")
     if base not in DATASETS or (colon and base != "synthetic"):
         raise ConfigError(
             f"unknown data {text!r}: expected {', '.join(DATASETS)} or the path of a .npz file."
             f"{nearest(base, list(DATASETS))}"
         )
-    return prepare(text, DATASETS[base](size, data_dir, seed), validation, seed)
+    return DATASETS[base](size, data_dir, seed)
 
 
 __all__ = [
@@ -77,5 +84,6 @@ __all__ = [
     "from_arrays",
     "load",
     "parse_augment",
+    "read",
     "shard",
 ]

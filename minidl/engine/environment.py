@@ -4,6 +4,7 @@
                          container. Under mpiexec, the ranks of a machine divide its cores. Replicas that minidl starts
                          ignore the variable: each gets an equal share of the cores.
     MINIDL_WORKERS=n     number of replicas, unless --workers is given; default: two, or one if there is only one core
+    MINIDL_REPORT=0      write no report.html at the end of a run, as with --no-report
     MINIDL_ISA=avx2      (or portable) compile for an older CPU than this one
 """
 

@@ -12,8 +12,9 @@ Three choices hold for every kernel:
   the kernel and a process that loads it from the cache may compute different bits.
 - The division of a sum into parts depends only on the size of the arrays. So the bits of the result do not depend on
   the number of threads.
-- The name of the cache folder (kernel_cache.py) is a hash of this file, every Python file under kernels/, and the CPU.
-  So an edit in a helper leads to another folder, and the kernels that import the helper are compiled again.
+- The name of the cache folder (kernel_cache.py) is a hash of the CPU, of this file and of every Python file under
+  kernels/, but those of CUDA. So an edit in a helper leads to another folder, and the kernels that import the helper
+  are compiled again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def _version() -> str:
     digest = hashlib.sha256(repr(target).encode())
     root = KERNELS if KERNELS.is_dir() else KERNELS.parent.parent / "kernels"
     for file in sorted([*root.rglob("*.py"), Path(__file__)]):
-        digest.update(file.read_bytes())
+        if not file.name.startswith("cuda"):  # numba-cuda compiles these, and keeps them elsewhere
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -247,6 +247,10 @@ class Module:
         input_shape: the shape without the batch axis. To show the table: `print(model.summary((28, 28, 1)))`.
         """
         input_shape = checked_shape(input_shape)
+        return table(self.summary_rows(input_shape), sum(p.size for p in self.parameters()), input_shape)
+
+    def summary_rows(self, input_shape: tuple[int, ...]) -> list[Row]:
+        """Return the rows of `summary`: name, layer, shape of the output, number of parameters, FLOPs."""
         names: dict[Module, list[str]] = {}  # a module that is used several times has several names
         for name, module in self.named_modules():
             names.setdefault(module, []).append(name)
@@ -264,7 +268,7 @@ class Module:
             self(Tensor(np.zeros((1, *input_shape), dtype)))
         for parameter, name in uncounted.items():  # parameters of modules that have children or were not called
             rows.append((name, "Parameter", "", parameter.size, 0))
-        return table(rows, sum(p.size for p in self.parameters()), input_shape)
+        return rows
 
 
 class ModuleList(Module):

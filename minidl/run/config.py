@@ -73,7 +73,7 @@ ABOVE_ZERO, ZERO_OR_MORE, ONE_OR_MORE = limits(above=0), limits(min=0), limits(m
 FRACTION, SEED = limits(min=0, below=1), limits(min=0, max=2**32 - 1)
 
 # Options that may differ when a run is resumed. If `workers` differs, all replicas start from the average.
-FREE = ("data_dir", "threads", "keep", "stall", "workers", "on_death", "parts", "shares")
+FREE = ("data_dir", "threads", "keep", "stall", "workers", "devices", "on_death", "parts", "shares")
 LENGTH = ("epochs", "steps")  # a resumed run may become longer
 CLAIMING = ("gossip", "fast", "ps", "async-easgd", "eamsgd")  # methods whose replicas claim their batches
 JOINABLE = (*CLAIMING, "dpsgd", "allreduce", "local-sgd")  # methods of jobs that new replicas may join
@@ -149,6 +149,8 @@ class Config:
 
     workers: int = option(0, "replicas on this machine, one process each; 0: MINIDL_WORKERS, or two if there are two "
                           "cores; under mpiexec, the number of its processes", group="method", limits=ZERO_OR_MORE)
+    devices: str = option("", "what each of the --workers has, such as cpu:2,cpu:0.5: two threads, and one thread for "
+                          "half of the time; --workers cpu:2,cpu:0.5 sets both", group="method", instead_of="threads")
     method: str = option("dpsgd", "how replicas exchange models or gradients", group="method",
                          choices=_abouts("method"))
     max_workers: int = option(0, "places for replicas, also for those that join later (--join); 0: twice the workers "
@@ -179,6 +181,8 @@ class Config:
                            group="command", saved=False)
     trace: bool = option(False, "write trace.json, a timeline of all replicas for ui.perfetto.dev", group="command",
                          saved=False)
+    no_report: bool = option(False, "write no report.html, the page of the run, at its end", group="command",
+                             saved=False)
     json: bool = option(False, "print the result as one line of JSON", group="command", saved=False)
     quiet: bool = option(False, "print the result only", group="command", saved=False)
 
@@ -332,6 +336,8 @@ def _outdated(given: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
             found |= depending_on(name)
     if "model" in new:  # the hash is that of another file
         found.add("model_hash")
+    if "workers" in new:  # the devices are those of other workers
+        found.add("devices")
     for name, entry in options_of(before).items():
         other = options_of(after).get(name)
         if other and (other.default, other.choices) != (entry.default, entry.choices):

@@ -5,8 +5,11 @@
     RUN/checkpoints/       see checkpoint.py
     RUN/model.safetensors  the weights whose test accuracy is reported; written when the run has finished
     RUN/summary.json       the result; written when the run has finished
+    RUN/history.jsonl      what happened to the run: see history.py
+    RUN/report.html        the page of the run: see minidl/report
 
-If a finished run is trained longer, the last two files hold the old result until the new one is written.
+If a finished run is trained longer, model.safetensors and summary.json hold the old result until the new one is
+written.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ SUMMARY_OF_REPLICAS = schema.record(_RESULT | _OF_REPLICAS, BEST_STEP | _OF_CENT
 CONTINUES = "continues_to"  # in summary.json: the new length of a run that became longer, such as "20 epochs"
 # Options that config.toml of earlier versions lacks: they have their defaults.
 ADDED = ("on_death", "parts", "compress", "messages", "reduce", "adaptive", "balance", "weighting")
+PAGE = "report.html"
 CLUSTER = "cluster.toml"  # in the folder of a simulated run: the description of its cluster
 
 
@@ -121,7 +125,7 @@ class RunFolder:
 
     def clean_up(self) -> None:
         """Remove the temporary files of a killed process."""
-        for path in (self.config, self.metrics, self.model, self.summary):
+        for path in (self.config, self.metrics, self.model, self.summary, self.folder / PAGE):
             with suppress(OSError):
                 _beside(path).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Values of options that are lists of numbers: --shares, and --workers with the device of each replica."""
+"""Values of options that are lists of numbers: --shares, and --devices, which a list of --workers sets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ def parse_shares(text: str, replicas: int = 0) -> tuple[float, ...]:
 
 
 def check_shares(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError if options about shares contradict others. values: all options of a run."""
+    """Raise ConfigError if options about shares or devices contradict others. values: all options of a run."""
+    devices, workers = len(parse_devices(values["devices"])), values["workers"]
+    if devices not in (0, workers):
+        raise ConfigError(f"devices: {devices} devices for {workers} workers: give --workers a list of this length, or "
+                          "only their number")  # fmt: skip
     parse_shares(values.get("shares") or "", values["workers"])
     if values.get("balance") in ("static", "dynamic") and values["shards"] != "iid":
         raise ConfigError(f"balance {values['balance']} divides the images of all, and with shards {values['shards']} "
@@ -52,13 +56,13 @@ class Worker(NamedTuple):
     cycle: float = 1.0
 
 
-def parse_workers(text: str) -> tuple[Worker, ...]:
+def parse_devices(text: str) -> tuple[Worker, ...]:
     """Return the workers for "cpu:2,cpu:0.5": the first has two threads, the second a thread for half of the time.
 
-    Raises ConfigError if the text has another form, or names a single worker.
+    Returns () for "". Raises ConfigError if the text has another form, or names a single worker.
     """
     workers = []
-    for word in text.split(","):
+    for word in text.split(",") if text else ():
         kind, colon, amount = word.partition(":")
         value = _number(amount)
         if kind != "cpu" or not colon:

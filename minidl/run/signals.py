@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -20,12 +21,14 @@ class Stopped(BaseException):
     """Raised when the user has requested that the program end.
 
     code: the exit code that a shell expects, 128 + the signal number. message: what is saved, and how to continue.
+    run: the folder of the run that was stopped, in the process that leads it.
     """
 
     def __init__(self, signum: int, message: str = "stopped") -> None:
         super().__init__(signal.Signals(signum).name)
         self.code = 128 + signum
         self.message = message
+        self.run: Path | None = None
 
     def report(self) -> None:
         """Print the message to standard error."""

@@ -19,7 +19,8 @@ from minidl.run.options import options
 from minidl.training.vectors import hand_out_text, led
 
 # Options that may differ, or that the model and the data stand for.
-DIFFERENT = ("model", "data", "workers", "threads", "data_dir", "stall", "out", "quiet", "json", "max_workers")
+DIFFERENT = ("model", "data", "workers", "devices", "threads", "data_dir", "stall", "out", "quiet", "json",
+             "max_workers")  # fmt: skip
 FRAME = 1 << 14  # bytes: more than the longest description of a call
 SAMPLE = 256  # images that are compared
 LONGEST = 100  # characters of a value in this description

@@ -34,7 +34,7 @@ from minidl.training.world import world
 
 Data = Dataset | str | Path | tuple[np.ndarray, ...]
 # model and data are arguments, minidl.load fills a model with weights, and `fit` keeps no checkpoints.
-OPTIONS = of_training("model", "model_hash", "init", "data", "keep", "workers")
+OPTIONS = of_training("model", "model_hash", "init", "data", "keep", "workers", "devices")
 
 
 @dataclass

@@ -37,7 +37,7 @@ from minidl.training.vectors import hand_out
 from minidl.training.world import World, world
 
 OTHERS = ("model", "model_hash", "init", "data", "data_dir", "layout", "validation", "augment", "epochs", "steps",
-          "batch_size", "schedule", "warmup", "workers", "shards", "keep", "threads", "parts", "conv",
+          "batch_size", "schedule", "warmup", "workers", "devices", "shards", "keep", "threads", "parts", "conv",
           "balance", "shares", "weighting")  # fmt: skip
 OPTIONS = of_training(*OTHERS)
 

@@ -12,7 +12,7 @@ from minidl.run.evaluation import evaluate
 from minidl.training import forecast
 from minidl.training.replica_state import averaged, mean_and_distance
 from minidl.training.session import LOG_EVERY, Session
-from minidl.training.summary import worked
+from minidl.training.summary import traffic, worked
 from minidl.training.trainer import Entry
 from minidl.training.work import Claimed
 
@@ -41,6 +41,7 @@ class Observer:
         self.real = perf_counter()  # the real time of the beginning
         self.steps = self.logged = 0  # of all replicas together
         self.epoch = 0
+        self.deaths = 0  # of which history.jsonl knows
         self.loss = self.correct = self.images = 0.0  # sums since the last line of metrics.jsonl
         self.last_loss = 0.0  # in the last line of metrics.jsonl
 
@@ -77,6 +78,9 @@ class Observer:
         self.loss += entry["loss"] * batch
         self.correct += entry["accuracy"] * batch
         replicas = session.config.workers
+        if self.simulation.deaths > self.deaths:
+            self.deaths = self.simulation.deaths
+            self.leader.output.note_members()
         if self.display.due():
             self.display.bar("simulating", self.steps // replicas, trainer.total_steps,
                              f"{self.simulation.time:.4g} virtual s, loss {self.loss / self.images:.4f}")  # fmt: skip
@@ -109,6 +113,9 @@ class Observer:
                     f"distance {entry['consensus_distance']:.4f}"
                 )
         leader.output.log(entry)
+        leader.output.note_members()
+        if event == "epoch":
+            leader.output.note_speeds()
 
     def _test_average(self, leader: Session) -> Entry:
         sessions, alive = self.sessions, leader.fabric.survivors()
@@ -149,6 +156,7 @@ class Observer:
             "ranks": self.simulation.size,
             "replicas_tested": max(1, len(self.tested)),
             **{name: statistics[name] for name in COUNTED},
+            "traffic": traffic(statistics["edges"], self.simulation.size),
             "virtual_seconds_by_kind": statistics["seconds"],
             "links": self.simulation.network.report(),
             "events": self.simulation.happened,

@@ -20,6 +20,7 @@ from minidl.comm.launch import join
 from minidl.errors import CheckpointError, printable, tell
 from minidl.nn import Module
 from minidl.run import checkpoint as files
+from minidl.run import history
 from minidl.run.evaluation import Score, evaluate
 from minidl.run.folder import JournalError, RunFolder, is_new, resuming
 from minidl.run.progress import BEST
@@ -30,6 +31,7 @@ from minidl.training.resume import about, finite_weights, make_checkpoint
 from minidl.training.trainer import Entry, Trainer
 from minidl.training.vectors import hand_out_text, led
 
+MOST_SPEEDS = 256  # replicas whose speeds history.jsonl contains
 WRITING = 120.0  # seconds that a slow disk may take; until then the leader is not suspected
 Members = Mapping[int, dict[str, Any]]  # the numbers of each replica, by rank
 
@@ -62,6 +64,7 @@ class RunOutput:
         self.run: RunFolder | None = None
         self.journal_error: JournalError | None = None
         self.begun = False  # whether training has begun: only then there is something to save
+        self._members: list[int] = []  # of the last line about them in history.jsonl
         self._warned = False  # whether an error of a local snapshot was reported
 
     @property
@@ -154,6 +157,24 @@ class RunOutput:
             if self.alone:
                 raise
             self.journal_error, self.fabric.stop_wanted = error, True
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Append a line to history.jsonl, at the present position. Nothing depends on it: errors are ignored."""
+        at = self.trainer.progress
+        history.note(self.folder, event, seconds=round(at.seconds, 4), step=at.step, epoch=at.epoch, **facts)
+
+    def note_members(self) -> None:
+        """Append a line to history.jsonl if other replicas train than at the last call."""
+        if (members := self.fabric.survivors()) != self._members:
+            self._members = members
+            self.note("members", members=members)
+
+    def note_speeds(self) -> None:
+        """Append the recent speed of each live replica to history.jsonl, in images/s."""
+        if (members := self.fabric.survivors())[MOST_SPEEDS:]:
+            return
+        speeds = self.fabric.status[members, Column.SPEED]
+        self.note("speeds", members=members, images_per_second=[round(float(speed), 1) for speed in speeds])
 
     def report(self, entry: Entry) -> None:
         """Show and log the entry of an epoch. Its loss and accuracy become means of all replicas' latest epochs."""

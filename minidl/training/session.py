@@ -6,7 +6,7 @@ A rank is a process. In a simulation, all ranks are in one process (simulated.py
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 from minidl import data, models, nn
 from minidl.comm.fabric.base import Column, Fabric, PeerLost
@@ -15,11 +15,12 @@ from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine
 from minidl.engine.jit import set_threads, threads
-from minidl.errors import ConfigError, tell
+from minidl.errors import AbortedError, ConfigError, MinidlError, tell
 from minidl.ops.conv import winograd
 from minidl.run.config import Config
 from minidl.run.display import Display, count, epoch_line, legend, speed
 from minidl.run.folder import JournalError
+from minidl.run.history import surroundings
 from minidl.run.model_file import is_own, short
 from minidl.run.options import options
 from minidl.run.own_model import build
@@ -35,6 +36,7 @@ from minidl.training.startup import begin_together
 from minidl.training.trainer import Entry, Trainer
 from minidl.training.work import Claimed
 
+LONGEST_REASON = 2000  # characters of an error in history.jsonl
 LOG_EVERY = 100  # steps between two lines of metrics.jsonl within an epoch
 
 
@@ -135,16 +137,43 @@ class Session:
             if self.fabric.rank in self.fabric.servers:
                 serve(output)
                 return None
+            if output.leads:
+                output.note("begin", **self.about())
+                output.note_members()
             reason = self._train()
-            if output.alone:
-                return self._finish_alone()
-            return shut_down(output, self.averages, self.signals, reason, self.last_epoch)
+            summary = self._finish_alone() if output.alone else shut_down(
+                output, self.averages, self.signals, reason, self.last_epoch)  # fmt: skip
+            if summary is not None:
+                output.note("finished")
+            return summary
         except Stopped as stopped:
             if output.begun:
                 stopped.message = f"saved; to continue: {output.command}"
+                self._ended("stopped", stopped, str(stopped))
+            raise
+        except MinidlError as error:
+            if output.begun and not isinstance(error, AbortedError):
+                self._ended("failed", error, str(error))
             raise
         finally:
             self.display.close()
+
+    def _ended(self, event: str, error: Stopped | MinidlError, why: str) -> None:
+        """Note that the run has ended without a result. In the leader, the error gets the folder of the run."""
+        output = self.output
+        if output.leads or event == "failed":
+            output.note(event, why=why[:LONGEST_REASON], rank=self.fabric.rank)
+        if output.leads:
+            error.run = output.folder
+
+    def about(self) -> dict[str, Any]:
+        """Return what history.jsonl says when training begins."""
+        fabric, trainer = self.fabric, self.trainer
+        return surroundings() | {
+            "threads": threads(), "replicas": len(fabric.replicas), "servers": len(fabric.servers),
+            "nodes": len(set(fabric.nodes)), "images": len(self.data.y_train), "epochs": trainer.epochs,
+            "parameters": parameter_count(self.model), "total_steps": trainer.total_steps,
+        }  # fmt: skip
 
     def announce(self) -> None:
         """Print what is trained."""
@@ -202,6 +231,7 @@ class Session:
         return None
 
     def _handle(self, entry: Entry) -> None:
+        entry["seconds"] = round(self.trainer.progress.seconds, 6)
         if entry["event"] == "epoch":
             self._epoch_done(entry)
         elif entry["event"] == "step":
@@ -225,6 +255,7 @@ class Session:
         if not self.output.leads:
             return
         self._as_leader(entry)
+        self.output.note_members()
         trainer, at = self.trainer, self.trainer.progress
         if self.display.due():
             self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", *trainer.work.within(at),
@@ -244,6 +275,8 @@ class Session:
         fabric.set_status(Column.IMAGES, entry.pop("images"))
         fabric.set_status(Column.ACCURACY, entry["accuracy"])
         fabric.set_status(Column.LOSS, entry["loss"])
+        if output.leads:
+            output.note_speeds()
         if output.alone:
             output.report(entry)
             output.save()

@@ -95,7 +95,7 @@ def _finish(
     fabric, trainer = output.fabric, output.trainer
     if fabric.rank == leader:
         averages.validate(replicas)
-    own = {"score": output.score_of_replica(), "speed": trainer.progress.images_per_second}
+    own = {"rank": fabric.rank, "score": output.score_of_replica(), "speed": trainer.progress.images_per_second}
     results = [result for _, result in gather_numbers(trainer, own)]
     statistics = [vector.copy() for _, vector in fabric.gather(fabric.stats.vector())]
     if fabric.rank == leader:
