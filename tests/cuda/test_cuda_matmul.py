@@ -108,21 +108,19 @@ def code(form: str, columns: int, cc: tuple[int, int], dtype: str = "float32", r
 @pytest.mark.parametrize("form", FORMS)
 def test_the_main_loop_multiplies(form: str, columns: int, least: float, cc: tuple[int, int]) -> None:
     sass = code(form, columns, cc)
+    assert (sass.compiled.stack, sass.compiled.spills) == (0, 0)
     assert sass.compiled.registers <= 128
     assert sass.blocks_per_sm() >= 2
     assert sass.share() >= least
     assert set(sass.widths("LDS")) == {128}
 
 
-NARROW = {8: 0.60, 9: 0.60, 16: 0.60, 32: 0.60, 33: 0.60, 64: 0.60}  # columns: least share of multiply-adds
+NARROW = {8: 0.64, 9: 0.75, 16: 0.75, 32: 0.83, 33: 0.85, 64: 0.85}  # columns: least share of multiply-adds
 
 
-@pytest.mark.parametrize("cc", [TARGETS[0], pytest.param(TARGETS[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("columns", NARROW)
-@pytest.mark.parametrize("form", FORMS)
-def test_narrow_tiles(form: str, columns: int, cc: tuple[int, int]) -> None:
-    sass = code(form, columns, cc)
-    print("NARROW", form, columns, cc, sass.share(), sass.compiled.registers, sass.blocks_per_sm())
+def test_narrow_tiles(columns: int) -> None:
+    sass = code("nn", columns, TARGETS[0])
     assert (sass.compiled.stack, sass.compiled.spills) == (0, 0)
     assert sass.compiled.registers <= 128
     assert sass.blocks_per_sm() >= 2

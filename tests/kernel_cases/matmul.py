@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from kernel_cases import Arrays, Cases
 
-SHAPES = (
-    *((1, 1, 1), (7, 33, 5), (67, 3, 129), (301, 5, 7), (65, 97, 41), (9, 70, 1100)),
-    *((0, 3, 5), (3, 0, 5), (3, 5, 0)),  # two empty outputs, and an output whose sums have no terms
-)
+SHAPES = (1, 1, 1), (7, 33, 5), (67, 3, 129), (301, 5, 7), (65, 97, 41)
+EMPTY = (0, 3, 5), (3, 0, 5), (3, 5, 0)  # two empty outputs, and an output whose sums have no terms
 
 
 def cases(a: Arrays) -> Cases:
-    for m, n, k in SHAPES:
+    deep = min(1100, a.many // 50)  # on the CPU, a sum of several pieces
+    for m, n, k in (*SHAPES, (9, 70, deep), *EMPTY):
         scratch = a.empty(a.scratch_size("matmul", "nn_scratch", m, n, k))
         for bias, relu in ((0, False), (n, False), (n, True)):
             yield "nn", dict(a=a.normal(m, k), b=a.normal(k, n), bias=a.normal(bias), relu=relu,
