@@ -10,6 +10,7 @@ COMMANDS = {
     "launch": "run a script of your own as several processes that train one model",
     "topology": "print and draw which replicas exchange with which others",
     "report": "write the page of a run, or compare several runs",
+    "learn": "do the exercises of the lessons, and have them graded",
     "info": "print what this machine has, and what minidl uses of it",
 }
 
