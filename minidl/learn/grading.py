@@ -73,7 +73,7 @@ def compare(given: str, name: str, got: object, expected: object, tolerance: flo
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         where = f"{name}[{', '.join(map(str, at))}]" if at else name
-        raise Wrong(given, f"{where} = {right[at]}", f"{where} = {found[at]}")
+        raise Wrong(given, f"{where} = {right[at]!s}", f"{where} = {found[at]!s}")
 
 
 def _load(path: Path) -> ModuleType:
