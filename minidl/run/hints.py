@@ -109,5 +109,5 @@ def meant(bare: str, known: Mapping[str, Collection[str]]) -> str:
         return "' or '".join(taking)
     from difflib import get_close_matches  # here, because --help does not need it
 
-    close = get_close_matches(bare, known, n=1, cutoff=0.85 if bare in reasons else 0.65)
+    close = get_close_matches(bare, known, n=1, cutoff=0.93 if bare in reasons else 0.65)
     return "--" + close[0] if close else ""

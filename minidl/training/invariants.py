@@ -297,7 +297,7 @@ class Masses:
         send, release = simulation.send, simulation.release
 
         def sending(message: InFlight) -> None:
-            if message.channel is Channel.MAIL and not message.header.marker:
+            if message.channel is Channel.MAIL and message.vector.size:  # the last message (`Fabric.drain`) is empty
                 for receiver in message.receivers:
                     ends = message.sender, simulation.transport(receiver)
                     self.sent[id(message.header), receiver] = (*ends, message.header)
