@@ -12,7 +12,7 @@ from minidl.learn import __main__ as learn
 
 EXERCISES = [(lesson, number) for lesson in learn.LESSONS for number in learn.NUMBERS]
 WRONG = {  # exercise: the part of its solution that is replaced, and the mistake
-    "matmul_1": ("part = np.float32(0)", "part = total"),
+    "matmul_1": ("part = np.float32(0)", "total, part = np.float32(0), total"),  # one piece: other bits
     "matmul_2": ("if n < columns", "if n + 1 < columns"),
     "matmul_3": ("range(0, rows, MR)", "range(0, rows, 1)"),
     "softmax_1": ("x - x.max(axis=1, keepdims=True)", "x"),

@@ -13,6 +13,8 @@ import numpy as np
 from minidl.checked import shown
 from minidl.errors import printable
 
+FEW = 6  # elements of an array that a message shows
+
 
 class Wrong(Exception):
     """A wrong result. call: the call that had it, with its arguments. expected, got: the two results."""
@@ -36,10 +38,26 @@ def grade(path: Path, lesson: str, number: int) -> tuple[str, ...]:
     return ()
 
 
-def compare(call: str, name: str, got: object, expected: object, tolerance: float = 1e-9) -> None:
+def numbers(random: np.random.Generator, *shape: int) -> np.ndarray:
+    """Return random multiples of 1/4 between -3 and 3: a learner can check small cases by hand."""
+    return random.integers(-12, 13, shape) / 4
+
+
+def call(function: str, **arguments: object) -> str:
+    """Return a call as text. A large array is shown as its shape."""
+    words = []
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray):
+            words.append(f"{name}={value.tolist()}" if value.size <= FEW else f"{name} {value.shape}")
+        else:
+            words.append(f"{name}={value}")
+    return f"{function}({', '.join(words)})"
+
+
+def compare(given: str, name: str, got: object, expected: object, tolerance: float = 1e-9) -> None:
     """Raise Wrong, with the first wrong element, unless `got` has the shape and the elements of `expected`.
 
-    call: the call with its arguments. name: the result, such as "out". tolerance: relative to the largest element, but
+    given: the call with its arguments. name: the result, such as "out". tolerance: relative to the largest element, but
     at least absolute. 0: the elements must be equal.
     """
     right = np.asarray(expected)
@@ -47,15 +65,15 @@ def compare(call: str, name: str, got: object, expected: object, tolerance: floa
         found = np.asarray(got)
         numbers = found.astype(np.float64)
     except (TypeError, ValueError):
-        raise Wrong(call, f"{name}: numbers of shape {right.shape}", shown(got)) from None
+        raise Wrong(given, f"{name}: numbers of shape {right.shape}", shown(got)) from None
     if found.shape != right.shape:
         what = f"shape {found.shape}" if isinstance(got, np.ndarray) else shown(got)
-        raise Wrong(call, f"{name} of shape {right.shape}", what)
+        raise Wrong(given, f"{name} of shape {right.shape}", what)
     wrong = ~(abs(numbers - right) <= tolerance * max(1.0, float(abs(right).max(initial=0))))
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         where = f"{name}[{', '.join(map(str, at))}]" if at else name
-        raise Wrong(call, f"{where} = {right[at]}", f"{where} = {found[at]}")
+        raise Wrong(given, f"{where} = {right[at]!s}", f"{where} = {found[at]!s}")
 
 
 def _load(path: Path) -> ModuleType:

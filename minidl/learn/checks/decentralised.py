@@ -7,7 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
-from minidl.learn.grading import Wrong, compare
+from minidl.learn.grading import Wrong, call, compare, numbers
 
 
 def check_1(answer: ModuleType) -> None:
@@ -25,22 +25,22 @@ def check_1(answer: ModuleType) -> None:
 
 def check_2(answer: ModuleType) -> None:
     random = np.random.default_rng(2)
-    for size, n in ((1, 1), (2, 3), (5, 7)):
+    for size, n in ((1, 1), (2, 2), (5, 7)):
         w = random.random((size, size))
         w /= w.sum(1, keepdims=True)  # not symmetric: columns do not sum to 1
-        x, minima = random.standard_normal((size, n)), random.standard_normal((size, n))
+        x, minima = numbers(random, size, n), numbers(random, size, n)
         computed: list[int] = []
 
         def gradient(j: int, weights: np.ndarray, minima: np.ndarray = minima, computed: list = computed) -> np.ndarray:
             computed.append(j)
             return weights - minima[j]
 
-        given, call = x.copy(), f"step(x {x.shape}, gradient, w {w.shape}, eta=0.1)"
-        found = answer.step(given, gradient, w, 0.1)
-        compare(call, "the result", found, w @ (x - 0.1 * (x - minima)))
-        compare(call, "x, after the call,", given, x, tolerance=0)
+        lent, given = x.copy(), call("step", x=x, gradient="gradient", w=w.round(4), eta=0.1)
+        found = answer.step(lent, gradient, w, 0.1)
+        compare(given, "the result", found, w @ (x - 0.1 * (x - minima)))
+        compare(given, "x, after the call,", lent, x, tolerance=0)
         if sorted(computed) != list(range(size)):
-            raise Wrong(call, "one gradient of each replica", f"gradients of the replicas {computed}")
+            raise Wrong(given, "one gradient of each replica", f"gradients of the replicas {computed}")
 
 
 def check_3(answer: ModuleType) -> None:
@@ -52,11 +52,11 @@ def check_3(answer: ModuleType) -> None:
         inbox = [flying.pop(edge) for edge in sorted(flying) if edge[1] == i and random.random() < 0.5]
         refused = (i, j) in flying
         whole = np.array([(x[i], w[i]), *inbox]).sum(0)  # (x, w) before it sends
-        call = f"step({x[i]:.4g}, {w[i]:.4g}, inbox of {len(inbox)}, send{' (refused)' * refused}), call {turn + 1}"
+        given = f"step({x[i]:.4g}, {w[i]:.4g}, inbox of {len(inbox)}, send{' (refused)' * refused}), call {turn + 1}"
         sent: list[tuple[float, float]] = []
         found = answer.step(x[i], w[i], list(inbox), partial(_send, sent, refused))
-        compare(call, "(x, w)", found, whole if refused else whole / 2)
-        compare(call, "the messages (x, w) that were sent", sent, [whole / 2])
+        compare(given, "(x, w)", found, whole if refused else whole / 2)
+        compare(given, "the messages (x, w) that were sent", sent, [whole / 2])
         if not refused:
             flying[i, j] = sent[0]
         x[i], w[i] = found

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import numpy as np
 
-from minidl.learn.grading import Wrong, compare
+from minidl.learn.grading import Wrong, call, compare, numbers
 
 SIZES = ((1, 1, 1), (2, 5, 3), (5, 19, 9), (4, 8, 8), (9, 3, 17))  # M, K, N
 
@@ -18,10 +18,10 @@ def check_1(answer: ModuleType) -> None:
             a, b = (random.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
             products = a[:, :, None] * b  # (M, K, N)
             parts = [products[:, start : start + piece].cumsum(1)[:, -1] for start in range(0, k, piece)]
-            out = np.full((m, n), np.nan, np.float32)
-            answer.product(a, b, piece, out)
             expected = np.stack(parts).cumsum(0)[-1]  # cumsum adds one number after the other
-            compare(f"product(a {a.shape}, b {b.shape}, piece={piece})", "out", out, expected, tolerance=0)
+            out = np.full((m, n), np.nan, np.float32)
+            answer.product(a.copy(), b.copy(), piece, out)
+            compare(call("product", a=a, b=b, piece=piece), "out", out, expected, tolerance=0)
 
 
 def check_2(answer: ModuleType) -> None:
@@ -32,8 +32,8 @@ def check_2(answer: ModuleType) -> None:
         for form, b, steps in (("nn", matrix, (columns, 1)), ("nt", matrix.T.copy(), (1, depth))):
             packed = np.full(depth * width, np.nan)
             answer.pack(b.reshape(-1), *steps, depth, columns, first, width, packed)
-            call = f"pack(b, {steps[0]}, {steps[1]}, {depth=}, {columns=}, {first=}, {width=}), the form {form}"
-            compare(call, "packed", packed, expected.reshape(-1), tolerance=0)
+            given = f"pack(b, {steps[0]}, {steps[1]}, {depth=}, {columns=}, {first=}, {width=}), the form {form}"
+            compare(given, "packed", packed, expected.reshape(-1), tolerance=0)
 
 
 def check_3(answer: ModuleType) -> None:
@@ -47,9 +47,9 @@ def check_3(answer: ModuleType) -> None:
     vars(answer)["tile"] = counted
     for m, k, n in SIZES:
         calls.clear()
-        a, b, out = random.standard_normal((m, k)), random.standard_normal((k, n)), np.full((m, n), np.nan)
-        answer.product(a, b, out)
-        call = f"product(a {a.shape}, b {b.shape})"
-        compare(call, "out", out, a @ b)
+        a, b, out = numbers(random, m, k), numbers(random, k, n), np.full((m, n), np.nan)
+        answer.product(a.copy(), b.copy(), out)
+        given = call("product", a=a, b=b)
+        compare(given, "out", out, a @ b)
         if len(calls) != (few := -(-m // 4) * -(-n // 8)):
-            raise Wrong(call, f"{few} calls of tile", f"{len(calls)}")
+            raise Wrong(given, f"{few} calls of tile", f"{len(calls)}")

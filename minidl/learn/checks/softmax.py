@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 
 from minidl.kernels.softmax import reference
-from minidl.learn.grading import Wrong, compare
+from minidl.learn.grading import Wrong, call, compare
 
 
 def check_1(answer: ModuleType) -> None:
@@ -16,8 +16,7 @@ def check_1(answer: ModuleType) -> None:
     for x in [*cases, random.standard_normal((3, 7)), 100 * random.standard_normal((5, 17))]:
         expected = np.empty(x.shape)
         reference.softmax(x, expected)
-        call = f"softmax({x.tolist()})" if x.size < 5 else f"softmax(x {x.shape}, up to {x.max():.3g})"
-        compare(call, "the result", answer.softmax(x.copy()), expected)
+        compare(call("softmax", x=x), "the result", answer.softmax(x.copy()), expected)
 
 
 def check_2(answer: ModuleType) -> None:
@@ -28,18 +27,17 @@ def check_2(answer: ModuleType) -> None:
             reference.softmax(random.standard_normal((rows, classes)), p)
             labels = random.integers(0, classes, rows)
             reference.cross_entropy_backward(np.ones(1), p, labels, smoothing, expected)
-            call, given = f"gradient(p {p.shape}, labels={labels.tolist()}, {smoothing=})", p.copy()
-            compare(call, "the gradient", answer.gradient(given, labels, smoothing), expected)
-            compare(call, "p, after the call,", given, p, tolerance=0)
+            given, lent = call("gradient", p=p.round(4), labels=labels, smoothing=smoothing), p.copy()
+            compare(given, "the gradient", answer.gradient(lent, labels, smoothing), expected)
+            compare(given, "p, after the call,", lent, p, tolerance=0)
 
 
 def check_3(answer: ModuleType) -> None:
     random = np.random.default_rng(3)
-    few: list[list[float]] = [[2.0], [0.0, 1.0], [1.0, 0.0], [-1000.0, 1000.0, 999.0], [-800.0, -801.0]]
-    for values in [*few, (9 * random.standard_normal(37)).tolist()]:
-        call = f"one_pass({values})" if len(values) < 5 else f"one_pass({len(values)} numbers)"
-        found = answer.one_pass(iter(values))
+    few = map(np.array, ([2.0], [0.0, 1.0], [1.0, 0.0], [-1000.0, 1000.0, 999.0], [-800.0, -801.0]))
+    for values in (*few, 9 * random.standard_normal(37)):
+        given, found = call("one_pass", values=values), answer.one_pass(iter(values.tolist()))
         if not isinstance(found, tuple) or len(found) != 2:
-            raise Wrong(call, "two numbers", str(found))
-        compare(call, "largest", found[0], max(values))
-        compare(call, "total", found[1], np.exp(np.array(values) - max(values)).sum())
+            raise Wrong(given, "two numbers", str(found))
+        compare(given, "largest", found[0], values.max())
+        compare(given, "total", found[1], np.exp(values - values.max()).sum())
