@@ -228,6 +228,17 @@ def climb(value: Callable[[float], float | None], start: float) -> tuple[float |
     return GRID[at], None
 
 
+def with_margin(rate: float, tried: Mapping[float, float | None]) -> float:
+    """Return the rate to train with: the best one, or the next lower one of the grid if the next higher one diverges.
+
+    tried: the accuracy of each rate; None for one that diverges. A training until the target is longer than one of the
+    search, and may diverge although all of the search with this rate have not.
+    """
+    at = GRID.index(rate)
+    diverges = at + 1 < len(GRID) and tried.get(GRID[at + 1], 0.0) is None
+    return GRID[at - 1] if diverges and at else rate
+
+
 def tuned() -> list[Row]:
     return [each for each in paper.ROWS if each.trained and not each.bits_of]
 
@@ -235,7 +246,7 @@ def tuned() -> list[Row]:
 def searched() -> dict[str, Any]:
     """Return what `write_rates` has written beside this file: {"cluster", "seeds", "images", "rows": {title: row}}.
 
-    A row: {"rate": the best one, "accuracy": {rate: accuracy}}; the accuracy of a rate that diverges is null.
+    A row: {"rate": the one to train with, "accuracy": {rate: accuracy}}; the accuracy of a rate that diverges is null.
     """
     found: dict[str, Any] = json.loads((HERE / RATES).read_text(encoding="utf-8"))
     return found
@@ -253,8 +264,11 @@ def write_rates(plan: Plan, results: Mapping[str, Result], folder: Path) -> None
     for each in tuned():
         tried = partial(plan.tried, each, results)
         values = {rate: value for rate in GRID if (value := tried(rate)) is not None}
-        shown = {f"{rate:g}": round(value, 6) if value > 0 else None for rate, value in values.items()}
-        found[each.title] = {"rate": climb(tried, rates()[each.title])[0], "accuracy": shown}
+        shown = {rate: round(value, 6) if value > 0 else None for rate, value in values.items()}
+        best = climb(tried, rates()[each.title])[0]
+        assert best is not None
+        found[each.title] = {"rate": with_margin(best, shown),
+                             "accuracy": {f"{rate:g}": value for rate, value in shown.items()}}  # fmt: skip
     file = {"cluster": plan.where, "seeds": TUNING_SEEDS, "images": plan.task.tuning, "rows": found}
     (folder / RATES).write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
 

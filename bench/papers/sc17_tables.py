@@ -55,7 +55,8 @@ def page(found: Findings, text: str) -> str:
 the seeds {" and ".join(map(str, search["seeds"]))}, which no other table uses: from an earlier rate upward, else
 downward, while the accuracy grows. The accuracy is the mean of these seeds, and of the tests after
 {search["images"] * 2 // 3:,} and {search["images"]:,} images. "Diverged": with at least one of the seeds the loss
-became infinite. Sync EASGD 1 and 3 have the bits of Sync EASGD 2.
+became infinite. The learning rate is the best one, or, if the next higher one diverges, the next lower one: the
+trainings of the tables above are longer than those of the search. Sync EASGD 1 and 3 have the bits of Sync EASGD 2.
 
 {tuning()}
 """
