@@ -20,7 +20,7 @@ SENTENCE = re.compile("Raises |Returns ")  # ends a list without an empty line
 
 def as_rst(lines: Sequence[str]) -> list[str]:
     """Return the lines of a docstring, dedented, as lines of reStructuredText."""
-    blocks: list[tuple[str, list[str]]] = [("empty", [])]
+    blocks: list[tuple[str, list[str]]] = [("text", [])]  # the first line is a sentence
     for line in lines:
         kind, block = blocks[-1]
         if not line.strip():

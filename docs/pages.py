@@ -155,7 +155,7 @@ def code(path: Path) -> str:
         lexer = get_lexer_for_filename(path.name)
     except ClassNotFound:
         lexer = TextLexer()
-    formatter = HtmlFormatter(linenos="inline", lineanchors="line", cssclass="highlight", wrapcode=True)
+    formatter = HtmlFormatter(linenos="inline", lineanchors="line", cssclass="highlight listing", wrapcode=True)
     return highlight(path.read_text(encoding="utf-8"), lexer, formatter)
 
 

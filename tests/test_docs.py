@@ -194,7 +194,7 @@ def test_the_reference_has_every_public_name() -> None:
 def test_docstrings_become_restructured_text() -> None:
     as_rst = module("docstrings").as_rst
     text = """\
-Mix `x_i
+mixing: put `x_i
 or y` with *others* (W_ij * x_j).
 
     x = mix(x)
@@ -208,7 +208,7 @@ Raises ConfigError if not.
 - one
 - two `a|b`"""
     assert [line for line in as_rst(text.splitlines()) if line] == [
-        "Mix ``x_i", r"or y`` with \*others\* (W\_ij \* x\_j).",
+        "mixing: put ``x_i", r"or y`` with \*others\* (W\_ij \* x\_j).",
         ".. code-block:: python", "    x = mix(x)",
         "- **weight**: the share", "  of the other",
         "- **x, y (N,)**: two arrays. Raises nothing",
