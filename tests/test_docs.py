@@ -130,7 +130,7 @@ def test_shell_blocks_are_bash_and_name_files_that_exist(page: str) -> None:
     code = "\n".join(code for _, language, code in FENCE.findall(text) if language == "bash")
     done = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for script in re.findall(r"python ((?:bench|docs|examples|tests)/\S+\.py)", text):
+    for script in re.findall(r"python ((?:bench|docs|examples|tests)/[^\s<]+\.py)", text):
         assert (ROOT / script).is_file(), script
     for module in re.findall(r"python -m (bench[\w.]+)", text):
         path = ROOT / module.replace(".", "/")
