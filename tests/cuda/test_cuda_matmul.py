@@ -165,13 +165,21 @@ MUTANTS = {  # what is broken: (file, piece, replacement)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", MUTANTS)
+NOT_FOUND = {"the part is too deep": "open: no shape of this test shows it"}
+
+
+def marked(broken: str) -> Any:
+    reason = NOT_FOUND.get(broken)
+    return pytest.param(broken, marks=pytest.mark.xfail(reason=reason, strict=True) if reason else ())
+
+
+@pytest.mark.parametrize("broken", map(marked, MUTANTS))
 def test_a_broken_product_is_found(broken: str) -> None:
     file, old, new = MUTANTS[broken]
     with mutated("matmul", f"matmul/{file}", old, new) as changed, pytest.raises((KernelError, AssertionError)):
         for shape in ((130, 133, 45), (132, 132, 37)):
             multiply("nn", *shape, kernels=changed)
-        a, b, out = operands("nn", 20, 12, 4)
+        a, b, out = operands("nn", 20, 12, 5)
         with launch_with(Emulator()):
             changed.nn(a, b, NOTHING, True, NOTHING, out)
         np.testing.assert_allclose(out, np.maximum(expected("nn", a, b), 0), atol=1e-5)
