@@ -178,7 +178,8 @@ def test_a_file_may_hold_options_that_change_nothing() -> None:
 
 @pytest.mark.parametrize(("method", "lacking"), [
     ("easgd", "compress"),
-    ("allreduce", "compress"), ("dpsgd", "compress"), ("ps", "compress"), ("sync-easgd", "compress messages reduce"),
+    ("allreduce", "compress"), ("dpsgd", "compress"), ("ps", "compress staleness"),
+    ("sync-easgd", "compress messages reduce"),
 ])  # fmt: skip
 def test_a_run_of_an_earlier_version_lacks_options_that_methods_have_gained(
     tmp_path: Path, method: str, lacking: str
