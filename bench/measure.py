@@ -39,6 +39,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from minidl.engine.environment import isa
+from minidl.resources import processor
 
 SMALL, LARGE = 2_700_000, 256_000_000  # bytes of a vector. SMALL: the MLP's weights; LARGE: more than any cache
 TURNS = 10
@@ -288,9 +289,7 @@ def machine() -> dict[str, Any]:
     """Return the properties of this machine on which the results depend."""
     name = platform.processor() or platform.machine()
     try:
-        with open("/proc/cpuinfo") as file:
-            fields = dict(line.split(":", 1) for line in file.read().split("\n\n")[0].splitlines() if ":" in line)
-        fields = {key.strip(): value.strip() for key, value in fields.items()}
+        fields = processor()
         name = f"{fields['model name']}, family {fields['cpu family']} model {fields['model']}"
     except (OSError, KeyError, ValueError):
         pass  # not Linux, or not x86

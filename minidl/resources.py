@@ -36,6 +36,12 @@ def available() -> int:
     return min([_machine(), *_cgroups()])
 
 
+def processor() -> dict[str, str]:
+    """Return what Linux tells about the first processor: {"model name": ..., "cpu family": ...}. Raises OSError."""
+    lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
 def size(count: float) -> str:
     """Return a number of bytes as text, such as "1.5 GB"."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):

@@ -113,8 +113,7 @@ def system() -> Facts:
 
 
 def cpu() -> Facts:
-    lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    fields = resources.processor()
     model = f", family {fields['cpu family']} model {fields['model']}" if "cpu family" in fields else ""
     return {"cpu": fields.get("model name", platform.machine()) + model}
 

@@ -52,8 +52,6 @@ def surroundings() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    with suppress(OSError, KeyError):
+        return resources.processor()["model name"]
     return platform.processor() or platform.machine()
