@@ -3,7 +3,7 @@
     python -m minidl.launch --workers 2 examples/own_method.py
 
 The functions for arrays (`minidl.neighbor_average`, `allreduce`, `broadcast`) work in any script. A method that shall
-be available as `--method NAME`, in simulations and with deaths of replicas, is a class in a file of its own
+be available as `--method NAME`, in simulations and with deaths of replicas, is a class in a separate file
 (CONTRIBUTING.md).
 """
 

@@ -148,7 +148,7 @@ class SyncEASGD(Elastic):
             self.add_up(start, stop)
 
     def add_up(self, start: int, stop: int) -> None:
-        """sum[start:stop] = the sum of these elements of all d_i, on all ranks. In a rank of its own, d is 0."""
+        """sum[start:stop] = the sum of these elements of all d_i, on all ranks. d is 0 if a rank does not train."""
         fabric, center, part, d = self.fabric, self.config.center, self.sum[start:stop], self.d[start:stop]
         wire = self.compressed.wire(self.sum, start, self.replica.steps)
         group = fabric.group((*fabric.servers, *fabric.replicas))

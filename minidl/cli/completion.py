@@ -1,7 +1,7 @@
 """Completion of the commands' options in a shell: `python -m minidl --completion bash >> ~/.bashrc`.
 
-shtab writes the shell's code from a parser of argparse. minidl has a parser of its own (run/options.py), so this file
-describes its options to argparse.
+shtab generates the code from a parser of argparse. minidl does not parse with argparse (run/options.py), so this file
+describes minidl's options to argparse.
 """
 
 from __future__ import annotations

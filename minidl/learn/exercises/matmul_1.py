@@ -8,7 +8,7 @@ bits of the result do not depend on the number of threads. Fill the hole: add th
 `total`. The last piece may be shorter. All numbers stay float32, and the check compares bits.
 
 Read: "Bits" and step 5 of the ladder in kernels/matmul/README.md.
-Hint: the piece has a sum of its own, which also begins with np.float32(0).
+Hint: the piece has a separate sum, which also begins with np.float32(0).
 """
 
 import numpy as np

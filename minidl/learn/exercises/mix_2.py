@@ -1,6 +1,6 @@
 """Mix 2: chunks for threads, which begin on cache lines.
 
-Several threads update one vector. Each gets a chunk of its own. If two threads write to the same cache line, the line
+Several threads update one vector. Each updates one chunk. If two threads write to the same cache line, the line
 travels back and forth between their cores. A line has 64 bytes: 16 float32. So each chunk begins at a multiple of 16.
 Fill the hole: divide `size` elements into `parts` successive chunks that cover all elements once. Count the lines of a
 chunk; the last line of the vector may be shorter. No chunk has more than one line more than another one, and a chunk

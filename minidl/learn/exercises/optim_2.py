@@ -1,9 +1,10 @@
 """Optim 2: decoupled weight decay, for each segment of the vector.
 
 Classic weight decay adds weight_decay * theta to the gradient, so it also enters the velocity, and acts on many later
-steps. Decoupled weight decay (Loshchilov, Hutter 2019) multiplies theta by 1 - lr * weight_decay, and the velocity does
-not know of it. All parameters of a model are in one vector. Segment s is the range [starts[s], stops[s]), with a
-learning rate and a weight decay of its own: biases, for example, have no decay. Fill the hole. Elements outside all
+steps. Decoupled weight decay (Loshchilov, Hutter 2019) multiplies theta by 1 - lr * weight_decay, and leaves the
+velocity unchanged.
+All parameters of a model are in one vector. Segment s is the range [starts[s], stops[s]). It has the learning rate
+lr[s] and the weight decay weight_decay[s]: biases, for example, have no decay. Fill the hole. Elements outside all
 segments do not change.
 
 Read: "Further details" in kernels/optim/README.md, and `sgd` in kernels/optim/reference.py.

@@ -1,7 +1,7 @@
 """Global and shared memory of the emulated device, with checks of bounds, alignment and races.
 
 An address in global memory is the address of an element of a NumPy array that was passed to the launch. An address in
-shared memory is an offset in bytes; each block has a memory of its own. Shared memory consists of words of 4 bytes.
+shared memory is an offset in bytes; each block has separate shared memory. Shared memory consists of words of 4 bytes.
 """
 
 from __future__ import annotations
