@@ -88,10 +88,15 @@ def unknown_option(word: str, known: Mapping[str, Collection[str]]) -> ConfigErr
         return ConfigError(f"unknown option {shown(name)}: the option and its value are separate words, without quotes")
     if other := meant(bare, known):
         return ConfigError(f"unknown option {text}. Did you mean '{other}'? --help lists all options")
-    for names, reason in REASONS.items():
-        if bare in names.split() and set(re.findall("--([a-z]+)", reason)) <= known.keys():
-            return ConfigError(f"unknown option {text}: {reason}")
+    if bare in (reasons := reasons_for(known)):
+        return ConfigError(f"unknown option {text}: {reasons[bare]}")
     return ConfigError(f"unknown option {text}; --help lists all options")
+
+
+def reasons_for(known: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Return why minidl has no such option, by its name. known: only reasons whose options the command has are given."""
+    given = {names: text for names, text in REASONS.items() if set(re.findall("--([a-z]+)", text)) <= known.keys()}
+    return {name: text for names, text in given.items() for name in names.split()}
 
 
 def meant(bare: str, known: Mapping[str, Collection[str]]) -> str:
@@ -104,10 +109,11 @@ def meant(bare: str, known: Mapping[str, Collection[str]]) -> str:
         found = ["--" + other for other in others if other in known]
         if bare in names.split() and found:
             return "' or '".join(found)
-    reasons = " ".join(REASONS).split()
-    if taking := [f"--{words} {bare}" for words, choices in known.items() if bare in choices and bare not in reasons]:
-        return "' or '".join(taking)
+    reasons = reasons_for(known)
     from difflib import get_close_matches  # here, because --help does not need it
 
     close = get_close_matches(bare, known, n=1, cutoff=0.93 if bare in reasons else 0.65)
+    taking = [f"--{words} {bare}" for words, choices in known.items() if bare in choices and bare not in reasons]
+    if taking and not get_close_matches(bare, close, cutoff=0.85):  # --sgd means --optimizer sgd, but --rank --ranks
+        return "' or '".join(taking)
     return "--" + close[0] if close else ""
