@@ -87,16 +87,16 @@ def _pass(images: int, layer: Layer, backward: bool, kernel_w: int, h: Axis, w: 
     tap = layer.outer * channels  # elements of the weights
     weight_channel = 1 if backward else layer.groups * layer.outer
     padded = -(-layer.inner // DEPTH) * DEPTH
-    return Pass(
-        images, layer.groups, layer.inner, layer.outer, *axes,
-        right=w.spacing * channels - padded,
-        down=(h.spacing * w.source - w.taps * w.spacing) * channels,
-        weight=(h.tap * kernel_w + w.tap) * tap,
-        weight_channel=weight_channel,
-        weight_next=DEPTH * weight_channel,
-        weight_right=w.tap_step * tap - padded * weight_channel,
-        weight_down=(h.tap_step * kernel_w - w.taps * w.tap_step) * tap,
-    )  # fmt: skip
+    distances = (
+        w.spacing * channels - padded,  # right
+        (h.spacing * w.source - w.taps * w.spacing) * channels,  # down
+        (h.tap * kernel_w + w.tap) * tap,  # weight
+        weight_channel,
+        DEPTH * weight_channel,  # weight_next
+        w.tap_step * tap - padded * weight_channel,  # weight_right
+        (h.tap_step * kernel_w - w.taps * w.tap_step) * tap,  # weight_down
+    )
+    return Pass(images, layer.groups, layer.inner, layer.outer, *axes, *distances)
 
 
 @device
