@@ -82,12 +82,13 @@ def passes(
 
 def _pass(images: int, layer: Layer, backward: bool, kernel_w: int, h: Axis, w: Axis) -> Pass:
     fields = "source", "out", "pixels", "first", "stride", "step", "offset", "spacing", "taps"
-    axes = [int(getattr(axis, field)) for field in fields for axis in (h, w)]
+    numbers = [images, layer.groups, layer.inner, layer.outer]
+    numbers += (int(getattr(axis, field)) for field in fields for axis in (h, w))
     channels = layer.groups * layer.inner  # of source
     tap = layer.outer * channels  # elements of the weights
     weight_channel = 1 if backward else layer.groups * layer.outer
     padded = -(-layer.inner // DEPTH) * DEPTH
-    distances = (
+    numbers += (
         w.spacing * channels - padded,  # right
         (h.spacing * w.source - w.taps * w.spacing) * channels,  # down
         (h.tap * kernel_w + w.tap) * tap,  # weight
@@ -96,7 +97,7 @@ def _pass(images: int, layer: Layer, backward: bool, kernel_w: int, h: Axis, w: 
         w.tap_step * tap - padded * weight_channel,  # weight_right
         (h.tap_step * kernel_w - w.taps * w.tap_step) * tap,  # weight_down
     )
-    return Pass(images, layer.groups, layer.inner, layer.outer, *axes, *distances)
+    return Pass(*numbers)
 
 
 @device
