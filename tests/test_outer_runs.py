@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quadratic import SIZE, STEPS, Run
+from quick import quick
 from sessions import Sessions, one_folder_at_a_time
 from toy_replicas import alone, batch_of, config_of, engine_of, run
 
@@ -39,7 +40,7 @@ def vectors(one: Sessions) -> dict[str, bytes]:
     return {name: vector.tobytes() for name, vector in one.last().vectors.items() if "communication" not in name}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(METHODS, "streaming", "noloco", "gasloc"))
 def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, name: str) -> None:
     whole = Sessions(tmp_path / "whole", 3, {}, **LONG, **options_of(name))
     for part in (0.4, 0.55) if name == "streaming" else (0.5,):
@@ -49,7 +50,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, nam
         assert vectors(Sessions(first.folder, 3, {})) == vectors(whole)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(METHODS, "diloco", "noloco"))
 def test_a_stopped_run_goes_on_with_another_number_of_replicas(tmp_path: Path, name: str) -> None:
     whole = Sessions(tmp_path / "whole", 3, {}, **LONG, **options_of(name))
     first = Sessions(tmp_path / "run", 3, {}, stop=whole.simulation.time / 2, **LONG, **options_of(name))
@@ -72,7 +73,7 @@ def test_other_replicas_take_the_outer_optimizer_of_diloco() -> None:
 
 
 def test_a_single_replica_has_outer_steps_and_resumes(tmp_path: Path) -> None:
-    for name in ("streaming", "noloco", "gasloc"):
+    for name in ("streaming", "gasloc"):
         whole = Sessions(tmp_path / f"{name}-whole", 1, {}, **LONG, **options_of(name))
         plain = Sessions(tmp_path / f"{name}-plain", 1, {}, **LONG, method="local")
         stop = whole.simulation.time * 0.45
@@ -114,7 +115,7 @@ def check_agreement(found: Sessions) -> None:
         assert len({value.tobytes() for name, value in last.items() if name.endswith(f"method.{vector}")}) == 1
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(METHODS, "streaming", "gasloc"))
 def test_the_others_go_on_after_a_death(tmp_path: Path, name: str) -> None:
     folders = one_folder_at_a_time(tmp_path)
     moments = sorted(Sessions(next(folders), 4, {}, **LONG, **options_of(name)).moments)
@@ -138,7 +139,7 @@ def test_a_death_interrupts_an_outer_step_anywhere(tmp_path: Path, name: str) ->
         check_agreement(found)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick(METHODS, "diloco", "noloco"))
 def test_without_on_death_a_death_ends_the_run(tmp_path: Path, name: str) -> None:
     whole = Sessions(tmp_path / "whole", 3, {}, **LONG, **options_of(name))
     found = Sessions(tmp_path / "run", 3, {1: whole.simulation.time / 2}, **LONG, **options_of(name))

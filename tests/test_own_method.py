@@ -70,7 +70,7 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
 def run(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
     with started(folder, *words) as process:
         try:
-            out, errors = process.communicate(timeout=120)
+            out, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == code, errors
@@ -124,12 +124,12 @@ def stop(folder: Path, out: str, epochs: int, *words: str) -> files.Checkpoint:
     """Stop a run of several processes after so many epochs; return its checkpoint."""
     with started(folder, *command("minidl.train", *words)) as process:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while epochs_of(folder / out) < epochs:
                 assert time.monotonic() < deadline and process.poll() is None
                 time.sleep(0.02)
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 143, errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -310,6 +311,23 @@ def test_a_batch_of_an_earlier_epoch_counts_in_the_epoch_in_which_it_is_trained(
     checkpoint.state["progress"]["batch"] = 15
     with pytest.raises(CheckpointError, match=r"progress\.batch is 15"):
         restore(gossiping(), checkpoint)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_thread_that_prepares_pieces_ends_with_the_epoch(interrupted: bool) -> None:
+    before, trainer = {*threading.enumerate()}, gossiping()
+
+    def preparing() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread not in before]
+
+    batches = trainer.work.epoch(trainer.progress)
+    next(batches)
+    next(batches)  # it was claimed while the first one was trained
+    assert preparing() == ["minidl-prefetch_0"]
+    batches.close() if interrupted else [*batches]  # type: ignore[attr-defined]
+    assert not preparing()
+    assert [entry["images"] for entry in gossiping().run() if entry["event"] == "epoch"] == [26, 26]
+    assert not preparing()
 
 
 def test_a_run_with_pieces_left_has_not_finished() -> None:
