@@ -30,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "epidemic": {"period": 2},
 }
 LONG = {"epochs": 6}
+SLOW = pytest.mark.slow  # the processes of the replicas find these mistakes
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -173,19 +174,23 @@ def test_the_bytes_that_are_sent() -> None:
 @pytest.mark.parametrize(("line", "words"), [
     ("--method diloco --outer-lr 0", "outer-lr: expected a number above 0, got 0"),
     ("--method diloco --outer-momentum 1", "outer-momentum: expected a number of 0 or more and below 1, got 1"),
-    ("--method diloco --fragments 51", "fragments 51: expected at most 50, because each fragment has an outer step ev"),
+    pytest.param("--method diloco --fragments 51",
+                 "fragments 51: expected at most 50, because each fragment has an outer step ev", marks=SLOW),
     ("--method diloco --period 4 --merge-after 4", "merge-after 4: expected at most 3, because each fragment has an"),
     ("--method diloco --merge-weight 1", "merge-weight: expected a number of 0 or more and below 1, got 1"),
-    ("--method diloco --model mlp --fragments 9", "the model has 3 layers with parameters; expected at most one frag"),
+    pytest.param("--method diloco --model mlp --fragments 9",
+                 "the model has 3 layers with parameters; expected at most one frag", marks=SLOW),
     ("--method diloco --reduce fast --on-death continue", "on-death has an effect only with reduce tree or ring"),
     ("--method noloco --fragments 2", "fragments is an option of the method diloco, not of noloco"),
     ("--method noloco --period 0", "period: expected a whole number of 1 or more, got 0"),
     ("--method gasloc --topology matching", "unknown topology 'matching'"),
     ("--method gasloc --alpha 1.5", "alpha: expected a number above 0 and of at most 1, got 1.5"),
-    ("--method gasloc --workers 3 --alpha 0.6", "alpha 0.6: a replica has 2 neighbours in topology ring; expected at"),
+    pytest.param("--method gasloc --workers 3 --alpha 0.6",
+                 "alpha 0.6: a replica has 2 neighbours in topology ring; expected at", marks=SLOW),
     ("--method sparta --mask 0", "mask: expected a number above 0 and of at most 1, got 0"),
     ("--method sparta --mask 1.01", "mask: expected a number above 0 and of at most 1, got 1.01"),
-    ("--method epidemic --receivers 2", "receivers 2: each replica has 1 others; expected at most 1"),
+    pytest.param("--method epidemic --receivers 2",
+                 "receivers 2: each replica has 1 others; expected at most 1", marks=SLOW),
     ("--method epidemic --receivers -1", "receivers: expected a whole number of 0 or more, got -1"),
 ])  # fmt: skip
 def test_bad_options(
