@@ -30,7 +30,8 @@ def options(folder: Path, method: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("what", "method"), [
-    ("weights", "allreduce"), ("labels", "gossip"), pytest.param("rate", "gossip", marks=pytest.mark.slow),
+    ("weights", "allreduce"), pytest.param("labels", "gossip", marks=pytest.mark.slow),
+    pytest.param("rate", "gossip", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_rank_that_differs_is_refused(tmp_path: Path, what: str, method: str) -> None:
     with Launched(2, what, *options(tmp_path, method), program=(ODD,)) as launched:

@@ -209,8 +209,9 @@ def test_a_newcomer_begins_with_the_center_and_its_rho(sessions: Callable[..., S
 # Real processes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "where"), [
-    pytest.param("sync-easgd", "comm.methods.sync_easgd:SyncEASGD.update_center", marks=pytest.mark.slow),
+    ("sync-easgd", "comm.methods.sync_easgd:SyncEASGD.update_center"),
     ("easgd", "comm.methods.elastic:Served.update_center"),
 ])  # fmt: skip
 def test_the_center_is_killed(tmp_path: Path, method: str, where: str) -> None:

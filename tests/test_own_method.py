@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quick import quick
 from test_mpi import environment, mpiexec
 
 from minidl.run import checkpoint as files
@@ -100,7 +101,7 @@ def trained(folder: Path, transport: str, drift: str) -> int:
     return int(summary["staleness"]["count"])
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", quick(TRANSPORTS, "simulation", "mpiexec"))
 def test_it_runs_on_every_transport(folder: Path, transport: str) -> None:
     assert trained(folder, transport, "0.002") > 10
 
@@ -148,6 +149,7 @@ def last(run: Path) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_its_vector_is_saved_and_restored(folder: Path) -> None:
     """The vector has the length of the model. tests/test_method_state.py tests that a run continues from it."""
     options = ("--workers", "2", "--method", "triggered", "--epochs", "500", "--out", "stopped")

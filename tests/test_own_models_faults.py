@@ -71,6 +71,7 @@ def test_with_gossip_the_others_go_on_after_a_kill(victim: int) -> None:
     assert lines[0]["result"]["weights"] == lines[1]["result"]["weights"], "the average of the survivors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ANY_RANK)
 def test_with_allreduce_the_others_stop_after_a_kill(victim: int) -> None:
     with Script("launch", "slow_loop", "allreduce") as script:
@@ -130,6 +131,7 @@ def test_a_signal_between_trainings_ends_the_script_at_once() -> None:
     assert code == 128 + signal.SIGINT and errors == "minidl: stopped; there was nothing to save yet\n"
 
 
+@pytest.mark.slow  # test_launch.py has the same
 def test_a_second_signal_stops_at_once() -> None:
     with Script("launch", "slow_loop", "gossip", quiet=False) as script:
         assert script.process.stderr
@@ -150,6 +152,7 @@ def test_a_signal_to_mpiexec_leaves_nothing(number: signal.Signals) -> None:
     assert code != 0 and not lines and "Traceback" not in errors
 
 
+@pytest.mark.slow  # test_launch.py has the same
 def test_the_ranks_end_with_the_launcher() -> None:
     with Script("launch", "asleep") as script:
         memory = memory_of(script.process.pid)

@@ -102,7 +102,7 @@ def killed(folder: Path, ranks: int, victims: Iterable[int], where: str, *option
     ("dpsgd", 0, "training.shutdown:_save"),
     pytest.param("dpsgd", 1, "training.shutdown:_save", marks=pytest.mark.slow),
     pytest.param("dpsgd", 0, "training.shutdown:summarise", marks=pytest.mark.slow),
-    ("gossip", 0, "training.output:averaged"),
+    pytest.param("gossip", 0, "training.output:averaged", marks=pytest.mark.slow),
     pytest.param("gossip", 0, "training.shutdown:gather_numbers", marks=pytest.mark.slow),
     pytest.param("ps", 0, "training.shutdown:gather_numbers", marks=pytest.mark.slow),
 ])  # fmt: skip

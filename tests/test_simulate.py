@@ -133,7 +133,8 @@ rate = 1e11
 """
 
 
-@pytest.mark.parametrize("method", ["dpsgd", pytest.param("allreduce", marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_fabrics_agree.py has the same for losses
+@pytest.mark.parametrize("method", ["dpsgd", "allreduce"])
 def test_processes_train_a_bit_identical_model(tmp_path, capsys, method):
     options = ["--steps", "6", "--method", method]
     (tmp_path / "one-node.toml").write_text(ONE_NODE)  # like the processes: bits of a sum depend on the nodes
