@@ -18,6 +18,7 @@ from ..reduce.block_sum import THREADS, WARPS, add_blocks, block_sum
 from .reference import __all__ as __all__
 
 BLOCKS = THREADS  # the same number on each GPU, so that sums have the same order; `add_blocks` has a thread for each
+LINE = 32  # elements: a block's part of the vectors begins on a cache line of float32
 SUMS = 3  # for each segment: the squares of x - before, of before and of x
 
 
@@ -63,6 +64,6 @@ def _drift(
 
 def drift(x: ndarray, before: ndarray, starts: ndarray, stops: ndarray, partial: ndarray, squares: ndarray) -> None:
     numbers = SUMS * starts.size
-    each = -(-x.size // (BLOCKS * QUAD)) * QUAD
+    each = -(-x.size // (BLOCKS * LINE)) * LINE
     launch(_drift, BLOCKS, x, before, starts, stops, each, whole(x, before), partial)
     launch(add_blocks, numbers, partial, numbers, squares)

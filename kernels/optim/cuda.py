@@ -19,7 +19,7 @@ from ..elementwise.quads import QUAD, blocks, first, load, store, whole
 from ..reduce.block_sum import THREADS, WARPS, add_blocks, block_sum
 from .reference import __all__ as __all__
 
-NORM_BLOCKS = THREADS  # the same number on each GPU, so that sums have the same order; `add_blocks` has a thread for each
+NORM_BLOCKS = THREADS  # the same number on each GPU: it decides the order of sums. `add_blocks` has a thread for each
 
 
 @device

@@ -10,7 +10,9 @@ import re
 from itertools import count
 
 FUNCTION = re.compile(r"^\.func\s*\([^)]*\)\s*(\w+)\s*\([^)]*\)\s*\{\n(.*?)^\}", re.M | re.S)
-CALL = re.compile(r"\{ // callseq (?:(?!// callseq).)*?call\.uni \((\w+)\),\s*(\w+),\s*\(([\w,\s]*)\s*\);.*?// callseq \d+", re.S)
+CALL = re.compile(
+    r"\{ // callseq (?:(?!// callseq).)*?call\.uni \((\w+)\),\s*(\w+),\s*\(([\w,\s]*)\s*\);.*?// callseq \d+", re.S
+)
 STORE = re.compile(r"st\.param\.(\w+)\s+\[(\w+)\+0\], ([%\w]+);")
 LOAD = re.compile(r"ld\.param\.(\w+)\s+([%\w]+), \[(\w+)(?:\+0)?\];")
 REGISTER = re.compile(r"%(p|rs|r|rd|f|fd)(\d+)\b")
