@@ -59,19 +59,22 @@ def put(typing: Any, array: Any, index: Any, value: Any) -> Generated:
     return types.void(array, index, array.dtype), generate
 
 
-def _four(context: Any, builder: Any, sig: Any, args: Any) -> tuple[Any, int]:
-    """Return the address of array[index], as that of a vector of four numbers, and its alignment."""
-    number = sig.args[0].dtype
-    vector = ir.VectorType(context.get_data_type(number), 4)
+def _four(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    """Return the address of array[index], as that of a vector of four numbers."""
+    vector = ir.VectorType(context.get_data_type(sig.args[0].dtype), 4)
     pointer = _pointer(context, builder, sig.args[0], args[0], sig.args[1], args[1])
-    return builder.bitcast(pointer, vector.as_pointer()), min(16, 4 * number.bitwidth // 8)
+    return builder.bitcast(pointer, vector.as_pointer())
+
+
+def _alignment(array_type: Any) -> int:
+    """Return the bytes of which the address of four elements is a multiple."""
+    return int(min(16, 4 * array_type.dtype.bitwidth // 8))
 
 
 @intrinsic
 def load4(typing: Any, array: Any, index: Any) -> Generated:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer, align = _four(context, builder, sig, args)
-        vector = builder.load(pointer, align=align)
+        vector = builder.load(_four(context, builder, sig, args), align=_alignment(sig.args[0]))
         return context.make_tuple(builder, sig.return_type, [builder.extract_element(vector, I32(i)) for i in range(4)])
 
     return types.UniTuple(array.dtype, 4)(array, index), generate
@@ -80,11 +83,11 @@ def load4(typing: Any, array: Any, index: Any) -> Generated:
 @intrinsic
 def store4(typing: Any, array: Any, index: Any, values: Any) -> Generated:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer, align = _four(context, builder, sig, args)
+        pointer = _four(context, builder, sig, args)
         vector = ir.Constant(pointer.type.pointee, ir.Undefined)
         for i in range(4):
             vector = builder.insert_element(vector, builder.extract_value(args[2], i), I32(i))
-        builder.store(vector, pointer, align=align)
+        builder.store(vector, pointer, align=_alignment(sig.args[0]))
         return context.get_dummy_value()
 
     return types.void(array, index, types.UniTuple(array.dtype, 4)), generate
