@@ -23,7 +23,7 @@ from minidl.engine.parameter import Parameter
 from minidl.engine.tensor import Tensor
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn.module import Module
-from minidl.program.precompile import Kernel, KernelCollector
+from minidl.program.precompile import KernelCollector
 
 Parameters = Module | Iterable[Parameter] | Sequence[Mapping[str, Any]]
 
@@ -53,37 +53,62 @@ class Optimizer:
             if group.get("lr") and not lr:
                 raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with its own rate needs lr > 0")
         self.arena = _arena(parameters, groups)
-        self.state = {name: self.arena.new_vector() for name in self.state_names}
+        self.state: Mapping[str, np.ndarray] = {name: self.arena.new_vector() for name in self.state_names}
         self.bound: dict[str, np.ndarray] = {}  # vectors that replace theta and grad of the arena
-        self.device = Device("cpu")
+        self.device: Any = Device("cpu")
+        self.gpu: Any = None  # on which the arena's vectors are
         self.options = {  # parameter -> (rate relative to lr, weight decay)
             parameter: (group["lr"] / lr if "lr" in group and lr else 1.0, group.get("weight_decay", weight_decay))
             for group in groups
             for parameter in group["params"]
         }
+        self._move()
+
+    def _move(self) -> None:
+        """Compute where the arena's other users compute: on the CPU, or on a GPU, which then has the state, too."""
+        state, self.gpu, self.device = dict(self.state), self.arena.gpu, Device("cpu")
+        self.state = state
+        if self.gpu is not None:
+            from minidl.engine.cuda_optim import OptimOnGpu
+            from minidl.engine.cuda_vectors import MirroredVectors
+
+            self.device, self.state = OptimOnGpu(self.gpu), MirroredVectors(self.gpu, state)
         self.find_segments()
 
     def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
         """Make `step` update these vectors, which have the arena's layout, for one replica (comm/replica.py)."""
+        self._require_cpu()
         self.bound, self.state = {"theta": theta, "grad": grad}, state
 
     @contextmanager
     def on(self, theta: np.ndarray | None) -> Iterator[None]:
         """Let `step` update this vector inside a `with` block. None: there is no other vector than before."""
         before = self.bound
+        if theta is not None:
+            self._require_cpu()
         self.bound = before if theta is None else {**before, "theta": theta}
         try:
             yield
         finally:
             self.bound = before
 
+    def _require_cpu(self) -> None:
+        if self.gpu is not None:
+            raise ConfigError(f"{type(self).__name__} on {self.gpu.name} updates only the model's own weights: this "
+                              "method needs device cpu")  # fmt: skip
+
     @property
     def theta(self) -> np.ndarray:
-        return self.bound.get("theta", self.arena.theta)
+        return self.bound.get("theta", self.arena.theta) if self.gpu is None else self.arena.array("theta")
 
     @property
     def grad(self) -> np.ndarray:
-        return self.bound.get("grad", self.arena.grad)
+        return self.bound.get("grad", self.arena.grad) if self.gpu is None else self.arena.array("grad")
+
+    def kept(self, name: str) -> np.ndarray:
+        """Return a vector of the state, for kernels."""
+        state: Any = self.state
+        return state[name] if self.gpu is None else state.array(name)
 
     def trainable(self) -> list[Parameter]:
         """Return the optimizer's parameters that now have requires_grad, in the arena's order."""
@@ -118,7 +143,10 @@ class Optimizer:
         vectors, self.state = self.state, {name: self.arena.new_vector() for name in self.state}
         for name, vector in vectors.items():
             self.state[name][:] = vector
-        self.find_segments()
+        self._move()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"state": dict(self.state), "device": Device("cpu"), "gpu": None}
 
     def _number(self, name: str, value: Any, below: float = math.inf) -> float:
         """Return an argument as a float. Raises ConfigError unless it is a finite number >= 0 and below `below`."""
@@ -129,6 +157,8 @@ class Optimizer:
         if self.arena.dissolved:
             raise ConfigError(f"{type(self).__name__}: its parameters have moved to another arena (the model, or a "
                               "part of it, was flattened again); build the optimizer again")  # fmt: skip
+        if self.arena.gpu is not self.gpu:
+            self._move()
         if [*map(id, self.trainable())] != [*map(id, self.trained)]:
             self.find_segments()
         self.steps += 1
@@ -136,10 +166,14 @@ class Optimizer:
         self.update(self.rates_now, self.scale())
         self.arena.touch()
 
-    def kernels(self) -> list[Kernel]:
-        """Return the kernels that `step` calls, to be compiled in advance."""
+    def kernels(self) -> list[Any]:
+        """Return the kernels that `step` calls, to be compiled in advance; on a GPU, the calls (cuda_launches.py)."""
+        if self.gpu is not None:
+            with self.device.collecting() as calls:
+                self.update(self.rates_now, self.scale())
+            return list(calls)
         device, collector = self.device, KernelCollector(self.device)
-        self.device = collector  # type: ignore[assignment]
+        self.device = collector
         try:
             self.update(self.rates_now, self.scale())
         finally:
@@ -207,7 +241,7 @@ class SGD(Optimizer):
         super().__init__(parameters, lr, weight_decay, clip)
 
     def update(self, lr: np.ndarray, scale: float) -> None:
-        vectors = self.theta, self.grad, self.state["velocity"]
+        vectors = self.theta, self.grad, self.kept("velocity")
         options = self.momentum, self.nesterov, self.decoupled, scale
         self.device.optim.sgd(*vectors, self.starts, self.stops, lr, self.decays, *options)
 
@@ -238,7 +272,7 @@ class Adam(Optimizer):
         super().__init__(parameters, lr, weight_decay, clip)
 
     def update(self, lr: np.ndarray, scale: float) -> None:
-        vectors = self.theta, self.grad, self.state["first_moment"], self.state["second_moment"]
+        vectors = self.theta, self.grad, self.kept("first_moment"), self.kept("second_moment")
         options = *self.betas, self.eps, self.steps, self.decoupled, scale
         self.device.optim.adam(*vectors, self.starts, self.stops, lr, self.decays, *options)
 
@@ -277,7 +311,7 @@ class LARS(SGD):
         self.norms(self.theta, self.theta_squares)
         if not self.clip:  # with clipping, `scale` has computed these norms
             self.norms(self.grad, self.grad_squares)
-        vectors = self.theta, self.grad, self.state["velocity"]
+        vectors = self.theta, self.grad, self.kept("velocity")
         options = self.momentum, self.trust, self.theta_squares, self.grad_squares, scale
         self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, self.adapt, *options)
 
