@@ -135,6 +135,12 @@ class Gradient(Replayed):
             self.loss(Tensor(np.zeros_like(self.output(program, "logits"))), y)
         self.result = loss, correct
 
+    def send_ahead(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Begin to copy the next batch to the GPU, if the model is on one. The next call must get these arrays."""
+        if self.batches is not None and self.programs:
+            x, y = self._batch(x, y)
+            self.batches.send_ahead({"x": x, "y": y})
+
     def prepare(self, x: np.ndarray, y: np.ndarray) -> None:
         """Record the step for batches of this shape and compile its kernels, without running it."""
         x, y = self._batch(x, y)

@@ -43,9 +43,9 @@ def check_shares(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"devices: {devices} devices for {workers} workers: give --workers a list of this length, or "
                           "only their number")  # fmt: skip
     parse_shares(values.get("shares") or "", values["workers"])
-    gpus = {one.device for one in parse_devices(values["devices"])} | {values["device"]} - {"cpu"}
-    for name, value in (("parts", values["parts"] > 1), ("method", values["method"] == "hogwild")):
-        if gpus - {"cpu"} and value:
+    on_gpu = {one.device for one in parse_devices(values["devices"])} | {values["device"]} != {"cpu"}
+    for name, refused in (("parts", values["parts"] > 1), ("method", values["method"] == "hogwild")):
+        if on_gpu and refused:
             raise ConfigError(f"{name} {values[name]} needs cores, and a replica has a GPU: leave one of them out")
     if values.get("balance") in ("static", "dynamic") and values["shards"] != "iid":
         raise ConfigError(f"balance {values['balance']} divides the images of all, and with shards {values['shards']} "

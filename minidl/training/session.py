@@ -360,9 +360,10 @@ def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dat
         model = build(config.model, config.model_hash, shape, classes)
     else:
         model = models.build(config.model, shape, classes)
-    model.to(device_of(config, rank))
     if config.init and fresh:
         note = begin_with(model, config.init, classes)
         if note and not config.quiet and not rank:
             tell(f"minidl: {note}")
+    if (device := device_of(config, rank)) != "cpu":
+        model.to(device)
     return dataset, model

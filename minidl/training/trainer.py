@@ -171,11 +171,10 @@ class Trainer:
     def prepare(self) -> None:
         """Record the step for a full batch. Compile all kernels, also of methods and claims, so no step compiles."""
         self.model.train()
-        for batch in self.work.first_batches():
-            self.engine.gradient.prepare(*batch)
-        if self.engine.arena.gpu is not None:  # memory for evaluations is taken before the first step
-            x, _ = next(iter(self.work.first_batches()))
-            self.engine.prediction.prepare(np.empty((EVALUATED, *x.shape[1:]), x.dtype))
+        for x, y in self.work.first_batches():
+            self.engine.gradient.prepare(x, y)
+            if self.engine.arena.gpu is not None:  # memory for evaluations is taken before the first step
+                self.engine.prediction.prepare(np.empty((EVALUATED, *x.shape[1:]), x.dtype))
         claims.prepare(self.fabric.size)
         if not isinstance(self.method, Local) or self.fabric.size > 1:
             self.replica.compile_arithmetic()

@@ -16,7 +16,6 @@ from minidl.engine.cuda_array import array_at
 from minidl.engine.cuda_device import Gpu, open_gpu
 from minidl.errors import ConfigError, MinidlError
 
-
 HANDLES = r"CU(stream|event|function|module|context|graph|graphExec)\b"
 
 

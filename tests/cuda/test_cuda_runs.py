@@ -1,0 +1,81 @@
+"""Runs from the command line on a fake GPU: --device cuda:0, checkpoints, bad input, and a GPU beside a core."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_driver import environment
+from fake_driver.driver import Settings
+
+ROOT = Path(__file__).parents[2]
+MLP = ("--data", "synthetic:96x4x4x1:3", "--model", "mlp", "--batch-size", "16", "--quiet", "--json")
+
+
+def train(*words: str, settings: Settings | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `python -m minidl.train` with a fake driver, or without one."""
+    variables = os.environ | (environment(settings) if settings else {"PYTHONPATH": str(ROOT)})
+    return subprocess.run(
+        [sys.executable, "-m", "minidl.train", *words], env=variables, capture_output=True, text=True, timeout=600
+    )  # fmt: skip
+
+
+def summary(*words: str, settings: Settings | None = None) -> dict[str, Any]:
+    result = train(*words, settings=settings)
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_run_on_a_gpu_has_the_cpus_result_and_continues_on_either(tmp_path: Path) -> None:
+    gpu, cpu = ("--device", "cuda:0"), ("--workers", "1")
+    here = summary(*MLP, *cpu, "--steps", "12", "--out", str(tmp_path / "cpu"))
+    there = summary(*MLP, *gpu, "--steps", "12", "--out", str(tmp_path / "gpu"), settings=Settings())
+    half = summary(*MLP, *gpu, "--steps", "6", "--out", str(tmp_path / "half"), settings=Settings(eager=True))
+    assert half["steps"] == 6
+    again = summary("--resume", str(tmp_path / "half"), "--device", "cpu", "--steps", "12", "--quiet", "--json")
+    assert there["steps"] == again["steps"] == 12
+    for other in (there, again):
+        assert other["test_loss"] == pytest.approx(here["test_loss"], abs=1e-4) or other is again
+        assert other["test_accuracy"] == pytest.approx(here["test_accuracy"], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "message"),
+    [
+        (Settings(gpus=0), "cuda:0", "the NVIDIA driver finds no GPU"),
+        (Settings(), "cuda:1", "there is no cuda:1: this machine has cuda:0"),
+        (Settings(version=11040), "cuda", "update the driver"),
+        (Settings(capability=(7, 5)), "cuda", "compute capability 7.5: expected 8.0 or higher"),
+        (Settings(memory=1 << 16), "cuda", "out of memory"),
+        (Settings(loads=False), "cuda", "update the NVIDIA driver"),
+        (Settings(lose_after=9), "cuda", "has failed"),
+    ],
+    ids=["no GPU", "no such device", "old driver", "old GPU", "little memory", "cubin", "lost"],
+)
+def test_what_can_go_wrong_is_one_line(tmp_path: Path, settings: Settings, device: str, message: str) -> None:
+    result = train(*MLP, "--device", device, "--steps", "4", "--out", str(tmp_path / "run"), settings=settings)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+
+def test_a_gpu_and_a_core_train_one_model(tmp_path: Path) -> None:
+    found = summary(*MLP, "--workers", "cuda:0,cpu:1", "--method", "gossip", "--epochs", "3", "--out",
+                    str(tmp_path / "run"), settings=Settings())  # fmt: skip
+    assert found["replicas"] == 2
+    assert found["test_accuracy"] > 0.5
+
+
+def test_a_run_on_the_cpu_imports_no_cuda_package(tmp_path: Path) -> None:
+    script = ("import sys; from minidl.train import main; code = main(sys.argv[1:]); "
+              "print(code, [m for m in sys.modules if m.split('.')[0] in ('numba_cuda', 'cuda')])")  # fmt: skip
+    words = (*MLP, "--workers", "1", "--steps", "2", "--out", str(tmp_path / "run"))
+    result = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=ROOT,
+                            env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert result.stdout.splitlines()[-1] == "0 []", result.stderr
