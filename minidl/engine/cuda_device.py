@@ -4,7 +4,7 @@
     memory = gpu.allocate(1024)              bytes on the device
     gpu.send(array, memory.address)          host -> device
     with gpu.running():                      the functions of kernels/<op>/cuda.py launch on this device
-        gpu.kernels("elementwise").fill(1.0, array_at(memory.address, (256,), "float32"))
+        kernels("elementwise").fill(1.0, array_at(memory.address, (256,), "float32"))
     gpu.fetch(memory.address, array)         device -> host; waits for the launches before
 
 Work goes to one of two streams: `main` for kernels and for copies that they wait for, `copies` for batches that are
@@ -191,13 +191,8 @@ class Gpu:
     # -- kernels
 
     def kernels(self, op: str) -> ModuleType:
-        """Return kernels/<op>/cuda.py. Raises ConfigError if there is none."""
-        try:
-            return importlib.import_module(f"minidl.kernels.{op}.cuda")
-        except ModuleNotFoundError as error:
-            if error.name != f"minidl.kernels.{op}.cuda":
-                raise
-            raise ConfigError(f"{op} has no kernels for a GPU") from None
+        """Return the functions of an op: see `kernels`."""
+        return kernels(op)
 
     def function(self, kernel: Kernel, signature: tuple[Any, ...]) -> int:
         """Return the driver's handle of a kernel for arguments of these types."""
@@ -236,6 +231,16 @@ class Gpu:
         self.use()
         with launch_with(self.launch):
             yield
+
+
+def kernels(op: str) -> ModuleType:
+    """Return kernels/<op>/cuda.py. Raises ConfigError if there is none."""
+    try:
+        return importlib.import_module(f"minidl.kernels.{op}.cuda")
+    except ModuleNotFoundError as error:
+        if error.name != f"minidl.kernels.{op}.cuda":
+            raise
+        raise ConfigError(f"{op} has no kernels for a GPU") from None
 
 
 def _check_version(driver: cuda_driver.Driver) -> None:

@@ -7,7 +7,6 @@ kernel to compile, with the call that launches it; this process then loads the k
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl.engine import cuda_cache
+from minidl.engine import cuda_cache, cuda_device
 from minidl.engine.cuda import Grid, Kernel, launch_with, types_of
 from minidl.engine.cuda_array import OnDevice, array_at
 from minidl.engine.cuda_device import Gpu
@@ -47,9 +46,8 @@ Key = tuple[Kernel, tuple[Any, ...]]
 def launches_of(op: str, name: str, arguments: Sequence[Any]) -> list[Launch]:
     """Return the launches of a call."""
     found: list[Launch] = []
-    module = importlib.import_module(f"minidl.kernels.{op}.cuda")
     with launch_with(lambda *launch: found.append(Launch(*launch))):
-        getattr(module, name)(*arguments)
+        getattr(cuda_device.kernels(op), name)(*arguments)
     return found
 
 

@@ -6,13 +6,17 @@ import copy
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_driver import environment, installed
-from fake_driver.driver import Settings
+from fake_driver import environment
+from fake_driver import installed as on_emulator
+from fake_driver.by_definition import by_definition
+from fake_driver.driver import FakeDriver, Settings
 
 from minidl import nn, ops, optim
 from minidl.errors import ConfigError, MinidlError
@@ -21,6 +25,13 @@ from minidl.program.replay import Gradient, Prediction
 
 STEPS = 4
 ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def installed(settings: Settings) -> Iterator[FakeDriver]:
+    """A fake GPU whose kernels are not compiled, for tests of the host code."""
+    with on_emulator(settings) as fake, by_definition(fake):
+        yield fake
 
 
 def mlp() -> nn.Module:
@@ -192,6 +203,12 @@ def test_a_lost_device_is_reported() -> None:
         trained("cuda:0")
 
 
+def test_compiled_kernels_agree_with_the_cpu() -> None:
+    with on_emulator(Settings()) as fake:
+        assert_same(trained("cuda:0", momentum=0.9), trained("cpu", momentum=0.9))
+        assert not fake.error
+
+
 def test_a_driver_that_cannot_load_a_cubin() -> None:
-    with installed(Settings(loads=False)), pytest.raises(ConfigError, match="update the NVIDIA driver"):
+    with on_emulator(Settings(loads=False)), pytest.raises(ConfigError, match="update the NVIDIA driver"):
         trained("cuda:0")

@@ -68,9 +68,12 @@ class Settings:
 
 @dataclass
 class Function:
+    """A kernel. sizes: of its parameters, in bytes. make: returns the work of a launch; None: the emulator's."""
+
     symbol: str
     ptx: str
-    sizes: list[int]  # of the parameters, in bytes
+    sizes: list[int]
+    make: Callable[[list[int]], Work] | None = None
 
 
 class FakeDriver:
@@ -123,12 +126,15 @@ class FakeDriver:
                 traceback.print_exc()
             return FAILED if self._lost else 0
 
-    def _make(self, at: int, thing: Any) -> int:
-        """Write a handle of a new thing to the address of a result."""
+    def add(self, thing: Any) -> int:
+        """Return a handle of a new thing."""
         handle = 1000 + len(self._things)
         self._things[handle] = thing
-        _write(at, handle, c_void_p)
         return handle
+
+    def _make(self, at: int, thing: Any) -> None:
+        """Write a handle of a new thing to the address of a result."""
+        _write(at, self.add(thing), c_void_p)
 
     # -- the device
 
@@ -300,6 +306,9 @@ class FakeDriver:
             self.log.append(function.symbol)
             if self._lost or self.launches == self.settings.lose_after:
                 self._lost = True
+                return
+            if function.make is not None:
+                function.make(words)()
                 return
             arrays, here = [], list(words)
             for i in range(len(words) - WORDS + 1):
