@@ -174,7 +174,7 @@ class Trainer:
         for x, y in self.work.first_batches():
             self.engine.gradient.prepare(x, y)
             if self.engine.arena.gpu is not None:  # memory for evaluations is taken before the first step
-                self.engine.prediction.prepare(np.empty((EVALUATED, *x.shape[1:]), x.dtype))
+                self.engine.prediction.prepare(np.zeros((EVALUATED, *x.shape[1:]), x.dtype))
         claims.prepare(self.fabric.size)
         if not isinstance(self.method, Local) or self.fabric.size > 1:
             self.replica.compile_arithmetic()

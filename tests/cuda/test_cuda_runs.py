@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,23 @@ from fake_driver import environment
 from fake_driver.driver import Settings
 
 ROOT = Path(__file__).parents[2]
-MLP = ("--data", "synthetic:96x4x4x1:3", "--model", "mlp", "--batch-size", "16", "--quiet", "--json")
+MODEL = """
+from minidl import nn
+
+def build(input_shape, classes):
+    height, width, channels = input_shape
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(height * width * channels, 16), nn.ReLU(), nn.Linear(16, classes)
+    )
+"""
+OPTIONS = ("--data", "synthetic:96x4x4x1:3", "--batch-size", "16", "--quiet", "--json", "--no-report")
+GPU = Settings(definition=True)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "small.py").write_text(MODEL)
+    return "--model", f"{tmp_path / 'small.py'}:build", *OPTIONS
 
 
 def train(*words: str, settings: Settings | None = None) -> subprocess.CompletedProcess[str]:
@@ -32,11 +49,11 @@ def summary(*words: str, settings: Settings | None = None) -> dict[str, Any]:
     return found
 
 
-def test_a_run_on_a_gpu_has_the_cpus_result_and_continues_on_either(tmp_path: Path) -> None:
+def test_a_run_on_a_gpu_has_the_cpus_result_and_continues_on_either(tmp_path: Path, options: tuple[str, ...]) -> None:
     gpu, cpu = ("--device", "cuda:0"), ("--workers", "1")
-    here = summary(*MLP, *cpu, "--steps", "12", "--out", str(tmp_path / "cpu"))
-    there = summary(*MLP, *gpu, "--steps", "12", "--out", str(tmp_path / "gpu"), settings=Settings())
-    half = summary(*MLP, *gpu, "--steps", "6", "--out", str(tmp_path / "half"), settings=Settings(eager=True))
+    here = summary(*options, *cpu, "--steps", "12", "--out", str(tmp_path / "cpu"))
+    there = summary(*options, *gpu, "--steps", "12", "--out", str(tmp_path / "gpu"), settings=GPU)
+    half = summary(*options, *gpu, "--steps", "6", "--out", str(tmp_path / "half"), settings=replace(GPU, eager=True))
     assert half["steps"] == 6
     again = summary("--resume", str(tmp_path / "half"), "--device", "cpu", "--steps", "12", "--quiet", "--json")
     assert there["steps"] == again["steps"] == 12
@@ -52,30 +69,32 @@ def test_a_run_on_a_gpu_has_the_cpus_result_and_continues_on_either(tmp_path: Pa
         (Settings(), "cuda:1", "there is no cuda:1: this machine has cuda:0"),
         (Settings(version=11040), "cuda", "update the driver"),
         (Settings(capability=(7, 5)), "cuda", "compute capability 7.5: expected 8.0 or higher"),
-        (Settings(memory=1 << 16), "cuda", "out of memory"),
+        (replace(GPU, memory=1 << 14), "cuda", "out of memory"),
         (Settings(loads=False), "cuda", "update the NVIDIA driver"),
-        (Settings(lose_after=9), "cuda", "has failed"),
+        (replace(GPU, lose_after=9), "cuda", "has failed"),
     ],
     ids=["no GPU", "no such device", "old driver", "old GPU", "little memory", "cubin", "lost"],
 )
-def test_what_can_go_wrong_is_one_line(tmp_path: Path, settings: Settings, device: str, message: str) -> None:
-    result = train(*MLP, "--device", device, "--steps", "4", "--out", str(tmp_path / "run"), settings=settings)
+def test_what_can_go_wrong_is_one_line(
+    tmp_path: Path, options: tuple[str, ...], settings: Settings, device: str, message: str
+) -> None:
+    result = train(*options, "--device", device, "--steps", "4", "--out", str(tmp_path / "run"), settings=settings)
     assert result.returncode == 2
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
 
 
-def test_a_gpu_and_a_core_train_one_model(tmp_path: Path) -> None:
-    found = summary(*MLP, "--workers", "cuda:0,cpu:1", "--method", "gossip", "--epochs", "3", "--out",
-                    str(tmp_path / "run"), settings=Settings())  # fmt: skip
+def test_a_gpu_and_a_core_train_one_model(tmp_path: Path, options: tuple[str, ...]) -> None:
+    found = summary(*options, "--workers", "cuda:0,cpu:1", "--method", "gossip", "--epochs", "3", "--out",
+                    str(tmp_path / "run"), settings=GPU)  # fmt: skip
     assert found["replicas"] == 2
     assert found["test_accuracy"] > 0.5
 
 
-def test_a_run_on_the_cpu_imports_no_cuda_package(tmp_path: Path) -> None:
+def test_a_run_on_the_cpu_imports_no_cuda_package(tmp_path: Path, options: tuple[str, ...]) -> None:
     script = ("import sys; from minidl.train import main; code = main(sys.argv[1:]); "
               "print(code, [m for m in sys.modules if m.split('.')[0] in ('numba_cuda', 'cuda')])")  # fmt: skip
-    words = (*MLP, "--workers", "1", "--steps", "2", "--out", str(tmp_path / "run"))
+    words = (*options, "--workers", "1", "--steps", "2", "--out", str(tmp_path / "run"))
     result = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=ROOT,
                             env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
     assert result.stdout.splitlines()[-1] == "0 []", result.stderr

@@ -3,7 +3,7 @@
     with installed(Settings(captures=False)) as fake: ...      in this process
     environment(Settings(...))                                 variables for a process that gets a fake driver
 
-Both replace what `ctypes.CDLL("libcuda.so.1")` returns; minidl's code stays as it is.
+Both replace what `ctypes.CDLL("libcuda.so.1")` returns to minidl, whose code stays as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -29,18 +30,25 @@ def replace_library(settings: dict[str, Any]) -> None:
     """Let this process find a fake driver. It is made at the first use, since it imports minidl."""
 
     def library(name: Any, *arguments: Any, **options: Any) -> Any:
-        if name != "libcuda.so.1":
+        caller = sys._getframe(1).f_globals["__name__"]
+        if name != "libcuda.so.1" or caller != "minidl.engine.cuda_driver":  # numba-cuda looks for a driver, too
             return _CDLL(name, *arguments, **options)
         from .driver import FakeDriver, Settings
 
         fake = FakeDriver(Settings(**settings | {"capability": tuple(settings["capability"])}))
         fakes.append(fake)
+        if fake.settings.definition:
+            from .by_definition import by_definition
+
+            _kept.append(by_definition(fake))
+            _kept[-1].__enter__()  # until the process ends
         return fake
 
     ctypes.CDLL = library  # type: ignore[assignment,misc]
 
 
 fakes: list[Any] = []
+_kept: list[Any] = []
 
 
 @contextmanager

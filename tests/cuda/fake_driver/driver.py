@@ -54,7 +54,11 @@ class Failure(Exception):
 
 @dataclass
 class Settings:
-    """What the fake driver pretends to be. lose_after: the device is lost in this launch; 0: never."""
+    """What the fake driver pretends to be.
+
+    eager: do work at once. loads: load cubins. lose_after: the device is lost in this launch; 0: never. definition: run
+    kernels by their definition (by_definition.py); used by `environment` only.
+    """
 
     gpus: int = 1
     memory: int = 1 << 30
@@ -64,6 +68,7 @@ class Settings:
     eager: bool = False
     loads: bool = True
     lose_after: int = 0
+    definition: bool = False
 
 
 @dataclass
