@@ -65,7 +65,7 @@ AUGMENTATIONS = {
     "alternating-flip": "left and right are exchanged in each image in every second epoch (Jordan 2024)",
     "cutout": "a square with half the side is erased",
 }
-PLACES = {"cpu": "on the cores", "cuda": "on the first GPU; under mpiexec, the ranks of a machine take GPUs in turn",
+PLACES = {"cpu": "on the cores", "cuda": "on GPUs, which the replicas of a machine take in turn",
           "cuda:NUMBER": "on this GPU; the first one is cuda:0"}  # fmt: skip
 LAYOUTS = {"channels-last": "images (N, H, W, C)", "channels-first": "images (N, C, H, W)"}
 SHARDS = {

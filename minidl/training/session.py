@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from minidl import data, models, nn
 from minidl.comm.fabric.base import Column, Fabric, PeerLost
-from minidl.comm.launch.job import local_rank
+from minidl.comm.launch.job import local_rank, recognise
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
@@ -336,7 +336,9 @@ def device_of(config: Config, rank: int) -> str:
     workers = parse_devices(config.devices)
     if workers:
         return workers[rank].device if rank < len(workers) else "cpu"
-    return f"cuda:{local_rank() % gpus()}" if config.device == "cuda" else config.device
+    if config.device == "cuda":  # the ranks of a machine take its GPUs in turn
+        return f"cuda:{(local_rank() if recognise() else rank) % gpus()}"
+    return config.device
 
 
 def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dataset, nn.Module]:
