@@ -182,7 +182,9 @@ class Arena:
             yield slot.name, self.view(vector, slot)
 
     def zero_grad(self) -> None:
-        self.grad[:] = 0
+        if self._there is not None:
+            self._there.host("grad")
+        self._grad[:] = 0
         self.cleared = set(self.parameters.values())
 
     def touch(self) -> None:

@@ -72,7 +72,8 @@ class Replayed:
         self.arena = self.model.arena
         self.vectors = self._own_vectors()
         self.addresses = self._addresses()
-        self.gpu = self.arena.gpu if "theta" in self.vectors and self.arena is not None else None
+        self.given_gpu = None if self.arena is None else self.arena.gpu
+        self.gpu = self.given_gpu if "theta" in self.vectors else None
         tensors = [*self.parameters, *(buffer for _, buffer in self.model.named_buffers())]
         # In an arena no array can be replaced, and on a GPU reading one would copy it.
         self.arrays = [(tensor, tensor._data) for tensor in tensors if self.gpu is None]
@@ -111,7 +112,7 @@ class Replayed:
     def __getstate__(self) -> dict[str, Any]:
         # `forget` computes these.
         derived = ("modules", "parameters", "arena", "vectors", "addresses", "arrays", "fingerprint", "gpu",
-                   "workspace", "batches")  # fmt: skip
+                   "given_gpu", "workspace", "batches")  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in derived}
         # A program contains memory addresses of the original.
         return {**state, "progress": silent, "also": (), "programs": {}, "refused": {}}
@@ -179,7 +180,7 @@ class Replayed:
         before, roots = self.fingerprint, self.roots()
         moved = any([tensor._data is not array for tensor, array in self.arrays])
         arena = self.model.arena
-        if before is None or moved or arena is not self.arena or (arena is not None and arena.gpu is not self.gpu):
+        if before is None or moved or arena is not self.arena or (arena is not None and arena.gpu is not self.given_gpu):
             self.forget()
             self.fingerprint = Fingerprint(roots)
             return self.fingerprint

@@ -93,7 +93,7 @@ def _made(op: str, name: str, layout: tuple[Any, ...]) -> Kernel:
                 arguments.append(tuple(words[at : at + kind]))
                 at += kind
             else:
-                arguments.append(np.array(words[at : at + 1], np.uint64).view(kind)[0].item())
+                arguments.append(np.array(words[at : at + 1], np.int64).view(kind)[0].item())
                 at += 1
         getattr(importlib.import_module(f"minidl.kernels.{op}.reference"), name)(*arguments)
 

@@ -300,7 +300,8 @@ class FakeDriver:
         grid, (threads, y, z, shared), (stream, at, extra) = rest[:3], rest[3:7], rest[7:]
         function: Function = self._things[handle]
         pointers = (c_void_p * len(function.sizes)).from_address(at)
-        words = [int.from_bytes(ctypes.string_at(p, n), "little") for p, n in zip(pointers, function.sizes)]
+        sizes = zip(pointers, function.sizes, strict=True)
+        words = [int.from_bytes(ctypes.string_at(p, n), "little", signed=True) for p, n in sizes]
         if (y, z, shared, extra) != (1, 1, 0, None) or not all(grid):
             raise Failure(INVALID)
         self._stream(stream).add(self._run(function, grid, threads, words))
