@@ -180,7 +180,8 @@ class Replayed:
         before, roots = self.fingerprint, self.roots()
         moved = any([tensor._data is not array for tensor, array in self.arrays])
         arena = self.model.arena
-        if before is None or moved or arena is not self.arena or (arena is not None and arena.gpu is not self.given_gpu):
+        elsewhere = arena is not self.arena or (arena is not None and arena.gpu is not self.given_gpu)
+        if before is None or moved or elsewhere:
             self.forget()
             self.fingerprint = Fingerprint(roots)
             return self.fingerprint
