@@ -38,6 +38,24 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(20, 12), nn.ReLU(), nn.Linear(12, 10))
 
 
+def with_state() -> nn.Module:
+    """A model with running statistics and random numbers."""
+    nn.seed(0)
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(20, 12), nn.Dropout(0.3),
+                         nn.Linear(12, 10))  # fmt: skip
+
+
+class ReadsValues(nn.Module):
+    """A model that cannot be recorded."""
+
+    def __init__(self) -> None:
+        self.layer = nn.Linear(20, 10)
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x.reshape(len(x), -1))
+        return y * 2.0 if y.numpy().max() > 0 else y
+
+
 def batches(steps: int = STEPS, size: int = 6) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
     return [(rng.standard_normal((size, 5, 4, 1)).astype(np.float32), rng.integers(0, 10, size)) for _ in range(steps)]
@@ -47,9 +65,11 @@ def loss(logits: Any, labels: np.ndarray) -> Any:
     return ops.cross_entropy(logits, labels)
 
 
-def trained(device: str, make: Any = optim.SGD, **options: Any) -> tuple[list[tuple[float, int]], nn.Module, Any]:
-    """Return the losses of some steps, whose learning rate changes, and the model."""
-    model = mlp().to(device)
+def trained(
+    device: str, make: Any = optim.SGD, build: Any = mlp, **options: Any
+) -> tuple[list[tuple[float, int]], nn.Module, Any]:  # fmt: skip
+    """Return the losses of some steps, whose learning rate changes, the model and the optimizer."""
+    model = build().to(device)
     optimizer, gradient = make(model, **{"lr": 0.1} | options), Gradient(model, loss)
     results = []
     for number, batch in enumerate(batches()):
@@ -88,6 +108,28 @@ def test_optimizers_agree_with_the_cpu(make: Any, options: dict[str, Any]) -> No
     with installed(Settings()) as fake:
         assert_same(trained("cuda:0", make, **options), trained("cpu", make, **options))
         assert not fake.error
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_statistics_and_random_numbers_are_those_of_the_cpu(captures: bool) -> None:
+    with installed(Settings(captures=captures)) as fake:
+        assert_same(trained("cuda:0", build=with_state), trained("cpu", build=with_state))
+        assert not fake.error
+        assert fake.counts["cuGraphLaunch"] == 0, "a step that draws random numbers is walked"
+
+
+def test_a_model_that_cannot_be_recorded_is_computed_on_the_cpu() -> None:
+    results = []
+    with installed(Settings()):
+        for device in ("cuda:0", "cpu"):
+            nn.seed(0)
+            model = ReadsValues().to(device)
+            optimizer, gradient = optim.SGD(model, lr=0.1), Gradient(model, loss)
+            with pytest.warns(UserWarning, match="without a recorded program"):
+                gradient(*batches(1)[0])
+            optimizer.step()
+            results.append([gradient(*batch) for batch in batches()])
+    np.testing.assert_allclose(results[0], results[1], atol=1e-5)
 
 
 def test_no_weights_are_copied_between_steps() -> None:
