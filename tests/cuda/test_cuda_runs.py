@@ -24,7 +24,8 @@ def build(input_shape, classes):
         nn.Flatten(), nn.Linear(height * width * channels, 16), nn.ReLU(), nn.Linear(16, classes)
     )
 """
-OPTIONS = ("--data", "synthetic:96x4x4x1:3", "--batch-size", "16", "--quiet", "--json", "--no-report")
+OPTIONS = ("--data", "synthetic:96x4x4x1:3", "--batch-size", "16", "--schedule", "constant", "--quiet", "--json",
+           "--no-report")  # fmt: skip
 GPU = Settings(definition=True)
 
 
@@ -58,8 +59,7 @@ def test_a_run_on_a_gpu_has_the_cpus_result_and_continues_on_either(tmp_path: Pa
     again = summary("--resume", str(tmp_path / "half"), "--device", "cpu", "--steps", "12", "--quiet", "--json")
     assert there["steps"] == again["steps"] == 12
     for other in (there, again):
-        assert other["test_loss"] == pytest.approx(here["test_loss"], abs=1e-4) or other is again
-        assert other["test_accuracy"] == pytest.approx(here["test_accuracy"], abs=0.05)
+        assert other["test_loss"] == pytest.approx(here["test_loss"], abs=1e-4)
 
 
 @pytest.mark.parametrize(
