@@ -56,7 +56,8 @@ def test_a_run_on_a_gpu_has_the_cpus_result_and_continues_on_either(tmp_path: Pa
     there = summary(*options, *gpu, "--steps", "12", "--out", str(tmp_path / "gpu"), settings=GPU)
     half = summary(*options, *gpu, "--steps", "6", "--out", str(tmp_path / "half"), settings=replace(GPU, eager=True))
     assert half["steps"] == 6
-    again = summary("--resume", str(tmp_path / "half"), "--device", "cpu", "--steps", "12", "--quiet", "--json")
+    again = summary(*options[:2], "--resume", str(tmp_path / "half"), "--device", "cpu", "--steps", "12", "--quiet",
+                    "--json")  # fmt: skip
     assert there["steps"] == again["steps"] == 12
     for other in (there, again):
         assert other["test_loss"] == pytest.approx(here["test_loss"], abs=1e-4)
@@ -81,14 +82,15 @@ def test_what_can_go_wrong_is_one_line(
     result = train(*options, "--device", device, "--steps", "4", "--out", str(tmp_path / "run"), settings=settings)
     assert result.returncode == 2
     assert message in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert sum(line.startswith("minidl: error: ") for line in result.stderr.splitlines()) == 1, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_gpu_and_a_core_train_one_model(tmp_path: Path, options: tuple[str, ...]) -> None:
     found = summary(*options, "--workers", "cuda:0,cpu:1", "--method", "gossip", "--epochs", "3", "--out",
                     str(tmp_path / "run"), settings=GPU)  # fmt: skip
-    assert found["replicas"] == 2
-    assert found["test_accuracy"] > 0.5
+    assert found["replicas_alive"] == 2
+    assert all(replica["seconds"]["gradient"] > 0 and replica["bytes_sent"] > 0 for replica in found["replicas"])
 
 
 def test_a_run_on_the_cpu_imports_no_cuda_package(tmp_path: Path, options: tuple[str, ...]) -> None:
