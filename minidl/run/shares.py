@@ -44,7 +44,7 @@ def check_shares(values: Mapping[str, Any]) -> None:
                           "only their number")  # fmt: skip
     parse_shares(values.get("shares") or "", values["workers"])
     on_gpu = {one.device for one in parse_devices(values["devices"])} | {values["device"]} != {"cpu"}
-    for name, refused in (("parts", values["parts"] > 1), ("method", values["method"] == "hogwild")):
+    for name, refused in (("parts", values["parts"] > 1), ("method", values["method"].startswith("hogwild"))):
         if on_gpu and refused:
             raise ConfigError(f"{name} {values[name]} needs cores, and a replica has a GPU: leave one of them out")
     if values.get("balance") in ("static", "dynamic") and values["shards"] != "iid":
