@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[list[str], int, str]] = {
     "easgd-period-4": (["--method", "easgd", "--period", "4"], 2, "round robin: replicas wait"),
     "easgd-overlap-period-4": (["--method", "easgd", "--overlap", "--period", "4"], 2, "round robin: replicas wait"),
     "hogwild-sgd": (["--method", "hogwild-sgd"], 2, "at each step"),
-    "ps": (["--method", "ps", "--staleness", "ignore"], 3, "at each step, three processes"),
+    "ps": (["--method", "ps", "--lr", "0.02"], 3, "at each step, three processes"),
 }
 QUICK = "async-easgd-period-4"  # with --quick, the only method beside `local`
 COPIES = [*SYNC, "--center", "copies"]
