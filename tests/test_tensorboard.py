@@ -17,11 +17,11 @@ from sessions import Sessions
 
 pytest.importorskip("tensorboardX")
 
-from minidl import simulate, train  # noqa: E402
-from minidl.run import event_file  # noqa: E402
-from minidl.run.event_file import EventFile, histogram, images, scalars  # noqa: E402
-from minidl.training import tensorboard  # noqa: E402
-from minidl.training.tensorboard import Budget  # noqa: E402
+from minidl import simulate, train
+from minidl.run import event_file
+from minidl.run.event_file import EventFile, histogram, images, scalars
+from minidl.training import tensorboard
+from minidl.training.tensorboard import Budget
 
 SMALL = ["--data", "synthetic:96x4x4x1:4", "--model", "mlp", "--batch-size", "16", "--epochs", "3", "--no-report"]
 
@@ -203,7 +203,8 @@ def test_pytorch_is_not_imported(tmp_path: Path) -> None:
     """tensorboardX imports PyTorch where it is installed, which would take seconds in every replica."""
     import subprocess
 
-    code = "from minidl.run import event_file; event_file.scalars({'a': 1.0}); import sys; print('torch' in sys.modules)"
+    code = ("import sys; from minidl.run import event_file; event_file.scalars({'a': 1.0}); "
+            "print('torch' in sys.modules)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 

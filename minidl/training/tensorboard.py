@@ -22,6 +22,7 @@ from minidl.engine.tensor import Tensor
 from minidl.errors import MinidlError, printable, tell
 from minidl.ops import softmax
 from minidl.run import event_file
+from minidl.run.config import Config
 from minidl.run.display import count
 from minidl.run.event_file import EventFile, scalars
 from minidl.run.model_file import short
@@ -95,7 +96,7 @@ class TensorBoard:
         with self.budget.writing("first", trains=False):
             scalars({})  # imports tensorboardX
             if self.output.leads:
-                config = {name: getattr(trainer.config, name) for name, entry in options(type(trainer.config)).items()
+                config = {name: getattr(trainer.config, name) for name, entry in options(Config).items()
                           if entry.saved}  # fmt: skip
                 config["model"] = short(config["model"])
                 table = trainer.model.summary(trainer.data.input_shape)
