@@ -67,7 +67,7 @@ class RunOutput:
         self.journal_error: JournalError | None = None
         self.begun = False  # whether training has begun: only then there is something to save
         self._members: list[int] = []  # of the last line about them in history.jsonl
-        self.events = TensorBoard(self)
+        self.events = TensorBoard(trainer)
         self._warned = False  # whether an error of a local snapshot was reported
 
     @property

@@ -134,7 +134,7 @@ class Session:
         try:
             self.begin_together()
             output.begun = True
-            output.events.begin()
+            output.events.begin(output.folder)
             if self.fabric.rank in self.fabric.servers:
                 serve(output)
                 return None

@@ -14,7 +14,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +28,7 @@ from minidl.run.display import count
 from minidl.run.event_file import EventFile, scalars
 from minidl.run.model_file import short
 from minidl.run.options import options
-
-if TYPE_CHECKING:
-    from minidl.training.output import RunOutput
-    from minidl.training.trainer import Entry
+from minidl.training.trainer import Entry, Trainer
 
 SHARE = 0.005  # of the time of training; with what is written before and after, a run of a minute stays below 1%
 EVERY = 10  # steps between two points within an epoch, at least
@@ -76,13 +74,14 @@ class Budget:
 class TensorBoard:
     """The events of one rank. Without --tensorboard, its functions do nothing.
 
-    budget: ranks in one process, as in a simulation, share one. If a file cannot be written, the run goes on without.
+    If a file cannot be written, the run goes on without it.
+    budget: ranks in one process, as in a simulation, share one.
     """
 
-    def __init__(self, output: RunOutput, budget: Budget | None = None) -> None:
-        self.output, self.trainer, self.fabric = output, output.trainer, output.fabric
-        self.budget = budget or Budget()
-        self.wanted = bool(self.trainer.config.tensorboard)
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.fabric, self.budget = trainer, trainer.fabric, Budget()
+        self.wanted = bool(trainer.config.tensorboard)
+        self.folder = Path()
         self._files: dict[str, EventFile] = {}
         self._first = list[Any]()  # the first events of the run, made before training begins
         self._step = -EVERY  # of the last point within an epoch
@@ -95,7 +94,7 @@ class TensorBoard:
             return
         with self.budget.writing("first", trains=False):
             scalars({})  # imports tensorboardX
-            if self.output.leads:
+            if self.leads:
                 config = {name: getattr(trainer.config, name) for name, entry in options(Config).items()
                           if entry.saved}  # fmt: skip
                 config["model"] = short(config["model"])
@@ -103,10 +102,19 @@ class TensorBoard:
                 self._first = [event_file.text("model", f"```\n{table}\n```"),
                                *event_file.options(config, RESULTS)]  # fmt: skip
 
-    def begin(self) -> None:
-        """Write the first events, when training begins."""
+    @property
+    def alone(self) -> bool:
+        return self.fabric.size == 1
+
+    @property
+    def leads(self) -> bool:
+        return self.fabric.rank == self.fabric.leader
+
+    def begin(self, run: Path) -> None:
+        """Write the first events, when training begins. run: its folder."""
+        self.folder = run / event_file.FOLDER
         if self.fabric.newcomer:  # it does not get the options of the command line
-            self.wanted = (self.output.folder / event_file.FOLDER).is_dir()
+            self.wanted = self.folder.is_dir()
         self._clock = time.time() - self.fabric.now()
         if self._first:
             self._write("all", "first", lambda: self._first, trains=False)
@@ -126,11 +134,11 @@ class TensorBoard:
         if not self.wanted:
             return
         last = self.trainer.finished
-        if not self.output.alone:  # else `line` does it
+        if not self.alone:  # else `line` does it
             self._write("own", "epoch", lambda: [scalars(_numbers(entry))], trains=not last)
         if last or self.budget.allows("histograms"):
             self._histograms(("weights", "gradients"), trains=not last)
-        if not last and self.output.leads:
+        if not last and self.leads:
             seconds = LOOKED_AT / (3 * entry["images_per_second"] or 1.0)  # a prediction is a third of a gradient
             if self.budget.allows("images", seconds):
                 self.trainer.replica.show()
@@ -150,8 +158,7 @@ class TensorBoard:
             self._images(trains=False)
             self.close()
             if not self.trainer.config.quiet:
-                folder = printable(str(self.output.folder / event_file.FOLDER))
-                tell(f"for TensorBoard: {folder}; {self.budget.told()}")
+                tell(f"for TensorBoard: {printable(str(self.folder))}; {self.budget.told()}")
 
     def close(self) -> None:
         """Close the files."""
@@ -204,10 +211,10 @@ class TensorBoard:
         return self.fabric.rank in ranks and ranks.index(self.fabric.rank) % -(-len(ranks) // MOST_REPLICAS) == 0
 
     def _file(self, which: str) -> EventFile:
-        name = "" if self.output.alone else which if which == "all" else f"replica-{self.fabric.rank}"
+        name = "" if self.alone else which if which == "all" else f"replica-{self.fabric.rank}"
         if name not in self._files:
             at = self.trainer.progress.step
-            self._files[name] = EventFile(self.output.folder / event_file.FOLDER / name, at + 1 if at else 0)
+            self._files[name] = EventFile(self.folder / name, at + 1 if at else 0)
         return self._files[name]
 
     def _guarded(self, write: Callable[[], None]) -> None:
