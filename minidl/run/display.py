@@ -106,12 +106,13 @@ class Display:
             )  # fmt: skip
             return
         bar = self._bars[name]
+        bar.bar_format = format
         if done < bar.n or total != (bar.total or 0):  # the next epoch
             bar.reset(total or None)
             bar.initial = done
         if self.terminal:
             bar.ncols = columns()
-        bar.bar_format, bar.n = format, done
+        bar.n = done
         bar.refresh()
 
     def close(self) -> None:
