@@ -118,7 +118,7 @@ TRAIN = [
     ("--data synthetic:10x8x8", "is not of the form synthetic:COUNTxHxWxC:CLASSES"),
     ("--data synthetic:5x2x2x1:10", "COUNT at least CLASSES"),
     ("--optimizer rmsprop", "unknown optimizer 'rmsprop'"),
-    ("--schedule linear", "unknown schedule 'linear'"),
+    ("--schedule exponential", "unknown schedule 'exponential'"),
     ("--method fedavg", "unknown method 'fedavg'"),
     ("--augment rotate", "unknown augment 'rotate'"),
     ("--augment flip,,cutout", "unknown augment ''"),
