@@ -7,7 +7,7 @@ parameters: they update segments [start, stop) of the vectors, with a rate and a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from numbers import Real
@@ -17,15 +17,13 @@ import numpy as np
 
 from minidl import models
 from minidl.checked import one_of, real, shown
-from minidl.engine.arena import Arena
 from minidl.engine.device import Device
 from minidl.engine.parameter import Parameter
-from minidl.engine.tensor import Tensor
 from minidl.errors import CheckpointError, ConfigError
+from minidl.nn.groups import Parameters, arena_of, groups_of
+from minidl.nn.groups import parameter_groups as parameter_groups
 from minidl.nn.module import Module
 from minidl.program.precompile import KernelCollector
-
-Parameters = Module | Iterable[Parameter] | Sequence[Mapping[str, Any]]
 
 
 class Optimizer:
@@ -47,12 +45,12 @@ class Optimizer:
     def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
         self.lr, weight_decay = self._number("lr", lr), self._number("weight_decay", weight_decay)
         self.clip, self.steps = None if clip is None else self._number("clip", clip), 0
-        groups = _groups(parameters)
+        groups = groups_of(parameters)
         for group in groups:
             group |= {name: self._number(name, value) for name, value in group.items() if name != "params"}
             if group.get("lr") and not lr:
                 raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with its own rate needs lr > 0")
-        self.arena = _arena(parameters, groups)
+        self.arena = arena_of(parameters, groups)
         self.state: Mapping[str, np.ndarray] = {name: self.arena.new_vector() for name in self.state_names}
         self.bound: dict[str, np.ndarray] = {}  # vectors that replace theta and grad of the arena
         self.device: Any = Device("cpu")
@@ -314,53 +312,6 @@ class LARS(SGD):
         vectors = self.theta, self.grad, self.kept("velocity")
         options = self.momentum, self.trust, self.theta_squares, self.grad_squares, scale
         self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, self.adapt, *options)
-
-
-def parameter_groups(model: Module) -> list[dict[str, Any]]:
-    """Return two groups: the weights, and the parameters without weight decay (at most one axis: norms, biases)."""
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.ndim > 1]},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-
-
-def _groups(parameters: Parameters) -> list[dict[str, Any]]:
-    """Return the parameters as a list of groups. Raises ConfigError if they are not valid."""
-    items = _listed(parameters.parameters() if isinstance(parameters, Module) else parameters)
-    given: list[Mapping[str, Any]] = items if any(isinstance(item, Mapping) for item in items) else [{"params": items}]
-    for group in given:
-        if not isinstance(group, Mapping):
-            raise ConfigError(f"optimizer: groups and a {type(group).__name__} in one list; expected one kind only")
-        if "params" not in group or not set(group) <= {"params", "lr", "weight_decay"}:
-            raise ConfigError(f"parameter group with {', '.join(group)}; expected params, optionally lr, weight_decay")
-    groups = [{**group, "params": _listed(group["params"])} for group in given]  # an iterator could be read only once
-    every = [p for group in groups for p in group["params"]]
-    for p in every:
-        if not isinstance(p, Parameter):
-            raise ConfigError(f"optimizer: a {type(p).__name__} among the parameters; expected nn.Parameter")
-    if not every or len(set(every)) < len(every):
-        raise ConfigError("optimizer: no parameters, or one given twice or in two groups")
-    return groups
-
-
-def _listed(parameters: Any) -> list[Any]:
-    if isinstance(parameters, Tensor | str) or not isinstance(parameters, Iterable):
-        raise ConfigError(f"optimizer: {shown(parameters)} in place of parameters; expected a model, or a list of "
-                          "nn.Parameter or of groups")  # fmt: skip
-    return list(parameters)
-
-
-def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
-    """Return the arena of the parameters: a new one if they are in none. Raises ConfigError if they are in several."""
-    if isinstance(parameters, Module):
-        return Module.flatten(parameters)
-    every = [parameter for group in groups for parameter in group["params"]]
-    arenas = {parameter.arena for parameter in every}
-    if len(arenas) > 1:
-        raise ConfigError("optimizer: its parameters are not in one arena; first flatten one model with all of them")
-    arena = arenas.pop()
-    return arena if isinstance(arena, Arena) else Arena({str(i): p for i, p in enumerate(every)})
 
 
 # What the command line offers (see run/declared.py). All take lr, weight_decay and clip.

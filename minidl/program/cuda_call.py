@@ -12,26 +12,25 @@ from numba.extending import intrinsic
 
 from minidl.engine.jit import jit
 
-FUNCTION, X, Y, Z, THREADS, PARAMETERS = range(6)  # columns of a table
+COLUMNS = 6  # of a table
 
 
 @intrinsic
-def _launch(
-    typing: Any, driver: Any, function: Any, x: Any, y: Any, z: Any, threads: Any, stream: Any, parameters: Any
-) -> Any:
-    """Call cuLaunchKernel, whose address is `driver`. x, y, z: blocks. parameters: the address of their addresses."""
+def _launch(typing: Any, driver: Any, stream: Any, row: Any) -> Any:
+    """Call cuLaunchKernel, whose address is `driver`. row: function, blocks x, y, z, threads, parameters' addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         word, half, place = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
         kind = ir.FunctionType(half, [place, *[half] * 7, place, place, place])
-        driver, function, *numbers, stream, parameters = values
+        driver, stream, row = values
+        function, *numbers, parameters = (builder.extract_value(row, i) for i in range(COLUMNS))
         x, y, z, threads = (builder.trunc(value, half) for value in numbers)
         function, stream, parameters = (builder.inttoptr(value, place) for value in (function, stream, parameters))
         one, zero, none = half(1), half(0), word(0).inttoptr(place)
         callee = builder.inttoptr(driver, kind.as_pointer())
         return builder.call(callee, [function, x, y, z, threads, one, one, zero, stream, parameters, none])
 
-    return types.int32(*[types.int64] * 8), generate
+    return types.int32(types.int64, types.int64, types.UniTuple(types.int64, COLUMNS)), generate
 
 
 @jit
@@ -42,7 +41,7 @@ def walk(launch: int, table: np.ndarray, stream: int) -> int:
     """
     for i in range(len(table)):
         row = table[i]
-        code = _launch(launch, row[0], row[1], row[2], row[3], row[4], stream, row[5])
+        code = _launch(launch, stream, (row[0], row[1], row[2], row[3], row[4], row[5]))
         if code:
             return code
     return 0
