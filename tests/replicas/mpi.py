@@ -323,7 +323,7 @@ def early(fabric: Fabric) -> None:
 
 
 def main() -> int:
-    longest = float(os.environ.get("LIMIT", "25"))
+    longest = float(os.environ.get("LIMIT", "280"))
     faulthandler.dump_traceback_later(longest, exit=True)  # a rank that hangs prints its stack and exits
     job = find_job()
     assert job is not None
