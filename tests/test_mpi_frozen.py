@@ -21,7 +21,7 @@ def freezes(nodes: str, victim: int, wakes: str) -> tuple[dict[int, Any], list[s
     """Run the scenario. Return the results by rank, the lines that say what happens to the victim, the exit code."""
     ranks = str(len(nodes.split(",")))
     with tempfile.TemporaryDirectory() as folder:
-        environment = jobs.environment(RESULTS=folder, RANKS=ranks, GROUPING=nodes, LIMIT="280")
+        environment = jobs.environment(RESULTS=folder, RANKS=ranks, GROUPING=nodes)
         command = [*jobs.mpiexec(), "-n", ranks, sys.executable, str(jobs.HELPER), "freezes", str(victim), wakes]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
         found = {int(file.name): json.loads(file.read_text()) for file in Path(folder).iterdir()}
