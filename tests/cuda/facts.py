@@ -119,9 +119,9 @@ def matmul() -> Iterator[Case]:
     for columns in (256, 255, 64, 32, 16, 8):
         across, along, out = matrix(depth, columns), matrix(columns, depth), matrix(rows, columns)
         yield f"nn, {columns} columns", products.nn, (matrix(rows, depth), across, none, False, none, out)
-        if columns > 64:
+        if columns >= 64:
             yield f"nt, {columns} columns", products.nt, (matrix(rows, depth), along, none, out)
-            yield f"tn, {columns} columns", products.tn, (matrix(depth, rows), across, none, out)
+        yield f"tn, {columns} columns", products.tn, (matrix(depth, rows), across, none, out)
 
 
 def conv() -> Iterator[Case]:
