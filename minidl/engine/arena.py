@@ -114,7 +114,7 @@ class Arena:
         if gpu is not None:
             from minidl.engine.cuda_vectors import ArenaOnGpu
 
-            self._there = ArenaOnGpu(gpu, self, self._theta, self._grad)
+            self._there = ArenaOnGpu(gpu, self.slots, self.parameters, self._theta, self._grad)
 
     def array(self, name: str) -> np.ndarray:
         """Return theta or grad as an array on the GPU, which then owns the values (cuda_vectors.py)."""

@@ -10,12 +10,11 @@ date after the next `array`: code that reads values asks again each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from minidl.engine.arena import Arena
 from minidl.engine.cuda_array import OnDevice, array_at
 from minidl.engine.cuda_device import Gpu
 
@@ -71,11 +70,14 @@ class ArenaOnGpu:
     A parameter without an array asks for it (`Parameter.__getattr__`), so no code reads values that are out of date.
     """
 
-    def __init__(self, gpu: Gpu, arena: Arena, theta: np.ndarray, grad: np.ndarray) -> None:
+    def __init__(
+        self, gpu: Gpu, slots: Sequence[Any], parameters: Mapping[str, Any], theta: np.ndarray, grad: np.ndarray
+    ) -> None:  # fmt: skip
         self.gpu = gpu
         vectors = {"theta": ("_data", theta), "grad": ("_grad", grad)}
         self._mirrors = {
-            name: Mirror(gpu, vector, _hide(arena, attribute, vector)) for name, (attribute, vector) in vectors.items()
+            name: Mirror(gpu, vector, _hide(slots, parameters, attribute, vector))
+            for name, (attribute, vector) in vectors.items()
         }
 
     def host(self, name: str) -> np.ndarray:
@@ -85,9 +87,10 @@ class ArenaOnGpu:
         return self._mirrors[name].array()
 
 
-def _hide(arena: Arena, attribute: str, vector: np.ndarray) -> Callable[[bool], None]:
+def _hide(
+    slots: Sequence[Any], parameters: Mapping[str, Any], attribute: str, vector: np.ndarray
+) -> Callable[[bool], None]:
     """Return a function that removes the parameters' arrays, or restores them."""
-    slots, parameters = arena.slots, arena.parameters  # not the arena, which refers to this function
 
     def change(on_gpu: bool) -> None:
         for slot in slots:

@@ -11,7 +11,8 @@ import numpy as np
 
 from minidl.checked import shown
 from minidl.engine.arena import Arena
-from minidl.engine.device import open_gpu, undo_after_recording
+from minidl.engine.device import undo_after_recording
+from minidl.engine.gpus import open_gpu
 from minidl.engine.parameter import Buffer, Parameter
 from minidl.engine.tensor import Tensor, float_type
 from minidl.errors import CheckpointError, ConfigError, MinidlError, ShapeError, nearest

@@ -79,9 +79,9 @@ class Replayed:
         self.arrays = [(tensor, tensor._data) for tensor in tensors if self.gpu is None]
         self.workspace, self.batches = self.given_workspace, None
         if self.gpu is not None:
-            from minidl.program.cuda_workspace import Batches
+            from minidl.program.cuda_workspace import Batches, WorkspaceOnGpu
 
-            self.workspace, self.batches = self.given_workspace.on(self.gpu), Batches(self.gpu)
+            self.workspace, self.batches = self.given_workspace.on(self.gpu, WorkspaceOnGpu), Batches(self.gpu)
         for name, vector in self.bound.items():
             if name not in self.vectors or vector.size != self.vectors[name].size:
                 raise MinidlError(f"{name}: the model's layers have changed, and vectors of the old layout are in use; "

@@ -27,12 +27,10 @@ class Workspace:
         self.lock = kernel_lock()
         self._on: dict[Any, Workspace] = {}  # GPU -> workspace there
 
-    def on(self, gpu: Any) -> Workspace:
-        """Return the workspace in a GPU's memory that all users of this one share."""
+    def on(self, gpu: Any, kind: Callable[[Any], Workspace]) -> Workspace:
+        """Return the workspace in a GPU's memory that all users of this one share. kind: makes it."""
         if gpu not in self._on:
-            from minidl.program.cuda_workspace import WorkspaceOnGpu
-
-            self._on[gpu] = WorkspaceOnGpu(gpu)
+            self._on[gpu] = kind(gpu)
         return self._on[gpu]
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:

@@ -15,7 +15,7 @@ from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine
-from minidl.engine.device import gpus
+from minidl.engine.gpus import count_gpus
 from minidl.engine.jit import set_threads, threads
 from minidl.errors import AbortedError, ConfigError, MinidlError, tell
 from minidl.ops.conv import winograd
@@ -352,7 +352,7 @@ def device_of(config: Config, rank: int) -> str:
     if workers:
         return workers[rank].device if rank < len(workers) else "cpu"
     if config.device == "cuda":  # the ranks of a machine take its GPUs in turn
-        return f"cuda:{(local_rank() if recognise() else rank) % gpus()}"
+        return f"cuda:{(local_rank() if recognise() else rank) % count_gpus()}"
     return config.device
 
 
