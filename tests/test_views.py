@@ -67,6 +67,8 @@ def test_errors() -> None:
         minidl.Prediction(model(), "miror")
     with pytest.raises(ConfigError, match="unknown views"):
         minidl.predict(model(), images(), views="flip")
+    with pytest.raises(ConfigError, match=r"views mirror: an array of shape \(5, 3\); expected images"):
+        minidl.predict(nn.Linear(3, 2), np.ones((5, 3), np.float32), views="mirror")
 
 
 def test_a_run_tests_with_its_views(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

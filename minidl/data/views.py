@@ -13,6 +13,7 @@ import numpy as np
 
 from minidl.checked import one_of
 from minidl.data.augment import shifted
+from minidl.errors import ConfigError
 
 VIEWS = ("none", "mirror", "mirror-shift")
 
@@ -20,9 +21,11 @@ VIEWS = ("none", "mirror", "mirror-shift")
 def views(name: str, x: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
     """Yield (weight, images) for each view of images x (N, H, W, C). The weights sum to 1.
 
-    Raises ConfigError for an unknown name.
+    Raises ConfigError for an unknown name, and for features (N, D), which have no mirror image.
     """
     one_of("views", name, VIEWS)
+    if name != "none" and x.ndim < 3:
+        raise ConfigError(f"views {name}: an array of shape {x.shape}; expected images (N, H, W, C)")
     moves = ((0.5, 0), (0.25, 1), (0.25, -1)) if name == "mirror-shift" else ((1.0, 0),)
     for weight, pixels in moves:
         moved = shifted(x, pixels, pixels) if pixels else x

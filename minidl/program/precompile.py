@@ -83,7 +83,7 @@ class _CollectorOp(NamedTuple):
     def __getattr__(self, name: str) -> Callable[..., Any]:
         kernels = getattr(Device(self.collector.name), self.op)
         if name not in kernels.__all__:  # such as nn_scratch, which returns a size
-            return getattr(kernels, name)  # type: ignore[no-any-return]
+            return getattr(kernels, name)
 
         def collect(*arguments: Any) -> None:
             signature = tuple(map(numba_type, arguments))
