@@ -158,11 +158,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> None:
-    options = [*args.options]
-    if "--workers" not in options:
-        options += ["--workers", "1"]
-    if args.data_dir:
-        options += ["--data-dir", args.data_dir]
+    options = [*args.options, *(["--data-dir", args.data_dir] if args.data_dir else [])]
     runs: list[Result] = []
     for seed in range(args.first, args.first + args.seeds):
         run = train((args.out / f"seed-{seed}").absolute(), seed, options) | {"seed": seed}

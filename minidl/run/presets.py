@@ -43,7 +43,7 @@ NAMED: dict[str, dict[str, Any]] = {
         data="cifar10", model="whitened-cnn", epochs=8, batch_size=2000, augment=("translate", "alternating-flip"),
         label_smoothing=0.2, optimizer="muon", lr=0.24, momentum=0.6, ns_steps=3, normalise=True, head_lr=5.2,
         weight_decay=7.7e-4, bias_lr=106.0, bias_decay=3.8e-5, sgd_momentum=0.85, schedule="linear",
-        views="mirror-shift",
+        views="mirror-shift", workers=1,
     ),
 }  # fmt: skip
 
