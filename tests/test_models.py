@@ -144,7 +144,7 @@ def test_images_of_a_size_that_the_model_was_not_built_for(name: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ConfigError, match=r"unknown model 'resnet-20': .*resnet110\. Did you mean 'resnet20'"):
+    with pytest.raises(ConfigError, match=r"unknown model 'resnet-20': .*whitened-cnn\. Did you mean 'resnet20'"):
         models.build("resnet-20")
     with pytest.raises(ConfigError, match="unknown model 'transformer': expected one of mlp, lenet, vgg"):
         models.build("transformer")

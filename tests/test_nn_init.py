@@ -130,8 +130,9 @@ def test_the_whitening_layer_is_fitted_once_and_is_not_trained() -> None:
     np.testing.assert_allclose(before[..., :12], nn.init.whitening(x, 2, 5e-4), rtol=1e-6)
     nn.fit_whitening(model, 2 * x)  # it has weights, such as those of an earlier training
     np.testing.assert_array_equal(layer.weight.data, before)
+    optimizer = minidl.optim.SGD(model, lr=1.0, weight_decay=0.5)
     ops.cross_entropy(model(x[:4]), np.array([0, 1, 0, 1])).backward()
-    minidl.optim.SGD(model, lr=1.0, weight_decay=0.5).step()
+    optimizer.step()
     np.testing.assert_array_equal(layer.weight.data, before)
     assert layer.bias.data.any()
     with pytest.raises(ShapeError, match=r"images \(4, 1, 8, 3\) and patches of 2x2"):
