@@ -112,7 +112,8 @@ def whitening(images: np.ndarray, size: int, eps: float) -> np.ndarray:
     the outputs for these images are not correlated, and have about the variance 1 (Page 2018; Jordan 2024, 3.2). The
     largest element of v_i is positive. Raises ShapeError if the images are smaller than a patch.
     """
-    if images.ndim != 4 or min(images.shape[1:3]) < size or not len(images):
+    images = np.asarray(images)
+    if images.ndim != 4 or images.dtype.kind not in "fiu" or min(images.shape[1:3]) < size or not len(images):
         raise ShapeError(f"init.whitening: images {images.shape} and patches of {size}x{size}; expected images (N, H, "
                          "W, C) that are no smaller")  # fmt: skip
     features, patches = size * size * images.shape[3], 0

@@ -117,10 +117,10 @@ class Muon(Optimizer):
 def orthogonalise(matrix: np.ndarray, steps: int = 5) -> np.ndarray:
     """Return about the orthogonal matrix next to a matrix (m, n), float32 or float64: singular values near 1.
 
-    Raises ShapeError for another number of axes.
+    Raises ShapeError for anything else.
     """
-    if matrix.ndim != 2:
-        raise ShapeError(f"orthogonalise: an array of shape {matrix.shape}; expected a matrix (m, n)")
+    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.name not in ("float32", "float64"):
+        raise ShapeError(f"orthogonalise: {shown(matrix)}; expected a matrix (m, n) of float32 or float64")
     norm = float(np.sqrt(np.square(matrix, dtype=np.float64).sum()))
     return newton_schulz(Device("cpu"), np.ascontiguousarray(matrix * matrix.dtype.type(1 / (norm + EPS))), steps)
 
