@@ -43,7 +43,7 @@ examples:
   python -m minidl.simulate --scenario 4711
 """
 # Options of training that do not apply: a simulation is one process, and saves only at its end.
-LEFT_OUT = ("workers", "devices", "max_workers", "parts", "keep", "stall", "join", "evaluate")
+LEFT_OUT = ("workers", "device", "devices", "max_workers", "parts", "keep", "stall", "join", "evaluate")
 
 
 MOST_SEEDS = 2**53
@@ -121,7 +121,9 @@ def _scenario(given: Mapping[str, Any], signals: Signals) -> int:
     """Play a scenario; print its description and how it ended."""
     allow(given, IN_A_SCENARIO, "--scenario, which draws all options from its seed")
     prepare(1)
-    from minidl.training.playing import Violation, draw, play
+    from minidl.training.invariants import Violation
+    from minidl.training.playing import play
+    from minidl.training.scenario import draw
 
     seed = given["scenario"]
     if not given.get("quiet"):

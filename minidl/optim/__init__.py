@@ -12,6 +12,7 @@ from typing import Any
 from minidl import models
 from minidl.checked import one_of
 from minidl.errors import ConfigError
+from minidl.nn.groups import parameter_groups
 from minidl.nn.module import Module
 from minidl.optim.muon import Muon, orthogonalise
 from minidl.optim.optimizer import Optimizer, Parameters
@@ -21,15 +22,6 @@ __all__ = [
     "ABOUT", "LARS", "OPTIMIZERS", "OPTIONS", "SGD", "Adam", "AdamW", "Muon", "Optimizer", "Parameters", "build",
     "orthogonalise", "parameter_groups",
 ]  # fmt: skip
-
-
-def parameter_groups(model: Module) -> list[dict[str, Any]]:
-    """Return two groups: the weights, and the parameters without weight decay (at most one axis: norms, biases)."""
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.ndim > 1]},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
 
 
 # What the command line offers (see run/declared.py). All take lr, weight_decay, clip and lookahead.

@@ -87,8 +87,9 @@ class Muon(Optimizer):
         self.direction_squares, self.weight_squares = np.zeros((2, len(chosen)))
 
     def update(self, lr: np.ndarray, scale: float) -> None:
+        self._require_cpu()  # its products are not on the GPU yet
         device, theta, direction = self.device, self.theta, self.direction
-        vectors = theta, self.grad, self.state["velocity"]
+        vectors = theta, self.grad, self.kept("velocity")
         # The same kernel updates the velocity of the matrices, at the rate 0.
         none = np.zeros(len(self.orthogonal))
         for segments, rate, decay, momentum in (
@@ -97,7 +98,7 @@ class Muon(Optimizer):
         ):
             ranges = self.starts[segments], self.stops[segments]
             device.optim.sgd(*vectors, *ranges, rate, decay, momentum, True, False, scale)
-        device.elementwise.affine(self.state["velocity"], self.momentum, UNCHANGED, direction)
+        device.elementwise.affine(self.kept("velocity"), self.momentum, UNCHANGED, direction)
         device.mix.axpy(float(scale), self.grad, direction)
         device.optim.norms(direction, *ranges, self.partial, self.direction_squares)
         if self.normalise:

@@ -7,22 +7,20 @@ parameters: they update segments [start, stop) of the vectors, with a rate and a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from minidl.checked import real, shown, whole
-from minidl.engine.arena import Arena
+from minidl.checked import real, whole
 from minidl.engine.device import Device
 from minidl.engine.parameter import Parameter
-from minidl.engine.tensor import Tensor
 from minidl.errors import CheckpointError, ConfigError
-from minidl.nn.module import Module
-from minidl.program.precompile import Kernel, KernelCollector
+from minidl.nn.groups import Parameters as Parameters
+from minidl.nn.groups import arena_of, groups_of
+from minidl.program.precompile import KernelCollector
 
-Parameters = Module | Iterable[Parameter] | Sequence[Mapping[str, Any]]
 SLOW = "slow"  # the name of lookahead's vector in the state
 
 
@@ -47,36 +45,55 @@ class Optimizer:
     def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
         self.lr, weight_decay = self._number("lr", lr), self._number("weight_decay", weight_decay)
         self.clip, self.steps = None if clip is None else self._number("clip", clip), 0
-        groups = _groups(parameters, self.group_keys)
+        self.groups = groups = groups_of(parameters, self.group_keys)
         for group in groups:
             group |= {name: self._number(name, group[name]) for name in ("lr", "weight_decay") if name in group}
             if group.get("lr") and not lr:
                 raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with its own rate needs lr > 0")
-        self.arena = _arena(parameters, groups)
-        self.state = {name: self.arena.new_vector() for name in self.state_names}
+        self.arena = arena_of(parameters, groups)
+        self.state: Mapping[str, np.ndarray] = {name: self.arena.new_vector() for name in self.state_names}
         self.bound: dict[str, np.ndarray] = {}  # vectors that replace theta and grad of the arena
-        self.device = Device("cpu")
-        self.groups = groups
+        self.device: Any = Device("cpu")
+        self.gpu: Any = None  # on which the arena's vectors are
         self.options = {  # parameter -> (rate relative to lr, weight decay)
             parameter: (group["lr"] / lr if "lr" in group and lr else 1.0, group.get("weight_decay", weight_decay))
             for group in groups
             for parameter in group["params"]
         }
+        self._move()
+
+    def _move(self) -> None:
+        """Compute where the arena's other users compute: on the CPU, or on a GPU, which then has the state, too."""
+        state, self.gpu, self.device = dict(self.state), self.arena.gpu, Device("cpu")
+        self.state = state
+        if self.gpu is not None:
+            from minidl.engine.cuda_optim import OptimOnGpu
+            from minidl.engine.cuda_vectors import MirroredVectors
+
+            self.device, self.state = OptimOnGpu(self.gpu), MirroredVectors(self.gpu, state)
         self.find_segments()
 
     def bind(self, theta: np.ndarray, grad: np.ndarray, **state: np.ndarray) -> None:
         """Make `step` update these vectors, which have the arena's layout, for one replica (comm/replica.py)."""
+        self._require_cpu()
         self.bound, self.state = {"theta": theta, "grad": grad}, state
 
     @contextmanager
     def on(self, theta: np.ndarray | None) -> Iterator[None]:
         """Let `step` update this vector inside a `with` block. None: there is no other vector than before."""
         before = self.bound
+        if theta is not None:
+            self._require_cpu()
         self.bound = before if theta is None else {**before, "theta": theta}
         try:
             yield
         finally:
             self.bound = before
+
+    def _require_cpu(self) -> None:
+        if self.gpu is not None:
+            raise ConfigError(f"{type(self).__name__} on {self.gpu.name} updates only the model's own weights: this "
+                              "method needs device cpu")  # fmt: skip
 
     def look_ahead(self, steps: int = 5, rate: float = 0.5) -> None:
         """After every `steps` steps, let the weights return to a slow average of themselves (Zhang et al. 2019).
@@ -84,20 +101,26 @@ class Optimizer:
             slow <- slow + rate * (theta - slow);  theta <- slow        slow = theta before the first step
 
         The slow weights are part of the state. Call this before the first step. Raises ConfigError if an argument is
-        out of range.
+        out of range, or if the weights are on a GPU.
         """
+        self._require_cpu()
         self.lookahead, self.lookahead_rate = whole("lookahead", "steps", steps, 1), real("lookahead", "rate", rate)
         if not 0 < rate <= 1:
             raise ConfigError(f"lookahead: rate = {rate}; expected a number above 0, at most 1")
-        self.state[SLOW] = self.arena.new_vector()
+        self.state = {**self.state, SLOW: self.arena.new_vector()}
 
     @property
     def theta(self) -> np.ndarray:
-        return self.bound.get("theta", self.arena.theta)
+        return self.bound.get("theta", self.arena.theta) if self.gpu is None else self.arena.array("theta")
 
     @property
     def grad(self) -> np.ndarray:
-        return self.bound.get("grad", self.arena.grad)
+        return self.bound.get("grad", self.arena.grad) if self.gpu is None else self.arena.array("grad")
+
+    def kept(self, name: str) -> np.ndarray:
+        """Return a vector of the state, for kernels."""
+        state: Any = self.state
+        return state[name] if self.gpu is None else state.array(name)
 
     def trainable(self) -> list[Parameter]:
         """Return the optimizer's parameters that now have requires_grad, in the arena's order."""
@@ -132,7 +155,10 @@ class Optimizer:
         vectors, self.state = self.state, {name: self.arena.new_vector() for name in self.state}
         for name, vector in vectors.items():
             self.state[name][:] = vector
-        self.find_segments()
+        self._move()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"state": dict(self.state), "device": Device("cpu"), "gpu": None}
 
     def _number(self, name: str, value: Any, below: float = math.inf) -> float:
         """Return an argument as a float. Raises ConfigError unless it is a finite number >= 0 and below `below`."""
@@ -143,9 +169,12 @@ class Optimizer:
         if self.arena.dissolved:
             raise ConfigError(f"{type(self).__name__}: its parameters have moved to another arena (the model, or a "
                               "part of it, was flattened again); build the optimizer again")  # fmt: skip
+        if self.arena.gpu is not self.gpu:
+            self._move()
         if [*map(id, self.trainable())] != [*map(id, self.trained)]:
             self.find_segments()
         if self.lookahead and not self.steps:
+            self._require_cpu()
             self.state[SLOW][:] = self.theta
         self.steps += 1
         np.multiply(self.rates, self.lr, out=self.rates_now)
@@ -155,14 +184,18 @@ class Optimizer:
         self.arena.touch()
 
     def _return_to_slow(self) -> None:
-        slow = self.state[SLOW]
+        slow = self.kept(SLOW)
         self.device.mix.mix(slow, self.theta, self.lookahead_rate)
         self.device.elementwise.copy(slow, self.theta)
 
-    def kernels(self) -> list[Kernel]:
-        """Return the kernels that `step` calls, to be compiled in advance."""
+    def kernels(self) -> list[Any]:
+        """Return the kernels that `step` calls, to be compiled in advance; on a GPU, the calls (cuda_launches.py)."""
+        if self.gpu is not None:
+            with self.device.collecting() as calls:
+                self.update(self.rates_now, self.scale())
+            return list(calls)
         device, collector = self.device, KernelCollector(self.device)
-        self.device = collector  # type: ignore[assignment]
+        self.device = collector
         try:
             self.update(self.rates_now, self.scale())
             if self.lookahead:
@@ -207,41 +240,3 @@ class Optimizer:
         for name, own in self.state.items():
             own[:] = vectors.get(name, 0)
         self.steps = int(numbers["steps"])
-
-
-def _groups(parameters: Parameters, keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the parameters as a list of groups. Raises ConfigError if they are not valid."""
-    items = _listed(parameters.parameters() if isinstance(parameters, Module) else parameters)
-    given: list[Mapping[str, Any]] = items if any(isinstance(item, Mapping) for item in items) else [{"params": items}]
-    for group in given:
-        if not isinstance(group, Mapping):
-            raise ConfigError(f"optimizer: groups and a {type(group).__name__} in one list; expected one kind only")
-        if "params" not in group or not set(group) <= {"params", *keys}:
-            raise ConfigError(f"parameter group with {', '.join(group)}; expected params, optionally {', '.join(keys)}")
-    groups = [{**group, "params": _listed(group["params"])} for group in given]  # an iterator could be read only once
-    every = [p for group in groups for p in group["params"]]
-    for p in every:
-        if not isinstance(p, Parameter):
-            raise ConfigError(f"optimizer: a {type(p).__name__} among the parameters; expected nn.Parameter")
-    if not every or len(set(every)) < len(every):
-        raise ConfigError("optimizer: no parameters, or one given twice or in two groups")
-    return groups
-
-
-def _listed(parameters: Any) -> list[Any]:
-    if isinstance(parameters, Tensor | str) or not isinstance(parameters, Iterable):
-        raise ConfigError(f"optimizer: {shown(parameters)} in place of parameters; expected a model, or a list of "
-                          "nn.Parameter or of groups")  # fmt: skip
-    return list(parameters)
-
-
-def _arena(parameters: Parameters, groups: list[dict[str, Any]]) -> Arena:
-    """Return the arena of the parameters: a new one if they are in none. Raises ConfigError if they are in several."""
-    if isinstance(parameters, Module):
-        return Module.flatten(parameters)
-    every = [parameter for group in groups for parameter in group["params"]]
-    arenas = {parameter.arena for parameter in every}
-    if len(arenas) > 1:
-        raise ConfigError("optimizer: its parameters are not in one arena; first flatten one model with all of them")
-    arena = arenas.pop()
-    return arena if isinstance(arena, Arena) else Arena({str(i): p for i, p in enumerate(every)})

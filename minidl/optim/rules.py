@@ -34,7 +34,7 @@ class SGD(Optimizer):
         super().__init__(parameters, lr, weight_decay, clip)
 
     def update(self, lr: np.ndarray, scale: float) -> None:
-        vectors = self.theta, self.grad, self.state["velocity"]
+        vectors = self.theta, self.grad, self.kept("velocity")
         options = self.momentum, self.nesterov, self.decoupled, scale
         self.device.optim.sgd(*vectors, self.starts, self.stops, lr, self.decays, *options)
 
@@ -65,7 +65,7 @@ class Adam(Optimizer):
         super().__init__(parameters, lr, weight_decay, clip)
 
     def update(self, lr: np.ndarray, scale: float) -> None:
-        vectors = self.theta, self.grad, self.state["first_moment"], self.state["second_moment"]
+        vectors = self.theta, self.grad, self.kept("first_moment"), self.kept("second_moment")
         options = *self.betas, self.eps, self.steps, self.decoupled, scale
         self.device.optim.adam(*vectors, self.starts, self.stops, lr, self.decays, *options)
 
@@ -104,6 +104,6 @@ class LARS(SGD):
         self.norms(self.theta, self.theta_squares)
         if not self.clip:  # with clipping, `scale` has computed these norms
             self.norms(self.grad, self.grad_squares)
-        vectors = self.theta, self.grad, self.state["velocity"]
+        vectors = self.theta, self.grad, self.kept("velocity")
         options = self.momentum, self.trust, self.theta_squares, self.grad_squares, scale
         self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, self.adapt, *options)

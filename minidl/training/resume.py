@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from minidl.comm.stats import BINS, NUMBERS, from_vector
+from minidl.comm.staleness import BINS
+from minidl.comm.stats import NUMBERS, from_vector
 from minidl.errors import CheckpointError, ConfigError
 from minidl.nn import random_state, set_random_state
 from minidl.reading import blaming
@@ -170,7 +171,7 @@ class Restoration:
         restore_replica(trainer, ReplicaState(rank, vectors, numbers))
         if isinstance(trainer.work, Balanced) and (balance := checkpoint.state["work"].get("balance")):
             with blaming("its state does not fit the run", CheckpointError):
-                trainer.work.restore(balance, numbers.get("measured", {}))
+                trainer.work.restore(balance, numbers.get("measured", []))
         shared = {name: checkpoint.state["progress"][name] for name in BEST}
         trainer.progress = Progress(**numbers["progress"] | shared)
 

@@ -10,20 +10,23 @@ from typing import Any, Self
 
 from minidl import data, models, nn
 from minidl.comm.fabric.base import Column, Fabric, PeerLost
+from minidl.comm.launch.job import local_rank, recognise
 from minidl.comm.methods import method
 from minidl.comm.methods.base import Method
 from minidl.comm.methods.local import Local
 from minidl.comm.replica import Engine
+from minidl.engine.device import gpus
 from minidl.engine.jit import set_threads, threads
 from minidl.errors import AbortedError, ConfigError, MinidlError, tell
 from minidl.ops.conv import winograd
 from minidl.run.config import Config
-from minidl.run.display import Display, count, epoch_line, legend, speed
+from minidl.run.display import Display, Position, count, epoch_line, legend, speed
 from minidl.run.folder import JournalError
 from minidl.run.history import surroundings
 from minidl.run.model_file import is_own, short
 from minidl.run.options import options
 from minidl.run.own_model import build
+from minidl.run.shares import parse_devices
 from minidl.run.signals import Signals, Stopped
 from minidl.run.trained import begin_with
 from minidl.training import forecast, local_snapshots, newcomer, regroup
@@ -134,6 +137,7 @@ class Session:
         try:
             self.begin_together()
             output.begun = True
+            output.events.begin(output.folder)
             if self.fabric.rank in self.fabric.servers:
                 serve(output)
                 return None
@@ -143,6 +147,7 @@ class Session:
             reason = self._train()
             summary = self._finish_alone() if output.alone else shut_down(
                 output, self.averages, self.signals, reason, self.last_epoch)  # fmt: skip
+            output.events.end(summary)
             if summary is not None:
                 output.note("finished")
             return summary
@@ -157,6 +162,7 @@ class Session:
             raise
         finally:
             self.display.close()
+            output.events.close()
 
     def _ended(self, event: str, error: Stopped | MinidlError, why: str) -> None:
         """Note that the run has ended without a result. In the leader, the error gets the folder of the run."""
@@ -199,11 +205,16 @@ class Session:
         if self.signals.shared:
             self.signals.defer(quiet)
         if self.fabric.newcomer:
-            self.trainer.prepare()
+            self.prepare()
             self.output.folder = newcomer.become_member(self.trainer, self.facts)
         else:
-            begin_together(self.fabric, self.trainer.prepare)
+            begin_together(self.fabric, self.prepare)
         self.signals.defer(quiet)
+
+    def prepare(self) -> None:
+        """Compile all kernels, or load them."""
+        self.trainer.prepare()
+        self.output.events.prepare()
 
     def what(self) -> str:
         """Return the run's folder, model and data, for the first printed line."""
@@ -233,8 +244,10 @@ class Session:
     def _handle(self, entry: Entry) -> None:
         entry["seconds"] = round(self.trainer.progress.seconds, 6)
         if entry["event"] == "epoch":
+            self.output.events.epoch(entry)
             self._epoch_done(entry)
         elif entry["event"] == "step":
+            self.output.events.step(entry)
             self._step_done(entry)
         elif self.output.leads:
             self.output.log(entry)
@@ -258,14 +271,19 @@ class Session:
         self.output.note_members()
         trainer, at = self.trainer, self.trainer.progress
         if self.display.due():
-            self.display.bar(f"epoch {entry['epoch']}/{trainer.epochs}", *trainer.work.within(at),
-                             f"{speed(entry['images_per_second'])}, loss {at.loss_sum / at.images:.4f}")  # fmt: skip
+            done, batches = trainer.work.within(at)
+            part = (entry["epoch"] - 1 + done / batches) / trainer.epochs
+            members = [] if self.output.alone else self.fabric.survivors()
+            self.display.show(
+                Position(part, entry["epoch"], trainer.epochs, (done, batches)), speed(entry["images_per_second"]),
+                f"loss {at.loss_sum / at.images:.4f}",
+                {rank: float(self.fabric.status[rank, Column.SPEED]) for rank in members},
+            )  # fmt: skip
         if at.step // LOG_EVERY > self.logged:  # where work is claimed, `step` may grow by more than 1
             self.logged = at.step // LOG_EVERY
             self.output.log(entry)
 
     def _show_epoch(self, entry: Entry) -> None:
-        self.display.close()
         self.display.say(epoch_line(entry, f"/{self.trainer.epochs}"))
 
     def _epoch_done(self, entry: Entry) -> None:
@@ -328,6 +346,16 @@ def kind_of(config: Config, ranks: int) -> type[Method]:
     return found if ranks > 1 or found.alone else Local
 
 
+def device_of(config: Config, rank: int) -> str:
+    """Return the name of the device on which a rank computes. Servers compute on the CPU."""
+    workers = parse_devices(config.devices)
+    if workers:
+        return workers[rank].device if rank < len(workers) else "cpu"
+    if config.device == "cuda":  # the ranks of a machine take its GPUs in turn
+        return f"cuda:{(local_rank() if recognise() else rank) % gpus()}"
+    return config.device
+
+
 def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dataset, nn.Module]:
     """Set the threads and the convolution; return the data set, and the model with its initial weights.
 
@@ -355,4 +383,6 @@ def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dat
         note = begin_with(model, config.init, classes)
         if note and not config.quiet and not rank:
             tell(f"minidl: {note}")
+    if (device := device_of(config, rank)) != "cpu":
+        model.to(device)
     return dataset, model
