@@ -321,7 +321,7 @@ def resolve(*layers: Mapping[str, Any]) -> Config:
     their effect by a later layer are dropped. A layer with the attribute `source` is from a file: `source` is put
     before messages, and `unused` options are accepted.
     """
-    named = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), "none")
+    named = next((given["preset"] for given in reversed(layers) if "preset" in given), "none")
     layers = (NAMED[options(Config)["preset"].check(named)], *layers)
     given: dict[str, Any] = {}
     refused: dict[str, str] = {}  # options without effect in their layer, and the layer's source
