@@ -16,6 +16,7 @@ Limits:
 - A value read from a register that only other threads have written is 0, without an error.
 - It says nothing about time, registers or occupancy: tests/cuda/sass.py reads those from the machine code.
 - exp2, log2, sin, cos, tanh, reciprocals and square roots are NumPy's; a GPU's `approx` versions are less accurate.
+- A product of tensor cores is exact before it is rounded to float32 (tensor.py).
 - fma on float64 rounds the product. On float32 it does, too, if `fuse` is false: that is several times faster.
 """
 
