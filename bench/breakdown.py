@@ -35,6 +35,7 @@ def main() -> None:
     model = models.build(given.model, shape, 10)
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((given.batch, *shape)).astype(np.float32), rng.integers(10, size=given.batch)
+    nn.fit_whitening(model, x)
     gradient = Gradient(model, lambda logits, y: ops.cross_entropy(logits, y))
     gradient(x, y)
     (program,) = gradient.programs.values()

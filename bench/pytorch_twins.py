@@ -75,7 +75,43 @@ class ResNet20(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class WhitenedGroup(nn.Module):
+    def __init__(self, channels: int, outputs: int, pool: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, outputs, 3, padding=1, bias=False)
+        self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
+        self.bn1 = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.6)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.6)
+        for norm in (self.bn1, self.bn2):
+            norm.weight.requires_grad = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.gelu(self.bn1(self.pool(self.conv1(x))))
+        return F.gelu(self.bn2(self.conv2(x)))
+
+
+class WhitenedCNN(nn.Module):
+    """The weights of `whiten` are those of minidl's model: load its state_dict."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        side, channels = min(shape[:2]) - 1, 8 * shape[2]
+        self.whiten = nn.Conv2d(shape[2], channels, 2)
+        self.whiten.weight.requires_grad = False
+        groups = []
+        for outputs in (64, 256, 256):
+            groups.append(WhitenedGroup(channels, outputs, side > 1))
+            channels, side = outputs, side // 2 if side > 1 else side
+        self.groups = nn.Sequential(*groups)
+        self.head = nn.Linear(channels, classes, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.groups(F.gelu(self.whiten(x)))
+        return self.head(x.amax((2, 3))) / 16
+
+
 TWINS = {
     "mlp": mlp, "lenet": lenet, "vgg": vgg, "resnet20": ResNet20,
-    "resnet20-gn": partial(ResNet20, norm=partial(nn.GroupNorm, 2)),
+    "resnet20-gn": partial(ResNet20, norm=partial(nn.GroupNorm, 2)), "whitened-cnn": WhitenedCNN,
 }  # fmt: skip

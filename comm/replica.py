@@ -53,6 +53,8 @@ class Engine:
         self.optimizer = optim.build(
             config.optimizer, model, config.lr, config.weight_decay, config.clip or None, **own
         )  # fmt: skip
+        if config.lookahead:
+            self.optimizer.look_ahead(config.lookahead)
         workspace = Workspace()
         loss = loss or partial(ops.cross_entropy, label_smoothing=config.label_smoothing)
         options: dict[str, Any] = {"workspace": workspace, "also": self.optimizer.kernels()}
@@ -60,7 +62,7 @@ class Engine:
             self.gradient = Gradient(model, loss, **options)
         else:
             self.gradient = PartitionedGradient(model, loss, *_cores_and_threads(config.parts), **options)
-        self.prediction = Prediction(model, workspace=workspace)
+        self.prediction = Prediction(model, config.views, workspace=workspace)
         self.arena: Arena = model.flatten()
         self.statistics: Arena | None = model.statistics
         self.bound: Replica | None = None  # the replica whose vectors are in use; None: the model's vectors

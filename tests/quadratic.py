@@ -24,7 +24,7 @@ def gradient(x: np.ndarray, step: int, replica: int) -> np.ndarray:
 
 
 class Quadratic(VectorArithmetic):
-    """What a method uses of a replica, with float64 vectors and SGD with momentum, as in optim.py.
+    """What a method uses of a replica, with float64 vectors and SGD with momentum, as in optim/rules.py.
 
     seconds: virtual time of the last gradient.
     """

@@ -139,7 +139,7 @@ TRAIN = [
     ("--method gossip --compress int8", "compress is an option of the methods"),
     ("--method local-sgd --compress int8", "compress is an option of the methods"),
     ("--method ps --reduce fast", "reduce is an option of the methods allreduce, local-sgd, sync-easgd,"),
-    ("--optimizer adam --momentum 0.5", "momentum is an option of the optimizers sgd, nesterov, sgdw, lars, not of"),
+    ("--optimizer adam --momentum 0.5", "momentum is an option of the optimizers sgd, nesterov, sgdw, lars, muon, not"),
     ("--model mlp --conv direct", "conv is an option of the models lenet"),
     ("--layout channels-first", "layout has an effect only with data FILE.npz"),
     ("--method sync-easgd --center rank --on-death continue", "on-death has an effect only with center beside or copi"),

@@ -16,10 +16,21 @@ from hypothesis import strategies as st
 
 from minidl.errors import ConfigError
 from minidl.run import declared
-from minidl.run.config import AUGMENTATIONS, DATASETS, OWN_MODEL, SCHEDULES, Config, complete, options_of, resolve
+from minidl.run.config import (
+    AUGMENTATIONS,
+    DATASETS,
+    OWN_MODEL,
+    RECIPES,
+    SCHEDULES,
+    VIEWS,
+    Config,
+    complete,
+    options_of,
+    resolve,
+)  # fmt: skip
 from minidl.run.config_file import from_toml, to_toml
 from minidl.run.options import options, parse
-from minidl.run.presets import PRESETS, depending_on, preset
+from minidl.run.presets import NAMED, PRESETS, depending_on, preset
 
 
 def command_line(*argv: str) -> dict[str, Any]:
@@ -37,6 +48,7 @@ def test_names_of_choices_match_the_code() -> None:
     assert set(DATASETS) == set(data.DATASETS)
     assert set(AUGMENTATIONS) == set(data.AUGMENTATIONS)
     assert set(SCHEDULES) == set(schedules.SCHEDULES)
+    assert set(VIEWS) == set(data.VIEWS)
     plain = {name for name in options(Config)["topology"].choices if name == name.lower()}
     assert plain == set(TOPOLOGIES) - {"file", "base-3", "base-4"}
 
@@ -191,9 +203,25 @@ def test_elastic_averaging_has_a_server_only_if_its_center_has_a_rank() -> None:
     assert declared.servers("ps", resolve({"method": "ps"}).center) == 1
 
 
+def test_a_named_preset_is_a_layer_below_all_others() -> None:
+    config = resolve({"preset": "speedrun"})
+    assert (config.data, config.model, config.optimizer, config.bias_lr) == ("cifar10", "whitened-cnn", "muon", 106)
+    assert resolve({"preset": "speedrun", "lr": 0.1, "data": "cifar10"}).lr == 0.1
+    other = resolve({"preset": "speedrun", "optimizer": "sgd"})  # the recipe's rates are for muon
+    assert (other.lr, other.bias_lr, other.model, other.epochs) == (0.05, None, "whitened-cnn", 8)
+    assert resolve(from_toml(to_toml(config))) == replace(config, preset="none")  # config.toml has the values
+    assert resolve({"preset": "none"}) == resolve({})
+    assert set(RECIPES) == set(NAMED)
+    with pytest.raises(ConfigError, match=r"unknown preset 'speedrum'.*Did you mean 'speedrun'"):
+        resolve({"preset": "speedrum"})
+
+
 def test_every_declared_option_is_used(root: Path) -> None:
+    from minidl import optim
+
     code = "".join(file.read_text() for folder in ("comm", "minidl") for file in (root / folder).rglob("*.py"))
-    for name in options(Config):
+    of_optimizers = {name for own in optim.OPTIONS.values() for name in own}  # comm/replica.py passes all of them
+    for name in options(Config).keys() - of_optimizers:
         assert re.search(rf"""config\.{name}\b|given(\.get\(|\[)"{name}"|args\.{name}\b""", code), name
 
 

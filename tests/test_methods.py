@@ -309,6 +309,9 @@ def test_options_that_do_not_fit_together_are_refused_in_one_line() -> None:
         ("gossip", dict(mix="mass", exchange="pull"), "--mix mass needs --exchange push"),
         ("gossip", dict(velocity="mixed", optimizer="adam"), "--velocity mixed is for sgd"),
         ("dpsgd", dict(velocity="quasi-global", optimizer="lars"), "--velocity quasi-global is for sgd"),
+        ("dpsgd", dict(velocity="quasi-global", optimizer="muon"), "muon has no such momentum"),
+        ("dpsgd", dict(velocity="quasi-global", lookahead=5), "quasi-global and --lookahead 5 exclude each other"),
+        ("hogwild-sgd", dict(lookahead=5), "--lookahead 5: replicas of hogwild-sgd share their weights"),
         ("local-sgd", dict(velocity="quasi-global"), "unknown velocity 'quasi-global'. Known: local, mixed"),
     ):
         with pytest.raises(ConfigError, match=words) as caught:

@@ -12,7 +12,7 @@ from minidl import models, nn, no_grad, ops
 from minidl.errors import ConfigError, MinidlError
 
 SHAPES = [(8, 8, 1), (28, 28, 1), (32, 32, 3), (9, 13, 2)]
-BASIC = ["mlp", "lenet", "vgg", "resnet20", "resnet20-gn"]
+BASIC = ["mlp", "lenet", "vgg", "resnet20", "resnet20-gn", "whitened-cnn"]
 DEEP = ["resnet32", "resnet44", "resnet56", "resnet110"]
 
 
@@ -24,8 +24,10 @@ def count(model: nn.Module) -> int:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_build(name: str, shape: tuple[int, int, int]) -> None:
     model = models.build(name, shape, classes=7)
+    x = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)
+    nn.fit_whitening(model, x)
     with no_grad():
-        y = model(np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)).numpy()
+        y = model(x).numpy()
     assert y.shape == (2, 7) and np.isfinite(y).all() and (y[0] != y[1]).all()
 
 
@@ -58,6 +60,7 @@ def test_all_models_are_tested() -> None:
         ),
         ("lenet", (28, 28, 1), 1_663_370),
         ("resnet20", (32, 32, 3), 269_722),  # the paper's table 6: 0.27 M
+        ("whitened-cnn", (32, 32, 3), 1_972_792),  # Jordan 2024: 1.97 million
         ("resnet20-gn", (32, 32, 3), 269_722),  # group norm has as many weights as batch norm
         ("resnet56", (32, 32, 3), 853_018),  # 0.85 M
         ("resnet110", (32, 32, 3), 1_727_962),  # 1.7 M
@@ -90,8 +93,11 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
     minidl.seed(0)
     model = models.build(name, (8, 8, 1))
     x = np.random.default_rng(0).standard_normal((8, 8, 8, 1)).astype(np.float32)
+    nn.fit_whitening(model, x)
     ops.cross_entropy(model(x), np.arange(8)).backward()
     for key, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # fixed filters
+            continue
         assert parameter.grad is not None and np.isfinite(parameter.grad).all() and parameter.grad.any(), key
 
 
@@ -141,7 +147,7 @@ def test_images_of_a_size_that_the_model_was_not_built_for(name: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ConfigError, match=r"unknown model 'resnet-20': .*resnet110\. Did you mean 'resnet20'"):
+    with pytest.raises(ConfigError, match=r"unknown model 'resnet-20': .*whitened-cnn\. Did you mean 'resnet20'"):
         models.build("resnet-20")
     with pytest.raises(ConfigError, match="unknown model 'transformer': expected one of mlp, lenet, vgg"):
         models.build("transformer")

@@ -85,7 +85,9 @@ def custom_twin(shape: Shape, classes: int) -> Any:
 
 
 def build_ours(name: str, shape: Shape) -> nn.Module:
-    return custom(shape, 10) if name == "custom" else models.build(name, shape)
+    model = custom(shape, 10) if name == "custom" else models.build(name, shape)
+    nn.fit_whitening(model, images(shape, seed=5))
+    return model
 
 
 def build_theirs(name: str, shape: Shape) -> Any:
@@ -105,6 +107,7 @@ MODELS: list[tuple[str, Shape]] = [
     ("vgg", (17, 9, 3)),
     ("resnet20", (11, 8, 3)),
     ("resnet20-gn", (11, 8, 3)),
+    ("whitened-cnn", (17, 16, 3)),
     ("custom", (8, 10, 3)),
 ]
 

@@ -72,10 +72,12 @@ def model_of(name: str) -> tuple[nn.Module, tuple[int, ...], int]:
     if name == "everything":
         return Everything(), (11, 9, 3), 5
     shape = (12, 12, 1) if name in ("mlp", "lenet") else (16, 16, 3)
-    return models.build(name, shape, 10), shape, 10
+    model = models.build(name, shape, 10)
+    nn.fit_whitening(model, batch(shape, 9, 10)[0])
+    return model, shape, 10
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet", "vgg", "resnet20", "resnet20-gn", "everything"])
+@pytest.mark.parametrize("name", ["mlp", "lenet", "vgg", "resnet20", "resnet20-gn", "whitened-cnn", "everything"])
 def test_replay_and_tape_are_bit_identical(name: str) -> None:
     """Compare loss, gradients, weights, statistics and dropout's counter in three steps, one with a shorter batch."""
     runs = []

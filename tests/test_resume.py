@@ -68,9 +68,11 @@ def bits(of: Trainer) -> dict[str, Any]:
     return {**{name: array.tobytes() for name, array in arrays.items()}, **progress, **checkpoint.state["random"]}
 
 
-@pytest.mark.parametrize("optimizer", ["nesterov", "adamw", "lars"])
+@pytest.mark.parametrize("optimizer", ["nesterov", "adamw", "lars", "muon"])
 def test_stopped_at_every_step(dataset: Dataset, tmp_path: Path, optimizer: str) -> None:
     config = replace(CONFIG, optimizer=optimizer, steps=0 if optimizer == "adamw" else 13)
+    if optimizer == "muon":
+        config = replace(config, lookahead=3, normalise=True, augment=("translate", "alternating-flip"))
     whole = trainer(dataset, config)
     entries = [dict(entry, **MEASURED) for entry in whole.run()]
     expected = bits(whole)

@@ -75,11 +75,17 @@ def entries(folder: Path) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in (folder / "metrics.jsonl").open())
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "allreduce", "local-sgd"])
+ADAM = {"optimizer": "adam"}
+MUON = {"optimizer": "muon", "lookahead": 3, "augment": ("alternating-flip",), "velocity": "mixed"}
+
+
+@pytest.mark.parametrize(
+    ("method", "update"), [("dpsgd", ADAM), ("dpsgd", MUON), ("allreduce", ADAM), ("local-sgd", ADAM)]
+)
 def test_a_resumed_run_ends_with_the_same_bits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, update: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = {"method": method, "optimizer": "adam", "validation": 0.25}
+    options: dict[str, Any] = {"method": method, "validation": 0.25, **update}
     whole = Interrupted(tmp_path / "whole", **options)
     folder = tmp_path / "run"
     half = whole.run.simulation.time / 2

@@ -17,6 +17,7 @@ import numpy as np
 
 from minidl.comm.methods.base import Batch, BufferSpec, Fabric, Mapping, Method, Replica
 from minidl.comm.methods.hogwild import SharedVector, spec
+from minidl.errors import ConfigError
 from minidl.run.config import Config
 
 OPTIONS: dict[str, dict[str, object]] = {}
@@ -32,6 +33,9 @@ class HogwildSGD(Method):
 
     @classmethod
     def buffers(cls, size: int, config: Config) -> BufferSpec:
+        if config.lookahead:
+            raise ConfigError(f"--lookahead {config.lookahead}: replicas of hogwild-sgd share their weights, and the "
+                              "average of one would undo the steps of others; leave it out")  # fmt: skip
         return BufferSpec(shared=spec(size))
 
     def local(self, batch: Batch) -> float:

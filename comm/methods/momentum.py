@@ -93,11 +93,14 @@ class QuasiGlobal(Momentum):
 
 
 KINDS = {"local": Momentum, "mixed": Mixed, "quasi-global": QuasiGlobal}
-SUITABLE = {"mixed": ("sgd", "nesterov", "sgdw", "lars"), "quasi-global": ("sgd", "nesterov", "sgdw")}
+SUITABLE = {"mixed": ("sgd", "nesterov", "sgdw", "lars", "muon"), "quasi-global": ("sgd", "nesterov", "sgdw")}
 
 
 def kind(config: Config) -> type[Momentum]:
     """Return the class for --velocity. Raises ConfigError if the optimizer has no momentum of this kind."""
+    if config.velocity == "quasi-global" and config.lookahead:
+        raise ConfigError(f"--velocity quasi-global and --lookahead {config.lookahead} exclude each other: a return to "
+                          "the slow average would count as movement; give only one of them")  # fmt: skip
     suitable = SUITABLE.get(config.velocity, (config.optimizer,))
     if config.optimizer not in suitable:
         raise ConfigError(f"--velocity {config.velocity} is for {', '.join(suitable)}: "

@@ -13,7 +13,7 @@ from minidl.run.shares import parse_devices
 WITH_RESUME = (*FREE, *LENGTH, "max_workers", "model", "model_hash", "resume", "json", "quiet", "trace",
                "tensorboard", "no_report")  # fmt: skip
 # With --evaluate of a run. --model only names the file of a model again.
-OF_A_RUN = ("evaluate", "model", "model_hash", "data", "data_dir", "layout", "threads", "json", "quiet")
+OF_A_RUN = ("evaluate", "model", "model_hash", "data", "data_dir", "layout", "views", "threads", "json", "quiet")
 OF_A_FILE = (*OF_A_RUN, "conv", "validation", "seed", "config")  # with --evaluate of other weights
 TARGETS = {"out": "begins a run", "resume": "continues a run", "join": "adds replicas to a running job",
            "evaluate": "tests weights"}  # fmt: skip

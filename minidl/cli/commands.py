@@ -84,7 +84,7 @@ def evaluate_checkpoint(given: Mapping[str, Any], signals: Signals) -> Entry:
         load_weights(model, weights)
     except CheckpointError as error:
         raise CheckpointError(f"{weights.path}, as {config.model} for {config.data}: {error}") from None
-    score = evaluate(model, dataset.x_test, dataset.y_test, check=signals.check)
+    score = evaluate(model, dataset.x_test, dataset.y_test, check=signals.check, views=config.views)
     return {
         "test_accuracy": score.accuracy,
         "test_loss": score.loss,

@@ -20,6 +20,7 @@ from minidl.data.mnist import read_mnist
 from minidl.data.npz import read_npz
 from minidl.data.shard import apportion, dirichlet_shards, equal_lengths, shard
 from minidl.data.synthetic import read_synthetic
+from minidl.data.views import VIEWS
 from minidl.errors import ConfigError, nearest
 
 # name -> reader of (text after the colon, data_dir, seed)
@@ -75,6 +76,7 @@ def read(name: str | Path, data_dir: str | Path | None = None, seed: int = 0, la
 __all__ = [
     "AUGMENTATIONS",
     "DATASETS",
+    "VIEWS",
     "Augment",
     "Dataset",
     "Loader",

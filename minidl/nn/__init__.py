@@ -26,6 +26,8 @@ from minidl.nn.layers import (
     SiLU,
     Softmax,
     Tanh,
+    Whitening2d,
+    fit_whitening,
 )
 from minidl.nn.modes import evaluating, watching
 from minidl.nn.module import Module, ModuleList, Sequential
@@ -34,5 +36,5 @@ __all__ = [
     "GELU", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Buffer", "Conv2d", "CrossEntropyLoss", "Dropout", "Flatten",
     "GlobalAvgPool2d", "GroupNorm", "Identity", "LayerNorm", "LeakyReLU", "Linear", "LogSoftmax", "MSELoss",
     "MaxPool2d", "Module", "ModuleList", "Parameter", "ReLU", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh",
-    "evaluating", "init", "random_state", "seed", "set_random_state", "watching",
+    "Whitening2d", "evaluating", "fit_whitening", "init", "random_state", "seed", "set_random_state", "watching",
 ]  # fmt: skip

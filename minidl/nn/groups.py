@@ -24,15 +24,18 @@ def parameter_groups(model: Module) -> list[dict[str, Any]]:
     ]
 
 
-def groups_of(parameters: Parameters) -> list[dict[str, Any]]:
-    """Return the parameters as a list of groups. Raises ConfigError if they are not valid."""
+def groups_of(parameters: Parameters, keys: Sequence[str] = ("lr", "weight_decay")) -> list[dict[str, Any]]:
+    """Return the parameters as a list of groups. Raises ConfigError if they are not valid.
+
+    keys: what a group may contain besides "params".
+    """
     items = _listed(parameters.parameters() if isinstance(parameters, Module) else parameters)
     given: list[Mapping[str, Any]] = items if any(isinstance(item, Mapping) for item in items) else [{"params": items}]
     for group in given:
         if not isinstance(group, Mapping):
             raise ConfigError(f"optimizer: groups and a {type(group).__name__} in one list; expected one kind only")
-        if "params" not in group or not set(group) <= {"params", "lr", "weight_decay"}:
-            raise ConfigError(f"parameter group with {', '.join(group)}; expected params, optionally lr, weight_decay")
+        if "params" not in group or not set(group) <= {"params", *keys}:
+            raise ConfigError(f"parameter group with {', '.join(group)}; expected params, optionally {', '.join(keys)}")
     groups = [{**group, "params": _listed(group["params"])} for group in given]  # an iterator could be read only once
     every = [p for group in groups for p in group["params"]]
     for p in every:

@@ -16,6 +16,7 @@ from minidl.engine.parameter import Parameter
 from minidl.engine.random import generator
 from minidl.errors import MinidlError, ShapeError
 
+WHITENED_AT_ONCE = 200  # images whose patches are in memory at the same time
 _left: ContextVar[float] = ContextVar("left", default=math.inf)  # how many values layers may still allocate
 
 
@@ -87,6 +88,49 @@ def xavier_uniform(parameter: Parameter, gain: float = 1.0) -> None:
 def xavier_normal(parameter: Parameter, gain: float = 1.0) -> None:
     """Draw from a normal distribution with the variance of `xavier_uniform`."""
     normal(parameter, gain * math.sqrt(2 / sum(fans(parameter))))
+
+
+def identity(parameter: Parameter) -> None:
+    """Let the first filters (kh, kw, in, out) copy the channels of the input: filter i is 1 at the centre of channel i.
+
+    If there are more outputs than inputs, the others keep their values. PyTorch's `dirac_` sets them to 0.
+    Raises ShapeError for another number of axes.
+    """
+    if parameter.ndim != 4:
+        raise ShapeError(f"init.identity: a parameter of shape {parameter.shape}; expected filters (kh, kw, in, out)")
+    height, width, inputs, outputs = parameter.shape
+    filters, channels = parameter.data.copy(), np.arange(min(inputs, outputs))
+    filters[..., channels] = 0
+    filters[height // 2, width // 2, channels, channels] = 1
+    parameter.copy_(filters)
+
+
+def whitening(images: np.ndarray, size: int, eps: float) -> np.ndarray:
+    """Return filters (size, size, C, F) that whiten patches of images (N, H, W, C), F = size * size * C; float64.
+
+    Filter i is the eigenvector v_i of the covariance of patches, over sqrt(lambda_i + eps), largest lambda_i first. So
+    the outputs for these images are not correlated, and have about the variance 1 (Page 2018; Jordan 2024, 3.2). The
+    largest element of v_i is positive. Raises ShapeError if the images are smaller than a patch.
+    """
+    images = np.asarray(images)
+    if images.ndim != 4 or images.dtype.kind not in "fiu" or min(images.shape[1:3]) < size or not len(images):
+        raise ShapeError(f"init.whitening: images {images.shape} and patches of {size}x{size}; expected images (N, H, "
+                         "W, C) that are no smaller")  # fmt: skip
+    features, patches = size * size * images.shape[3], 0
+    total, square = np.zeros(features), np.zeros((features, features))
+    for start in range(0, len(images), WHITENED_AT_ONCE):
+        part = images[start : start + WHITENED_AT_ONCE].astype(np.float64)
+        windows = np.lib.stride_tricks.sliding_window_view(part, (size, size), (1, 2))  # (n, Ho, Wo, C, kh, kw)
+        rows = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, features)  # in the order of a filter's weights
+        total += rows.sum(axis=0)
+        square += np.einsum("ni,nj->ij", rows, rows)  # not a BLAS, whose sums depend on its number of threads
+        patches += len(rows)
+    mean = total / patches
+    values, vectors = np.linalg.eigh(square / patches - np.outer(mean, mean))
+    vectors = vectors[:, ::-1]
+    vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(features)])
+    filters = vectors / np.sqrt(np.maximum(values[::-1], 0) + eps)
+    return np.ascontiguousarray(filters.reshape(size, size, images.shape[3], features))
 
 
 def torch_default(weight: Parameter, bias: Parameter | None) -> None:

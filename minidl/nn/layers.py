@@ -85,6 +85,50 @@ class Conv2d(Module):
         return text + (", bias=False" if self.bias is None else "")
 
 
+class Whitening2d(Module):
+    """Images (N, H, W, C) -> (N, H - k + 1, W - k + 1, 2 F): fixed filters that whiten k x k patches, F = k * k * C.
+
+    The second F filters are the negatives of the first, so that nothing is lost in an activation such as ReLU. weight
+    (k, k, C, 2 F) is not trained, the bias is. The weight is 0 until `fit_to` or `load_state_dict` sets it;
+    `python -m minidl.train` and `minidl.fit` call `fit_to` before the first step.
+    """
+
+    def __init__(self, in_channels: int, kernel_size: int = 2) -> None:
+        in_channels = whole("Whitening2d", "in_channels", in_channels, 1)
+        self.kernel_size = whole("Whitening2d", "kernel_size", kernel_size, 1)
+        outputs = 2 * kernel_size * kernel_size * in_channels
+        self.weight = Parameter(init.empty(kernel_size, kernel_size, in_channels, outputs), (3, 2, 0, 1), False)
+        self.bias = Parameter(init.empty(outputs))
+        init.constant(self.weight, 0.0)
+        init.constant(self.bias, 0.0)
+
+    def fit_to(self, images: np.ndarray, eps: float = 5e-4) -> None:
+        """Set the weight for these images (N, H, W, C), standardised as in training; see `init.whitening`."""
+        filters = init.whitening(images, self.kernel_size, real("Whitening2d", "eps", eps))
+        self.weight.copy_(np.concatenate([filters, -filters], axis=3))
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the weight is set."""
+        return bool(self.weight.numpy().any())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.conv2d(x, self.weight, self.bias)
+
+    def flops(self, output_shape: tuple[int, ...]) -> int:
+        return 2 * math.prod(self.weight.shape[:3]) * math.prod(output_shape)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[2]}, {self.weight.shape[3]}, {self.kernel_size}x{self.kernel_size}"
+
+
+def fit_whitening(model: Module, images: np.ndarray, most: int = 5000) -> None:
+    """Fit each Whitening2d of a model whose weight is not set to the first `most` of these images (N, H, W, C)."""
+    for _, layer in model.named_modules():
+        if isinstance(layer, Whitening2d) and not layer.fitted:
+            layer.fit_to(images[:most])
+
+
 class BatchNorm2d(Module):
     """Batch normalisation of each channel (the last axis), over images (N, H, W, C)."""
 

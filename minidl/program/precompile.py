@@ -25,7 +25,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import types
+from numpy.typing import DTypeLike
 
 from minidl.engine.device import Device
 from minidl.engine.jit import cached, threads
@@ -70,12 +72,19 @@ class KernelCollector:
     def __getattr__(self, op: str) -> Any:
         return _CollectorOp(self, op)
 
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        return Device(self.name).empty(shape, dtype)
+
 
 class _CollectorOp(NamedTuple):
     collector: KernelCollector
     op: str
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        kernels = getattr(Device(self.collector.name), self.op)
+        if name not in kernels.__all__:  # such as nn_scratch, which returns a size
+            return getattr(kernels, name)
+
         def collect(*arguments: Any) -> None:
             signature = tuple(map(numba_type, arguments))
             self.collector.kernels.append(Kernel(self.collector.name, self.op, name, signature))

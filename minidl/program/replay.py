@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from minidl.checked import one_of
+from minidl.data.views import VIEWS, averaged
 from minidl.engine.autograd import grad_enabled
 from minidl.engine.device import forbid_recording
 from minidl.engine.tensor import Tensor
@@ -196,10 +198,21 @@ class Gradient(Replayed):
 
 
 class Prediction(Replayed):
-    """A callable that computes the model's outputs in evaluation mode. Several threads may call it."""
+    """A callable that computes the model's outputs in evaluation mode. Several threads may call it.
+
+    views: of VIEWS (data/views.py): each call returns the mean of the outputs for these views of the images.
+    """
+
+    def __init__(self, model: Module, views: str = "none", **options: Any) -> None:
+        super().__init__(model, **options)
+        self.views = one_of("views", views, VIEWS)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the outputs (B, classes), a new array, for images x (B, H, W, C)."""
+        return self.outputs(x) if self.views == "none" else averaged(self.outputs, self.views, x)
+
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        """Return the outputs for the images themselves."""
         forbid_recording(NESTED)
         x = np.ascontiguousarray(Tensor(x)._data)
         with self.workspace.lock:

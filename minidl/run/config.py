@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from minidl.errors import ConfigError
 from minidl.run import declared
 from minidl.run.options import Option, limits, matches, option, options, unmet
-from minidl.run.presets import depending_on, preset
+from minidl.run.presets import NAMED, depending_on, preset
 from minidl.run.shares import check_shares
 
 CHOOSERS = ("model", "optimizer", "method")  # options whose values declare further options
@@ -64,6 +64,15 @@ AUGMENTATIONS = {
     "flip": "left and right are exchanged in half of the images",
     "alternating-flip": "left and right are exchanged in each image in every second epoch (Jordan 2024)",
     "cutout": "a square with half the side is erased",
+}
+VIEWS = {
+    "none": "the image itself",
+    "mirror": "it and its mirror image",
+    "mirror-shift": "also those of the image moved by a pixel, to two sides (Jordan 2024)",
+}
+RECIPES = {
+    "none": "the defaults",
+    "speedrun": "CIFAR-10 in few epochs: whitened-cnn with muon (Jordan 2024; run/presets.py)",
 }
 PLACES = {"cpu": "on the cores", "cuda": "on GPUs, which the replicas of a machine take in turn",
           "cuda:NUMBER": "on this GPU; the first one is cuda:0"}  # fmt: skip
@@ -137,6 +146,9 @@ class Config:
     augment: tuple[str, ...] = option((), "random changes of training images, separated by commas, or none",
                                       group="data", choices=AUGMENTATIONS)
 
+    views: str = option("none", "the views of a validation or test image over which the model's outputs are averaged",
+                        group="data", choices=VIEWS)
+
     epochs: int = option(10, "passes over the training set", group="training", limits=ONE_OR_MORE)
     steps: int = option(0, "train for this many steps instead of --epochs; 0: use --epochs", group="training",
                         limits=ZERO_OR_MORE, instead_of="epochs")
@@ -152,6 +164,8 @@ class Config:
     weight_decay: float = option(5e-4, "weight decay, for matrices and filters only", group="optimizer",
                                  limits=ZERO_OR_MORE)
     clip: float = option(0.0, "maximum norm of the gradient; 0: no limit", group="optimizer", limits=ZERO_OR_MORE)
+    lookahead: int = option(0, "number of steps after which the weights return to a slow average of themselves, each "
+                            "time halfway (Zhang et al. 2019); 0: never", group="optimizer", limits=ZERO_OR_MORE)
 
     workers: int = option(0, "replicas on this machine, one process each; 0: MINIDL_WORKERS, or two if there are two "
                           "cores; under mpiexec, the number of its processes", group="method", limits=ZERO_OR_MORE)
@@ -180,6 +194,8 @@ class Config:
     out: str = option("", "the run folder (default: the next free runs/DATA-MODEL-N)", group="command", saved=False)
     config: str = option("", "read options from this file, such as a run's config.toml; the command line overrides it",
                          group="command", saved=False)
+    preset: str = option("none", "values of many options at once; options that are given override them",
+                         group="command", saved=False, choices=RECIPES)
     resume: str = option("", "continue the run in this folder (synchronous methods: with the same result as without "
                          "the stop). With --epochs or --steps, train it longer, also if it has finished",
                          group="command", saved=False)
@@ -299,10 +315,14 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(*layers: Mapping[str, Any]) -> Config:
     """Combine layers of options into a config. Later layers override earlier ones; paths become absolute.
 
+    The option `preset` of any layer adds a layer below all others.
+
     Raises ConfigError if an option has no effect in its own layer, and gains none by a later one. Options that lose
     their effect by a later layer are dropped. A layer with the attribute `source` is from a file: `source` is put
     before messages, and `unused` options are accepted.
     """
+    named = next((given["preset"] for given in reversed(layers) if "preset" in given), "none")
+    layers = (NAMED[options(Config)["preset"].check(named)], *layers)
     given: dict[str, Any] = {}
     refused: dict[str, str] = {}  # options without effect in their layer, and the layer's source
     for layer in layers:

@@ -21,8 +21,9 @@ options that all methods take, such as lr; a user's own values override them. Th
 their number: `servers = 1`. If such a method has the option --center, it has servers only with --center rank. A class
 with `alone = True` also trains a single replica, without others.
 
-models.py declares all models, and optim.py all optimizers: in these two files, the keys of OPTIONS and ABOUT are the
-names of the models and optimizers. One key is a form: FILE.py:FUNCTION stands for all models from users' files.
+models.py declares all models, and optim/__init__.py all optimizers: in these two files, the keys of OPTIONS and ABOUT
+are the names of the models and optimizers. One key is a form: FILE.py:FUNCTION stands for all models from users'
+files.
 
 The files are parsed, but not imported, so --help needs neither NumPy nor the methods. The closing bracket of a literal
 must be at the beginning of a line. A new method needs its file and a line in comm/methods/__init__.py.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 from weakref import ref
 
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike
 from minidl import models, ops
 from minidl.checked import shown, whole
 from minidl.data.dataset import check_labels
+from minidl.data.views import averaged
 from minidl.engine.autograd import no_grad
 from minidl.engine.tensor import Tensor
 from minidl.errors import ConfigError, DataError, DivergedError
@@ -40,11 +42,13 @@ def evaluate(
     batch_size: int = BATCH,
     check: Callable[[], None] = lambda: None,
     prediction: Prediction | None = None,
+    views: str = "none",
 ) -> Score:
     """Compute the score of a model on images x (N, H, W, C), standardised as in training, with labels y (N,).
 
     check: called for every batch; its exception ends the evaluation. prediction: a `Prediction` of the model, to reuse
-    it for several evaluations (None: see `kept_prediction`). Raises ConfigError or DataError if an argument is invalid,
+    it for several evaluations (None: see `kept_prediction`). views: see `predict`; a given `Prediction` has its own.
+    Raises ConfigError or DataError if an argument is invalid,
     DivergedError if the loss is not finite.
     """
     x, y = _images("evaluate", model, x), _labels(y)
@@ -52,7 +56,7 @@ def evaluate(
         raise ConfigError(f"evaluate: {len(x)} images and {len(y)} labels; expected one label for each image")
     batch_size = whole("evaluate", "batch_size", batch_size, 1)
     loss, correct, start = 0.0, 0, 0
-    for logits in _logits(model, x, batch_size, prediction):
+    for logits in _logits(model, x, batch_size, prediction, views):
         check()
         part = slice(start, start + batch_size)
         loss += ops.cross_entropy(logits, y[part]).item() * len(y[part])
@@ -64,18 +68,20 @@ def evaluate(
     return Score(loss / len(y), correct / len(y))
 
 
-def predict(model: Module, x: ArrayLike, batch_size: int = BATCH) -> np.ndarray:
+def predict(model: Module, x: ArrayLike, batch_size: int = BATCH, views: str = "none") -> np.ndarray:
     """Return probabilities (N, classes) for images x (N, H, W, C); `.argmax(axis=1)` gives the predicted classes.
 
     Images must be standardised as in training: `dataset.standardise(images)`. If an image contains NaN, so do its
     probabilities. Raises ConfigError if there are no images, if they are not floats, or if `models.build` made the
     model for images of another size.
 
+    views: "mirror" or "mirror-shift": average the model's outputs over several views of each image (data/views.py).
+
     The computation is recorded, and kept as long as the model. Calls from several threads run one after the other; for
     simultaneous calls, give each thread its own `Prediction`.
     """
     x, batch_size = _images("predict", model, x), whole("predict", "batch_size", batch_size, 1)
-    return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size)])
+    return np.concatenate([ops.softmax(logits).numpy() for logits in _logits(model, x, batch_size, views=views)])
 
 
 def kept_prediction(model: Module) -> Prediction:
@@ -106,11 +112,13 @@ def _workspace() -> Workspace:
     return workspace
 
 
-def _logits(model: Module, x: np.ndarray, batch_size: int, prediction: Prediction | None = None) -> Iterator[Tensor]:
+def _logits(
+    model: Module, x: np.ndarray, batch_size: int, prediction: Prediction | None = None, views: str = "none"
+) -> Iterator[Tensor]:
     """Yield the model's outputs (B, classes) for each batch."""
-    prediction = prediction or kept_prediction(model)
+    outputs = prediction or partial(averaged, kept_prediction(model), views)
     for start in range(0, len(x), batch_size):
-        yield Tensor(prediction(_as_model(model, x[start : start + batch_size])))
+        yield Tensor(outputs(_as_model(model, x[start : start + batch_size])))
 
 
 def _images(where: str, model: Module, x: ArrayLike) -> np.ndarray:

@@ -32,6 +32,8 @@ ALIASES = {
     "val val-split validation-split valid val-size validation-size val-fraction": ("validation",),
     "augmentation augmentations data-augmentation transforms": ("augment",),
     "silent q no-progress": ("quiet",),
+    "tta test-time-augmentation": ("views",),
+    "ema swa": ("lookahead",),
     "cfg conf config-file": ("config",),
     "replicas nproc nprocs np n world-size nproc-per-node num-replicas num-processes processes nodes ranks workers":
         ("workers", "ranks"),

@@ -21,7 +21,7 @@ from minidl.data import Dataset, from_arrays, load
 from minidl.engine.jit import set_threads, threads
 from minidl.engine.random import isolated
 from minidl.errors import ConfigError
-from minidl.nn import Module
+from minidl.nn import Module, fit_whitening
 from minidl.ops.conv import with_winograd
 from minidl.run.checkpoint import Arrays
 from minidl.run.config import DATASETS, Config, resolve
@@ -91,6 +91,7 @@ def fit(
         raise ConfigError(f"fit: live is {shown(live)}; expected True or False")
     dataset = _as_dataset(data, config)
     models.check_images("fit", model, dataset.x_train.shape)
+    fit_whitening(model, dataset.x_train)
     curve = LiveCurve("fit") if live else None
     with _settings(model, config):
         if here.job is not None:

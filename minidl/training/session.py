@@ -367,7 +367,7 @@ def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dat
             tell(f"minidl: --threads {config.threads} is more than there are cores: using {threads()}")
     winograd(config.conv == "auto")
     dataset = data.load(config.data, config.data_dir or None, config.validation, config.seed, config.layout)
-    for name in ("augment", "layout"):
+    for name in ("augment", "layout", "views"):
         if getattr(config, name) not in (None, options(Config)[name].default) and dataset.input_shape[:2] == (1, 1):
             raise ConfigError(f"{name} has an effect only on images, and {config.data} holds features (N, D): "
                               "leave it out")  # fmt: skip
@@ -377,6 +377,8 @@ def prepare(config: Config, rank: int = 0, fresh: bool = True) -> tuple[data.Dat
         model = build(config.model, config.model_hash, shape, classes)
     else:
         model = models.build(config.model, shape, classes)
+    if fresh:
+        nn.fit_whitening(model, dataset.x_train)
     if config.init and fresh:
         note = begin_with(model, config.init, classes)
         if note and not config.quiet and not rank:

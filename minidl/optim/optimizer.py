@@ -1,4 +1,4 @@
-"""Optimizers: each update is one fused pass over the arena's flat vectors. Clipping and LARS first compute norms.
+"""The base class of all optimizers: parameter groups, segments, clipping, lookahead.
 
 A parameter group is a set of parameters with one learning rate and one weight decay. The kernels do not know
 parameters: they update segments [start, stop) of the vectors, with a rate and a decay for each.
@@ -7,27 +7,25 @@ parameters: they update segments [start, stop) of the vectors, with a rate and a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from minidl import models
-from minidl.checked import one_of, real, shown
+from minidl.checked import real, whole
 from minidl.engine.device import Device
 from minidl.engine.parameter import Parameter
 from minidl.errors import CheckpointError, ConfigError
-from minidl.nn.groups import Parameters, arena_of, groups_of
-from minidl.nn.groups import parameter_groups as parameter_groups
-from minidl.nn.module import Module
+from minidl.nn.groups import Parameters as Parameters
+from minidl.nn.groups import arena_of, groups_of
 from minidl.program.precompile import KernelCollector
+
+SLOW = "slow"  # the name of lookahead's vector in the state
 
 
 class Optimizer:
-    """The base class of all optimizers: groups, segments, clipping.
+    """The base class of all optimizers.
 
     parameters: a model, parameters, or groups. A group is a mapping with "params" and optionally "lr" and
         "weight_decay", which override the arguments. Parameters without an arena (see arena.py) are moved into a new
@@ -41,13 +39,15 @@ class Optimizer:
 
     fuses_neighbours = True  # whether adjacent parameters with equal rate and decay form one segment
     state_names: tuple[str, ...] = ("velocity",)  # the vectors that the rule keeps between steps
+    group_keys: tuple[str, ...] = ("lr", "weight_decay")  # what a group may contain besides "params"
+    lookahead = 0  # steps between two returns to the slow weights; 0: never
 
     def __init__(self, parameters: Parameters, lr: float, weight_decay: float = 0.0, clip: float | None = None) -> None:
         self.lr, weight_decay = self._number("lr", lr), self._number("weight_decay", weight_decay)
         self.clip, self.steps = None if clip is None else self._number("clip", clip), 0
-        groups = groups_of(parameters)
+        self.groups = groups = groups_of(parameters, self.group_keys)
         for group in groups:
-            group |= {name: self._number(name, value) for name, value in group.items() if name != "params"}
+            group |= {name: self._number(name, group[name]) for name in ("lr", "weight_decay") if name in group}
             if group.get("lr") and not lr:
                 raise ConfigError(f"{type(self).__name__}: lr = {lr}; a group with its own rate needs lr > 0")
         self.arena = arena_of(parameters, groups)
@@ -94,6 +94,20 @@ class Optimizer:
         if self.gpu is not None:
             raise ConfigError(f"{type(self).__name__} on {self.gpu.name} updates only the model's own weights: this "
                               "method needs device cpu")  # fmt: skip
+
+    def look_ahead(self, steps: int = 5, rate: float = 0.5) -> None:
+        """After every `steps` steps, let the weights return to a slow average of themselves (Zhang et al. 2019).
+
+            slow <- slow + rate * (theta - slow);  theta <- slow        slow = theta before the first step
+
+        The slow weights are part of the state. Call this before the first step. Raises ConfigError if an argument is
+        out of range, or if the weights are on a GPU.
+        """
+        self._require_cpu()
+        self.lookahead, self.lookahead_rate = whole("lookahead", "steps", steps, 1), real("lookahead", "rate", rate)
+        if not 0 < rate <= 1:
+            raise ConfigError(f"lookahead: rate = {rate}; expected a number above 0, at most 1")
+        self.state = {**self.state, SLOW: self.arena.new_vector()}
 
     @property
     def theta(self) -> np.ndarray:
@@ -159,10 +173,20 @@ class Optimizer:
             self._move()
         if [*map(id, self.trainable())] != [*map(id, self.trained)]:
             self.find_segments()
+        if self.lookahead and not self.steps:
+            self._require_cpu()
+            self.state[SLOW][:] = self.theta
         self.steps += 1
         np.multiply(self.rates, self.lr, out=self.rates_now)
         self.update(self.rates_now, self.scale())
+        if self.lookahead and self.steps % self.lookahead == 0:
+            self._return_to_slow()
         self.arena.touch()
+
+    def _return_to_slow(self) -> None:
+        slow = self.kept(SLOW)
+        self.device.mix.mix(slow, self.theta, self.lookahead_rate)
+        self.device.elementwise.copy(slow, self.theta)
 
     def kernels(self) -> list[Any]:
         """Return the kernels that `step` calls, to be compiled in advance; on a GPU, the calls (cuda_launches.py)."""
@@ -174,6 +198,8 @@ class Optimizer:
         self.device = collector
         try:
             self.update(self.rates_now, self.scale())
+            if self.lookahead:
+                self._return_to_slow()
         finally:
             self.device = device
         return collector.kernels
@@ -214,147 +240,3 @@ class Optimizer:
         for name, own in self.state.items():
             own[:] = vectors.get(name, 0)
         self.steps = int(numbers["steps"])
-
-
-class SGD(Optimizer):
-    """v <- momentum * v + g;  theta <- theta - lr * v.   nesterov: theta <- theta - lr * (g + momentum * v)
-
-    Weight decay is coupled (g + decay * theta replaces g, as in PyTorch's SGD), or decoupled: theta is multiplied by
-    1 - lr * decay, independently of the gradient (Loshchilov and Hutter 2019).
-    """
-
-    def __init__(
-        self,
-        parameters: Parameters,
-        lr: float,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        decoupled: bool = False,
-        clip: float | None = None,
-    ) -> None:
-        self.momentum, self.nesterov, self.decoupled = self._number("momentum", momentum, below=1), nesterov, decoupled
-        if nesterov and not momentum:
-            raise ConfigError(f"{type(self).__name__}: nesterov has no effect without momentum: give both or neither")
-        super().__init__(parameters, lr, weight_decay, clip)
-
-    def update(self, lr: np.ndarray, scale: float) -> None:
-        vectors = self.theta, self.grad, self.kept("velocity")
-        options = self.momentum, self.nesterov, self.decoupled, scale
-        self.device.optim.sgd(*vectors, self.starts, self.stops, lr, self.decays, *options)
-
-
-class Adam(Optimizer):
-    """m <- b1 * m + (1 - b1) * g;  v <- b2 * v + (1 - b2) * g^2;  theta <- theta - lr * m' / (sqrt(v') + eps)
-
-    with m' = m / (1 - b1^t) and v' = v / (1 - b2^t) (Kingma and Ba 2015). Weight decay is coupled (see SGD).
-    """
-
-    decoupled = False
-    state_names = ("first_moment", "second_moment")
-
-    def __init__(
-        self,
-        parameters: Parameters,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        clip: float | None = None,
-    ) -> None:
-        numbers = isinstance(betas, tuple | list) and all(isinstance(beta, Real) and 0 <= beta < 1 for beta in betas)
-        if not numbers or len(betas) != 2:
-            raise ConfigError(f"{type(self).__name__}: betas = {shown(betas)}; expected two numbers in [0, 1)")
-        self.betas = float(betas[0]), float(betas[1])
-        self.eps = self._number("eps", eps)
-        super().__init__(parameters, lr, weight_decay, clip)
-
-    def update(self, lr: np.ndarray, scale: float) -> None:
-        vectors = self.theta, self.grad, self.kept("first_moment"), self.kept("second_moment")
-        options = *self.betas, self.eps, self.steps, self.decoupled, scale
-        self.device.optim.adam(*vectors, self.starts, self.stops, lr, self.decays, *options)
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
-
-    decoupled = True
-
-
-class LARS(SGD):
-    """v <- momentum * v + lr * r * (g + decay * w);  w <- w - v   for each parameter w (You, Gitman, Ginsburg 2017)
-
-    with r = trust * |w| / (|g| + decay * |w|), or 1 if w has at most one axis (such as a bias) or if |w| or |g| is 0.
-    """
-
-    fuses_neighbours = False  # each parameter needs separate norms
-
-    def __init__(
-        self,
-        parameters: Parameters,
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust: float = 0.001,
-        clip: float | None = None,
-    ) -> None:
-        self.trust = self._number("trust", trust)
-        super().__init__(parameters, lr, momentum, weight_decay, clip=clip)
-
-    def find_segments(self) -> None:
-        super().find_segments()
-        self.adapt = np.array([parameter.ndim > 1 for parameter in self.trained], bool)  # one per segment
-
-    def update(self, lr: np.ndarray, scale: float) -> None:
-        self.norms(self.theta, self.theta_squares)
-        if not self.clip:  # with clipping, `scale` has computed these norms
-            self.norms(self.grad, self.grad_squares)
-        vectors = self.theta, self.grad, self.kept("velocity")
-        options = self.momentum, self.trust, self.theta_squares, self.grad_squares, scale
-        self.device.optim.lars(*vectors, self.starts, self.stops, lr, self.decays, self.adapt, *options)
-
-
-# What the command line offers (see run/declared.py). All take lr, weight_decay and clip.
-ABOUT = {
-    "sgd": "SGD with momentum; weight decay is added to the gradient",
-    "nesterov": "SGD with Nesterov's momentum",
-    "sgdw": "SGD with momentum and decoupled weight decay (Loshchilov and Hutter 2019)",
-    "adam": "Adam (Kingma and Ba 2015); weight decay is added to the gradient",
-    "adamw": "Adam with decoupled weight decay (Loshchilov and Hutter 2019)",
-    "lars": "SGD with momentum and a rate for each layer, for large batches (You, Gitman, Ginsburg 2017)",
-}
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "sgd": {"momentum": {"default": 0.9, "min": 0, "below": 1, "help": "fraction of the previous update that is kept"}},
-    "nesterov": {"momentum": {"like": "sgd"}},
-    "sgdw": {"momentum": {"like": "sgd"}},
-    "adam": {},
-    "adamw": {},
-    "lars": {"momentum": {"like": "sgd"}},
-}
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": SGD,
-    "nesterov": partial(SGD, nesterov=True),
-    "sgdw": partial(SGD, decoupled=True),
-    "adam": Adam,
-    "adamw": AdamW,
-    "lars": LARS,
-}
-
-
-def build(
-    name: str, model: Module, lr: float, weight_decay: float = 0.0, clip: float | None = None, **options: Any
-) -> Optimizer:
-    """Return the optimizer of that name, without weight decay for norms and biases.
-
-    options: the options that OPTIONS declares for this optimizer, with the same defaults as on the command line.
-    Raises ConfigError for an unknown name or option.
-    """
-    one_of("optimizer", name, OPTIMIZERS)
-    models.check(f"optimizer {name}", model)
-    defaults = {key: OPTIONS[entry.get("like", name)][key]["default"] for key, entry in OPTIONS[name].items()}
-    if unknown := options.keys() - defaults.keys():
-        raise ConfigError(f"optimizer {name}: unknown option {', '.join(sorted(unknown))}; expected "
-                          f"{', '.join(['lr', 'weight_decay', 'clip', *defaults])}; the classes of minidl.optim take "
-                          "more")  # fmt: skip
-    Module.flatten(model)
-    return OPTIMIZERS[name](parameter_groups(model), lr, weight_decay=weight_decay, clip=clip, **defaults | options)
