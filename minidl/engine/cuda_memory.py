@@ -66,10 +66,15 @@ def _four(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return builder.bitcast(pointer, vector.as_pointer())
 
 
+def _alignment(array_type: Any) -> int:
+    """Return the bytes of which the address of four elements is a multiple."""
+    return int(min(16, 4 * array_type.dtype.bitwidth // 8))
+
+
 @intrinsic
 def load4(typing: Any, array: Any, index: Any) -> Generated:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        vector = builder.load(_four(context, builder, sig, args), align=16)
+        vector = builder.load(_four(context, builder, sig, args), align=_alignment(sig.args[0]))
         return context.make_tuple(builder, sig.return_type, [builder.extract_element(vector, I32(i)) for i in range(4)])
 
     return types.UniTuple(array.dtype, 4)(array, index), generate
@@ -82,7 +87,7 @@ def store4(typing: Any, array: Any, index: Any, values: Any) -> Generated:
         vector = ir.Constant(pointer.type.pointee, ir.Undefined)
         for i in range(4):
             vector = builder.insert_element(vector, builder.extract_value(args[2], i), I32(i))
-        builder.store(vector, pointer, align=16)
+        builder.store(vector, pointer, align=_alignment(sig.args[0]))
         return context.get_dummy_value()
 
     return types.void(array, index, types.UniTuple(array.dtype, 4)), generate

@@ -17,7 +17,7 @@ MEMORY_BOUND = {  # (folder, kernel): vectors that are read, vectors that are wr
     ("elementwise", "add"): (2, 1), ("elementwise", "copy"): (1, 1), ("elementwise", "affine"): (1, 1),
     ("elementwise", "accumulate"): (2, 1), ("elementwise", "fill"): (0, 1), ("elementwise", "maximum"): (2, 1),
     ("elementwise", "maximum_backward"): (3, 2), ("elementwise", "sqrt"): (1, 1), ("elementwise", "exp"): (1, 1),
-    ("optim", "sgd"): (3, 2), ("optim", "adam"): (4, 3), ("optim", "lars"): (3, 2),
+    ("dropout", "dropout"): (1, 1), ("optim", "sgd"): (3, 2), ("optim", "adam"): (4, 3), ("optim", "lars"): (3, 2),
 }  # fmt: skip
 
 
@@ -64,6 +64,10 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("optim", "norms", "reduce/block_sum.py", "    cuda.syncthreads()  # the previous sum has been read\n", ""),
     ("optim", "norms", "reduce/block_sum.py", "shfl_xor_sync(ALL, value, 4)", "shfl_xor_sync(ALL, value, 2)"),
     ("optim", "lars", "optim/cuda.py", "if adapt[s]:", "if not adapt[s]:"),
+    ("dropout", "dropout", "dropout/cuda.py", "if uint32(position) == uint32(0):", "if False:"),
+    ("dropout", "dropout", "dropout/cuda.py", "uint32(position) + uint32(keys)", "uint32(position)"),
+    ("dropout", "dropout", "dropout/cuda.py", "bits >> uint32(1)", "bits >> uint32(2)"),
+    ("dropout", "dropout", "dropout/cuda.py", ") >= threshold", ") > threshold + uint32(2**20)"),
 ]
 
 
