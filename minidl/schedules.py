@@ -50,6 +50,25 @@ def one_cycle(total: int, rise: float = 0.3, start: float = 1 / 25, end: float =
     return factor
 
 
+def linear(total: int) -> Schedule:
+    """Return a schedule: a line from 1 to 0."""
+    return lambda step: 1 - min(step / max(1, total), 1.0)
+
+
+def triangle(total: int, rise: float = 0.23, start: float = 0.2, end: float = 0.07) -> Schedule:
+    """Return a schedule: a line from `start` up to 1, then a line down to `end` (Jordan 2024).
+
+    total: the number of steps of the run. rise: the fraction of the run before the peak.
+    """
+
+    def factor(step: float) -> float:
+        peak = rise * total
+        low, t = (start, 1 - step / peak) if step < peak else (end, (step - peak) / (total - peak or 1))
+        return 1 - (1 - low) * min(t, 1.0)
+
+    return factor
+
+
 def warmed_up(schedule: Schedule, warmup: int) -> Schedule:
     """Return a linear rise to `schedule(0)` in `warmup` steps, followed by the schedule (Goyal et al. 2017)."""
     return lambda step: schedule(0) * (step + 1) / (warmup + 1) if step < warmup else schedule(step - warmup)
@@ -60,6 +79,8 @@ SCHEDULES: dict[str, Callable[[int], Schedule]] = {
     "steps": steps,
     "cosine": cosine,
     "one-cycle": one_cycle,
+    "linear": linear,
+    "triangle": triangle,
 }
 
 

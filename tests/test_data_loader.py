@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.data import AUGMENTATIONS, Loader, parse_augment
-from minidl.data.augment import cutout, flip, pad_crop
+from minidl.data import AUGMENTATIONS, Loader, from_arrays, parse_augment
+from minidl.data.augment import Draw, alternating_flip, cutout, flip, pad_crop, translate
+from minidl.data.sampler import Sampler
 from minidl.errors import ConfigError, DataError
 
 
@@ -196,7 +197,7 @@ def images(n: int, shape: tuple[int, int, int]) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(8, 8, 1), (17, 33, 3), (1, 1, 5), (28, 28, 1)])
 def test_pad_crop_moves_the_image_over_the_border(shape: tuple[int, int, int]) -> None:
     x, border = images(64, shape), np.arange(shape[2]) - 9.0
-    out = pad_crop(x.copy(), np.random.default_rng(0), border)
+    out = pad_crop(x.copy(), Draw(np.random.default_rng(0), border))
     height, width = shape[:2]
     pad_h, pad_w = height // 8, width // 8
     moves = set()
@@ -212,9 +213,62 @@ def test_pad_crop_moves_the_image_over_the_border(shape: tuple[int, int, int]) -
     assert out.dtype == np.float32
 
 
+@pytest.mark.parametrize("shape", [(8, 8, 1), (17, 33, 3), (1, 1, 5), (2, 28, 1), (32, 32, 3)])
+def test_translate_moves_the_image_and_mirrors_its_edges(shape: tuple[int, int, int]) -> None:
+    x = images(256, shape)
+    out = translate(x.copy(), Draw(np.random.default_rng(0)))
+    height, width = shape[:2]
+    pad_h, pad_w = -(-height // 16), -(-width // 16)
+    moves = set()
+    for before, after in zip(x, out, strict=True):
+        padded = np.pad(before, ((pad_h, pad_h), (pad_w, pad_w), (0, 0)), mode="reflect")
+        places = [(i, j) for i in range(2 * pad_h + 1) for j in range(2 * pad_w + 1)]
+        found = {(i, j) for i, j in places if np.array_equal(padded[i : i + height, j : j + width], after)}
+        assert found
+        moves |= found
+    assert len(moves) == (2 * pad_h + 1) * (2 * pad_w + 1)  # all moves occur
+    assert out.dtype == np.float32
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), replicas=st.integers(1, 4), batch=st.integers(1, 9), n=st.integers(8, 40),
+    skip=st.integers(0, 6),
+)  # fmt: skip
+def test_alternating_flip_mirrors_each_image_in_every_second_epoch(
+    seed: int, replicas: int, batch: int, n: int, skip: int
+) -> None:
+    """Whichever replica trains it, in whichever batch, and from whichever epoch on."""
+    x = images(n, (2, 3, 1))
+    data = from_arrays((x, np.arange(n) % 2), 0.0, 0)
+    flips: dict[int, list[bool | None]] = {image: [] for image in range(n)}
+    for epoch in range(skip, skip + 4):
+        for place in range(replicas):
+            sampler = Sampler(data, batch, seed, place, replicas, augment=("alternating-flip",), prefetch=0)
+            for image in (image for batch, _ in sampler.epoch(epoch) for image in batch):
+                plain = np.flatnonzero((x == image).all(axis=(1, 2, 3)))
+                turned = np.flatnonzero((x[:, :, ::-1] == image).all(axis=(1, 2, 3)))
+                number, flipped = (plain[0], False) if len(plain) else (turned[0], True)
+                flips[number] += [None] * (epoch - skip - len(flips[number])) + [flipped]  # None: left out
+    for seen in flips.values():
+        first = {flipped ^ (epoch % 2 == 1) for epoch, flipped in enumerate(seen) if flipped is not None}
+        assert len(first) <= 1
+
+
+def test_half_of_the_images_begin_mirrored_and_seeds_differ() -> None:
+    x = images(400, (1, 2, 1))
+    begin = []
+    for seed in (0, 1):
+        out = alternating_flip(x.copy(), Draw(np.random.default_rng(0), images=np.arange(400), seed=seed))
+        begin.append((out != x).any(axis=(1, 2, 3)))
+        assert 160 < begin[-1].sum() < 240
+    assert 140 < (begin[0] ^ begin[1]).sum() < 260
+    assert not len(alternating_flip(x[:0], Draw(np.random.default_rng(0))))
+
+
 def test_flip_mirrors_about_half_of_the_images() -> None:
     x = images(200, (3, 5, 2))
-    out = flip(x.copy(), np.random.default_rng(0), 0.0)
+    out = flip(x.copy(), Draw(np.random.default_rng(0)))
     mirrored = (out == x[:, :, ::-1]).all(axis=(1, 2, 3))
     assert ((out == x).all(axis=(1, 2, 3)) ^ mirrored).all()
     assert 70 < mirrored.sum() < 130
@@ -223,7 +277,7 @@ def test_flip_mirrors_about_half_of_the_images() -> None:
 @pytest.mark.parametrize("shape", [(8, 8, 1), (32, 32, 3), (9, 15, 2)])
 def test_cutout_blanks_one_rectangle(shape: tuple[int, int, int]) -> None:
     x = images(100, shape)
-    out = cutout(x.copy(), np.random.default_rng(0), 0.0)
+    out = cutout(x.copy(), Draw(np.random.default_rng(0)))
     blank = (out == 0).all(axis=3)
     assert np.array_equal(out[~blank], x[~blank])
     for mask in blank:

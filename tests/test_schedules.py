@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,14 @@ def test_one_cycle() -> None:
     assert factors[0] == pytest.approx(1 / 25) and factors[30] == 1 and factors[100] == pytest.approx(4e-6)
     assert factors[15] == pytest.approx((1 + 1 / 25) / 2)  # halfway up a cosine
     assert factors[:31] == sorted(factors[:31]) and factors[30:] == sorted(factors[30:], reverse=True)
+
+
+def test_lines() -> None:
+    assert curve("linear", 8) == pytest.approx([1 - step / 8 for step in range(9)])
+    factors = curve("triangle", 100)
+    assert [factors[step] for step in (0, 23, 100)] == pytest.approx([0.2, 1, 0.07])
+    slopes = [after - before for before, after in pairwise(factors)]
+    assert slopes == pytest.approx([0.8 / 23] * 23 + [-0.93 / 77] * 77)
 
 
 @pytest.mark.parametrize("name", schedules.SCHEDULES)

@@ -14,6 +14,7 @@ from bench.papers.sc17_jobs import NETWORKS, SCALED
 Result = Mapping[str, Any]
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 NAME = "sc17"
+BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)}  # legends hide no bars
 
 
 def draw(found: Findings, folder: Path) -> list[Path]:
@@ -24,12 +25,11 @@ def draw(found: Findings, folder: Path) -> list[Path]:
     from matplotlib import pyplot
 
     matplotlib.rcParams["svg.hashsalt"] = NAME  # the same figure has the same bytes
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.5))
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 5), layout="constrained")
     shares(left, found.steps)
     times = {title: [time for time in every if time is not None] for title, every in found.times.items()}
     accuracy(middle, times, found.plan.task.target)
     efficiency(right, found)
-    figure.tight_layout()
     files = [folder / f"{NAME}.{kind}" for kind in ("svg", "png")]
     for file in files:
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else {"Software": None})
@@ -46,7 +46,7 @@ def shares(axes: Any, steps: Mapping[str, Result]) -> None:
     axes.set(title="Where the time goes (LeNet, 8 replicas)", xlabel="% of the time", xlim=(0, 100))
     axes.invert_yaxis()
     if steps:
-        axes.legend(fontsize="small", loc="lower right")
+        axes.legend(fontsize="small", ncols=len(SHARES), **BELOW)
 
 
 def accuracy(axes: Any, times: Mapping[str, list[float]], target: float) -> None:
@@ -59,7 +59,7 @@ def accuracy(axes: Any, times: Mapping[str, list[float]], target: float) -> None
     axes.set(title=f"Time to {target:.1%}", xlabel="virtual seconds", xscale="log" if found else "linear")
     axes.invert_yaxis()
     if found:
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", ncols=2, **BELOW)
 
 
 def efficiency(axes: Any, found: Findings) -> None:
@@ -71,4 +71,4 @@ def efficiency(axes: Any, found: Findings) -> None:
     known = {2**k: 100 * paper.GOOGLENET[0] / time for k, time in enumerate(paper.GOOGLENET)}
     axes.plot([*known], [*known.values()], "kx--", label="GoogLeNet, paper")
     axes.set(title="Weak scaling on KNL nodes", xlabel="nodes", ylabel="efficiency in %", xscale="log", ylim=(80, 102))
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", **BELOW)

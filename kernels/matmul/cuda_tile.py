@@ -81,20 +81,13 @@ def fragments(length: int, count: int) -> Any:
     return load
 
 
-@cache
-def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> Kernel:
-    """Return the kernel for a tile. a_along, b_along: whether a's and b's numbers for successive k are neighbours.
+def multiplier(tile: Tile, a_stride: int, b_stride: int) -> Any:
+    """Return a function that adds the products of one tile of a and one of b to a thread's sums.
 
-    wide: the other matrices, and out, are accessed by 16 bytes. item: bytes of an element.
+    p, q: room for its numbers of a and b; at_a, at_b: where the first of them are in shared memory.
     """
-    ROWS, COLUMNS, HEIGHT, WIDTH = tile.rows, tile.columns, tile.height, tile.width
-    loader = across if wide else elements
-    A_STRIDE, first_a, fetch_a, fetch_part_a = (along if a_along else loader)(ROWS, item)
-    B_STRIDE, first_b, fetch_b, fetch_part_b = (along if b_along else loader)(COLUMNS, item)
-    A_HALF, B_HALF = DEPTH * A_STRIDE, DEPTH * B_STRIDE  # elements
-    A_SIZE, B_SIZE = 2 * A_HALF, 2 * B_HALF
-    position = positions(COLUMNS // WIDTH)
-    load_a, load_b = fragments(ROWS, HEIGHT), fragments(COLUMNS, WIDTH)
+    HEIGHT, WIDTH = tile.height, tile.width
+    load_a, load_b = fragments(tile.rows, HEIGHT), fragments(tile.columns, WIDTH)
 
     @device
     def step(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
@@ -109,13 +102,30 @@ def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> 
     def multiply(sums: ndarray, p: ndarray, q: ndarray, sa: ndarray, sb: ndarray, at_a: int, at_b: int) -> None:
         """Add the products of one tile. The steps are written out, since the compiler would not unroll a loop."""
         step(sums, p, q, sa, sb, at_a, at_b)
-        step(sums, p, q, sa, sb, at_a + A_STRIDE, at_b + B_STRIDE)
-        step(sums, p, q, sa, sb, at_a + 2 * A_STRIDE, at_b + 2 * B_STRIDE)
-        step(sums, p, q, sa, sb, at_a + 3 * A_STRIDE, at_b + 3 * B_STRIDE)
-        step(sums, p, q, sa, sb, at_a + 4 * A_STRIDE, at_b + 4 * B_STRIDE)
-        step(sums, p, q, sa, sb, at_a + 5 * A_STRIDE, at_b + 5 * B_STRIDE)
-        step(sums, p, q, sa, sb, at_a + 6 * A_STRIDE, at_b + 6 * B_STRIDE)
-        step(sums, p, q, sa, sb, at_a + 7 * A_STRIDE, at_b + 7 * B_STRIDE)
+        step(sums, p, q, sa, sb, at_a + a_stride, at_b + b_stride)
+        step(sums, p, q, sa, sb, at_a + 2 * a_stride, at_b + 2 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 3 * a_stride, at_b + 3 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 4 * a_stride, at_b + 4 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 5 * a_stride, at_b + 5 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 6 * a_stride, at_b + 6 * b_stride)
+        step(sums, p, q, sa, sb, at_a + 7 * a_stride, at_b + 7 * b_stride)
+
+    return multiply
+
+
+@cache
+def product(tile: Tile, a_along: bool, b_along: bool, wide: bool, item: int) -> Kernel:
+    """Return the kernel for a tile. a_along, b_along: whether a's and b's numbers for successive k are neighbours.
+
+    wide: the other matrices, and out, are accessed by 16 bytes. item: bytes of an element.
+    """
+    ROWS, COLUMNS, HEIGHT, WIDTH = tile.rows, tile.columns, tile.height, tile.width
+    loader = across if wide else elements
+    A_STRIDE, first_a, fetch_a, fetch_part_a = (along if a_along else loader)(ROWS, item)
+    B_STRIDE, first_b, fetch_b, fetch_part_b = (along if b_along else loader)(COLUMNS, item)
+    A_HALF, B_HALF = DEPTH * A_STRIDE, DEPTH * B_STRIDE  # elements
+    A_SIZE, B_SIZE = 2 * A_HALF, 2 * B_HALF
+    position, multiply = positions(COLUMNS // WIDTH), multiplier(tile, A_STRIDE, B_STRIDE)
 
     def product(
         a: ndarray, b: ndarray, bias: ndarray, relu: bool, out: ndarray,

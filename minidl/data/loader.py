@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from minidl.checked import shown, whole
-from minidl.data.augment import AUGMENTATIONS, Augment, parse_augment
+from minidl.data.augment import AUGMENTATIONS, Augment, Draw, parse_augment
 from minidl.data.dataset import check_labels
 from minidl.data.seeds import Purpose, generator
 from minidl.errors import ConfigError
@@ -55,8 +55,8 @@ class Loader:
             raise ConfigError(f"batch size {batch_size}: expected at least 1")
         self.x, self.y, self.batch_size = x, y, batch_size
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
-        names, self.border = augment if isinstance(augment, Augment) else Augment(augment)
-        self.augment = parse_augment(names)
+        names, self.border, of_run = augment if isinstance(augment, Augment) else Augment(augment)
+        self.augment, self.run_seed = parse_augment(names), seed if of_run is None else of_run
         self.indices = np.arange(len(x)) if indices is None else np.asarray(indices)
         if self.indices.ndim != 1 or (self.indices.size and self.indices.dtype.kind not in "iu"):
             raise ConfigError(f"Loader: indices {self.indices.dtype} {self.indices.shape}; expected whole numbers (N,)")
@@ -109,11 +109,11 @@ class Loader:
         chosen = order[number * self.batch_size : (number + 1) * self.batch_size if full else None]
         return self.take(chosen, self.seed, epoch, number)
 
-    def take(self, chosen: np.ndarray, *key: int) -> Batch:
-        """Return the batch of these samples. key: what the random numbers of the augmentation depend on."""
+    def take(self, chosen: np.ndarray, seed: int, epoch: int, number: int) -> Batch:
+        """Return the batch of these samples. The augmentation depends on the other arguments. number: of the batch."""
         x = self.x.take(chosen, axis=0)
         if self.augment and len(chosen):
-            rng = generator(Purpose.AUGMENT, *key)
+            draw = Draw(generator(Purpose.AUGMENT, seed, epoch, number), self.border, chosen, epoch, self.run_seed)
             for name in self.augment:
-                x = AUGMENTATIONS[name](x, rng, self.border)
+                x = AUGMENTATIONS[name](x, draw)
         return x, self.y.take(chosen)

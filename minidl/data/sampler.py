@@ -117,7 +117,7 @@ class Sampler:
         data = self.data
         return Loader(
             data.x_train, data.y_train, self.batch_size, self.seed if seed is None else seed,
-            augment=Augment(self.augment, data.black), indices=indices,
+            augment=Augment(self.augment, data.black, self.run_seed), indices=indices,
         )  # fmt: skip
 
     def _part_of_rest(self) -> np.ndarray:

@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     REPLICA = 8
     GOSSIP = 9
     MASK = 10
+    FLIP = 11
 
 
 def generator(purpose: Purpose, seed: int, epoch: int = 0, batch: int = 0) -> np.random.Generator:

@@ -55,10 +55,14 @@ SCHEDULES = {
     "steps": "--lr; a tenth of it from half of the run, a hundredth in the last quarter",
     "cosine": "from --lr to 0 along half a cosine period (Loshchilov and Hutter 2017)",
     "one-cycle": "up to --lr in the first 30% of the run, then down to almost 0 (Smith and Topin 2018)",
+    "linear": "from --lr to 0 along a line",
+    "triangle": "from a fifth of --lr up to it in the first 23% of the run, then down to 7%, along lines (Jordan 2024)",
 }
 AUGMENTATIONS = {
     "pad-crop": "padding by an eighth of the side, then a random crop of the original size",
+    "translate": "a random move by up to a sixteenth of the side, with mirrored edges",
     "flip": "left and right are exchanged in half of the images",
+    "alternating-flip": "left and right are exchanged in each image in every second epoch (Jordan 2024)",
     "cutout": "a square with half the side is erased",
 }
 LAYOUTS = {"channels-last": "images (N, H, W, C)", "channels-first": "images (N, C, H, W)"}

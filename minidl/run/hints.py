@@ -94,7 +94,7 @@ def unknown_option(word: str, known: Mapping[str, Collection[str]]) -> ConfigErr
 
 
 def reasons_for(known: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """Return why minidl has no such option, by its name. known: only reasons whose options the command has are given."""
+    """Return why minidl has no such option, by its name. known: only reasons whose options the command has count."""
     given = {names: text for names, text in REASONS.items() if set(re.findall("--([a-z]+)", text)) <= known.keys()}
     return {name: text for names, text in given.items() for name in names.split()}
 
