@@ -28,6 +28,7 @@ AXES = 4  # of a kernel; copies with more axes have several launches
 TILE = 32
 TILE_ROWS = THREADS // TILE  # rows of a tile that the threads copy at once
 STEP = TILE + 1  # of a row of the tile in shared memory: the elements of a column are then in different banks
+TILE_SIZE = TILE * STEP
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _transpose(
     s_column: int, t_row: int, t: int, target: ndarray,
 ) -> None:  # fmt: skip
     """target[r * t_row + c] = source[c * s_column + r] for a tile of a plane; n0 x n1 planes"""
-    tile = cuda.shared.array(TILE * STEP, source.dtype)
+    tile = cuda.shared.array(TILE_SIZE, source.dtype)
     tiles_r, tiles_c = int32((rows + TILE - 1) // TILE), int32((columns + TILE - 1) // TILE)
     block = int32(cuda.blockIdx.x)
     c0, rest = int32(block % tiles_c * TILE), block // tiles_c
@@ -147,7 +148,7 @@ def _take(x: ndarray, rows: ndarray, channels: int, wide: bool, out: ndarray) ->
     i, c = item // across, int32(item % across * QUAD)
     if i < rows.size:
         v = cuda.local.array(QUAD, x.dtype)
-        load_part(x, int32(get(rows, i) * channels + c), channels - c, wide, v)
+        load_part(x, get(rows, i) * channels + c, channels - c, wide, v)
         store_part(out, int32(i * channels + c), channels - c, wide, v)
 
 

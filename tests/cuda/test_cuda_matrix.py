@@ -33,6 +33,9 @@ TRANSFERS: dict[tuple[str, str], tuple[tuple[int, int], float, int]] = {
 }  # fmt: skip
 
 
+MATRICES = ("x", "dy", "y", "dx", "logits", "probabilities", "dlogits")
+
+
 def arguments_of(folder: str, kernel: str, rows: int, columns: int) -> dict[str, Any]:
     """Return arguments for a matrix of this shape, of which every number is 1."""
 
@@ -41,7 +44,7 @@ def arguments_of(folder: str, kernel: str, rows: int, columns: int) -> dict[str,
 
     matrix, middle = ones(rows, columns), ones(1, rows, columns)
     found: dict[str, Any] = {p: ones(columns) for p in parameters(folder, kernel)}  # weight, bias, ...
-    found |= {p: matrix.copy() for p in ("x", "dy", "y", "dx", "logits", "probabilities", "dlogits") if p in found}
+    found |= {p: ones(rows, columns) for p in MATRICES if p in found}
     found |= dict(eps=1e-5, momentum=0.1, relu=True, smoothing=0.1, partial=np.ones((1, 2, columns)))
     found |= dict(shortcut=matrix[:0], labels=np.zeros(rows, np.int64), dloss=ones(1), loss=ones(1))
     if kernel.startswith("layer_norm"):
@@ -110,20 +113,20 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("reduce", "sum", "reduce/cuda.py", "if i + j >= begin and i + j < end", "if i + j < end"),
     ("reduce", "maximum", "reduce/cuda_rows.py", "(value == best and k < where)", "(value == best and k > where)"),
     ("reduce", "maximum", "reduce/cuda_rows.py", "for step in range(5)", "for step in range(4)"),
-    ("reduce", "maximum", "reduce/cuda_rows.py", "range(lane + WARP, n, WARP)", "range(lane + WARP, n - 1, WARP)"),
+    ("reduce", "maximum", "reduce/cuda_rows.py", "range(lane + WARP, n, WARP)", "range(lane + WARP, n, 2 * WARP)"),
     ("reduce", "maximum_backward", "reduce/cuda.py", "== row % n:", "== row // n:"),
     ("norm", "batch_norm", "norm/cuda.py", "- float64(origin[j])", ""),
     ("norm", "batch_norm", "norm/cuda.py", "max(rows - 1, 1)", "rows"),
     ("norm", "batch_norm", "norm/cuda.py", "load_part(shortcut, at,", "load_part(shortcut, c,"),
     ("norm", "batch_norm", "norm/cuda.py", "zero if relu and v[j] < zero", "zero if v[j] < zero"),
-    ("norm", "batch_norm", "norm/cuda.py", "if r >= rows:\n            return\n        at, count", "at, count"),
+    ("norm", "batch_norm", "norm/cuda.py", "return\n        at, count, z", "pass\n        at, count, z"),
     ("norm", "batch_norm_backward", "norm/cuda.py", "b[j] + v[j] * s[j] * w[j]", "b[j] + v[j] * w[j]"),
     ("norm", "batch_norm_backward", "norm/cuda_gradients.py", "return relu and ", "return "),
     ("norm", "batch_norm_backward", "norm/cuda_gradients.py", "2 * part + 1)", "part + 1)"),
     ("norm", "batch_norm_backward", "reduce/cuda_matrix.py", BARRIER + "    for", "    for"),
     ("norm", "batch_norm_backward", "reduce/cuda_matrix.py", BARRIER + "    sums", "    sums"),
     ("norm", "layer_norm", "norm/cuda_layer.py", "if c + j < channels else 0.0", ""),
-    ("norm", "layer_norm", "norm/cuda_layer.py", "step = row", "step = 2 * row"),
+    ("norm", "layer_norm", "norm/cuda_layer.py", "if first == 0:", "if True:"),
     ("norm", "layer_norm", "reduce/cuda_rows.py", "within * cached", "0"),
     ("norm", "layer_norm", "reduce/cuda_rows.py", "launch(short, -(-rows // WARPS)", "launch(short, rows // WARPS"),
     ("norm", "layer_norm_backward", "norm/cuda_layer.py", "- mean_dz - ", "- "),
@@ -139,7 +142,6 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("softmax", "softmax", "softmax/cuda.py", "if c + j < classes:\n    " + RESULT, "if True:\n    " + RESULT),
     ("softmax", "softmax", "reduce/cuda_rows.py", "value, 8))", "value, 4))"),
     ("softmax", "softmax", "reduce/cuda_rows.py", "] = value\n    cuda.syncthreads()", "] = value"),
-    ("softmax", "softmax", "reduce/cuda_rows.py", "    cuda.syncthreads()  # the previous maximum has been read\n", ""),
     ("softmax", "log_softmax", "softmax/cuda.py", "math.log(result) if", "result if"),
     ("softmax", "softmax_backward", "softmax/cuda.py", "v[j] * (d[j] - inner)", "v[j] * d[j]"),
     ("softmax", "log_softmax_backward", "softmax/cuda.py", "(1.0 if logarithm", "(2.0 if logarithm"),
