@@ -175,8 +175,9 @@ def _take_backward(dy: ndarray, rows: ndarray, count: int, channels: int, strips
         k = int32(begin + lane)
         found = uint32(cuda.ballot_sync(ALL, k < count and get(rows, k) == r))  # a bit for each thread
         while found != 0:
-            i = int32(begin + cuda.ffs(found) - 1)
-            found = uint32(found & (found - uint32(1)))  # without the lowest bit
+            others = uint32(found & (found - uint32(1)))  # without the lowest bit
+            i = int32(begin + cuda.popc(uint32((found ^ others) - uint32(1))))  # as many bits lie below the lowest
+            found = others
             load_part(dy, int32(i * channels + c), channels - c, wide, d)
             for j in range(QUAD):
                 total[j] += d[j]

@@ -84,7 +84,7 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("pool", "max_pool", "pool/cuda.py", " or v[j] != v[j]:", ":"),
     ("pool", "max_pool", "pool/cuda.py", "elif first or v[j] > best[j]", "elif v[j] > best[j]"),
     ("pool", "max_pool", "pool/cuda.py", "v[j] > best[j]", "v[j] >= best[j]"),
-    ("pool", "max_pool", "pool/cuda.py", "min(top + kernel_height, height)", "min(top + kernel_height, height - 1)"),
+    ("pool", "max_pool", "pool/cuda.py", "range(max(top, 0), min(top", "range(max(top, 1), min(top"),
     ("pool", "max_pool", "pool/cuda.py", "range(max(left, 0), min", "range(left, min"),
     ("pool", "max_pool", "pool/cuda.py", "(channels + QUAD - 1) // QUAD", "channels // QUAD"),
     ("pool", "max_pool_backward", "pool/cuda.py", "- kernel + stride", "- kernel"),
@@ -102,7 +102,7 @@ MUTANTS = [  # (folder, kernel, file, piece, replacement)
     ("movement", "copy", "movement/cuda.py", " and wide(last.n, source, target)", ""),
     ("movement", "take", "movement/cuda.py", "get(rows, i) * channels", "i * channels"),
     ("movement", "take_backward", "movement/cuda.py", "k < count and ", ""),
-    ("movement", "take_backward", "movement/cuda.py", "found & (found - uint32(1))", "uint32(0)"),
+    ("movement", "take_backward", "movement/cuda.py", "found = others", "found = uint32(0)"),
     ("movement", "take_backward", "movement/cuda.py", "range(0, count, WARP)", "range(0, WARP, WARP)"),
     ("movement", "take_backward", "movement/cuda.py", "number % strips * WARP", "0 * WARP"),
 ]

@@ -90,13 +90,6 @@ def count_bits(a: Vector) -> Vector:
     return np.bitwise_count(a).astype(np.uint32)
 
 
-def reverse_bits(a: Vector) -> Vector:
-    kind, result = np.asarray(a).dtype, np.zeros_like(a)
-    for _ in range(8 * kind.itemsize):
-        result, a = (result << kind.type(1)) | (a & kind.type(1)), a >> kind.type(1)
-    return result
-
-
 def leading_zeros(a: Vector) -> Vector:
     bits = np.asarray(a).dtype.itemsize * 8
     for by in (1, 2, 4, 8, 16, 32)[: bits.bit_length() - 1]:
@@ -152,7 +145,7 @@ def multiply_high(a: Vector, b: Vector) -> Vector:
 UNARY: dict[str, Callable[[Vector], Vector]] = {
     "neg": np.negative, "abs": np.abs, "not": np.invert, "sqrt": np.sqrt, "rsqrt": lambda a: 1 / np.sqrt(a),
     "rcp": lambda a: 1 / a, "ex2": np.exp2, "lg2": np.log2, "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
-    "popc": count_bits, "clz": leading_zeros, "brev": reverse_bits,
+    "popc": count_bits, "clz": leading_zeros,
 }  # fmt: skip
 BINARY: dict[str, Callable[[Vector, Vector], Vector]] = {
     "add": np.add, "sub": np.subtract, "min": np.fmin, "max": np.fmax, "and": np.bitwise_and, "or": np.bitwise_or,
